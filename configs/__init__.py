@@ -1,0 +1,1 @@
+"""What do I want to train? One YAML file is one run; `loader` reads it."""

@@ -1,0 +1,247 @@
+"""YAML + `extends` + `section.key=value` -> a plain dict that remembers file and line of every key.
+
+Also home of `InputError`, the one exception for bad input: a command prints its message and exits with 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+KeyPath = tuple[str, ...]
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class InputError(Exception):
+    """Something a person gave us is wrong. The message says what, where, and what to do."""
+
+
+@dataclass
+class LoadedConfig:
+    """The merged values of a config, and for every key path the place that set it last."""
+
+    path: Path
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[KeyPath, str] = field(default_factory=dict)
+
+    def where(self, key: KeyPath) -> str:
+        """`file:line` (or the command-line override) of a key, or of its nearest parent that was written."""
+        while key and key not in self.origins:
+            key = key[:-1]
+        return self.origins.get(key, str(self.path))
+
+
+class _YamlLoader(yaml.SafeLoader):
+    """SafeLoader that also reads `1e-3` as a number, as YAML 1.2 does."""
+
+
+_YamlLoader.yaml_implicit_resolvers = {  # a copy, so that PyYAML's own loaders stay as they are
+    first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:float"]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?|\.(inf|nan))$"),
+    list("-+0123456789."),
+)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
+    """Read a YAML file, what it `extends` (relative to itself), and `section.key=value` overrides.
+
+    Raises InputError for a file that is missing or is not YAML, for a circle of `extends`, for a bad override.
+    """
+    loaded = LoadedConfig(Path(path))
+    _read_file(Path(path), loaded, seen=())
+    for override in sorted(overrides, key=lambda text: ".kind=" not in text):  # a new kind starts afresh
+        _apply_override(override, loaded)
+    return loaded
+
+
+def _read_file(path: Path, into: LoadedConfig, seen: tuple[Path, ...], asked_by: str = "") -> None:
+    if path.resolve() in seen:
+        raise InputError(f"{asked_by}: `extends` goes in a circle through {path}")
+    try:
+        text = path.read_text(encoding="utf-8")
+        root = yaml.compose(text, Loader=_YamlLoader)
+    except FileNotFoundError:
+        raise InputError(f"{asked_by + ': ' if asked_by else ''}no such config file: {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise InputError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    if root is None:
+        raise InputError(f"{path}: is empty")
+    if not isinstance(root, yaml.MappingNode):
+        raise InputError(f"{path}:{root.start_mark.line + 1}: a config must be a mapping of keys to values")
+
+    for key_node, value_node in root.value:
+        if key_node.value == "extends":
+            asked_by = f"{path}:{key_node.start_mark.line + 1}"
+            if not isinstance(value_node, yaml.ScalarNode):
+                raise InputError(f"{asked_by}: extends takes one file name")
+            _read_file(path.parent / value_node.value, into, (*seen, path.resolve()), asked_by)
+    entries = [(k, v) for k, v in root.value if k.value != "extends"]
+    _merge_mapping(entries, path, (), into)
+
+
+def _merge_mapping(entries: list, path: Path, prefix: KeyPath, into: LoadedConfig) -> None:
+    here: dict[KeyPath, str] = {}
+    for key_node, value_node in sorted(entries, key=lambda entry: entry[0].value != "kind"):
+        place = f"{path}:{key_node.start_mark.line + 1}"
+        if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
+            raise InputError(f"{place}: keys must be plain words (use `extends` to reuse another file)")
+        key = (*prefix, key_node.value)
+        if key in here:
+            raise InputError(f"{place}: `{'.'.join(key)}` is given twice (first at {here[key]})")
+        here[key] = place
+        if isinstance(value_node, yaml.MappingNode):
+            into.origins[key] = place
+            if not isinstance(_get(into.values, key), dict):
+                _put(into.values, key, {})
+            _merge_mapping(value_node.value, path, key, into)
+        else:
+            _set(into, key, _construct(value_node, place), place)
+
+
+def _construct(node: yaml.Node, place: str) -> Any:
+    loader = _YamlLoader("")
+    try:
+        return loader.construct_object(node, deep=True)
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"{place}: cannot be read as a value: {error}") from None
+
+
+def _apply_override(override: str, into: LoadedConfig) -> None:
+    name, equals, text = override.partition("=")
+    if not equals or not name:
+        raise InputError(f"override `{override}`: write section.key=value, for example model.hidden_size=256")
+    place = f"command line `{override}`"
+    try:
+        value = yaml.load(text, Loader=_YamlLoader) if text else ""
+    except yaml.YAMLError as error:
+        raise InputError(f"{place}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    key = tuple(name.split("."))
+    for length in range(1, len(key)):
+        if not isinstance(_get(into.values, key[:length]), dict):
+            _put(into.values, key[:length], {})
+    _set(into, key, value, place)
+
+
+def _set(into: LoadedConfig, key: KeyPath, value: Any, place: str) -> None:
+    inherited = _get(into.values, key[:-1])
+    if key[-1] == "kind" and isinstance(inherited, dict) and inherited.get("kind", value) != value:
+        _set(into, key[:-1], {}, into.where(key[:-1]))  # another kind of thing: nothing to inherit
+    for old in [old for old in into.origins if old[: len(key)] == key]:
+        del into.origins[old]
+    into.origins[key] = place
+    _put(into.values, key, value)
+
+
+def _get(values: dict[str, Any], key: KeyPath) -> Any:
+    for part in key:
+        if not isinstance(values, dict) or part not in values:
+            return None
+        values = values[part]
+    return values
+
+
+def _put(values: dict[str, Any], key: KeyPath, value: Any) -> None:
+    for part in key[:-1]:
+        values = values.setdefault(part, {})
+    values[key[-1]] = value
+
+
+# ---------------------------------------------------------------------------------------------------------
+# values -> a checked pydantic model, with errors a person can act on
+
+
+def validate(schema: type[Model], loaded: LoadedConfig, section: str | None = None) -> Model:
+    """Check the values (or one section of them) against a pydantic model.
+
+    Raises InputError with one line: every problem found, each with its file and line.
+    """
+    prefix = (section,) if section else ()
+    values = loaded.values.get(section, {}) if section else loaded.values
+    if not isinstance(values, dict):
+        raise InputError(f"{loaded.where(prefix)}: `{section}` must hold keys, not {values!r}")
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        problems = [_explain(problem, schema, prefix, loaded) for problem in error.errors()]
+        raise InputError("; ".join(dict.fromkeys(problems))) from None
+
+
+def _explain(problem: Any, schema: type[BaseModel], prefix: KeyPath, loaded: LoadedConfig) -> str:
+    # pydantic puts the tag of a discriminated union into the location ("source", "files", "path"): leave it out
+    location = [str(part) for part in problem["loc"]]
+    key = prefix + tuple(p for i, p in enumerate(location) if not _is_union_tag(location, i, prefix, loaded))
+    dotted, where = ".".join(key), loaded.where(key)
+    if problem["type"] == "extra_forbidden":
+        hint = _nearest(key, [prefix + known for known in key_paths(schema)])
+        return f"{where}: unknown key `{dotted}`{hint}"
+    if problem["type"] == "missing":
+        return f"{where}: `{dotted}` is missing"
+    message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    if problem["type"] == "value_error":
+        blamed = _blamed_key(message, schema, key)
+        return f"{loaded.where(blamed)}: {message}"
+    return f"{where}: `{dotted}` is {problem['input']!r}: {message}"
+
+
+def _is_union_tag(location: list[str], index: int, prefix: KeyPath, loaded: LoadedConfig) -> bool:
+    parent = _get(loaded.values, prefix + tuple(location[:index])) if index else None
+    return isinstance(parent, dict) and parent.get("kind") == location[index]
+
+
+def _blamed_key(message: str, schema: type[BaseModel], key: KeyPath) -> KeyPath:
+    """A validator that sees several keys names the one to change first in its message."""
+    for name in key_paths(schema):
+        if name[: len(key)] == key and message.startswith(name[-1]):
+            return name
+    return key
+
+
+def key_paths(schema: type[BaseModel], prefix: KeyPath = ()) -> Iterator[KeyPath]:
+    """Every key path that a pydantic model knows, sections before what they hold."""
+    for name, info in schema.model_fields.items():
+        yield (*prefix, name)
+        for part in _models_in(info.annotation):
+            yield from key_paths(part, (*prefix, name))
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
+
+
+def _nearest(key: KeyPath, known: list[KeyPath]) -> str:
+    siblings = [path for path in known if path[:-1] == key[:-1]]
+    close = difflib.get_close_matches(key[-1], [path[-1] for path in siblings], n=1, cutoff=0.5)
+    if close:
+        return f", did you mean `{'.'.join((*key[:-1], close[0]))}`?"
+    elsewhere = [".".join(path) for path in known if path[-1] == key[-1]]
+    close = elsewhere[:1] or difflib.get_close_matches(".".join(key), [".".join(p) for p in known], 1, 0.0)
+    return f", did you mean `{close[0]}`?" if close else ""
+
+
+def exit_on_bad_input(command: Callable[[], int | None]) -> None:
+    """Run a command line: 0 when it is done, one clear line and exit code 2 for bad input."""
+    try:
+        code = command()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 2
+    sys.exit(code or 0)

@@ -1,0 +1,150 @@
+"""Weights + config.json: a saved model directory IS a Hugging Face model directory.
+
+    qk_norm: true  -> qwen3        qk_norm: false -> llama
+
+Parameter names and the order of operations are transformers', so nothing is converted and
+`AutoModelForCausalLM.from_pretrained(dir)` gives identical logits. Every field that those architectures have a
+default for is written out, because a missing one is silently wrong there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from model.config import ModelConfig
+from model.transformer import LanguageModel
+
+ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+SAME_NAME = (
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+    "max_position_embeddings rms_norm_eps tie_word_embeddings attention_dropout "
+    "bos_token_id eos_token_id pad_token_id"
+).split()
+
+
+def save(lm: LanguageModel, directory: str | Path) -> None:
+    """Write model.safetensors, config.json and generation_config.json. The directory is made if needed."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    config = to_hugging_face(lm.config)
+    tokens = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    _write_json(directory / "config.json", config)
+    _write_json(directory / "generation_config.json", tokens)
+    tensors = {name: tensor.contiguous() for name, tensor in lm.state_dict().items()}
+    if lm.config.tie_word_embeddings:
+        del tensors["lm_head.weight"]  # one matrix, stored once, as transformers does
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
+    """Load a run (its newest checkpoint) or a checkpoint directory, in evaluation mode.
+
+    Raises ValueError that names the file for anything that is not such a directory or does not fit.
+    """
+    directory = checkpoint_directory(path)
+    config = read_config(directory)
+    lm = LanguageModel(config)
+    load_weights(lm, directory)
+    return lm.to(device).eval()
+
+
+def load_weights(lm: LanguageModel, directory: Path) -> None:
+    """Copy model.safetensors into a model; every tensor must be there and fit, and none may be left over."""
+    file = directory / "model.safetensors"
+    try:
+        tensors = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{file}: cannot be read: {error}") from None
+    expected = {name: tensor.shape for name, tensor in lm.state_dict().items()}
+    if lm.config.tie_word_embeddings:
+        expected.pop("lm_head.weight")
+    problems = [f"{name} is missing" for name in expected.keys() - tensors.keys()]
+    problems += [f"{name} is not part of this model" for name in tensors.keys() - expected.keys()]
+    problems += [
+        f"{name} has shape {list(tensors[name].shape)}, the model has {list(shape)}"
+        for name, shape in expected.items()
+        if name in tensors and tensors[name].shape != shape
+    ]
+    if problems:
+        raise ValueError(f"{file}: is of another architecture: {'; '.join(sorted(problems)[:3])}")
+    lm.load_state_dict(tensors, strict=not lm.config.tie_word_embeddings)
+
+
+def checkpoint_directory(path: str | Path) -> Path:
+    """The directory that holds config.json: `path` itself, or the newest checkpoint of the run at `path`."""
+    path = Path(path)
+    if (path / "config.json").is_file():
+        return path
+    latest = path / "checkpoints" / "latest"
+    if latest.is_file():
+        return latest.parent / latest.read_text(encoding="utf-8").strip()
+    raise ValueError(f"{path}: is neither a run (checkpoints/latest) nor a model directory (config.json)")
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """config.json -> ModelConfig. Raises ValueError for an architecture that Headlight does not build."""
+    file = directory / "config.json"
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file}: cannot be read: {error}") from None
+    return from_hugging_face(fields, file)
+
+
+def to_hugging_face(config: ModelConfig) -> dict[str, Any]:
+    """The config.json of a model: every field written out, in the spelling of transformers 4 and 5."""
+    model_type = "qwen3" if config.qk_norm else "llama"
+    values = config.model_dump()
+    return {
+        "architectures": [ARCHITECTURES[model_type]],
+        "model_type": model_type,
+        **{name: values[name] for name in SAME_NAME},
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rope_theta": config.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "layer_types": ["full_attention"] * config.num_hidden_layers,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "initializer_range": 0.02,
+        "pretraining_tp": 1,
+        "use_cache": True,
+        "dtype": "float32",
+        "torch_dtype": "float32",
+        "headlight": {"hidden_dropout": config.hidden_dropout},
+    }
+
+
+def from_hugging_face(fields: dict[str, Any], file: Path) -> ModelConfig:
+    """The inverse of `to_hugging_face`; also reads what transformers writes for these architectures."""
+    model_type = fields.get("model_type")
+    if model_type not in ARCHITECTURES:
+        raise ValueError(f"{file}: model_type is {model_type!r}; Headlight builds {', '.join(ARCHITECTURES)}")
+    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    fixed = {
+        "hidden_act": (fields.get("hidden_act", "silu"), "silu"),
+        "attention_bias": (fields.get("attention_bias", False), False),
+        "mlp_bias": (fields.get("mlp_bias", False), False),
+        "rope_type": (rope.get("rope_type", "default"), "default"),
+        "use_sliding_window": (fields.get("use_sliding_window", False), False),
+    }
+    for name, (found, wanted) in fixed.items():
+        if found != wanted:
+            raise ValueError(f"{file}: {name} is {found!r}; Headlight builds {wanted!r} only")
+    return ModelConfig(
+        **{name: fields[name] for name in SAME_NAME if fields.get(name) is not None},
+        qk_norm=model_type == "qwen3",
+        rope_theta=float(rope.get("rope_theta", fields.get("rope_theta", 10000.0))),
+        **fields.get("headlight", {}),
+    )
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

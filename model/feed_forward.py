@@ -1,0 +1,22 @@
+"""SwiGLU: a gated two-layer network on every token by itself. Shazeer 2020 (arXiv 2002.05202)."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.config import ModelConfig
+
+
+class FeedForward(nn.Module):
+    """down( silu(gate(x)) * up(x) ): (B, T, hidden_size) -> (B, T, hidden_size)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        assert config.intermediate_size is not None
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

@@ -1,0 +1,146 @@
+"""DecoderLayer and LanguageModel. Parameter names are Hugging Face's, so a checkpoint needs no conversion."""
+
+from __future__ import annotations
+
+import math
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.attention import Attention
+from model.attention_backends import resolve_attention
+from model.config import ModelConfig
+from model.feed_forward import FeedForward
+from model.kv_cache import KVCache
+from model.masks import build_mask
+from model.norm import RMSNorm
+from model.rope import RotaryEmbedding
+
+
+class DecoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + feed_forward(norm(x)): (B, T, hidden_size) both ways."""
+
+    def __init__(self, config: ModelConfig, layer_index: int):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, layer_index)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = FeedForward(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, kv_cache: KVCache | None
+    ) -> Tensor:
+        x = x + self.dropout(self.self_attn(self.input_layernorm(x), cos, sin, mask, kv_cache))
+        return x + self.dropout(self.mlp(self.post_attention_layernorm(x)))
+
+
+class Decoder(nn.Module):
+    """Embedding, the layers, the last norm: token ids (B, T) -> hidden states (B, T, hidden_size)."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary_emb = RotaryEmbedding(config.head_size, config.rope_theta)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor, mask: Tensor | None, kv_cache: KVCache | None
+    ) -> Tensor:
+        x = self.dropout(self.embed_tokens(input_ids))
+        cos, sin = self.rotary_emb(position_ids, x.dtype)
+        for layer in self.layers:
+            x = layer(x, cos, sin, mask, kv_cache)
+        return self.norm(x)
+
+
+class LanguageModel(nn.Module):
+    """A decoder-only language model: token ids -> logits, or the summed loss when labels are given."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        if config.vocab_size is None:
+            raise ValueError("vocab_size is not set: use the tokenizer's, for example vocab_size=2048")
+        self.config = config
+        self.model = Decoder(config, config.vocab_size)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Random start at which every token is equally likely, so that the loss is ln(vocab_size).
+
+        The output projections of the blocks are zero: at first the model is its embedding and its head,
+        and the blocks grow into the residual stream (Zhang et al. 2019, Fixup, arXiv 1901.09321).
+        A tied matrix meets its own rows in the logits: a token's logit for itself is std * hidden_size,
+        so std = 1 / hidden_size keeps it at 1. An untied head only has to be small.
+        """
+        hidden = self.config.hidden_size
+        for name, parameter in self.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.zero_()
+            elif name.endswith("proj.weight"):
+                parameter.normal_(0.0, 1 / math.sqrt(hidden))
+            elif name.endswith("norm.weight"):
+                parameter.fill_(1.0)
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight.normal_(0.0, min(0.02, 1 / hidden))
+        else:
+            self.model.embed_tokens.weight.normal_(0.0, 1.0)
+            self.lm_head.weight.normal_(0.0, 0.1 / math.sqrt(hidden))
+
+    def set_attn_implementation(self, name: str) -> None:
+        """Switch every layer to another backend (auto, eager, flash, sdpa). Raises ValueError if unknown."""
+        backend, _ = resolve_attention(name)
+        for layer in self.model.layers:
+            layer.self_attn.backend = backend
+
+    def num_parameters(self) -> int:
+        """Trained numbers; a tied matrix counts once."""
+        return sum(p.numel() for p in self.parameters())
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        kv_cache: KVCache | None = None,
+        labels: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """input_ids (B, T) -> logits (B, T, V); with labels (B, T) -> (loss_sum, token_count), both scalars.
+
+        attention_mask (B, S): 1 = real token, 0 = padding. document_ids (B, T): equal ids see each other.
+        position_ids (B, T): default 0 … T-1, counted on from the cache. S = tokens in the cache + T.
+        labels are aligned with input_ids, as in transformers: labels[:, t] is the token at position t, the
+        model is asked for it at position t - 1, and -100 marks what is not trained on. loss_sum is the sum of
+        -ln p over the token_count trained positions; the caller divides, by the global count.
+
+        Raises ValueError for a sequence longer than max_position_embeddings.
+        """
+        past = kv_cache.length if kv_cache is not None else 0
+        T = input_ids.shape[1]
+        if past + T > self.config.max_position_embeddings:
+            raise ValueError(
+                f"the sequence has {past + T} tokens, more than max_position_embeddings "
+                f"({self.config.max_position_embeddings}): shorten it or raise model.max_position_embeddings"
+            )
+        if document_ids is not None and past:
+            raise ValueError("document_ids are for packed rows, a kv_cache is for one document: give one")
+        if position_ids is None:
+            position_ids = torch.arange(past, past + T, device=input_ids.device)[None]
+        mask = build_mask(
+            T, past + T, attention_mask=attention_mask, document_ids=document_ids, device=input_ids.device
+        )
+        logits = self.lm_head(self.model(input_ids, position_ids, mask, kv_cache))
+        if labels is None:
+            return logits
+        next_labels = F.pad(labels[:, 1:], (0, 1), value=-100)  # position t is asked for token t + 1
+        loss_sum = F.cross_entropy(
+            logits.float().view(-1, logits.shape[-1]), next_labels.reshape(-1), reduction="sum"
+        )
+        return loss_sum, (next_labels != -100).sum()

@@ -1,0 +1,69 @@
+"""Stories and what they cost: `tell` writes one, `parse` recovers its choices from the text alone."""
+
+from dataclasses import dataclass
+from math import fsum
+from random import Random
+from typing import Literal
+
+from .lexicon import lexicon
+from .pens import Author, Choice, Reader
+from .plots import tell_with
+
+SPLITS = ("train", "validation")
+
+
+@dataclass(frozen=True)
+class Story:
+    """A story and the choices that made it.
+
+    The bits add up to -log2 of the probability of exactly this text under the generator: no model can expect
+    to pay less for it, so the mean over held-out stories is the entropy floor of the corpus.
+    """
+
+    text: str
+    choices: tuple[Choice, ...]
+    plot: str
+
+    @property
+    def bits(self) -> float:
+        """The whole price of the text, in bits."""
+        return fsum(choice.bits for choice in self.choices)
+
+    @property
+    def name_bits(self) -> float:
+        """The part of it that pays for invented names."""
+        return fsum(choice.bits for choice in self.choices if choice.kind == "name")
+
+    @property
+    def song_bits(self) -> float:
+        """The part of it that pays for a nonsense song and its length."""
+        return fsum(choice.bits for choice in self.choices if choice.kind in ("song", "song:end"))
+
+
+def tell(seed: int, index: int, split: Literal["train", "validation"] = "train") -> Story:
+    """Story number `index` of the endless book that `seed` opens; the two splits are two different books.
+
+    The same arguments give the same story on every machine. Raises ValueError for an unknown split.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}: use 'train' or 'validation'")
+    author = Author(lexicon(), Random(f"storyworld {split} {seed} {index}"))
+    plot = tell_with(author)
+    return Story(author.text, tuple(author.choices), plot)
+
+
+def tell_many(seed: int, start: int, stop: int, split: Literal["train", "validation"] = "train") -> list[Story]:
+    """Stories `start` to `stop - 1`: a unit of work for a process pool."""
+    return [tell(seed, index, split) for index in range(start, stop)]
+
+
+def parse(text: str) -> tuple[Choice, ...]:
+    """The choices that made this text, each with its price: `parse(story.text) == story.choices`.
+
+    Raises ValueError naming the character position and what was expected there, if the text is no story of this
+    world (or, which the tests rule out, could be told in two ways).
+    """
+    reader = Reader(lexicon(), text)
+    tell_with(reader)
+    reader.finish()
+    return tuple(reader.choices)

@@ -1,0 +1,140 @@
+"""What runs during training, and when. A hook is a function of one event; it reads the model and logs figures.
+
+Hooks draw no number from the global random state, so how often they run changes nothing in training.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data.batches import validation_batches
+from data.config import DataConfig
+from data.prepare import PreparedData
+from data.tokenizer import Tokenizer
+from eval.config import EvalConfig
+from eval.language_modeling import bits_per_byte, mean_loss
+from eval.samples import complete
+from model import LanguageModel
+
+
+@dataclass(frozen=True)
+class EvalEvent:
+    """What a hook may read: the moment, the uncompiled model, the data; and two functions to log with."""
+
+    step: int
+    is_last: bool
+    lm: LanguageModel
+    data: PreparedData
+    data_config: DataConfig
+    config: EvalConfig
+    rows_per_batch: int
+    directory: Path
+    autocast: Callable[[], AbstractContextManager]
+    log: Callable[[str, dict[str, Any]], None]
+    log_image: Callable[[str, Path], None]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.data.tokenizer
+
+    def due(self, every: int) -> bool:
+        return self.is_last or (every > 0 and self.step % every == 0)
+
+
+Hook = Callable[[EvalEvent], None]
+
+
+def validation(event: EvalEvent) -> None:
+    """Loss (nats a token), perplexity and bits per byte on the held-out part."""
+    if not event.due(event.config.every):
+        return
+    batches = validation_batches(
+        event.data.stream("validation"),
+        event.tokenizer,
+        event.data_config.sequence_length,
+        event.rows_per_batch,
+        event.data_config.isolate_documents,
+        event.config.final_max_tokens if event.is_last else event.config.max_tokens,
+    )
+    loss = mean_loss(event.lm, batches, event.autocast())
+    counts = event.data.manifest["validation"]
+    predicted = counts["tokens"] - counts["documents"]  # a document's first token is given, not predicted
+    values = {
+        "loss": loss,
+        "perplexity": math.exp(min(loss, 700)),
+        "bits_per_byte": bits_per_byte(loss, predicted, counts["bytes"]),
+    }
+    event.log("val", values)
+
+
+def samples(event: EvalEvent) -> None:
+    """Continue the fixed prompts and append them to samples.jsonl."""
+    if not event.due(event.config.every):
+        return
+    many_documents = event.data.manifest["train"]["documents"] > 1
+    with (event.directory / "samples.jsonl").open("a", encoding="utf-8") as file:
+        for prompt in event.config.prompts:
+            text = complete(
+                event.lm,
+                event.tokenizer,
+                prompt,
+                event.config.sample_tokens,
+                event.config.temperature,
+                event.config.top_p,
+                begin_document=many_documents,
+            )
+            file.write(json.dumps({"step": event.step, "prompt": prompt, "text": text}, ensure_ascii=False) + "\n")
+
+
+def attention(event: EvalEvent) -> None:
+    """Draw every head on a fixed text: attention/step_XXXXXXXX.png, the raw weights beside it as .npz."""
+    if not event.due(event.config.attention.every):
+        return
+    import numpy as np
+
+    from eval.attention.capture import capture
+    from eval.attention.plots import mosaic
+
+    ids = probe_ids(event)
+    device = next(event.lm.parameters()).device
+    maps = capture(event.lm, torch.tensor([ids], device=device))
+    folder = event.directory / "attention"
+    folder.mkdir(exist_ok=True)
+    stem = f"step_{event.step:08d}"
+    labels = event.tokenizer.token_labels(ids)
+    np.savez_compressed(folder / f"{stem}.npz", weights=maps.weights[:, 0].half().numpy(), tokens=ids)
+    title = f"{event.directory.name}, step {event.step:,}: what every head looks at (row: who looks, column: at what)"
+    mosaic(maps, labels, title, folder / f"{stem}.png")
+    event.log_image("attention/heads", folder / f"{stem}.png")
+
+
+def probe_ids(event: EvalEvent) -> list[int]:
+    """The tokens of the text that is drawn: eval.attention.text, or how the held-out part begins."""
+    wanted = event.config.attention
+    if wanted.text:
+        return [event.tokenizer.bos_id, *event.tokenizer.encode(wanted.text)][: wanted.max_tokens]
+    stream = event.data.stream("validation")
+    return stream.read(0, min(wanted.max_tokens, len(stream))).tolist()
+
+
+HOOKS: tuple[Hook, ...] = (validation, samples, attention)
+
+
+def run_hooks(event: EvalEvent, switched_off: set[Hook], warn: Callable[[str], None]) -> None:
+    """Run every hook. One that raises is reported and switched off; the run goes on."""
+    for hook in HOOKS:
+        if hook in switched_off:
+            continue
+        try:
+            hook(event)
+        except Exception as error:
+            switched_off.add(hook)
+            warn(f"warning: the {hook.__name__} hook is off from here: {type(error).__name__}: {error}")

@@ -1,0 +1,69 @@
+"""Fixed prompts, continued at every evaluation: `python -m eval.samples runs/demo "Once upon a time"`."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from configs.loader import InputError, exit_on_bad_input
+from data.tokenizer import Tokenizer, load_tokenizer
+from model import LanguageModel, generate, load
+
+
+def complete(
+    lm: LanguageModel,
+    tokenizer: Tokenizer,
+    prompt: str,
+    max_new_tokens: int,
+    temperature: float = 0.8,
+    top_p: float | None = 0.95,
+    seed: int = 0,
+    begin_document: bool = True,
+) -> str:
+    """The prompt and its continuation, up to the end of the document.
+
+    begin_document puts the first token of a document in front, as training did; an empty prompt needs it.
+    Raises InputError for a prompt that fills the context.
+    """
+    ids = tokenizer.encode(prompt)
+    if begin_document or not ids:
+        ids = [tokenizer.bos_id, *ids]
+    longest = lm.config.max_position_embeddings
+    if len(ids) >= longest:
+        raise InputError(f"the prompt has {len(ids)} tokens, the context {longest}: shorten it")
+    device = next(lm.parameters()).device
+    output = generate(
+        lm,
+        torch.tensor([ids], device=device),
+        max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        stop_ids=[tokenizer.eos_id],
+        seed=seed,
+    )
+    return tokenizer.decode(output[0].tolist())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Let a run continue a prompt.")
+    parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
+    parser.add_argument("prompt", nargs="?", default="", help="text to continue; default: a document's beginning")
+    parser.add_argument("--max-new-tokens", type=int, default=200)
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 = always the likeliest token")
+    parser.add_argument("--top-p", type=float, default=0.95)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    try:
+        lm, tokenizer = load(given.run), load_tokenizer(given.run)
+        text = complete(
+            lm, tokenizer, given.prompt, given.max_new_tokens, given.temperature, given.top_p, given.seed
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

@@ -1,0 +1,166 @@
+"""RunConfig = model + data + train + eval + tracking: everything that one YAML file says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from configs.loader import InputError, LoadedConfig, load_config, validate
+from data.config import DataConfig
+from eval.config import EvalConfig
+from model.config import ModelConfig
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class OptimizerConfig(_Section):
+    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) alone, or Muon for the matrices of the blocks."""
+
+    name: Literal["muon", "adamw"] = Field("muon", description="muon | adamw.")
+    lr: float = Field(0.02, gt=0, description="Peak learning rate: of Muon, or of AdamW when it is alone.")
+    adamw_lr: float = Field(0.005, gt=0, description="With muon: peak rate of embedding, head and norms.")
+    weight_decay: float = Field(0.01, ge=0, description="Decoupled; matrices only.")
+    momentum: float = Field(0.95, ge=0, lt=1, description="Of Muon.")
+    betas: list[float] = Field([0.9, 0.95], min_length=2, max_length=2, description="Of AdamW.")
+    eps: float = Field(1e-10, gt=0, description="Of AdamW.")
+
+
+class TrainConfig(_Section):
+    """The `train:` section."""
+
+    max_steps: int = Field(1000, ge=1, description="Optimizer steps in all.")
+    tokens_per_step: int = Field(16384, ge=2, description="Tokens an optimizer step sees, over all micro-batches.")
+    micro_batch_size: int | Literal["auto"] = Field(
+        "auto", description="Rows a forward pass; the rest of a step is accumulated. auto = a guess that fits."
+    )
+    schedule: Literal["wsd", "cosine"] = Field("wsd", description="wsd (constant, then linear down) | cosine.")
+    warmup_steps: int = Field(0, ge=0, description="Steps from zero to the peak learning rate.")
+    cooldown: float = Field(0.7, ge=0, le=1, description="wsd: share of the steps that the way down takes.")
+    final_lr_fraction: float = Field(0.05, ge=0, le=1, description="Last learning rate / peak.")
+    grad_clip: float = Field(1.0, ge=0, description="Largest norm of the gradient; 0 = no clipping.")
+    precision: Literal["auto", "bf16", "fp32"] = Field(
+        "auto", description="auto | bf16 (autocast over fp32 weights) | fp32. auto: bf16 where it is quick."
+    )
+    compile: Literal["auto"] | bool = Field("auto", description="torch.compile. auto: on CUDA only.")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="auto | cpu | cuda | mps.")
+    log_every: int = Field(10, ge=1, description="Steps between two lines of metrics.jsonl.")
+    checkpoint_every: int = Field(500, ge=0, description="Steps between checkpoints; 0 = only at the end.")
+    keep_last: int = Field(2, ge=1, description="Checkpoints kept; the best one is kept besides.")
+    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="How gradients become steps.")
+
+
+class TrackingConfig(_Section):
+    """The `tracking:` section; metrics.jsonl is always written."""
+
+    wandb: Literal["offline", "online", "disabled"] = Field("offline", description="offline | online | disabled.")
+    project: str = Field("headlight", description="Project name in wandb.")
+
+
+class RunConfig(_Section):
+    """One run. The key `extends` of the YAML is resolved before this is filled."""
+
+    name: str = Field("", description="Names the run directory; default: the YAML file's stem.")
+    output_dir: str = Field("runs", description="Parent of run directories and of prepared data.")
+    seed: int = Field(0, ge=0, description="Of the weights, the row order and dropout.")
+    resume: str = Field("auto", description="auto | never | a checkpoint directory.")
+    model: ModelConfig = Field(ModelConfig(), description="How it computes.")
+    data: DataConfig = Field(DataConfig(), description="What it reads.")
+    train: TrainConfig = Field(TrainConfig(), description="How it learns.")
+    eval: EvalConfig = Field(EvalConfig(), description="What is looked at.")
+    tracking: TrackingConfig = Field(TrackingConfig(), description="Where figures go besides the disk.")
+
+    @model_validator(mode="after")
+    def _check_across_sections(self) -> RunConfig:
+        length, longest = self.data.sequence_length, self.model.max_position_embeddings
+        if length > longest:
+            raise ValueError(
+                f"sequence_length ({length}) is longer than model.max_position_embeddings ({longest}): "
+                "lower the first or raise the second"
+            )
+        if self.train.tokens_per_step % length:
+            below = max(1, self.train.tokens_per_step // length) * length
+            raise ValueError(
+                f"tokens_per_step ({self.train.tokens_per_step}) must be a multiple of data.sequence_length "
+                f"({length}): use {below} or {below + length}"
+            )
+        rows, micro = self.rows_per_step, self.train.micro_batch_size
+        if isinstance(micro, int) and (micro < 1 or rows % micro):
+            raise ValueError(
+                f"micro_batch_size ({micro}) must divide the {rows} rows of a step (tokens_per_step / sequence_length)"
+            )
+        if self.eval.attention.max_tokens > longest:
+            raise ValueError(
+                f"max_tokens ({self.eval.attention.max_tokens}) of eval.attention is longer than "
+                f"model.max_position_embeddings ({longest})"
+            )
+        return self
+
+    @property
+    def rows_per_step(self) -> int:
+        return self.train.tokens_per_step // self.data.sequence_length
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.output_dir) / self.name
+
+    def to_yaml(self) -> str:
+        """The resolved config: every default written out, and it can be trained from again."""
+        return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
+
+    def identity(self) -> dict[str, Any]:
+        """What makes a run itself, by dotted key. If one of these differs, it is another run."""
+        values = self.model_dump()
+        train = {k: values["train"][k] for k in IDENTITY_OF_TRAIN}
+        parts = {"seed": self.seed, "model": values["model"], "data": values["data"], "train": train}
+        identity = dict(_flatten(parts))
+        for key in ("model.attn_implementation", "model.bos_token_id", "model.eos_token_id", "model.pad_token_id"):
+            del identity[key]
+        return identity
+
+
+IDENTITY_OF_TRAIN = (
+    "tokens_per_step schedule warmup_steps cooldown final_lr_fraction grad_clip precision optimizer".split()
+)
+
+
+def _flatten(values: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if not isinstance(values, dict):
+        return [(prefix, values)]
+    return [pair for key, v in values.items() for pair in _flatten(v, f"{prefix}.{key}" if prefix else key)]
+
+
+def load_run_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
+    """YAML file + overrides -> a checked RunConfig. Raises InputError."""
+    loaded: LoadedConfig = load_config(path, overrides or [])
+    config = validate(RunConfig, loaded)
+    name = config.name or Path(path).stem
+    if Path(name).name != name or name.startswith("."):
+        raise InputError(f"{loaded.where(('name',))}: `name` is {name!r}: it must be a plain folder name")
+    return config.model_copy(update={"name": name})
+
+
+def parse_command_line(description: str) -> RunConfig:
+    """`configs/x.yaml [section.key=value ...]` -> RunConfig."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example seed=1")
+    arguments = parser.parse_args()
+    return load_run_config(arguments.config, arguments.overrides)
+
+
+def json_schema() -> str:
+    """The JSON Schema of a YAML config, for editors: configs/schema.json."""
+    schema = RunConfig.model_json_schema()
+    schema["properties"]["extends"] = {"type": "string", "description": "Another YAML file that this one changes."}
+    return json.dumps(schema, indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    print(json_schema(), end="")

@@ -1,0 +1,59 @@
+"""Where a run computes and in which precision: what `auto` stands for on this machine, and why."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from configs.loader import InputError
+from train.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Device:
+    """The resolved choices; `notes` says in words what was chosen and why."""
+
+    device: torch.device
+    precision: str
+    compile: bool
+    notes: tuple[str, ...]
+
+    def autocast(self) -> AbstractContextManager:
+        """bf16 matrix products over fp32 weights, or nothing."""
+        if self.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+
+def resolve_device(config: TrainConfig) -> Device:
+    """Raises InputError for a device or a precision that is asked for and is not there."""
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    kind = config.device
+    if kind == "auto":
+        kind = "cuda" if available["cuda"] else "mps" if available["mps"] else "cpu"
+    elif not available[kind]:
+        found = ", ".join(name for name, there in available.items() if there)
+        raise InputError(
+            f"train.device is {kind}, but PyTorch {torch.__version__} finds none here: use auto or one of: {found}"
+        )
+    precision, reason = config.precision, "asked for"
+    if precision == "auto":
+        precision, reason = _quick_precision(kind)
+    compiled = config.compile is True or (config.compile == "auto" and kind == "cuda")
+    notes = (
+        f"device {kind} ({'asked for' if config.device != 'auto' else 'auto'})",
+        f"precision {precision} ({reason})",
+        f"compile {'on' if compiled else 'off'} ({'auto' if config.compile == 'auto' else 'asked for'})",
+    )
+    return Device(torch.device(kind), precision, compiled, notes)
+
+
+def _quick_precision(kind: str) -> tuple[str, str]:
+    if kind == "cuda":
+        return ("bf16", "auto: this GPU computes in bf16") if torch.cuda.is_bf16_supported() else ("fp32", "auto")
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)() if kind == "cpu" else {}
+    if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"):
+        return "bf16", "auto: this CPU has bf16 instructions"
+    return "fp32", "auto: bf16 would be slow here"

@@ -1,0 +1,102 @@
+"""Pretraining: `python -m train.pretrain configs/demo.yaml [section.key=value ...]`
+
+Reads top to bottom: config, device, data, model, optimizer, resume, train, report.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from configs.loader import InputError, exit_on_bad_input
+from train.config import RunConfig, parse_command_line
+
+
+def main() -> int:
+    # 1. The config: one YAML file, checked before anything heavy is imported or written.
+    config = parse_command_line("Train a language model from scratch.")
+    from data.batches import TrainBatches
+    from data.prepare import describe, prepare
+    from model import LanguageModel
+    from train import report, run_directory
+    from train.checkpoint import TrainerState, load_checkpoint
+    from train.device import resolve_device
+    from train.loop import Run, train
+    from train.optimizer import build_optimizers
+    from train.tracking import Tracker
+
+    # 2. Where it computes, and whether this run is new, half-way or finished.
+    device = resolve_device(config.train)
+    start = run_directory.find_start(config)
+    if start.finished:
+        print(report.result(config.directory))
+        return 0
+
+    # 3. Text -> tokens -> rows.
+    data = prepare(config.data, Path(config.output_dir))
+    batches = TrainBatches(
+        data.stream("train"),
+        data.tokenizer,
+        config.data.sequence_length,
+        config.rows_per_step,
+        config.seed,
+        config.data.isolate_documents,
+    )
+    if batches.rows_per_epoch < config.rows_per_step:
+        raise InputError(
+            f"data.source: the training text has {len(batches.stream):,} tokens, fewer than the "
+            f"{config.train.tokens_per_step:,} of one step: give more text or lower train.tokens_per_step"
+        )
+
+    # 4. The network. The tokenizer says how many ids there are and which are special.
+    config = with_tokenizer(config, data.tokenizer)
+    torch.manual_seed(config.seed)
+    lm = LanguageModel(config.model).to(device.device)
+
+    # 5. How gradients become steps.
+    optimizers = build_optimizers(lm, config.train.optimizer)
+
+    # 6. Go on where the run stopped.
+    state = TrainerState(identity=config.identity())
+    if start.checkpoint is not None:
+        state = load_checkpoint(start.checkpoint, lm, optimizers)
+    run_directory.open_for(config, state.step)
+    tracker = Tracker(config, state.step, state.wandb_id)
+    run = Run(config, device, data, batches, lm, optimizers, state, tracker)
+    tracker.say(report.opening(run) + "\n" + describe(data))
+    if start.checkpoint is not None:
+        tracker.say(f"resumed from {start.checkpoint}, step {state.step:,}")
+
+    # 7. Train.
+    exit_code = 1
+    try:
+        exit_code = train(run)
+    finally:
+        tracker.close(exit_code)
+
+    # 8. What came of it.
+    if exit_code == 0:
+        report.write(run)
+        print(report.result(config.directory))
+    return exit_code
+
+
+def with_tokenizer(config: RunConfig, tokenizer) -> RunConfig:
+    """The config with the tokenizer's numbers filled in. Raises InputError if the YAML says another size."""
+    wanted = config.model.vocab_size
+    if wanted not in (None, tokenizer.vocab_size):
+        raise InputError(
+            f"model.vocab_size is {wanted}, but the tokenizer has {tokenizer.vocab_size} ids: leave model.vocab_size out"
+        )
+    ids = {
+        "vocab_size": tokenizer.vocab_size,
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": tokenizer.eos_id,
+        "pad_token_id": tokenizer.pad_id,
+    }
+    return config.model_copy(update={"model": config.model.model_copy(update=ids)})
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

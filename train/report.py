@@ -1,0 +1,119 @@
+"""report.md: what was trained, on what, how fast, final numbers, figures."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data.config import StoryworldSource
+from data.prepare import describe
+from eval.language_modeling import compare_with_floor
+from train.loop import Run, micro_batch_rows
+
+RESULT_HEADING = "## Result"
+
+
+def opening(run: Run) -> str:
+    """What is about to happen, in a few lines."""
+    c, m = run.config, run.config.model
+    toggle = {m.num_attention_heads: "MHA", 1: "MQA"}.get(m.kv_heads, "GQA")
+    epochs = c.train.max_steps * c.rows_per_step / run.batches.rows_per_epoch
+    rows = micro_batch_rows(c, run.device)
+    return "\n".join(
+        [
+            f"{c.name}: {run.lm.num_parameters():,} parameters, {m.num_hidden_layers} layers x {m.hidden_size}, "
+            f"{m.num_attention_heads} query heads / {m.kv_heads} key-value heads ({toggle})",
+            "; ".join(run.device.notes) + f"; attention {run.lm.model.layers[0].self_attn.backend}",
+            f"{c.train.max_steps:,} steps of {c.train.tokens_per_step:,} tokens ({c.rows_per_step} rows of "
+            f"{c.data.sequence_length}, {rows} at a time), {epochs:.2f} epochs",
+        ]
+    )
+
+
+def write(run: Run) -> None:
+    """Measure what is only measured once, and write report.md and loss.png."""
+    directory = run.config.directory
+    metrics = [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    plot_loss(metrics, directory / "loss.png")
+    last_val = [m for m in metrics if m["split"] == "val"][-1]
+    speeds = sorted(m["tokens_per_s"] for m in metrics if m["split"] == "train")
+    result = [
+        f"validation loss {last_val['loss']:.4f} nats per token   perplexity {last_val['perplexity']:.2f}   "
+        f"bits per byte {last_val['bits_per_byte']:.4f}",
+        *_floor_lines(run),
+        f"{run.state.seconds / 60:.1f} minutes, {run.state.tokens:,} tokens, "
+        f"{speeds[len(speeds) // 2]:,.0f} tokens/s (median)",
+    ]
+    sample = _last_sample(directory / "samples.jsonl")
+    picture = sorted((directory / "attention").glob("step_*.png"))[-1:]
+    lines = [f"# {run.config.name}", "", "```", opening(run), describe(run.data), "```", ""]
+    lines += [RESULT_HEADING, "", "```", *result, "```", "", "A sample, as the model wrote it:", "", "```"]
+    lines += [sample, "```", "", "## Figures", "", "![loss](loss.png)", ""]
+    lines += [f"![every attention head](attention/{picture[0].name})", ""] if picture else []
+    lines += ["## Made with", "", f"`python -m train.pretrain` from `{run.config.directory}/config.yaml`, "]
+    lines += [f"torch {torch.__version__}, Python {platform.python_version()}, {machine()}.", ""]
+    (directory / "report.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def result(directory: Path) -> str:
+    """What a finished run has to show: a story, the figures, and where everything lies."""
+    text = (directory / "report.md").read_text(encoding="utf-8")
+    blocks = text.split(RESULT_HEADING, 1)[1].split("```")
+    figures, sample = blocks[1].strip(), blocks[3].strip()
+    pictures = sorted((directory / "attention").glob("step_*.png"))
+    paths = [("heads", pictures[-1] if pictures else None), ("samples", directory / "samples.jsonl")]
+    paths += [("report", directory / "report.md"), ("checkpoint", _latest(directory))]
+    listed = [f"{label + ':':<12}{path}" for label, path in paths if path is not None]
+    return "\n".join(["", sample, "", figures, "", *listed])
+
+
+def plot_loss(metrics: list[dict[str, Any]], path: Path) -> None:
+    """Training and validation loss against tokens seen."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for split, style in (("train", {"lw": 0.8, "alpha": 0.6}), ("val", {"lw": 1.8, "marker": "o", "ms": 3})):
+        chosen = [m for m in metrics if m["split"] == split]
+        axes.plot([m["tokens"] / 1e6 for m in chosen], [m["loss"] for m in chosen], label=split, **style)
+    axes.set(xlabel="million tokens seen", ylabel="loss (nats per token)")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(path)
+
+
+def machine() -> str:
+    """The processor or GPU, in words."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    return f"{capabilities.get('cpu_name') or platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def _floor_lines(run: Run) -> list[str]:
+    """The entropy floor beside the model, for the built-in world, whose generator we know."""
+    source, count = run.config.data.source, run.config.eval.floor_documents
+    if not isinstance(source, StoryworldSource) or not count:
+        return []
+    from data.storyworld import tell
+
+    stories = [tell(source.seed, index, "validation") for index in range(min(count, source.validation_documents))]
+    longest = run.config.model.max_position_embeddings
+    fitting = [s for s in stories if len(run.data.tokenizer.encode(s.text)) + 2 <= longest]
+    return compare_with_floor(run.lm, run.data.tokenizer, fitting).lines()
+
+
+def _last_sample(file: Path) -> str:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return json.loads(lines[-1])["text"] if lines else ""
+
+
+def _latest(directory: Path) -> Path:
+    latest = directory / "checkpoints" / "latest"
+    return latest.parent / latest.read_text(encoding="utf-8").strip()

@@ -75,9 +75,7 @@ class TrainBatches:
         offset, order = self._order(p // self.rows_per_epoch)
         start = int(order[p % self.rows_per_epoch]) * self.sequence_length
         length = min(self.sequence_length, len(self.stream) - start)
-        return packing.fill_row(
-            self.stream.read(offset + start, length), self.sequence_length, self.tokenizer.pad_id
-        )
+        return packing.fill_row(self.stream.read(offset + start, length), self.sequence_length, self.tokenizer.pad_id)
 
     def _draw_order(self, epoch: int) -> tuple[int, np.ndarray]:
         generator = np.random.default_rng([self.seed, epoch])

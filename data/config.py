@@ -55,9 +55,7 @@ class DataConfig(_Section):
     source: Source = Field(StoryworldSource(), description="Where the text comes from.")
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="How text becomes token ids.")
     sequence_length: int = Field(256, ge=2, description="Tokens a row; the model never sees further back.")
-    isolate_documents: bool = Field(
-        False, description="true: a document packed behind another one cannot see it."
-    )
+    isolate_documents: bool = Field(False, description="true: a document packed behind another one cannot see it.")
     validation_fraction: float = Field(
         0.1,
         gt=0,

@@ -28,7 +28,8 @@ from data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 FORMAT_VERSION = 1
 SHARD_TOKENS = 100_000_000
-TOKENIZER_BYTES = 20_000_000  # text that a bpe tokenizer is learned from
+ENCODE_BATCH = 1000  # documents encoded at a time, on all cores
+TOKENIZER_BYTES = 8_000_000  # text that a bpe tokenizer is learned from
 SPLITS: tuple[sources.Split, ...] = ("train", "validation")
 
 
@@ -68,7 +69,7 @@ def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True) ->
             temporary.mkdir(parents=True)
             _write(config, temporary, depends_on, show_progress)
             if not (directory / "manifest.json").is_file():  # another process may have been quicker
-                os.replace(temporary, directory)
+                temporary.replace(directory)
         except OSError as error:
             raise InputError(f"output_dir: {output_dir} cannot be written: {error.strerror}") from None
         finally:
@@ -87,6 +88,7 @@ def open_prepared(directory: Path) -> PreparedData:
 
 
 def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any], show_progress: bool) -> None:
+    text: Iterable[str]
     if config.tokenizer.kind == "char":
         text = itertools.chain.from_iterable(sources.documents(config, split) for split in SPLITS)
     else:
@@ -106,13 +108,11 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any], show
     (directory / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_split(
-    texts: Iterable[str], tokenizer: Tokenizer, directory: Path, split: str, dtype: str
-) -> dict[str, Any]:
+def _write_split(texts: Iterable[str], tokenizer: Tokenizer, directory: Path, split: str, dtype: str) -> dict[str, Any]:
     """Encode documents in batches and append them to shards of about SHARD_TOKENS tokens."""
     counts: dict[str, Any] = {"documents": 0, "tokens": 0, "bytes": 0, "shards": []}
     iterator = iter(texts)
-    batch = list(itertools.islice(iterator, 1000))
+    batch = list(itertools.islice(iterator, ENCODE_BATCH))
     while batch:
         path = directory / f"{split}_{len(counts['shards']):05d}.bin"
         digest, size = hashlib.sha256(), 0
@@ -126,7 +126,7 @@ def _write_split(
                 counts["documents"] += len(batch)
                 counts["tokens"] += sum(map(len, documents))
                 counts["bytes"] += sum(len(text.encode("utf-8")) for text in batch)
-                batch = list(itertools.islice(iterator, 1000))
+                batch = list(itertools.islice(iterator, ENCODE_BATCH))
         counts["shards"].append({"file": path.name, "bytes": size, "sha256": digest.hexdigest()})
     return counts
 
@@ -143,7 +143,7 @@ def _first_bytes(texts: Iterable[str], limit: int) -> Iterator[str]:
 def _progress(texts: Iterable[str], label: str, show: bool) -> Iterable[str]:
     from tqdm import tqdm
 
-    return tqdm(texts, desc=label, unit=" documents", mininterval=0.5, disable=not show, leave=False)
+    return tqdm(texts, desc=label, unit=" documents", mininterval=0.5, disable=None if show else True, leave=False)
 
 
 def describe(prepared: PreparedData) -> str:

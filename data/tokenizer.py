@@ -32,7 +32,13 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer):
         self.backend = backend
         self.backend.encode_special_tokens = True
-        self.pad_id, self.bos_id, self.eos_id = (backend.token_to_id(t) for t in (PAD, BOS, EOS))
+        self.pad_id, self.bos_id, self.eos_id = (self._id_of(token) for token in (PAD, BOS, EOS))
+
+    def _id_of(self, token: str) -> int:
+        token_id = self.backend.token_to_id(token)
+        if token_id is None:
+            raise InputError(f"the tokenizer has no {token} token: Headlight needs {PAD}, {BOS} and {EOS}")
+        return token_id
 
     @property
     def vocab_size(self) -> int:
@@ -141,7 +147,11 @@ def _round_up(size: int) -> int:
 
 def _bytes_of(token: str) -> list[int]:
     """The bytes behind a byte-level piece (GPT-2's table: printable bytes stand for themselves)."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
     return [table[character] for character in token]

@@ -28,7 +28,9 @@ class EvalConfig(_Section):
         None, ge=2, description="Held-out tokens the last evaluation reads; null = all."
     )
     floor_documents: int = Field(
-        200, ge=0, description="Whole held-out stories compared with the entropy floor at the end (storyworld)."
+        200,
+        ge=0,
+        description="Whole held-out stories compared with the entropy floor at the end (storyworld).",
     )
     prompts: list[str] = Field([""], description="Fixed prompts continued at every evaluation.")
     sample_tokens: int = Field(160, ge=1, description="Longest continuation, in tokens.")

@@ -56,9 +56,7 @@ def main() -> int:
     given = parser.parse_args()
     try:
         lm, tokenizer = load(given.run), load_tokenizer(given.run)
-        text = complete(
-            lm, tokenizer, given.prompt, given.max_new_tokens, given.temperature, given.top_p, given.seed
-        )
+        text = complete(lm, tokenizer, given.prompt, given.max_new_tokens, given.temperature, given.top_p, given.seed)
     except ValueError as error:
         raise InputError(str(error)) from None
     print(text)

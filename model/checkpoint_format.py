@@ -23,8 +23,7 @@ from model.transformer import LanguageModel
 ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 SAME_NAME = (
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-    "max_position_embeddings rms_norm_eps tie_word_embeddings attention_dropout "
-    "bos_token_id eos_token_id pad_token_id"
+    "max_position_embeddings rms_norm_eps tie_word_embeddings attention_dropout bos_token_id eos_token_id pad_token_id"
 ).split()
 
 

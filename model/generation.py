@@ -109,9 +109,7 @@ def _check_settings(
     repetition_penalty: float,
 ) -> None:
     if input_ids.ndim != 2 or input_ids.shape[1] == 0:
-        raise ValueError(
-            f"input_ids has shape {tuple(input_ids.shape)}: give (batch, tokens) with at least one token"
-        )
+        raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}: give (batch, tokens) with at least one token")
     wrong = [
         (max_new_tokens < 0, f"max_new_tokens ({max_new_tokens}) must be 0 or more"),
         (temperature < 0, f"temperature ({temperature}) must be 0 (greedy) or more"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,9 +29,7 @@ class DecoderLayer(nn.Module):
         self.mlp = FeedForward(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, kv_cache: KVCache | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, kv_cache: KVCache | None) -> Tensor:
         x = x + self.dropout(self.self_attn(self.input_layernorm(x), cos, sin, mask, kv_cache))
         return x + self.dropout(self.mlp(self.post_attention_layernorm(x)))
 
@@ -46,9 +45,7 @@ class Decoder(nn.Module):
         self.rotary_emb = RotaryEmbedding(config.head_size, config.rope_theta)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    def forward(
-        self, input_ids: Tensor, position_ids: Tensor, mask: Tensor | None, kv_cache: KVCache | None
-    ) -> Tensor:
+    def forward(self, input_ids: Tensor, position_ids: Tensor, mask: Tensor | None, kv_cache: KVCache | None) -> Tensor:
         x = self.dropout(self.embed_tokens(input_ids))
         cos, sin = self.rotary_emb(position_ids, x.dtype)
         for layer in self.layers:
@@ -96,8 +93,17 @@ class LanguageModel(nn.Module):
     def set_attn_implementation(self, name: str) -> None:
         """Switch every layer to another backend (auto, eager, flash, sdpa). Raises ValueError if unknown."""
         backend, _ = resolve_attention(name)
-        for layer in self.model.layers:
-            layer.self_attn.backend = backend
+        for attention in self.attention_modules():
+            attention.backend = backend
+
+    @property
+    def attn_implementation(self) -> str:
+        """The backend in use, `auto` resolved."""
+        return self.attention_modules()[0].backend
+
+    def attention_modules(self) -> list[Attention]:
+        """The attention of every layer, from the first to the last."""
+        return [module for module in self.modules() if isinstance(module, Attention)]
 
     def num_parameters(self) -> int:
         """Trained numbers; a tied matrix counts once."""
@@ -140,7 +146,5 @@ class LanguageModel(nn.Module):
         if labels is None:
             return logits
         next_labels = F.pad(labels[:, 1:], (0, 1), value=-100)  # position t is asked for token t + 1
-        loss_sum = F.cross_entropy(
-            logits.float().view(-1, logits.shape[-1]), next_labels.reshape(-1), reduction="sum"
-        )
+        loss_sum = F.cross_entropy(logits.float().view(-1, logits.shape[-1]), next_labels.reshape(-1), reduction="sum")
         return loss_sum, (next_labels != -100).sum()

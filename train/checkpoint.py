@@ -109,9 +109,7 @@ def read_state(directory: Path) -> TrainerState:
         raise InputError(f"{file}: cannot go on from here: {error}") from None
 
 
-def load_checkpoint(
-    directory: Path, lm: LanguageModel, optimizers: list[torch.optim.Optimizer]
-) -> TrainerState:
+def load_checkpoint(directory: Path, lm: LanguageModel, optimizers: list[torch.optim.Optimizer]) -> TrainerState:
     """Restore weights, optimizer state and the random state. Raises InputError for another architecture."""
     try:
         load_weights(lm, directory)
@@ -136,9 +134,7 @@ def _optimizer_tensors(lm: LanguageModel, optimizers: list[torch.optim.Optimizer
     return tensors
 
 
-def _restore_optimizers(
-    lm: LanguageModel, optimizers: list[torch.optim.Optimizer], tensors: dict[str, Tensor]
-) -> None:
+def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimizer], tensors: dict[str, Tensor]) -> None:
     names = {id(p): name for name, p in lm.named_parameters()}
     for optimizer in optimizers:
         kind = type(optimizer).__name__.lower()
@@ -170,7 +166,7 @@ def _point(file: Path, name: str) -> None:
     temporary = file.with_suffix(".tmp")
     _write_text(temporary, name + "\n")
     _flush(temporary)
-    os.replace(temporary, file)
+    temporary.replace(file)
 
 
 def _write_text(file: Path, text: str) -> None:

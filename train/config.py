@@ -38,7 +38,8 @@ class TrainConfig(_Section):
     max_steps: int = Field(1000, ge=1, description="Optimizer steps in all.")
     tokens_per_step: int = Field(16384, ge=2, description="Tokens an optimizer step sees, over all micro-batches.")
     micro_batch_size: int | Literal["auto"] = Field(
-        "auto", description="Rows a forward pass; the rest of a step is accumulated. auto = a guess that fits."
+        "auto",
+        description="Rows a forward pass; the rest of a step is accumulated. auto = a guess that fits.",
     )
     schedule: Literal["wsd", "cosine"] = Field("wsd", description="wsd (constant, then linear down) | cosine.")
     warmup_steps: int = Field(0, ge=0, description="Steps from zero to the peak learning rate.")
@@ -120,14 +121,26 @@ class RunConfig(_Section):
         train = {k: values["train"][k] for k in IDENTITY_OF_TRAIN}
         parts = {"seed": self.seed, "model": values["model"], "data": values["data"], "train": train}
         identity = dict(_flatten(parts))
-        for key in ("model.attn_implementation", "model.bos_token_id", "model.eos_token_id", "model.pad_token_id"):
+        for key in (
+            "model.attn_implementation",
+            "model.bos_token_id",
+            "model.eos_token_id",
+            "model.pad_token_id",
+        ):
             del identity[key]
         return identity
 
 
-IDENTITY_OF_TRAIN = (
-    "tokens_per_step schedule warmup_steps cooldown final_lr_fraction grad_clip precision optimizer".split()
-)
+IDENTITY_OF_TRAIN = [
+    "tokens_per_step",
+    "schedule",
+    "warmup_steps",
+    "cooldown",
+    "final_lr_fraction",
+    "grad_clip",
+    "precision",
+    "optimizer",
+]
 
 
 def _flatten(values: Any, prefix: str = "") -> list[tuple[str, Any]]:
@@ -158,7 +171,10 @@ def parse_command_line(description: str) -> RunConfig:
 def json_schema() -> str:
     """The JSON Schema of a YAML config, for editors: configs/schema.json."""
     schema = RunConfig.model_json_schema()
-    schema["properties"]["extends"] = {"type": "string", "description": "Another YAML file that this one changes."}
+    schema["properties"]["extends"] = {
+        "type": "string",
+        "description": "Another YAML file that this one changes.",
+    }
     return json.dumps(schema, indent=2) + "\n"
 
 

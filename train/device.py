@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -38,7 +40,8 @@ def resolve_device(config: TrainConfig) -> Device:
         raise InputError(
             f"train.device is {kind}, but PyTorch {torch.__version__} finds none here: use auto or one of: {found}"
         )
-    precision, reason = config.precision, "asked for"
+    precision: str = config.precision
+    reason = "asked for"
     if precision == "auto":
         precision, reason = _quick_precision(kind)
     compiled = config.compile is True or (config.compile == "auto" and kind == "cuda")
@@ -53,7 +56,20 @@ def resolve_device(config: TrainConfig) -> Device:
 def _quick_precision(kind: str) -> tuple[str, str]:
     if kind == "cuda":
         return ("bf16", "auto: this GPU computes in bf16") if torch.cuda.is_bf16_supported() else ("fp32", "auto")
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)() if kind == "cpu" else {}
+    capabilities = cpu_capabilities() if kind == "cpu" else {}
     if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"):
         return "bf16", "auto: this CPU has bf16 instructions"
     return "fp32", "auto: bf16 would be slow here"
+
+
+def cpu_capabilities() -> dict[str, Any]:
+    """What PyTorch knows about the processor; empty where it does not tell."""
+    return dict(getattr(torch.cpu, "get_capabilities", dict)())
+
+
+def machine() -> str:
+    """The GPU, or the processor and the number of threads, in words."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    name = cpu_capabilities().get("cpu_name") or platform.processor() or platform.machine()
+    return f"{name}, {torch.get_num_threads()} threads"

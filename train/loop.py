@@ -241,7 +241,7 @@ def show_progress(run: Run, meter: Meter) -> None:
 def micro_batch_rows(config: RunConfig, device: Device) -> int:
     """Rows of one forward pass. auto: the largest divisor of a step's rows within a fixed number of tokens."""
     rows, wanted = config.rows_per_step, config.train.micro_batch_size
-    if wanted != "auto":
+    if isinstance(wanted, int):
         return wanted
     limit = max(1, AUTO_MICRO_TOKENS[device.device.type] // config.data.sequence_length)
     return max(n for n in range(1, rows + 1) if rows % n == 0 and n <= limit)
@@ -270,7 +270,7 @@ def _due(step: int, *cadences: int) -> bool:
 
 
 def _real_tokens(batch: Batch, data: PreparedData) -> int:
-    return int((batch.input_ids != data.tokenizer.pad_id).sum())
+    return int(batch.input_ids.ne(data.tokenizer.pad_id).sum())
 
 
 def _forget_gradients(run: Run) -> None:

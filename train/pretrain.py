@@ -87,7 +87,7 @@ def with_tokenizer(config: RunConfig, tokenizer) -> RunConfig:
     wanted = config.model.vocab_size
     if wanted not in (None, tokenizer.vocab_size):
         raise InputError(
-            f"model.vocab_size is {wanted}, but the tokenizer has {tokenizer.vocab_size} ids: leave model.vocab_size out"
+            f"model.vocab_size is {wanted}, but the tokenizer has {tokenizer.vocab_size} ids: leave that key out"
         )
     ids = {
         "vocab_size": tokenizer.vocab_size,

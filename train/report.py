@@ -12,6 +12,7 @@ import torch
 from data.config import StoryworldSource
 from data.prepare import describe
 from eval.language_modeling import compare_with_floor
+from train.device import machine
 from train.loop import Run, micro_batch_rows
 
 RESULT_HEADING = "## Result"
@@ -27,7 +28,7 @@ def opening(run: Run) -> str:
         [
             f"{c.name}: {run.lm.num_parameters():,} parameters, {m.num_hidden_layers} layers x {m.hidden_size}, "
             f"{m.num_attention_heads} query heads / {m.kv_heads} key-value heads ({toggle})",
-            "; ".join(run.device.notes) + f"; attention {run.lm.model.layers[0].self_attn.backend}",
+            "; ".join(run.device.notes) + f"; attention {run.lm.attn_implementation}",
             f"{c.train.max_steps:,} steps of {c.train.tokens_per_step:,} tokens ({c.rows_per_step} rows of "
             f"{c.data.sequence_length}, {rows} at a time), {epochs:.2f} epochs",
         ]
@@ -86,14 +87,6 @@ def plot_loss(metrics: list[dict[str, Any]], path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     figure.savefig(path)
-
-
-def machine() -> str:
-    """The processor or GPU, in words."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
-    return f"{capabilities.get('cpu_name') or platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
 
 
 def _floor_lines(run: Run) -> list[str]:

@@ -44,7 +44,7 @@ def find_start(config: RunConfig) -> Start:
             raise InputError(f"resume: {problem}: give a checkpoint directory, for example runs/x/checkpoints/step_…")
         if newest is not None and read_state(newest).step > read_state(checkpoint).step:
             raise InputError(
-                f"resume: {directory} already went on to step {read_state(newest).step:,}: give the new run another name"
+                f"resume: {directory} already went on to step {read_state(newest).step:,}: choose another name"
             )
     state = read_state(checkpoint)
     _refuse_other_identity(config, checkpoint, state.identity or {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def truncate_after(file: Path, step: int) -> None:
             continue  # a line cut off when the process was killed
     temporary = file.with_suffix(".tmp")
     temporary.write_text("".join(kept), encoding="utf-8")
-    os.replace(temporary, file)
+    temporary.replace(file)
 
 
 def append_line(file: Path, record: dict[str, Any]) -> None:
@@ -88,7 +89,7 @@ class Tracker:
         def start() -> None:
             import wandb
 
-            self.wandb_id = self.wandb_id or wandb.util.generate_id()
+            self.wandb_id = self.wandb_id or secrets.token_hex(4)
             self._wandb = wandb.init(
                 project=config.tracking.project,
                 name=config.name,

@@ -9,23 +9,24 @@ template a line for each way of saying it:
       "May I have a turn?" asked {taker}, and {giver} [smiled and nodded|agreed at once].
 
 `{giver}` mentions a character, `{giver.kind}` another form of it, `[a|b]` is a small choice of words and
-`[@glad]` the list of that name in `words.yaml`.
+`[@glad]` a choice from the list of that name in `words.yaml`.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import yaml
 
 HERE = Path(__file__).parent
-PIECE = re.compile(r"\{(\w+)(?:\.(\w+))?\}|\[([^\]]+)\]")
+SLOT = re.compile(r"\{([\w.]+)\}")
 
 
 class Slot(NamedTuple):
-    """A place in a template where `role` is mentioned in one of its forms; "" is the usual one (name, noun)."""
+    """Where a template mentions `role`, in one of its forms; "" is the usual one (a name, a noun)."""
 
     role: str
     form: str
@@ -35,35 +36,39 @@ class Slot(NamedTuple):
 class Beat:
     """One thing that happens (or one small choice of words) and the ways to say it."""
 
-    key: str  # "beat:hide.find", or "word" for a choice inside a sentence
+    key: str  # "beat:hide.first", or "word" for a choice inside a sentence
     labels: tuple[str, ...]
-    templates: tuple[tuple["str | Slot | Beat", ...], ...]
+    templates: tuple[tuple["Part", ...], ...]
+
+
+Part: TypeAlias = str | Slot | Beat
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Words that can fill one facet (kind, colour, place...) of something in the story, each equally likely.
+    """Words that can fill one facet (kind, colour, place...) of something in a story, each equally likely.
 
-    Two things in one story never share a word of the same facet, unless the pool is `shared` (two can be "she").
+    Two things in one story never share a word of a facet, unless the pool is `shared`: two can be "she".
     """
 
     facet: str
-    texts: dict[str, dict[str, str]]  # word -> form -> text
+    texts: Mapping[str, Mapping[str, str]]  # word -> form -> text
     shared: bool = False
 
 
 @dataclass(frozen=True)
 class Lexicon:
-    """Everything a pen needs to know about words. A role maps each form to the pool that settles it."""
+    """All that a pen needs to know about words. A role maps each form to the pool that settles it."""
 
-    beats: dict[str, Beat]  # "hide.find" -> Beat
-    roles: dict[str, dict[str, Pool | str]]  # "friend" -> {"": "name", "kind": Pool, ...}
+    beats: Mapping[str, Beat]  # "hide.first" -> Beat
+    roles: Mapping[str, Mapping[str, Pool | str]]  # "friend" -> {"": "name", "kind": Pool, ...}
     song_words: tuple[str, ...]
+    song_word_set: frozenset[str]
 
 
 @cache
 def lexicon() -> Lexicon:
-    """Read the YAML files (once per process)."""
+    """Read the YAML files, once per process."""
     words = read_yaml(HERE / "words.yaml")
     lists = {name: text.split(", ") for name, text in words["lists"].items()}
     pools = {name: make_pool(spec, words["pronouns"]) for name, spec in words["pools"].items()}
@@ -75,57 +80,89 @@ def lexicon() -> Lexicon:
             key = f"{path.stem}.{name}"
             templates = tuple(compile_template(line, lists) for line in lines.splitlines())
             beats[key] = Beat(f"beat:{key}", tuple(str(n) for n in range(len(templates))), templates)
-    return Lexicon(beats, roles, tuple(words["song_words"].split()))
+    song_words = tuple(words["song_words"].split())
+    return Lexicon(beats, roles, song_words, frozenset(song_words))
 
 
-def read_yaml(path: Path) -> dict:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is ten times as quick, where it is built
+def read_yaml(path: Path) -> dict[str, Any]:
+    loader = getattr(
+        yaml, "CSafeLoader", yaml.SafeLoader
+    )  # where it was built, the C one is ten times as quick
     return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
 
 
-def make_pool(spec: dict, pronouns: dict[str, dict[str, str]]) -> Pool:
-    """From `{facet: kind, words: {fox: {home: den}, ...}}`; adds the article and, for a boy or girl, the pronouns."""
-    texts = {}
-    facet, plain = spec["facet"], spec.get("plain", spec["facet"])
+def make_pool(spec: dict[str, Any], pronouns: dict[str, dict[str, str]]) -> Pool:
+    """From `{facet: kind, words: {fox: {home: den}, ...}}`, adding articles (and pronouns for a girl)."""
+    plain = spec.get("plain", spec["facet"])
     words = spec["words"]
     if isinstance(words, str):
         words = {word: {} for word in words.split(", ")}
-    for word, extra in words.items():
-        forms = {plain: word, f"a_{plain}".rstrip("_"): with_article(word)} | {k: str(v) for k, v in extra.items()}
-        forms |= pronouns.get(forms.pop("gender", ""), {})
-        texts[word] = forms
-    return Pool(facet, texts)
+    texts = {}
+    for word, more_forms in words.items():
+        forms = {plain: word, f"a_{plain}".rstrip("_"): with_article(word), **more_forms}
+        texts[word] = forms | pronouns.get(forms.pop("gender", ""), {})
+    return Pool(spec["facet"], texts)
 
 
 def with_article(word: str) -> str:
     return ("an " if word[0] in "aeiou" else "a ") + word
 
 
-def make_role(pool_names: list[str], pools: dict[str, Pool]) -> dict[str, Pool | str]:
+def make_role(pool_names: list[str], pools: Mapping[str, Pool]) -> dict[str, Pool | str]:
     """Which pool settles which form. "name" and "song" are no pools of words: their texts are invented."""
     role: dict[str, Pool | str] = {}
     for name in pool_names:
         if name in ("name", "song"):
             role[""] = name
-        else:
-            pool = pools[name]
-            every_word = pool.texts.values()
-            role |= {form: pool for forms in every_word for form in forms if all(form in other for other in every_word)}
+            continue
+        forms_of_every_word = set.intersection(*(set(forms) for forms in pools[name].texts.values()))
+        role |= dict.fromkeys(forms_of_every_word, pools[name])
     return role
 
 
-def compile_template(line: str, lists: dict[str, list[str]]) -> tuple[str | Slot | Beat, ...]:
-    """Cut one template into literal text, slots and small choices, so that telling it needs no regular expression."""
-    parts: list[str | Slot | Beat] = []
-    end = 0
-    for match in PIECE.finditer(line):
-        parts.append(line[end : match.start()])
-        role, form, choice = match.groups()
-        if role:
-            parts.append(Slot(role, form or ""))
-        else:
-            options = lists[choice[1:]] if choice.startswith("@") else choice.split("|")
-            parts.append(Beat("word", tuple(options), tuple(compile_template(option, lists) for option in options)))
-        end = match.end()
-    parts.append(line[end:])
-    return tuple(part for part in parts if part != "")
+def compile_template(line: str, lists: Mapping[str, list[str]]) -> tuple[Part, ...]:
+    """Cut one template into literal text, slots and small choices, so that telling it needs no searching."""
+    parts: list[Part] = []
+    for piece in split_at_brackets(line):
+        if piece.startswith("["):
+            options: list[str] = []
+            for option in split_at_bars(piece[1:-1]):
+                options += lists[option[1:]] if option.startswith("@") else [option]
+            templates = tuple(compile_template(option, lists) for option in options)
+            parts += [Beat("word", tuple(options), templates)] if len(options) > 1 else templates[0]
+            continue
+        for n, text in enumerate(SLOT.split(piece)):
+            if n % 2:
+                role, _, form = text.partition(".")
+                parts.append(Slot(role, form))
+            elif text:
+                parts.append(text)
+    return tuple(parts)
+
+
+def split_at_brackets(line: str) -> list[str]:
+    """Cut "a [b [c|d]|e] f" into "a ", "[b [c|d]|e]" and " f"."""
+    pieces, depth = [""], 0
+    for character in line:
+        if character == "[":
+            depth += 1
+            if depth == 1:
+                pieces.append("")
+        pieces[-1] += character
+        if character == "]":
+            depth -= 1
+            if depth == 0:
+                pieces.append("")
+    if depth:
+        raise ValueError(f"brackets do not match in this template: {line}")
+    return pieces
+
+
+def split_at_bars(choice: str) -> list[str]:
+    """Cut "b [c|d]|e" into "b [c|d]" and "e"."""
+    options = [""]
+    for piece in split_at_brackets(choice):
+        first, *others = [piece] if piece.startswith("[") else piece.split("|")
+        options[-1] += first
+        options += others
+    return options

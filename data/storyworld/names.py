@@ -11,35 +11,36 @@ VOWELS = "aeiou"
 CODAS = "nlrm"  # what may close a syllable of a name
 
 # Pieces that would make a name rude, cruel or unlucky, and whole names that are words already.
-UNKIND_PIECES = (
-    "bum cum coc dem dik dil dam fag fuc fuk gor gun hit homo jap jew kak kil kok kum kunt lesb mur mus naz neg nig pedo "
-    "pip piss pis poo pup pus put rap ret sek sex suk sul tar tit tur van vul was wan wil wop zib"
-).split()
-REAL_WORDS = (
-    "baker balsa banjo baron basin begin belle below biker boner bonus borer bosom buyer cater diner direr divan dozen dumbo "
-    "fatal felon fever final finer fiver fodder gofer halo hello hero hotel human humor jumbo kimono label later laser "
-    "lemon lever limbo limo linen liver logo loner lower lunar mafia major manor melon metal mango minor modem moral "
-    "moron motel motor mural nasal naval never novel panda panel paper peril petal pilot polar polo pose purse "
-    "river robin rumor sable salon satan semen serum seven solar solo solve sonar sumo super tempo tenor tiger "
-    "token totem tumor tuner valve venom vomer water woman women zebra jihad pagan bimbo vodka lenin homer demon "
-    "bozo judo kilo silo tofu wife life rule mule nose rose rope hole home lake cake bike kite game name same late gate "
-    "wave save dive five nine mine line time lime hide side ride wide wise rise note vote bone tone zone mole pole role "
-    "horse nurse verse sense tense dense force forge large barge merge verge serve nerve delve pulse false else "
-    "lamb body holy very many any ruby lady baby pony puma tuna soda sofa yoga diva lava data beta meta"
-).split()
-
-SONG_ONSETS = "b d f g h k l m n p r t w z".split()
-SONG_RHYMES = "a ee oo um im ong ink ally ibby oo-la".split()
+UNKIND_PIECES = """
+    bum coc cum dam dem dik dil fag fuc fuk gor gun hit homo jap jew kak kil kok kum kunt kurv kurw lesb
+    mur mus naz neg nig pedo pip pis piss poo pup pus put rap ret sek sex suk sul tar tit tur van vul wan
+    was wil wop zib
+"""
+REAL_WORDS = """
+    began given giver hider medal maker taker tower jackal fungi rumba tango
+    any baby baker balsa banjo barge baron basin begin belle below beta bike biker bimbo body bone boner
+    bonus borer bosom bozo buyer cake cater data delve demon dense diner direr diva divan dive dozen dumbo
+    else false fatal felon fever final finer five fiver fodder force forge game gate gofer halo hello hero
+    hide hole holy home homer horse hotel human humor jihad judo jumbo kilo kimono kite label lady lake
+    lamb large laser late later lava lemon lenin lever life limbo lime limo line linen liver logo loner
+    lower lunar mafia major mango manor many melon merge meta metal mine minor modem mole moral moron
+    motel motor mule mural name nasal naval nerve never nine nose note novel nurse pagan panda panel paper
+    peril petal pilot polar pole polo pony pose pulse puma purse ride rise river robin role rope rose ruby
+    rule rumor sable salon same satan save semen sense serum serve seven side silo soda sofa solar solo
+    solve sonar sumo super tempo tenor tense tiger time tofu token tone totem tumor tuna tuner valve venom
+    towel verge verse very vodka vomer vote water wave wide wife wise woman women yoga zebra zone
+"""
 
 
 @cache
 def names() -> tuple[str, ...]:
-    """All names, each as likely as any other: two syllables, four or five letters, such as Tiko, Belna, Jurim."""
+    """All names, each as likely as any other: two syllables, such as Tiko, Belna or Jurim."""
     syllables = [c + v for c in CONSONANTS for v in VOWELS]
-    pool = [a + coda + b for a in syllables for coda in ("", *CODAS) for b in syllables]
+    pool = [a + b for a in syllables for b in syllables if b[1] != "e"]  # "Gave" and "Fire" would be words
+    pool += [a + coda + b for a in syllables for coda in CODAS for b in syllables]
     pool += [a + b + coda for a in syllables for b in syllables for coda in CODAS]
-    real_words = set(REAL_WORDS)
-    kind = (name for name in pool if name not in real_words and not any(piece in name for piece in UNKIND_PIECES))
+    real_words, unkind = set(REAL_WORDS.split()), UNKIND_PIECES.split()
+    kind = (name for name in pool if name not in real_words and not any(piece in name for piece in unkind))
     return tuple(name.capitalize() for name in kind)
 
 

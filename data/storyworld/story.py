@@ -3,21 +3,23 @@
 from dataclasses import dataclass
 from math import fsum
 from random import Random
-from typing import Literal
+from typing import Literal, get_args
 
+from .author import Author
 from .lexicon import lexicon
-from .pens import Author, Choice, Reader
+from .pen import Choice
 from .plots import tell_with
+from .reader import Reader
 
-SPLITS = ("train", "validation")
+Split = Literal["train", "validation"]
 
 
 @dataclass(frozen=True)
 class Story:
     """A story and the choices that made it.
 
-    The bits add up to -log2 of the probability of exactly this text under the generator: no model can expect
-    to pay less for it, so the mean over held-out stories is the entropy floor of the corpus.
+    The bits add up to -log2 of the probability of exactly this text under the generator. No model can expect
+    to pay less, so their mean over held-out stories is the entropy floor of the corpus.
     """
 
     text: str
@@ -40,28 +42,28 @@ class Story:
         return fsum(choice.bits for choice in self.choices if choice.kind in ("song", "song:end"))
 
 
-def tell(seed: int, index: int, split: Literal["train", "validation"] = "train") -> Story:
+def tell(seed: int, index: int, split: Split = "train") -> Story:
     """Story number `index` of the endless book that `seed` opens; the two splits are two different books.
 
     The same arguments give the same story on every machine. Raises ValueError for an unknown split.
     """
-    if split not in SPLITS:
+    if split not in get_args(Split):
         raise ValueError(f"unknown split {split!r}: use 'train' or 'validation'")
     author = Author(lexicon(), Random(f"storyworld {split} {seed} {index}"))
     plot = tell_with(author)
     return Story(author.text, tuple(author.choices), plot)
 
 
-def tell_many(seed: int, start: int, stop: int, split: Literal["train", "validation"] = "train") -> list[Story]:
-    """Stories `start` to `stop - 1`: a unit of work for a process pool."""
+def tell_many(seed: int, start: int, stop: int, split: Split = "train") -> list[Story]:
+    """Stories `start` to `stop - 1`, a unit of work for a process pool (safe under `spawn`)."""
     return [tell(seed, index, split) for index in range(start, stop)]
 
 
 def parse(text: str) -> tuple[Choice, ...]:
     """The choices that made this text, each with its price: `parse(story.text) == story.choices`.
 
-    Raises ValueError naming the character position and what was expected there, if the text is no story of this
-    world (or, which the tests rule out, could be told in two ways).
+    Raises ValueError naming the character position and what was expected there, if the text is no story of
+    this world (or, which the tests look for, could have been told in two ways).
     """
     reader = Reader(lexicon(), text)
     tell_with(reader)

@@ -60,7 +60,7 @@ def capture(
         _check(layer, weights, v, out)
         kept[layer] = weights[:, head_numbers].cpu()
 
-    modules = [lm.model.layers[i].self_attn for i in layer_numbers]
+    modules = [lm.attention_modules()[i] for i in layer_numbers]
     was_training = lm.training
     lm.eval()
     try:

@@ -72,9 +72,7 @@ def fonts() -> list[str]:
 def _colour_map():
     from matplotlib import colormaps
 
-    colours = colormaps["magma_r"].copy()
-    colours.set_bad("#f0f0f0")
-    return colours
+    return colormaps["magma_r"].with_extremes(bad="#f0f0f0")
 
 
 def _label_tokens(axes, token_labels: list[str], layers: int, heads: int, length: int) -> None:

@@ -1,0 +1,123 @@
+"""YAML in, a plain dict out, and every key remembers where it came from."""
+
+from pathlib import Path
+
+import pytest
+
+from configs.loader import InputError, load_config, validate
+from train.config import RunConfig, json_schema, load_run_config
+
+CONFIGS = sorted(Path("configs").glob("*.yaml"))
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder / name
+
+
+@pytest.fixture
+def child(tmp_path):
+    write(tmp_path, "base.yaml", "seed: 1\nmodel:\n  hidden_size: 64\n  num_hidden_layers: 3\n")
+    return write(tmp_path, "child.yaml", "extends: base.yaml\nmodel:\n  hidden_size: 128\n")
+
+
+def test_a_child_changes_what_it_names_and_keeps_the_rest(child, tmp_path):
+    loaded = load_config(child)
+    assert loaded.values == {"seed": 1, "model": {"hidden_size": 128, "num_hidden_layers": 3}}
+    assert loaded.where(("model", "hidden_size")) == f"{child}:3"
+    assert loaded.where(("model", "num_hidden_layers")) == f"{tmp_path / 'base.yaml'}:4"
+
+
+def test_overrides_come_last_and_say_so(child):
+    loaded = load_config(child, ["model.hidden_size=256", "train.optimizer.lr=1e-3", "name=x"])
+    assert loaded.values["model"] == {"hidden_size": 256, "num_hidden_layers": 3}
+    assert loaded.values["train"]["optimizer"]["lr"] == 0.001
+    assert loaded.where(("model", "hidden_size")) == "command line `model.hidden_size=256`"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-3", 0.001), ("2.5", 2.5), ("3", 3), ("1_000", 1000), ("true", True), ("1e", "1e"), ("-.5", -0.5)],
+)
+def test_numbers_are_read_as_people_write_them(tmp_path, text, value):
+    loaded = load_config(write(tmp_path, "x.yaml", f"key: {text}\n"))
+    assert loaded.values["key"] == value
+    assert type(loaded.values["key"]) is type(value)
+
+
+def test_another_kind_of_source_inherits_nothing(tmp_path):
+    write(tmp_path, "base.yaml", "data:\n  source: {kind: storyworld, documents: 7}\n")
+    child = write(tmp_path, "x.yaml", "extends: base.yaml\ndata:\n  source: {path: a.txt, kind: files}\n")
+    assert load_config(child).values["data"]["source"] == {"kind": "files", "path": "a.txt"}
+    flags = ["data.source.path=a.txt", "data.source.kind=files"]
+    assert load_config(tmp_path / "base.yaml", flags).values["data"]["source"] == {"kind": "files", "path": "a.txt"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model:\n  hiden_size: 3\n", "x.yaml:2: unknown key `model.hiden_size`, did you mean `model.hidden_size`?"),
+        ("train:\n  num_key_value_heads: 1\n", "x.yaml:2: .*did you mean `model.num_key_value_heads`?"),
+        ("modle: {}\n", "x.yaml:1: unknown key `modle`, did you mean `model`?"),
+        ("train:\n  max_steps: many\n", "x.yaml:2: `train.max_steps` is 'many': must be a valid integer"),
+        ("train:\n  max_steps: true\n", "x.yaml:2: `train.max_steps` is True"),
+        ("train:\n  optimizer: {lr: -1}\n", "x.yaml:2: `train.optimizer.lr` is -1: must be greater than 0"),
+        (
+            "data:\n  source: {kind: files, pth: a}\n",
+            "x.yaml:2: unknown key `data.source.pth`, did you mean `data.source.path`",
+        ),
+        ("data:\n  source: {kind: files}\n", "x.yaml:2: `data.source.path` is missing"),
+        ("data:\n  source: {kind: file}\n", "x.yaml:2: `data.source` .*'storyworld', 'files', 'hub'"),
+        ("model:\n  hidden_size: 6\n  num_attention_heads: 2\n", "x.yaml:1: head_dim .3. must be even"),
+        ("model:\n  num_attention_heads: 8\n  num_key_value_heads: 3\n", "x.yaml:2: .*use 1, 2, 4 or 8"),
+        ("data:\n  sequence_length: 1024\n", "x.yaml:2: sequence_length .1024. is longer than model.max_position_emb"),
+        ("train:\n  tokens_per_step: 1000\n", "x.yaml:2: tokens_per_step .* multiple of .* use 768 or 1024"),
+        ("train:\n  micro_batch_size: 7\n", "x.yaml:2: micro_batch_size .7. must divide the 64 rows"),
+        ("name: a/b\n", "x.yaml:1: `name` is 'a/b'"),
+        ("seed: 1\nseed: 2\n", "x.yaml:2: `seed` is given twice .first at .*x.yaml:1"),
+        ("seed: [1\n", "x.yaml:.*not valid YAML"),
+        ("- 1\n", "x.yaml:1: a config must be a mapping"),
+        ("", "x.yaml: is empty"),
+        ("extends: nowhere.yaml\n", "x.yaml:1: no such config file: .*nowhere.yaml"),
+        ("extends: x.yaml\n", "x.yaml:1: `extends` goes in a circle"),
+    ],
+)
+def test_every_mistake_is_one_line_that_says_where(tmp_path, text, message):
+    with pytest.raises(InputError, match=message) as caught:
+        load_run_config(write(tmp_path, "x.yaml", text))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mistake_on_the_command_line_is_named_too(tmp_path):
+    config = write(tmp_path, "x.yaml", "seed: 1\n")
+    with pytest.raises(InputError, match="command line `sed=2`: unknown key `sed`, did you mean `seed`"):
+        load_run_config(config, ["sed=2"])
+    with pytest.raises(InputError, match="write section.key=value"):
+        load_run_config(config, ["seed"])
+    with pytest.raises(InputError, match="no such config file"):
+        load_run_config(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_every_shipped_config_is_valid_and_its_resolved_form_gives_the_same_run(path, tmp_path):
+    config = load_run_config(path)
+    again = load_run_config(write(tmp_path, "resolved.yaml", config.to_yaml()))
+    assert again == config
+
+
+def test_every_key_of_base_yaml_is_known_and_every_key_has_a_sentence():
+    from configs.loader import key_paths
+
+    loaded = load_config("configs/base.yaml")
+    validate(RunConfig, loaded)
+    text = Path("configs/base.yaml").read_text(encoding="utf-8")
+    filled_in_later = {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "name", "resume"}
+    derived = {"intermediate_size", "head_dim"}
+    for path in key_paths(RunConfig):
+        if path[:2] != ("data", "source") and path[-1] not in filled_in_later | derived:
+            assert path[-1] + ":" in text, f"{'.'.join(path)} is not explained in base.yaml"
+
+
+def test_the_json_schema_is_up_to_date():
+    message = "run: python -m train.config > configs/schema.json"
+    assert Path("configs/schema.json").read_text(encoding="utf-8") == json_schema(), message

@@ -1,0 +1,39 @@
+"""Tests never reach for a network."""
+
+import os
+
+os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true", TOKENIZERS_PARALLELISM="true")
+os.environ["OMP_NUM_THREADS"] = "1"  # tiny models are quickest so, and test processes do not get in each other's way
+
+import pytest
+import torch
+
+from model import LanguageModel, ModelConfig
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def tiny_config(**changes) -> ModelConfig:
+    """2 layers x 32, 4 query heads, 192 ids: a forward pass takes a millisecond."""
+    fields = {
+        "vocab_size": 192,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    return ModelConfig(**(fields | changes))
+
+
+def random_model(config: ModelConfig, scale: float = 0.3) -> LanguageModel:
+    """A model whose every weight is random: at initialisation the output projections are zero, and a test on
+    an attention that adds nothing to the stream would pass whatever attention does."""
+    lm = LanguageModel(config)
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            parameter.add_(torch.randn_like(parameter) * scale)
+    return lm.eval()

@@ -1,0 +1,104 @@
+"""Rows and batches: pure functions of (seed, k); every token exactly once an epoch."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from data.batches import TrainBatches, validation_batches
+from data.config import TokenizerConfig
+from data.packing import IGNORED, TokenStream
+from data.tokenizer import train_tokenizer
+
+TOKENIZER = train_tokenizer(TokenizerConfig(kind="byte"), [])
+
+
+@pytest.fixture
+def stream(tmp_path):
+    """20 documents whose tokens are all different, so that each can be followed: ids 20, 21, 22, …"""
+    ids, next_id = [], 20
+    for length in range(1, 21):
+        ids += [TOKENIZER.bos_id, *range(next_id, next_id + length), TOKENIZER.eos_id]
+        next_id += length
+    np.array(ids, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    return TokenStream([tmp_path / "a.bin"], "uint16")
+
+
+def batches(stream, rows=4, seed=0, length=16, isolate=False):
+    return TrainBatches(stream, TOKENIZER, length, rows, seed, isolate)
+
+
+def test_a_batch_is_a_pure_function_of_seed_and_k(stream):
+    one, other = batches(stream), batches(stream)
+    forwards = [one.batch(k).input_ids for k in range(12)]
+    backwards = [other.batch(k).input_ids for k in reversed(range(12))][::-1]
+    assert all(torch.equal(a, b) for a, b in zip(forwards, backwards, strict=True))
+    assert not torch.equal(forwards[0], batches(stream, seed=1).batch(0).input_ids)
+
+
+def test_row_order_does_not_depend_on_the_batch_size(stream):
+    by_four = torch.cat([batches(stream, 4).batch(k).input_ids for k in range(6)])
+    by_six = torch.cat([batches(stream, 6).batch(k).input_ids for k in range(4)])
+    assert torch.equal(by_four, by_six)
+
+
+def test_every_token_appears_exactly_once_an_epoch(stream):
+    one_row = batches(stream, rows=1)
+    everything = Counter(stream.read(0, len(stream)).tolist())
+    for epoch in range(3):
+        first = epoch * one_row.rows_per_epoch
+        rows = [one_row.batch(first + r).input_ids.flatten().tolist() for r in range(one_row.rows_per_epoch)]
+        seen = Counter(token for row in rows for token in row)
+        padding = seen.pop(TOKENIZER.pad_id, 0)
+        assert seen == everything
+        assert padding == -len(stream) % 16
+
+
+def test_two_epochs_cut_the_text_differently(stream):
+    one_row = batches(stream, rows=1)
+    n = one_row.rows_per_epoch
+    starts = [{int(one_row.batch(e * n + r).input_ids[0, 0]) for r in range(n)} for e in range(2)]
+    assert starts[0] != starts[1]
+
+
+def test_labels_are_the_row_itself_but_for_document_starts_and_padding(stream):
+    for k in range(8):
+        batch = batches(stream).batch(k)
+        left_out = (batch.input_ids == TOKENIZER.bos_id) | (batch.input_ids == TOKENIZER.pad_id)
+        assert (batch.labels[left_out] == IGNORED).all()
+        assert torch.equal(batch.labels[~left_out], batch.input_ids[~left_out])
+
+
+def test_document_ids_change_exactly_at_the_first_token_of_a_document(stream):
+    seen_boundary = False
+    for k in range(8):
+        batch = batches(stream, isolate=True).batch(k)
+        assert batch.document_ids is not None
+        steps = batch.document_ids[:, 1:] - batch.document_ids[:, :-1]
+        assert torch.equal(steps, (batch.input_ids[:, 1:] == TOKENIZER.bos_id).long())
+        seen_boundary |= bool(steps.any())
+    assert seen_boundary
+    assert batches(stream).batch(0).document_ids is None
+
+
+def test_validation_asks_for_every_token_exactly_once(stream):
+    asked = []
+    for batch in validation_batches(stream, TOKENIZER, 16, 3):
+        labels = batch.labels[:, 1:]
+        asked += labels[labels != IGNORED].tolist()
+    expected = [token for token in stream.read(0, len(stream)).tolist() if token != TOKENIZER.bos_id]
+    assert asked == expected
+
+
+def test_validation_can_be_cut_short(stream):
+    rows = sum(len(b.row_ids) for b in validation_batches(stream, TOKENIZER, 16, 3, max_tokens=40))
+    assert rows == 3
+
+
+def test_micro_batches_are_the_batch_in_pieces(stream):
+    batch = batches(stream, rows=6, isolate=True).batch(2)
+    pieces = batch.split(4)
+    assert [len(p.row_ids) for p in pieces] == [4, 2]
+    assert torch.equal(torch.cat([p.input_ids for p in pieces]), batch.input_ids)
+    assert sum((p.row_ids for p in pieces), []) == batch.row_ids

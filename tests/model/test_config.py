@@ -1,0 +1,56 @@
+"""ModelConfig: the toggle means what it says, and every impossible shape is named with its remedy."""
+
+import pytest
+from pydantic import ValidationError
+
+from model import LanguageModel, ModelConfig
+from tests.conftest import tiny_config
+
+
+@pytest.mark.parametrize(("word", "expected"), [("mha", 8), ("gqa", 2), ("mqa", 1), (4, 4), (8, 8)])
+def test_the_toggle_gives_the_shapes_it_promises(word, expected):
+    config = tiny_config(num_attention_heads=8, num_key_value_heads=word)
+    assert config.num_key_value_heads == expected
+    attention = LanguageModel(config).model.layers[0].self_attn
+    assert attention.q_proj.weight.shape == (8 * 4, 32)
+    assert attention.k_proj.weight.shape == attention.v_proj.weight.shape == (expected * 4, 32)
+
+
+def test_head_dim_may_differ_from_hidden_size_over_heads():
+    attention = LanguageModel(tiny_config(head_dim=16)).model.layers[0].self_attn
+    assert attention.q_proj.weight.shape == (64, 32)
+    assert attention.o_proj.weight.shape == (32, 64)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"num_attention_heads": 8, "num_key_value_heads": 3},
+            r"\(8\) must be a multiple .*\(3\): use 1, 2, 4 or 8",
+        ),
+        ({"num_attention_heads": 8, "num_key_value_heads": 16}, "use 1, 2, 4 or 8"),
+        ({"num_attention_heads": 8, "num_key_value_heads": 0}, "use 1, 2, 4 or 8"),
+        (
+            {"hidden_size": 128, "num_attention_heads": 3},
+            r"\(3\) must divide hidden_size \(128\): use 1, 2 or 4",
+        ),
+        ({"hidden_size": 6, "num_attention_heads": 2}, r"head_dim \(3\) must be even"),
+        (
+            {"num_attention_heads": 6, "hidden_size": 48, "num_key_value_heads": "gqa"},
+            "gqa means a quarter of the 6",
+        ),
+        ({"num_key_value_heads": "gqq"}, "num_key_value_heads"),
+        ({"hidden_size": "256"}, "hidden_size"),
+        ({"hiden_size": 256}, "hiden_size"),
+        ({"attention_dropout": 1.0}, "attention_dropout"),
+    ],
+)
+def test_impossible_shapes_are_refused_with_a_remedy(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        ModelConfig(**fields)
+
+
+def test_a_model_without_a_vocabulary_is_refused():
+    with pytest.raises(ValueError, match="vocab_size is not set"):
+        LanguageModel(ModelConfig())

@@ -1,0 +1,276 @@
+"""The real command on a small text: it learns, resumes exactly, and says what is wrong with bad input."""
+
+import json
+import math
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from data import load_tokenizer
+from model import load
+from tests.train.helpers import REPOSITORY, metrics, pretrain, run_module, write_config
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """One finished run, with pictures and with wandb."""
+    folder = tmp_path_factory.mktemp("finished")
+    config = write_config(folder, tracking={"wandb": "offline"}, eval={"attention": {"every": 6, "max_tokens": 12}})
+    done = pretrain(config)
+    return folder / "runs" / "tiny", done.stdout, config
+
+
+def test_a_run_leaves_everything_that_the_contract_names(finished):
+    run, _, _ = finished
+    for name in ("config.yaml", "metrics.jsonl", "samples.jsonl", "report.md", "loss.png", "checkpoints/best"):
+        assert (run / name).stat().st_size > 0, name
+    assert (run / "checkpoints/latest").read_text().strip() == "step_00000012"
+    checkpoint = run / "checkpoints/step_00000012"
+    files = "model.safetensors config.json generation_config.json tokenizer.json tokenizer_config.json "
+    files += "optimizer.safetensors trainer_state.json manifest.json"
+    assert {file.name for file in checkpoint.iterdir()} == set(files.split())
+    assert [p.name for p in sorted((run / "attention").glob("*.png"))] == [
+        "step_00000000.png",
+        "step_00000006.png",
+        "step_00000012.png",
+    ]
+    assert list((run / "wandb").glob("offline-run-*/*.wandb"))
+    assert not list(run.rglob("*.tmp"))
+
+
+def test_metrics_hold_what_the_contract_names(finished):
+    run, _, _ = finished
+    lines = metrics(run, without_clocks=False)
+    train = [m for m in lines if m["split"] == "train"]
+    val = [m for m in lines if m["split"] == "val"]
+    assert [m["step"] for m in train] == list(range(1, 13))
+    assert [m["step"] for m in val] == [0, 4, 8, 12]
+    names = {"loss", "lr", "grad_norm", "tokens_per_s", "padding_share", "data_wait_share", "memory_gb"}
+    assert all(names <= m.keys() for m in train)
+    assert train[-1]["tokens"] <= 12 * 256
+    assert val[-1]["loss"] < val[0]["loss"] - 1
+    assert val[-1]["perplexity"] == pytest.approx(math.exp(val[-1]["loss"]))
+
+
+def test_bits_per_byte_counts_bits_of_the_text(finished):
+    """Byte tokens, so a predicted token is a byte, but for the one end token of the single document."""
+    run, _, _ = finished
+    last = [m for m in metrics(run) if m["split"] == "val"][-1]
+    text = (run.parents[1] / "text.txt").read_bytes()
+    held_out = len(text) - int(len(text) * 0.9)
+    assert last["bits_per_byte"] == pytest.approx(last["loss"] / math.log(2) * (held_out + 1) / held_out, rel=1e-6)
+
+
+def test_it_prints_where_the_loss_should_start_and_where_it_does(finished):
+    _, printed, _ = finished
+    line = next(line for line in printed.splitlines() if line.startswith("step 0: loss"))
+    loss = float(line.split()[3].rstrip(","))
+    assert f"ln(vocabulary 320) = {math.log(320):.4f}" in line
+    assert loss == pytest.approx(math.log(320), rel=0.02)
+
+
+def test_the_checkpoint_is_a_hugging_face_directory(finished):
+    run, _, _ = finished
+    checkpoint = run / "checkpoints/step_00000012"
+    theirs = AutoModelForCausalLM.from_pretrained(checkpoint)
+    lm, tokenizer = load(run), load_tokenizer(run)
+    ids = torch.tensor([tokenizer.encode("12 the cat sat")])
+    assert AutoTokenizer.from_pretrained(checkpoint)("12 the cat sat").input_ids == ids[0].tolist()
+    with torch.no_grad():
+        assert torch.equal(lm(ids), theirs(ids).logits)
+
+
+def test_a_finished_run_prints_its_result_again_and_changes_nothing(finished):
+    run, printed, config = finished
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    again = pretrain(config)
+    assert again.stdout.strip() in printed
+    assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+
+
+def test_a_finished_run_may_grow(finished, tmp_path):
+    run, _, config = finished
+    shutil.copytree(run.parent, tmp_path / "runs")
+    pretrain(config, "train.max_steps=14", f"output_dir={tmp_path / 'runs'}")
+    assert [m["step"] for m in metrics(tmp_path / "runs/tiny") if m["split"] == "train"] == list(range(1, 15))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"attention_dropout": 0.1, "hidden_dropout": 0.1}},
+        {"train": {"optimizer": {"name": "adamw", "lr": 2e-3}}},
+    ],
+    ids=["muon and dropout", "adamw"],
+)
+def test_an_interrupted_run_that_is_resumed_equals_one_that_was_not(tmp_path, changes):
+    """Killed without warning at two different places, both between two checkpoints."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    for folder in (whole, broken):
+        folder.mkdir()
+        shutil.copy(write_config(tmp_path, **changes).with_name("text.txt"), folder)
+    pretrain(write_config(whole, **changes))
+    config = write_config(broken, **changes)
+    for step in (5, 11):
+        assert kill_at(config, step) == -signal.SIGKILL
+    resumed = pretrain(config)
+    assert "step 8" in resumed.stdout.split("resumed from")[1]
+    assert metrics(broken / "runs/tiny") == metrics(whole / "runs/tiny")
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        ours, theirs = (f / "runs/tiny/checkpoints/step_00000012" / name for f in (broken, whole))
+        assert ours.read_bytes() == theirs.read_bytes(), name
+    assert (broken / "runs/tiny/samples.jsonl").read_text() == (whole / "runs/tiny/samples.jsonl").read_text()
+
+
+KILLER = """
+import os, signal, train.loop as loop
+step = loop.training_step
+def killed(run, *rest):
+    if run.state.step == {at}:
+        os.kill(os.getpid(), signal.SIG{name})
+    return step(run, *rest)
+loop.training_step = killed
+from configs.loader import exit_on_bad_input
+from train.pretrain import main
+exit_on_bad_input(main)
+"""
+
+
+def kill_at(config, step, name="KILL") -> int:
+    """Run pretrain in a process that sends itself a signal when it comes to `step`; its exit code."""
+    command = [sys.executable, "-c", KILLER.format(at=step, name=name), str(config)]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, timeout=120).returncode
+
+
+@pytest.mark.parametrize(("name", "code"), [("TERM", 143), ("INT", 130)])
+def test_a_signal_finishes_the_step_saves_and_says_so(tmp_path, name, code):
+    config = write_config(tmp_path)
+    assert kill_at(config, 6, name) == code
+    assert (tmp_path / "runs/tiny/checkpoints/latest").read_text().strip() == "step_00000007"
+    assert [m["step"] for m in metrics(tmp_path / "runs/tiny") if m["split"] == "train"] == list(range(1, 8))
+
+
+def test_accumulated_micro_batches_give_the_step_of_the_whole_batch(tmp_path):
+    whole = pretrain(write_config(tmp_path, name="whole"))
+    pieces = pretrain(write_config(tmp_path, name="pieces"), "train.micro_batch_size=2")
+    assert "8 at a time" in whole.stdout
+    assert "2 at a time" in pieces.stdout
+    for a, b in zip(metrics(tmp_path / "runs/whole"), metrics(tmp_path / "runs/pieces"), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=2e-4)  # float32 sums in another order, twelve steps on
+
+
+def test_evaluating_more_often_changes_nothing_in_training(tmp_path):
+    dropout = {"model": {"hidden_dropout": 0.2}}
+    pretrain(write_config(tmp_path, name="seldom", eval={"every": 0}, **dropout))
+    pretrain(
+        write_config(tmp_path, name="often", eval={"every": 1, "attention": {"every": 1, "max_tokens": 8}}, **dropout)
+    )
+    seldom, often = (
+        [m for m in metrics(tmp_path / "runs" / name) if m["split"] == "train"] for name in ("seldom", "often")
+    )
+    assert seldom == often
+
+
+@pytest.mark.parametrize("word", ["mha", "gqa", "mqa", 2])
+def test_every_setting_of_the_toggle_trains(tmp_path, word):
+    pretrain(write_config(tmp_path, model={"num_key_value_heads": word, "qk_norm": word != "mqa"}))
+    losses = [m["loss"] for m in metrics(tmp_path / "runs/tiny") if m["split"] == "val"]
+    assert losses[-1] < losses[0] - 1
+
+
+def test_bf16_and_isolated_documents_train(tmp_path):
+    pretrain(write_config(tmp_path, train={"precision": "bf16"}, data={"isolate_documents": True}))
+    losses = [m["loss"] for m in metrics(tmp_path / "runs/tiny") if m["split"] == "val"]
+    assert losses[-1] < losses[0] - 1
+
+
+def test_a_loss_that_is_no_number_stops_with_3_and_keeps_the_last_checkpoint(tmp_path):
+    done = pretrain(write_config(tmp_path), "train.optimizer.adamw_lr=1e30", "train.optimizer.lr=1e30", code=3)
+    assert "no step was taken" in done.stdout
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path):
+    config = write_config(tmp_path, train={"keep_last": 3})
+    pretrain(config)
+    weights = tmp_path / "runs/tiny/checkpoints/step_00000012/model.safetensors"
+    raw = bytearray(weights.read_bytes())
+    raw[-100] ^= 1
+    weights.write_bytes(raw)
+    before = metrics(tmp_path / "runs/tiny")
+    done = pretrain(config)
+    assert "step_00000012/model.safetensors is damaged: trying the checkpoint before it" in done.stderr
+    assert "step_00000008" in done.stdout
+    assert metrics(tmp_path / "runs/tiny") == before
+
+
+BAD = [
+    (["model.hiden_size=3"], "unknown key `model.hiden_size`, did you mean `model.hidden_size`?"),
+    (["train.max_steps=ten"], "`train.max_steps` is 'ten'"),
+    (["model.num_attention_heads=5"], "num_attention_heads (5) must divide hidden_size (32)"),
+    (["model.hidden_size=12"], "head_dim (3) must be even"),
+    (["model.num_key_value_heads=3"], "use 1, 2 or 4"),
+    (["data.source.path=nowhere.txt"], "no such file: nowhere.txt"),
+    (["data.sequence_length=1024"], "is longer than model.max_position_embeddings (512)"),
+    (["train.tokens_per_step=65536"], "fewer than the 65,536 of one step"),
+    (["train.device=cuda"], "train.device is cuda, but PyTorch"),
+    (["model.vocab_size=100"], "model.vocab_size is 100, but the tokenizer has 320 ids"),
+    (["output_dir=/proc/nowhere"], "output_dir: /proc/nowhere cannot be written"),
+    (["resume=somewhere"], "resume: somewhere is not a whole checkpoint"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=lambda value: value[0] if isinstance(value, list) else "")
+def test_bad_input_is_one_line_on_stderr_and_exit_code_2(tmp_path, arguments, message, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done = pretrain(write_config(tmp_path), *arguments, code=2)
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    assert not (tmp_path / "runs" / "tiny").exists()
+
+
+def test_a_config_error_answers_within_three_seconds(tmp_path):
+    config = write_config(tmp_path)
+    run_module("train.pretrain", config, "sed=1")  # warm the disk
+    before = time.perf_counter()
+    done = run_module("train.pretrain", config, "sed=1")
+    assert time.perf_counter() - before < 3
+    assert done.returncode == 2
+    assert done.stderr == "error: command line `sed=1`: unknown key `sed`, did you mean `seed`?\n"
+
+
+def test_another_run_of_the_same_name_is_refused_and_the_keys_are_named(finished, tmp_path):
+    run, _, config = finished
+    before = (run / "config.yaml").read_bytes()
+    done = pretrain(config, "model.num_key_value_heads=mha", "seed=1", code=2)
+    assert "belongs to another run; these keys differ: model.num_key_value_heads (there 2, here 4), seed" in done.stderr
+    assert "resume=never" in pretrain(config, "resume=never", code=2).stderr
+    assert "raise it or choose another name" in pretrain(config, "train.max_steps=5", code=2).stderr
+    assert (run / "config.yaml").read_bytes() == before
+    pretrain(config, "eval.every=3", "train.checkpoint_every=5")  # cadences may change
+
+
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
+    config = write_config(tmp_path)
+    (tmp_path / "runs/tiny").mkdir(parents=True)
+    (tmp_path / "runs/tiny/thesis.doc").write_text("mine")
+    assert "exists and is not a run" in pretrain(config, code=2).stderr
+    assert [p.name for p in (tmp_path / "runs/tiny").iterdir()] == ["thesis.doc"]
+
+
+def test_a_checkpoint_of_another_architecture_is_refused(finished, tmp_path):
+    run, _, config = finished
+    checkpoint = run / "checkpoints/step_00000012"
+    done = pretrain(config, f"resume={checkpoint}", "name=other", "model.num_hidden_layers=3", code=2)
+    assert "model.num_hidden_layers (there 2, here 3)" in done.stderr
+    assert not (run.parent / "other").exists()
+    pretrain(config, f"resume={checkpoint}", "name=longer", "train.max_steps=14")
+    state = json.loads((run.parent / "longer/checkpoints/step_00000014/trainer_state.json").read_text())
+    assert state["step"] == 14

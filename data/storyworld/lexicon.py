@@ -85,9 +85,7 @@ def lexicon() -> Lexicon:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    loader = getattr(
-        yaml, "CSafeLoader", yaml.SafeLoader
-    )  # where it was built, the C one is ten times as quick
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # where it was built, the C one is ten times as quick
     return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
 
 

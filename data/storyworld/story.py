@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import fsum
 from random import Random
+from re import search
 from typing import Literal, get_args
 
 from .author import Author
@@ -40,6 +41,24 @@ class Story:
     def song_bits(self) -> float:
         """The part of it that pays for a nonsense song and its length."""
         return fsum(choice.bits for choice in self.choices if choice.kind in ("song", "song:end"))
+
+    @property
+    def invented_spans(self) -> list[tuple[int, int]]:
+        """Where an invented name, or a song, stands for the first time: (start, end) in characters, in order.
+
+        What stands there can only be guessed; every later occurrence can be copied.
+        """
+        spans = []
+        for choice in self.choices:
+            if choice.kind == "name":
+                match = search(rf"\b{choice.option}\b", self.text)
+                assert match is not None
+                spans.append(match.span())
+        song = " ".join(choice.option for choice in self.choices if choice.kind == "song")
+        if song:
+            start = self.text.index(song)
+            spans.append((start, start + len(song)))
+        return sorted(spans)
 
 
 def tell(seed: int, index: int, split: Split = "train") -> Story:

@@ -101,4 +101,4 @@ def test_micro_batches_are_the_batch_in_pieces(stream):
     pieces = batch.split(4)
     assert [len(p.row_ids) for p in pieces] == [4, 2]
     assert torch.equal(torch.cat([p.input_ids for p in pieces]), batch.input_ids)
-    assert sum((p.row_ids for p in pieces), []) == batch.row_ids
+    assert [r for p in pieces for r in p.row_ids] == batch.row_ids

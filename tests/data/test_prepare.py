@@ -99,7 +99,7 @@ def test_a_large_vocabulary_is_stored_in_four_bytes(tmp_path):
     data = prepare(config(file, tokenizer={"kind": "char"}), tmp_path / "runs")
     assert data.manifest["dtype"] == "uint32"
     stream = data.stream("validation")
-    assert data.tokenizer.decode(stream.read(0, len(stream))) == list(documents(config(file), "validation"))[0]
+    assert data.tokenizer.decode(stream.read(0, len(stream))) == next(documents(config(file), "validation"))
 
 
 def test_a_dataset_in_a_local_folder_goes_through_the_hub_path(tmp_path, jsonl_file):

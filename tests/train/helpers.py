@@ -9,6 +9,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from configs.loader import exit_on_bad_input
 from train.pretrain import main
 
@@ -54,12 +56,11 @@ def pretrain(config: Path, *overrides, code: int = 0) -> Done:
     out, err, argv = io.StringIO(), io.StringIO(), sys.argv
     sys.argv = ["pretrain", str(config), *map(str, overrides)]
     try:
-        with redirect_stdout(out), redirect_stderr(err):
+        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as stopped:
             exit_on_bad_input(main)
-    except SystemExit as stopped:
-        assert stopped.code == code, out.getvalue() + err.getvalue()
     finally:
         sys.argv = argv
+    assert stopped.value.code == code, out.getvalue() + err.getvalue()
     return Done(out.getvalue(), err.getvalue())
 
 

@@ -1,0 +1,29 @@
+# make demo · make test: each makes .venv when it is missing or older than the requirements, then runs.
+# PYTHON=python3.12 make test   takes another Python (3.11 to 3.13).
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+REQUIREMENTS := requirements.txt requirements-dev.txt pyproject.toml
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/ready
+	$(RUN) -m train.pretrain configs/demo.yaml
+
+test: $(VENV)/ready lint
+	$(RUN) -m pytest -n 2 --dist loadfile
+
+lint: $(VENV)/ready
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports
+
+# Everything is installed before the stamp is written, so an interrupted install starts again.
+$(VENV)/ready: $(REQUIREMENTS)
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt -e .
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis

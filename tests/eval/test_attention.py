@@ -1,0 +1,131 @@
+"""Capture: the weights are the kernel's, the check bites; pictures show what they should."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from eval.attention import capture
+from eval.attention.plots import GAP, mosaic, tile
+from model import attention as attention_module
+from tests.conftest import random_model, tiny_config
+from tests.train.helpers import run_module
+
+
+@pytest.fixture
+def lm():
+    return random_model(tiny_config(num_attention_heads=8, num_key_value_heads=2, head_dim=8))
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(0, 192, (2, 12))
+
+
+@pytest.mark.parametrize("backend", ["eager", "flash", "sdpa"])
+def test_weights_are_causal_distributions_and_the_same_for_every_backend(lm, ids, backend):
+    lm.set_attn_implementation(backend)
+    maps = capture(lm, ids)
+    assert maps.weights.shape == (2, 2, 8, 12, 12)
+    assert maps.weights.dtype == torch.float32
+    assert torch.allclose(maps.weights.sum(-1), torch.ones(()), atol=1e-6)
+    assert (maps.weights.triu(1) == 0).all()
+    lm.set_attn_implementation("eager")
+    assert torch.allclose(maps.weights, capture(lm, ids).weights, atol=1e-6)
+
+
+def test_capture_works_in_bf16(lm, ids):
+    exact = capture(lm, ids).weights
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = capture(lm, ids).weights
+    assert torch.allclose(exact.sum(-1), rounded.sum(-1), atol=1e-5)
+    assert (exact - rounded).abs().mean() < 0.01
+
+
+def test_chosen_layers_and_heads_keep_their_numbers(lm, ids):
+    everything, some = capture(lm, ids), capture(lm, ids, layers=[1], heads=[2, 7])
+    assert torch.equal(some.weights[0], everything.weights[1][:, [2, 7]])
+    assert some.labels == [["L1 H2 (KV 0)", "L1 H7 (KV 1)"]]
+    for wrong in ({"layers": [2]}, {"heads": [8]}, {"heads": [-1]}):
+        with pytest.raises(ValueError, match="does not exist: this model has"):
+            capture(lm, ids, **wrong)
+
+
+def test_capture_leaves_everything_as_it_was(lm, ids):
+    lm.train()
+    before = torch.get_rng_state()
+    capture(lm, ids)
+    assert lm.training
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(module.recorder is None for module in lm.attention_modules())
+    assert all(p.grad is None for p in lm.parameters())
+
+
+def test_documents_do_not_look_at_each_other(lm, ids):
+    documents = torch.tensor([[0] * 5 + [1] * 7] * 2)
+    weights = capture(lm, ids, document_ids=documents).weights
+    assert (weights[..., 5:, :5] == 0).all()
+    assert capture(lm, ids).weights[..., 5:, :5].sum() > 0.1
+
+
+def swap_groups(q, k, v, mask, dropout):
+    return SDPA(q, k.flip(1), v, mask, dropout)
+
+
+def no_mask(q, k, v, mask, dropout):
+    return SDPA(q, k, v, torch.ones(1, 1, q.shape[2], k.shape[2], dtype=torch.bool), dropout)
+
+
+def other_scale(q, k, v, mask, dropout):
+    return SDPA(2 * q, k, v, mask, dropout)
+
+
+SDPA = attention_module.BACKENDS["sdpa"]
+
+
+@pytest.mark.parametrize("wrong", [swap_groups, no_mask, other_scale])
+def test_a_kernel_that_does_something_else_is_caught(lm, ids, wrong, monkeypatch):
+    monkeypatch.setitem(attention_module.BACKENDS, "sdpa", wrong)
+    with pytest.raises(RuntimeError, match="layer 0: the recomputed attention weights do not give"):
+        capture(lm, ids)
+    assert all(module.recorder is None for module in lm.attention_modules())
+
+
+def test_the_tile_holds_every_head_in_its_place_and_nothing_above_the_diagonal(lm, ids):
+    maps = capture(lm, ids)
+    canvas = tile(maps, row=1)
+    step = 12 + GAP
+    assert canvas.shape == (2 * step - GAP, 8 * step - GAP)
+    here = canvas[step : step + 12, 3 * step : 3 * step + 12]
+    assert np.array_equal(np.tril(np.nan_to_num(here)), maps.weights[1, 1, 3].numpy())
+    assert np.isnan(here[np.triu_indices(12, 1)]).all()
+
+
+@pytest.mark.parametrize("kv_heads", [8, 2, 1])
+def test_a_mosaic_is_a_picture_with_a_frame_around_every_group(tmp_path, kv_heads):
+    lm = random_model(tiny_config(num_attention_heads=8, num_key_value_heads=kv_heads, head_dim=8))
+    maps = capture(lm, torch.randint(0, 192, (1, 8)))
+    labels = ["a", "$x_1$", "␣the", "⏎", "你好", "⟨E4⟩", "<bos>", "averyverylongtoken"]
+    mosaic(maps, labels, "title", tmp_path / "m.png")
+    picture = np.asarray(Image.open(tmp_path / "m.png").convert("RGB"))
+    assert picture.shape[1] > 1200
+    for group in range(kv_heads):
+        colour = [(0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167)][group % 4] if group < 4 else None
+        if colour:
+            assert (np.abs(picture.astype(int) - colour).max(-1) < 3).sum() > 200, f"no frame of group {group}"
+
+
+def test_the_command_line_draws_a_checkpoint(tmp_path):
+    from data.config import TokenizerConfig
+    from data.tokenizer import train_tokenizer
+    from model import save
+
+    tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), [])
+    save(random_model(tiny_config(vocab_size=tokenizer.vocab_size)), tmp_path)
+    tokenizer.save(tmp_path)
+    done = run_module("eval.attention", tmp_path, "--text", "the cat", "--out", tmp_path / "pictures")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "pictures/text.png").stat().st_size > 10_000
+    wrong = run_module("eval.attention", tmp_path / "nowhere")
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert "is neither a run" in wrong.stderr

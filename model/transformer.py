@@ -13,6 +13,7 @@ from model.attention_backends import resolve_attention
 from model.config import ModelConfig
 from model.feed_forward import FeedForward
 from model.kv_cache import KVCache
+from model.loss import IGNORED, cross_entropy_sum
 from model.masks import build_mask
 from model.norm import RMSNorm
 from model.rope import RotaryEmbedding
@@ -142,9 +143,9 @@ class LanguageModel(nn.Module):
         mask = build_mask(
             T, past + T, attention_mask=attention_mask, document_ids=document_ids, device=input_ids.device
         )
-        logits = self.lm_head(self.model(input_ids, position_ids, mask, kv_cache))
+        hidden = self.model(input_ids, position_ids, mask, kv_cache)
         if labels is None:
-            return logits
-        next_labels = F.pad(labels[:, 1:], (0, 1), value=-100)  # position t is asked for token t + 1
-        loss_sum = F.cross_entropy(logits.float().view(-1, logits.shape[-1]), next_labels.reshape(-1), reduction="sum")
-        return loss_sum, (next_labels != -100).sum()
+            return self.lm_head(hidden)
+        next_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # position t is asked for token t + 1
+        loss_sum = cross_entropy_sum(hidden.flatten(0, 1), self.lm_head.weight, next_labels.flatten())
+        return loss_sum, (next_labels != IGNORED).sum()

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from model import LanguageModel, ModelConfig
+from model.loss import CHUNK, cross_entropy_sum
 from tests.conftest import random_model, tiny_config
 
 
@@ -61,3 +62,25 @@ def test_tied_weights_are_one_matrix_and_count_once():
 def test_a_sequence_beyond_the_context_is_refused():
     with pytest.raises(ValueError, match="65 tokens, more than max_position_embeddings \\(64\\)"):
         LanguageModel(tiny_config())(torch.zeros(1, 65).long())
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
+def test_the_chunked_loss_equals_pytorchs_forward_and_backward(autocast, monkeypatch):
+    monkeypatch.setitem(CHUNK, "cpu", 7)
+    hidden, weight = torch.randn(40, 16), torch.randn(50, 16)
+    labels = torch.randint(0, 50, (40,))
+    labels[::3] = -100
+    found, expected = [], []
+    for into, loss in ((found, cross_entropy_sum), (expected, plain_cross_entropy)):
+        leaves = [x.clone().requires_grad_() for x in (hidden, weight)]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            value = loss(*leaves, labels)
+        (value / 17).backward()
+        into += [value.detach(), *[leaf.grad for leaf in leaves]]
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype == torch.float32
+        assert (a - b).abs().max() <= (2e-2 if autocast else 1e-5) * b.abs().max()
+
+
+def plain_cross_entropy(hidden, weight, labels):
+    return F.cross_entropy((hidden @ weight.T).float(), labels, reduction="sum")

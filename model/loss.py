@@ -1,0 +1,58 @@
+"""Cross-entropy over the vocabulary without the logits of all positions in memory at once.
+
+The head's logits are the largest tensor of a small model: B * T * V numbers, several copies of it with autograd.
+Here a chunk of positions at a time goes through head, softmax and gradient, and only the gradients stay.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IGNORED = -100
+CHUNK = {"cpu": 512}  # positions; on a CPU a chunk's logits then stay in its cache
+CHUNK_ELSEWHERE = 8192
+
+
+def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Sum of -ln softmax(hidden @ weightᵀ)[label] over the labels that are not -100.
+
+    hidden (N, D), weight (V, D), labels (N,) -> scalar float32. Matrix products run in autocast's dtype, the
+    softmax in float32. Gradients are computed in the forward pass, so a backward pass costs one multiplication.
+    """
+    wanted = labels != IGNORED
+    return _CrossEntropySum.apply(hidden[wanted], weight, labels[wanted])
+
+
+class _CrossEntropySum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        device = hidden.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+        need_gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        hidden_grads, weight_grad = [], torch.zeros_like(weight)
+        with torch.autocast(device, enabled=False):
+            head = weight.to(dtype)
+            size = CHUNK.get(device, CHUNK_ELSEWHERE)
+            for chunk, label in zip(hidden.to(dtype).split(size), labels.split(size), strict=True):
+                logits = (chunk @ head.T).float()  # (chunk, V)
+                log_sum = logits.logsumexp(dim=-1, keepdim=True)
+                loss += (log_sum - logits.gather(1, label[:, None])).sum()
+                if need_gradient:  # softmax - one_hot(label)
+                    gradient = logits.sub_(log_sum).exp_()
+                    gradient[torch.arange(len(label), device=label.device), label] -= 1.0
+                    gradient = gradient.to(dtype)
+                    hidden_grads.append((gradient @ head).to(hidden.dtype))
+                    weight_grad += gradient.T @ chunk
+        if need_gradient:
+            ctx.save_for_backward(torch.cat(hidden_grads) if hidden_grads else hidden, weight_grad)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
+        hidden_grad, weight_grad = ctx.saved_tensors
+        (scale,) = grad_outputs
+        return hidden_grad * scale, weight_grad * scale, None

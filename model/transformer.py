@@ -18,6 +18,8 @@ from model.masks import build_mask
 from model.norm import RMSNorm
 from model.rope import RotaryEmbedding
 
+QK_NORM_GAIN = 1.5
+
 
 class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x)): (B, T, hidden_size) both ways."""
@@ -76,6 +78,11 @@ class LanguageModel(nn.Module):
         and the blocks grow into the residual stream (Zhang et al. 2019, Fixup, arXiv 1901.09321).
         A tied matrix meets its own rows in the logits: a token's logit for itself is std * hidden_size,
         so std = 1 / hidden_size keeps it at 1. An untied head only has to be small.
+
+        All embeddings share one random direction besides their own: attention by position alone ("the token before
+        me") needs something that every query and key has in common, and finds it at once (EXPERIMENTS.md). It
+        adds the same number to every tied logit, which changes no probability. For the same end QK-norm starts at
+        a gain of QK_NORM_GAIN, because at 1 a score cannot exceed sqrt(head_dim).
         """
         hidden = self.config.hidden_size
         for name, parameter in self.named_parameters():
@@ -84,11 +91,13 @@ class LanguageModel(nn.Module):
             elif name.endswith("proj.weight"):
                 parameter.normal_(0.0, 1 / math.sqrt(hidden))
             elif name.endswith("norm.weight"):
-                parameter.fill_(1.0)
-        if self.config.tie_word_embeddings:
-            self.lm_head.weight.normal_(0.0, min(0.02, 1 / hidden))
-        else:
-            self.model.embed_tokens.weight.normal_(0.0, 1.0)
+                is_qk = name.endswith(("q_norm.weight", "k_norm.weight"))
+                parameter.fill_(QK_NORM_GAIN if is_qk else 1.0)
+        tied, embeddings = self.config.tie_word_embeddings, self.model.embed_tokens.weight
+        std = min(0.02, 1 / hidden) if tied else 1.0
+        embeddings.normal_(0.0, std)
+        embeddings += torch.empty(hidden, device=embeddings.device).normal_(0.0, std)
+        if not tied:
             self.lm_head.weight.normal_(0.0, 0.1 / math.sqrt(hidden))
 
     def set_attn_implementation(self, name: str) -> None:

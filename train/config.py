@@ -25,7 +25,8 @@ class OptimizerConfig(_Section):
 
     name: Literal["muon", "adamw"] = Field("muon", description="muon | adamw.")
     lr: float = Field(0.02, gt=0, description="Peak learning rate: of Muon, or of AdamW when it is alone.")
-    adamw_lr: float = Field(0.005, gt=0, description="With muon: peak rate of embedding, head and norms.")
+    adamw_lr: float = Field(0.01, gt=0, description="With muon: peak rate of everything outside the blocks, and norms.")
+    embedding_lr: float | None = Field(None, gt=0, description="Of an untied embedding; null = as the head.")
     weight_decay: float = Field(0.01, ge=0, description="Decoupled; matrices only.")
     momentum: float = Field(0.95, ge=0, lt=1, description="Of Muon.")
     betas: list[float] = Field([0.9, 0.95], min_length=2, max_length=2, description="Of AdamW.")

@@ -82,24 +82,34 @@ class Muon(torch.optim.Optimizer):
 def build_optimizers(lm: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
     """AdamW for everything, or Muon for the matrices of the blocks and AdamW for the rest.
 
-    Weight decay applies to matrices only. Every group remembers its peak learning rate as `peak_lr`.
+    Weight decay applies to matrices only; an untied embedding is a table of vectors that is looked up, so it has
+    a rate of its own and no decay. Every group remembers its peak learning rate as `peak_lr`.
     """
-    named = [(name, p) for name, p in lm.named_parameters() if p.requires_grad]
-    fused = any(p.is_cuda for _, p in named)
+    blocks, matrices, embeddings, vectors = [], [], [], []
+    tied = lm.get_parameter("lm_head.weight") is lm.get_parameter("model.embed_tokens.weight")
+    for name, parameter in lm.named_parameters():
+        if parameter.ndim < 2:
+            vectors.append(parameter)
+        elif ".layers." in name:
+            blocks.append(parameter)
+        elif "embed_tokens" in name and not tied:
+            embeddings.append(parameter)
+        else:
+            matrices.append(parameter)
     optimizers: list[torch.optim.Optimizer] = []
-    adamw_lr = config.lr
+    lr = config.lr
     if config.name == "muon":
-        blocks = [p for name, p in named if p.ndim == 2 and ".layers." in name]
-        named = [(name, p) for name, p in named if not (p.ndim == 2 and ".layers." in name)]
         optimizers.append(Muon(blocks, config.lr, config.momentum, config.weight_decay))
-        adamw_lr = config.adamw_lr
-    groups = [
-        {"params": [p for _, p in named if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for _, p in named if p.ndim < 2], "weight_decay": 0.0},
+        blocks, lr = [], config.adamw_lr
+    groups: list[dict[str, Any]] = [
+        {"params": blocks + matrices, "lr": lr, "weight_decay": config.weight_decay},
+        {"params": embeddings, "lr": config.embedding_lr or lr, "weight_decay": 0.0},
+        {"params": vectors, "lr": lr, "weight_decay": 0.0},
     ]
-    groups = [group for group in groups if group["params"]]
     betas = (config.betas[0], config.betas[1])
-    optimizers.append(torch.optim.AdamW(groups, lr=adamw_lr, betas=betas, eps=config.eps, fused=fused))
+    fused = vectors[0].is_cuda
+    groups = [group for group in groups if group["params"]]
+    optimizers.append(torch.optim.AdamW(groups, betas=betas, eps=config.eps, fused=fused))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]

@@ -48,7 +48,7 @@ def test_orthogonalize_keeps_the_directions_and_evens_out_the_singular_values(sh
 def test_muon_gets_the_matrices_of_the_blocks_and_decay_only_falls_on_matrices():
     lm = LanguageModel(tiny_config(tie_word_embeddings=False))
     names = {id(p): name for name, p in lm.named_parameters()}
-    muon, adamw = build_optimizers(lm, OptimizerConfig(lr=0.02, adamw_lr=0.005, weight_decay=0.1))
+    muon, adamw = build_optimizers(lm, OptimizerConfig(lr=0.02, adamw_lr=0.005, embedding_lr=0.1, weight_decay=0.1))
     by_muon = {names[id(p)] for p in muon.param_groups[0]["params"]}
     assert len(by_muon) == 2 * 7
     assert all(name.endswith("proj.weight") for name in by_muon)
@@ -56,10 +56,11 @@ def test_muon_gets_the_matrices_of_the_blocks_and_decay_only_falls_on_matrices()
     assert by_muon.isdisjoint(groups)
     assert by_muon | set(groups) == set(names.values())
     assert {name: g["weight_decay"] for name, g in groups.items()} == {
-        name: 0.1 if name in ("model.embed_tokens.weight", "lm_head.weight") else 0.0 for name in groups
+        name: 0.1 if name == "lm_head.weight" else 0.0 for name in groups
     }
     assert set_learning_rate([muon, adamw], 0.5) == 0.01
-    assert {g["lr"] for g in adamw.param_groups} == {0.0025}
+    assert groups["model.embed_tokens.weight"]["lr"] == 0.05
+    assert groups["lm_head.weight"]["lr"] == groups["model.norm.weight"]["lr"] == 0.0025
 
 
 def test_adamw_alone_takes_everything():

@@ -22,8 +22,7 @@ def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     hidden (N, D), weight (V, D), labels (N,) -> scalar float32. Matrix products run in autocast's dtype, the
     softmax in float32. Gradients are computed in the forward pass, so a backward pass costs one multiplication.
     """
-    wanted = labels != IGNORED
-    return _CrossEntropySum.apply(hidden[wanted], weight, labels[wanted])
+    return _CrossEntropySum.apply(hidden, weight, labels)
 
 
 class _CrossEntropySum(torch.autograd.Function):
@@ -40,11 +39,13 @@ class _CrossEntropySum(torch.autograd.Function):
             for chunk, label in zip(hidden.to(dtype).split(size), labels.split(size), strict=True):
                 logits = (chunk @ head.T).float()  # (chunk, V)
                 log_sum = logits.logsumexp(dim=-1, keepdim=True)
-                loss += (log_sum - logits.gather(1, label[:, None])).sum()
-                if need_gradient:  # softmax - one_hot(label)
+                wanted = (label != IGNORED)[:, None]
+                target = label.clamp(min=0)[:, None]
+                loss += ((log_sum - logits.gather(1, target)) * wanted).sum()
+                if need_gradient:  # softmax - one_hot(label), nothing where the label is ignored
                     gradient = logits.sub_(log_sum).exp_()
-                    gradient[torch.arange(len(label), device=label.device), label] -= 1.0
-                    gradient = gradient.to(dtype)
+                    gradient.scatter_add_(1, target, gradient.new_full(target.shape, -1.0))
+                    gradient = (gradient * wanted).to(dtype)
                     hidden_grads.append((gradient @ head).to(hidden.dtype))
                     weight_grad += gradient.T @ chunk
         if need_gradient:

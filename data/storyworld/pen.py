@@ -16,7 +16,7 @@ from typing import NamedTuple
 from .lexicon import Beat, Lexicon, Part, Pool, Slot
 from .names import name_set, names
 
-SONG_LENGTHS = range(24, 37)  # words
+SONG_LENGTHS = range(16, 29)  # words
 PRONOUNS = frozenset(("He", "he", "him", "his", "His"))
 
 

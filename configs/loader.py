@@ -82,6 +82,8 @@ def _read_file(path: Path, into: LoadedConfig, seen: tuple[Path, ...], asked_by:
         raise InputError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', error)}") from None
     if root is None:
         raise InputError(f"{path}: is empty")
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=_YamlLoader)):
+        raise InputError(f"{path}: uses an alias (*name): write the value out, or use `extends`")
     if not isinstance(root, yaml.MappingNode):
         raise InputError(f"{path}:{root.start_mark.line + 1}: a config must be a mapping of keys to values")
 
@@ -119,7 +121,11 @@ def _construct(node: yaml.Node, place: str) -> Any:
     try:
         return loader.construct_object(node, deep=True)
     except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{place}: cannot be read as a value: {error}") from None
+        raise InputError(f"{place}: cannot be read as a value: {_first_line(error)}") from None
+
+
+def _first_line(error: object) -> str:
+    return str(error).splitlines()[0] if str(error) else "unknown"
 
 
 def _apply_override(override: str, into: LoadedConfig) -> None:
@@ -129,12 +135,13 @@ def _apply_override(override: str, into: LoadedConfig) -> None:
     place = f"command line `{override}`"
     try:
         value = yaml.load(text, Loader=_YamlLoader) if text else ""
-    except yaml.YAMLError as error:
-        raise InputError(f"{place}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"{place}: not valid YAML: {_first_line(getattr(error, 'problem', error))}") from None
     key = tuple(name.split("."))
     for length in range(1, len(key)):
         if not isinstance(_get(into.values, key[:length]), dict):
-            _put(into.values, key[:length], {})
+            _set(into, key[:length], {}, place)
+        into.origins.setdefault(key[:length], place)
     _set(into, key, value, place)
 
 
@@ -178,25 +185,30 @@ def validate(schema: type[Model], loaded: LoadedConfig, section: str | None = No
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        problems = [_explain(problem, schema, prefix, loaded) for problem in error.errors()]
-        raise InputError("; ".join(dict.fromkeys(problems))) from None
+        problems: dict[str, list[str]] = {}  # what is wrong with one key, by where it stands
+        for problem in error.errors():
+            place, message = _explain(problem, schema, prefix, loaded)
+            if message not in problems.setdefault(place, []):
+                problems[place].append(message)
+        raise InputError("; ".join(place + " or ".join(parts) for place, parts in problems.items())) from None
 
 
-def _explain(problem: Any, schema: type[BaseModel], prefix: KeyPath, loaded: LoadedConfig) -> str:
+def _explain(problem: Any, schema: type[BaseModel], prefix: KeyPath, loaded: LoadedConfig) -> tuple[str, str]:
+    """(where and which key, what is wrong with it), so that the members of a union can be told together."""
     # pydantic puts the tag of a discriminated union into the location ("source", "files", "path"): leave it out
     location = [str(part) for part in problem["loc"]]
     key = prefix + tuple(p for i, p in enumerate(location) if not _is_union_tag(location, i, prefix, loaded))
-    dotted, where = ".".join(key), loaded.where(key)
+    known = [prefix + path for path in key_paths(schema)]
     if problem["type"] == "extra_forbidden":
-        hint = _nearest(key, [prefix + known for known in key_paths(schema)])
-        return f"{where}: unknown key `{dotted}`{hint}"
+        return f"{loaded.where(key)}: unknown key `{'.'.join(key)}`{_nearest(key, known)}", ""
     if problem["type"] == "missing":
-        return f"{where}: `{dotted}` is missing"
+        return f"{loaded.where(key)}: `{'.'.join(key)}` is missing", ""
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     if problem["type"] == "value_error":
-        blamed = _blamed_key(message, schema, key)
-        return f"{loaded.where(blamed)}: {message}"
-    return f"{where}: `{dotted}` is {problem['input']!r}: {message}"
+        return f"{loaded.where(_blamed_key(message, known, key, loaded))}: ", message
+    while len(key) > 1 and key not in known and key[:-1] in known:
+        key = key[:-1]  # the member of a union ("int"), or the place in a list
+    return f"{loaded.where(key)}: `{'.'.join(key)}` is {_get(loaded.values, key)!r}: ", message
 
 
 def _is_union_tag(location: list[str], index: int, prefix: KeyPath, loaded: LoadedConfig) -> bool:
@@ -204,12 +216,14 @@ def _is_union_tag(location: list[str], index: int, prefix: KeyPath, loaded: Load
     return isinstance(parent, dict) and parent.get("kind") == location[index]
 
 
-def _blamed_key(message: str, schema: type[BaseModel], key: KeyPath) -> KeyPath:
-    """A validator that sees several keys names the one to change first in its message."""
-    for name in key_paths(schema):
-        if name[: len(key)] == key and message.startswith(name[-1]):
-            return name
-    return key
+def _blamed_key(message: str, known: list[KeyPath], section: KeyPath, loaded: LoadedConfig) -> KeyPath:
+    """A check that sees several keys names them in its message: the one changed last is the one to look at."""
+    words = set(re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message))
+    named = [key for key in known if key[: len(section)] == section and key in loaded.origins]
+    named = [key for key in named if ".".join(key) in words] or [key for key in named if key[-1] in words]
+    by_hand = [key for key in named if loaded.origins[key].startswith("command line")]
+    in_this_file = [key for key in named if loaded.origins[key].startswith(f"{loaded.path}:")]
+    return next(iter([*by_hand, *reversed(in_this_file), *named]), section)
 
 
 def key_paths(schema: type[BaseModel], prefix: KeyPath = ()) -> Iterator[KeyPath]:
@@ -244,4 +258,7 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2
+    except KeyboardInterrupt:
+        print("stopped before there was anything to save", file=sys.stderr)
+        code = 130
     sys.exit(code or 0)

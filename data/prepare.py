@@ -62,7 +62,7 @@ def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True) ->
     }
     key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:16]
     directory = output_dir / ".prepared" / key
-    if not (directory / "manifest.json").is_file():
+    if not _is_file(directory / "manifest.json"):
         temporary = directory.with_name(f"{key}.{os.getpid()}.tmp")
         shutil.rmtree(temporary, ignore_errors=True)
         try:
@@ -75,6 +75,13 @@ def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True) ->
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return open_prepared(directory)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise InputError(f"output_dir: {path.parent} cannot be read: {error.strerror}") from None
 
 
 def open_prepared(directory: Path) -> PreparedData:

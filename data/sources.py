@@ -44,9 +44,8 @@ def identity(source: StoryworldSource | FilesSource | HubSource) -> dict[str, An
     """What makes a source itself, contents included: two sources with equal identity give equal text."""
     described = source.model_dump()
     if isinstance(source, FilesSource):
-        path = _existing_file(Path(source.path))
-        with path.open("rb") as file:
-            described |= {"path": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        raw = _read_bytes(Path(source.path))
+        described |= {"path": Path(source.path).suffix, "sha256": hashlib.sha256(raw).hexdigest()}
     elif isinstance(source, StoryworldSource):
         digest = hashlib.sha256()
         for part in sorted(Path(__file__).with_name("storyworld").iterdir()):
@@ -82,11 +81,15 @@ def _existing_file(path: Path) -> Path:
     raise InputError(f"data.source.path: no such file: {path}{hint}")
 
 
-def _read_text(path: Path) -> str:
+def _read_bytes(path: Path) -> bytes:
     try:
-        raw = _existing_file(path).read_bytes()
+        return _existing_file(path).read_bytes()
     except OSError as error:
         raise InputError(f"data.source.path: {path} cannot be read: {error.strerror}") from None
+
+
+def _read_text(path: Path) -> str:
+    raw = _read_bytes(path)
     if b"\0" in raw:
         raise InputError(f"{path}: holds zero bytes, so it is a binary file, not text: give a UTF-8 text file")
     try:
@@ -135,4 +138,8 @@ def _text_of(record: Any, field: str, where: str) -> str:
     text = record[field]
     if not isinstance(text, str) or not text:
         raise InputError(f"{where}: field `{field}` must be a text that is not empty, not {str(text)[:40]!r}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: field `{field}` holds half a surrogate pair, which is no character") from None
     return text

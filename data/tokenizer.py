@@ -7,6 +7,7 @@ multiple of 64 (fast matrix products) by reserved tokens, so a later fine-tune c
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -69,8 +70,9 @@ class Tokenizer:
         if token in SPECIAL_TOKENS or token.startswith("<|reserved_"):
             return token.replace("<|", "<").replace("|>", ">")
         text = self.backend.decode([token_id], skip_special_tokens=False)
-        if "\ufffd" in text:  # part of a character
-            return "".join(f"⟨{byte:02X}⟩" for byte in _bytes_of(token))
+        if "\ufffd" in text and isinstance(self.backend.model, models.BPE):  # part of a character
+            readable = _bytes_of(token).decode("utf-8", "backslashreplace")
+            text = re.sub(r"\\x(..)", lambda match: f"⟨{match[1].upper()}⟩", readable)
         return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
 
     def save(self, directory: str | Path) -> None:
@@ -145,7 +147,7 @@ def _round_up(size: int) -> int:
     return -(-size // 64) * 64
 
 
-def _bytes_of(token: str) -> list[int]:
+def _bytes_of(token: str) -> bytes:
     """The bytes behind a byte-level piece (GPT-2's table: printable bytes stand for themselves)."""
     printable = [
         *range(ord("!"), ord("~") + 1),
@@ -154,4 +156,4 @@ def _bytes_of(token: str) -> list[int]:
     ]
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-    return [table[character] for character in token]
+    return bytes(table[character] for character in token)

@@ -46,6 +46,7 @@ class EvalEvent:
         return self.data.tokenizer
 
     def due(self, every: int) -> bool:
+        """Each `every` steps and at the end; `every` 0 is for hooks that the end is enough for."""
         return self.is_last or (every > 0 and self.step % every == 0)
 
 
@@ -96,7 +97,8 @@ def samples(event: EvalEvent) -> None:
 
 def attention(event: EvalEvent) -> None:
     """Draw every head on a fixed text: attention/step_XXXXXXXX.png, the raw weights beside it as .npz."""
-    if not event.due(event.config.attention.every):
+    every = event.config.attention.every
+    if not every or not event.due(every):
         return
     import numpy as np
 
@@ -122,7 +124,9 @@ def probe_ids(event: EvalEvent) -> list[int]:
     if wanted.text:
         return [event.tokenizer.bos_id, *event.tokenizer.encode(wanted.text)][: wanted.max_tokens]
     stream = event.data.stream("validation")
-    return stream.read(0, min(wanted.max_tokens, len(stream))).tolist()
+    ids = stream.read(0, min(wanted.max_tokens, len(stream))).tolist()
+    end = ids.index(event.tokenizer.eos_id) + 1 if event.tokenizer.eos_id in ids else len(ids)
+    return ids[:end]
 
 
 HOOKS: tuple[Hook, ...] = (validation, samples, attention)

@@ -29,12 +29,14 @@ def mean_loss(
     was_training, device = lm.training, next(lm.parameters()).device
     lm.eval()
     loss_sum, count = 0.0, 0
-    with autocast or nullcontext():
-        for batch in batches:
-            batch = batch.to(device)
-            batch_sum, batch_count = lm(batch.input_ids, labels=batch.labels, document_ids=batch.document_ids)
-            loss_sum, count = loss_sum + float(batch_sum), count + int(batch_count)
-    lm.train(was_training)
+    try:
+        with autocast or nullcontext():
+            for batch in batches:
+                batch = batch.to(device)
+                batch_sum, batch_count = lm(batch.input_ids, labels=batch.labels, document_ids=batch.document_ids)
+                loss_sum, count = loss_sum + float(batch_sum), count + int(batch_count)
+    finally:
+        lm.train(was_training)
     return loss_sum / max(1, count)
 
 

@@ -78,6 +78,8 @@ def _quick_precision(q: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    if q.is_cuda and torch.is_autocast_enabled("cuda"):  # after RoPE, q and k are float32 even under autocast
+        q, k, v = (x.to(torch.get_autocast_dtype("cuda")) for x in (q, k, v))
     if q.is_cuda and (mask is not None or q.dtype not in (torch.float16, torch.bfloat16)):
         what = "a mask (documents or padding)" if mask is not None else f"{q.dtype}"
         raise ValueError(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -123,6 +124,8 @@ def to_hugging_face(config: ModelConfig) -> dict[str, Any]:
 
 def from_hugging_face(fields: dict[str, Any], file: Path) -> ModelConfig:
     """The inverse of `to_hugging_face`; also reads what transformers writes for these architectures."""
+    if not isinstance(fields, dict):
+        raise ValueError(f"{file}: is not the config of a model")
     model_type = fields.get("model_type")
     if model_type not in ARCHITECTURES:
         raise ValueError(f"{file}: model_type is {model_type!r}; Headlight builds {', '.join(ARCHITECTURES)}")
@@ -137,12 +140,17 @@ def from_hugging_face(fields: dict[str, Any], file: Path) -> ModelConfig:
     for name, (found, wanted) in fixed.items():
         if found != wanted:
             raise ValueError(f"{file}: {name} is {found!r}; Headlight builds {wanted!r} only")
-    return ModelConfig(
-        **{name: fields[name] for name in SAME_NAME if fields.get(name) is not None},
-        qk_norm=model_type == "qwen3",
-        rope_theta=float(rope.get("rope_theta", fields.get("rope_theta", 10000.0))),
-        **fields.get("headlight", {}),
-    )
+    values = {name: fields[name] for name in SAME_NAME if fields.get(name) is not None}
+    if isinstance(values.get("eos_token_id"), list):  # some have several; the first one ends a document
+        values["eos_token_id"] = values["eos_token_id"][0]
+    values |= {"qk_norm": model_type == "qwen3", **fields.get("headlight", {})}
+    values["rope_theta"] = float(rope.get("rope_theta") or fields.get("rope_theta") or 10000.0)
+    try:
+        return ModelConfig(**values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise ValueError(f"{file}: {where}: {problem['msg'].removeprefix('Value error, ')}") from None
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:

@@ -85,8 +85,10 @@ class ModelConfig(BaseModel):
                 f"num_key_value_heads: gqa means a quarter of the {heads} query heads, which is not a whole "
                 f"number: use {_or(_divisors(heads))}"
             )
-        quarter = heads // 4 if heads % 4 == 0 else heads
-        values["num_key_value_heads"] = {"mha": heads, "gqa": quarter, "mqa": 1}.get(kv_heads, kv_heads)
+        if isinstance(kv_heads, str):
+            values["num_key_value_heads"] = {"mha": heads, "gqa": heads // 4, "mqa": 1}.get(kv_heads, kv_heads)
+        elif "num_key_value_heads" not in values:
+            values["num_key_value_heads"] = heads
         return values
 
     @model_validator(mode="after")

@@ -22,15 +22,14 @@ def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     hidden (N, D), weight (V, D), labels (N,) -> scalar float32. Matrix products run in autocast's dtype, the
     softmax in float32. Gradients are computed in the forward pass, so a backward pass costs one multiplication.
     """
-    return _CrossEntropySum.apply(hidden, weight, labels)
+    return _CrossEntropySum.apply(hidden, weight, labels, torch.is_grad_enabled())
 
 
 class _CrossEntropySum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, need_gradient: bool) -> Tensor:
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-        need_gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_grads, weight_grad = [], torch.zeros_like(weight)
         with torch.autocast(device, enabled=False):
@@ -53,7 +52,7 @@ class _CrossEntropySum(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None]:
         hidden_grad, weight_grad = ctx.saved_tensors
         (scale,) = grad_outputs
-        return hidden_grad * scale, weight_grad * scale, None
+        return hidden_grad * scale, weight_grad * scale, None, None

@@ -73,7 +73,7 @@ def save_checkpoint(
     _point(checkpoints / "latest", directory.name)
     if state.best_step == state.step:
         _point(checkpoints / "best", directory.name)
-    _drop_old(checkpoints, keep_last)
+    _drop_old(checkpoints, directory, keep_last)
     return directory
 
 
@@ -152,10 +152,11 @@ def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimize
         torch.cuda.set_rng_state(tensors["rng.cuda"])
 
 
-def _drop_old(checkpoints: Path, keep_last: int) -> None:
+def _drop_old(checkpoints: Path, newest: Path, keep_last: int) -> None:
     everything = sorted(checkpoints.glob("step_????????"))
     best = checkpoints / "best"
-    kept = {path.name for path in everything[-keep_last:]}
+    # what is later than the newest was damaged, and the run has gone on from before it
+    kept = {path.name for path in [path for path in everything if path.name <= newest.name][-keep_last:]}
     kept.add(best.read_text(encoding="utf-8").strip() if best.is_file() else "")
     for directory in everything:
         if directory.name not in kept:

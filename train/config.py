@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -29,7 +29,9 @@ class OptimizerConfig(_Section):
     embedding_lr: float | None = Field(None, gt=0, description="Of an untied embedding; null = as the head.")
     weight_decay: float = Field(0.01, ge=0, description="Decoupled; matrices only.")
     momentum: float = Field(0.95, ge=0, lt=1, description="Of Muon.")
-    betas: list[float] = Field([0.9, 0.95], min_length=2, max_length=2, description="Of AdamW.")
+    betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
+        [0.9, 0.95], min_length=2, max_length=2, description="Of AdamW."
+    )
     eps: float = Field(1e-10, gt=0, description="Of AdamW.")
 
 
@@ -70,7 +72,7 @@ class RunConfig(_Section):
 
     name: str = Field("", description="Names the run directory; default: the YAML file's stem.")
     output_dir: str = Field("runs", description="Parent of run directories and of prepared data.")
-    seed: int = Field(0, ge=0, description="Of the weights, the row order and dropout.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Of the weights, the row order and dropout.")
     resume: str = Field("auto", description="auto | never | a checkpoint directory.")
     model: ModelConfig = Field(ModelConfig(), description="How it computes.")
     data: DataConfig = Field(DataConfig(), description="What it reads.")
@@ -99,8 +101,8 @@ class RunConfig(_Section):
             )
         if self.eval.attention.max_tokens > longest:
             raise ValueError(
-                f"max_tokens ({self.eval.attention.max_tokens}) of eval.attention is longer than "
-                f"model.max_position_embeddings ({longest})"
+                f"eval.attention.max_tokens ({self.eval.attention.max_tokens}) is longer than "
+                f"model.max_position_embeddings ({longest}): lower the first or raise the second"
             )
         return self
 
@@ -122,16 +124,16 @@ class RunConfig(_Section):
         train = {k: values["train"][k] for k in IDENTITY_OF_TRAIN}
         parts = {"seed": self.seed, "model": values["model"], "data": values["data"], "train": train}
         identity = dict(_flatten(parts))
-        for key in (
-            "model.attn_implementation",
-            "model.bos_token_id",
-            "model.eos_token_id",
-            "model.pad_token_id",
-        ):
-            del identity[key]
+        for key in NOT_IDENTITY:
+            identity.pop(key, None)
         return identity
 
 
+# the tokenizer fills in the ids, and a file is known by its contents (run_directory.check_contents)
+NOT_IDENTITY = (
+    "model.attn_implementation model.vocab_size model.bos_token_id model.eos_token_id model.pad_token_id "
+    "data.source.path"
+).split()
 IDENTITY_OF_TRAIN = [
     "tokens_per_step",
     "schedule",

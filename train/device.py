@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from configs.loader import InputError
-from train.config import TrainConfig
+from train.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class Device:
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
-def resolve_device(config: TrainConfig) -> Device:
+def resolve_device(run_config: RunConfig) -> Device:
     """Raises InputError for a device or a precision that is asked for and is not there."""
+    config = run_config.train
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     kind = config.device
     if kind == "auto":
@@ -44,6 +45,11 @@ def resolve_device(config: TrainConfig) -> Device:
     reason = "asked for"
     if precision == "auto":
         precision, reason = _quick_precision(kind)
+    elif precision == "bf16" and kind == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise InputError("train.precision is bf16, but this GPU has no bf16 instructions: use auto or fp32")
+    model = run_config.model
+    if kind == "cpu" and model.attn_implementation == "flash" and model.attention_dropout > 0:
+        raise InputError("model.attn_implementation: flash has no dropout on CPU: use sdpa or attention_dropout: 0")
     compiled = config.compile is True or (config.compile == "auto" and kind == "cuda")
     notes = (
         f"device {kind} ({'asked for' if config.device != 'auto' else 'auto'})",
@@ -55,7 +61,8 @@ def resolve_device(config: TrainConfig) -> Device:
 
 def _quick_precision(kind: str) -> tuple[str, str]:
     if kind == "cuda":
-        return ("bf16", "auto: this GPU computes in bf16") if torch.cuda.is_bf16_supported() else ("fp32", "auto")
+        supported = torch.cuda.is_bf16_supported(including_emulation=False)
+        return ("bf16", "auto: this GPU computes in bf16") if supported else ("fp32", "auto: this GPU lacks bf16")
     capabilities = cpu_capabilities() if kind == "cpu" else {}
     if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"):
         return "bf16", "auto: this CPU has bf16 instructions"
@@ -67,9 +74,9 @@ def cpu_capabilities() -> dict[str, Any]:
     return dict(getattr(torch.cpu, "get_capabilities", dict)())
 
 
-def machine() -> str:
+def machine(device: torch.device) -> str:
     """The GPU, or the processor and the number of threads, in words."""
-    if torch.cuda.is_available():
+    if device.type == "cuda":
         return torch.cuda.get_device_name()
     name = cpu_capabilities().get("cpu_name") or platform.processor() or platform.machine()
     return f"{name}, {torch.get_num_threads()} threads"

@@ -57,7 +57,7 @@ def train(run: Run) -> int:
     if state.step == 0:
         report_initial_loss(run)
         evaluate(run, started)
-    meter = Meter()
+    meter = Meter(run.device.device)
     run.lm.train()
     with stop_signals() as stopped:
         while state.step < config.train.max_steps:
@@ -66,7 +66,7 @@ def train(run: Run) -> int:
             except NonFiniteLoss as error:
                 run.tracker.say(f"stopped: {error}")
                 return EXIT_NON_FINITE
-            is_last = state.step == config.train.max_steps
+            is_last, signal_number = state.step == config.train.max_steps, stopped()
             state.seconds = time.perf_counter() - started
             show_progress(run, meter)
             if is_last or state.step % config.train.log_every == 0:
@@ -75,12 +75,13 @@ def train(run: Run) -> int:
                 evaluate(run, started)
                 meter.restart_clock()
             state.seconds = time.perf_counter() - started
-            if is_last or stopped() or _due(state.step, config.train.checkpoint_every):
+            is_best = state.best_step == state.step
+            if is_last or signal_number or is_best or _due(state.step, config.train.checkpoint_every):
                 save(run)
                 meter.restart_clock()
-            if stopped() and not is_last:
+            if signal_number and not is_last:
                 run.tracker.say(f"stopped at step {state.step:,}; the same command goes on from here")
-                return 128 + stopped()
+                return 128 + signal_number
     return 0
 
 
@@ -139,12 +140,13 @@ class StepFigures:
 class Meter:
     """The newest loss, and speed since the last line of metrics."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.last = StepFigures(math.nan, 0.0, 0.0, 0, 0, 0.0)
         self._reset()
 
     def _reset(self) -> None:
-        self.tokens = self.positions = 0
+        self.tokens = 0
         self.waited = self.seconds = 0.0
         self.restart_clock()
 
@@ -156,7 +158,7 @@ class Meter:
         now = time.perf_counter()
         self.seconds, self._since = self.seconds + now - self._since, now
         self.last = figures
-        self.tokens, self.positions = self.tokens + figures.tokens, self.positions + figures.positions
+        self.tokens += figures.tokens
         self.waited += figures.waited
 
     @property
@@ -170,9 +172,9 @@ class Meter:
             "lr": self.last.lr,
             "grad_norm": self.last.grad_norm,
             "tokens_per_s": round(self.tokens_per_s, 1),
-            "padding_share": 1 - self.tokens / max(1, self.positions),
+            "padding_share": 1 - self.last.tokens / max(1, self.last.positions),
             "data_wait_share": round(self.waited / max(self.seconds, 1e-9), 4),
-            "memory_gb": _memory_gb(),
+            "memory_gb": _memory_gb(self.device),
         }
         self._reset()
         return values
@@ -203,7 +205,8 @@ def evaluate(run: Run, started: float) -> None:
         log=log,
         log_image=lambda name, path: tracker.log_image(name, path, state.step),
     )
-    run_hooks(event, run.switched_off, tracker.say)
+    with run.device.autocast():
+        run_hooks(event, run.switched_off, tracker.say)
 
 
 @torch.no_grad()
@@ -211,7 +214,8 @@ def report_initial_loss(run: Run) -> None:
     """An untrained model should find every token equally likely: its loss is ln(vocabulary)."""
     batch = run.batches.batch(0).split(8)[0].to(run.device.device)
     run.lm.eval()
-    loss_sum, count = run.lm(batch.input_ids, labels=batch.labels, document_ids=batch.document_ids)
+    with run.device.autocast():
+        loss_sum, count = run.lm(batch.input_ids, labels=batch.labels, document_ids=batch.document_ids)
     vocabulary = run.data.tokenizer.vocab_size
     run.tracker.say(
         f"step 0: loss {float(loss_sum / count.clamp(min=1)):.4f}, and ln(vocabulary {vocabulary:,}) = "
@@ -278,9 +282,9 @@ def _forget_gradients(run: Run) -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
-def _memory_gb() -> float | None:
+def _memory_gb(device: torch.device) -> float | None:
     """Peak memory: of the GPU if there is one, else of this process (None where the system does not tell)."""
-    if torch.cuda.is_available():
+    if device.type == "cuda":
         return round(torch.cuda.max_memory_allocated() / 1e9, 3)
     try:
         import resource

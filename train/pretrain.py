@@ -27,7 +27,7 @@ def main() -> int:
     from train.tracking import Tracker
 
     # 2. Where it computes, and whether this run is new, half-way or finished.
-    device = resolve_device(config.train)
+    device = resolve_device(config)
     start = run_directory.find_start(config)
     if start.finished:
         print(report.result(config.directory))
@@ -61,6 +61,9 @@ def main() -> int:
     state = TrainerState(identity=config.identity())
     if start.checkpoint is not None:
         state = load_checkpoint(start.checkpoint, lm, optimizers)
+        if start.checkpoint.parent != config.directory / "checkpoints":
+            state.wandb_id = None  # another run goes on under a name of its own
+    run_directory.check_contents(state, data)
     run_directory.open_for(config, state.step)
     tracker = Tracker(config, state.step, state.wandb_id)
     run = Run(config, device, data, batches, lm, optimizers, state, tracker)

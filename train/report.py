@@ -40,14 +40,17 @@ def write(run: Run) -> None:
     directory = run.config.directory
     metrics = [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     plot_loss(metrics, directory / "loss.png")
-    last_val = [m for m in metrics if m["split"] == "val"][-1]
+    last_val = [m for m in metrics if m["split"] == "val"][-1:]
     speeds = sorted(m["tokens_per_s"] for m in metrics if m["split"] == "train")
     result = [
-        f"validation loss {last_val['loss']:.4f} nats per token   perplexity {last_val['perplexity']:.2f}   "
-        f"bits per byte {last_val['bits_per_byte']:.4f}",
+        *[
+            f"validation loss {val['loss']:.4f} nats per token   perplexity {val['perplexity']:.2f}   "
+            f"bits per byte {val['bits_per_byte']:.4f}"
+            for val in last_val
+        ],
         *_floor_lines(run),
         f"{run.state.seconds / 60:.1f} minutes, {run.state.tokens:,} tokens, "
-        f"{speeds[len(speeds) // 2]:,.0f} tokens/s (median)",
+        f"{speeds[len(speeds) // 2]:,.0f} tokens/s (median), {_finished_at(run.state.step)}",
     ]
     sample = _last_sample(directory / "samples.jsonl")
     picture = sorted((directory / "attention").glob("step_*.png"))[-1:]
@@ -56,8 +59,18 @@ def write(run: Run) -> None:
     lines += [sample, "```", "", "## Figures", "", "![loss](loss.png)", ""]
     lines += [f"![every attention head](attention/{picture[0].name})", ""] if picture else []
     lines += ["## Made with", "", f"`python -m train.pretrain` from `{run.config.directory}/config.yaml`, "]
-    lines += [f"torch {torch.__version__}, Python {platform.python_version()}, {machine()}.", ""]
+    lines += [f"torch {torch.__version__}, Python {platform.python_version()}, {machine(run.device.device)}.", ""]
     (directory / "report.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def _finished_at(step: int) -> str:
+    return f"finished at step {step:,}"
+
+
+def is_finished(directory: Path, step: int) -> bool:
+    """Whether report.md tells of this step; an older one is written again."""
+    file = directory / "report.md"
+    return file.is_file() and _finished_at(step) in file.read_text(encoding="utf-8")
 
 
 def result(directory: Path) -> str:
@@ -99,12 +112,16 @@ def _floor_lines(run: Run) -> list[str]:
     stories = [tell(source.seed, index, "validation") for index in range(min(count, source.validation_documents))]
     longest = run.config.model.max_position_embeddings
     fitting = [s for s in stories if len(run.data.tokenizer.encode(s.text)) + 2 <= longest]
-    return compare_with_floor(run.lm, run.data.tokenizer, fitting).lines()
+    if not fitting:
+        return [f"no held-out story fits into {longest} tokens, so none is compared with its entropy floor"]
+    run.lm.set_attn_implementation("sdpa")  # in float32, whatever the training kernel was
+    left_out = [f"({len(stories) - len(fitting)} longer stories left out)"] if len(fitting) < len(stories) else []
+    return compare_with_floor(run.lm, run.data.tokenizer, fitting).lines() + left_out
 
 
 def _last_sample(file: Path) -> str:
     lines = file.read_text(encoding="utf-8").splitlines()
-    return json.loads(lines[-1])["text"] if lines else ""
+    return json.loads(lines[-1])["text"].replace("```", "'''") if lines else ""
 
 
 def _latest(directory: Path) -> Path:

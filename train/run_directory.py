@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from configs.loader import InputError
-from train.checkpoint import damage, newest_intact, read_state
-from train.config import RunConfig
+from data.prepare import PreparedData
+from train import report
+from train.checkpoint import TrainerState, damage, newest_intact, read_state
+from train.config import RunConfig, load_run_config
 from train.tracking import truncate_after
+
+CONTENTS = "data.contents"  # key of the identity that says what the prepared data was made of
 
 
 @dataclass(frozen=True)
@@ -23,64 +28,93 @@ class Start:
 def find_start(config: RunConfig) -> Start:
     """Look for what is there and decide. Writes nothing.
 
-    Raises InputError if the directory belongs to another run, if resume=never meets an existing run, and if
-    resume names no whole checkpoint.
+    Raises InputError if the directory belongs to another run or to none, if resume=never meets an existing run,
+    and if resume names no whole checkpoint.
     """
+    try:
+        return _find_start(config)
+    except OSError as error:
+        raise InputError(f"output_dir: {config.directory} cannot be read: {error.strerror}") from None
+
+
+def _find_start(config: RunConfig) -> Start:
     directory = config.directory
+    exists = directory.exists() and (not directory.is_dir() or any(directory.iterdir()))
+    if exists and config.resume == "never":
+        raise InputError(f"{directory} exists and resume=never: choose another name, or resume=auto to go on")
+    if exists:
+        _refuse_foreign(config)
     newest = newest_intact(directory / "checkpoints")
-    if config.resume == "never":
-        if directory.exists() and any(directory.iterdir()):
-            raise InputError(f"{directory} exists and resume=never: choose another name, or resume=auto to go on")
-        return Start(None, False)
-    if config.resume == "auto":
-        if newest is None:
-            _refuse_foreign(directory)
-            return Start(None, False)
+    if newest is None and any(directory.glob("checkpoints/step_????????")):
+        raise InputError(f"{directory}/checkpoints: none of them is whole: move {directory} away to start afresh")
+    if config.resume in ("auto", "never"):
         checkpoint = newest
     else:
         checkpoint = Path(config.resume)
-        problem = damage(checkpoint)
-        if problem is not None:
-            raise InputError(f"resume: {problem}: give a checkpoint directory, for example runs/x/checkpoints/step_…")
-        if newest is not None and read_state(newest).step > read_state(checkpoint).step:
-            raise InputError(
-                f"resume: {directory} already went on to step {read_state(newest).step:,}: choose another name"
-            )
+        _refuse_as_start(config, checkpoint, newest)
+    if checkpoint is None:
+        return Start(None, False)
     state = read_state(checkpoint)
-    _refuse_other_identity(config, checkpoint, state.identity or {})
-    finished = state.step >= config.train.max_steps and checkpoint == newest
+    _refuse_other_identity(config, state.identity or {}, str(checkpoint))
     if state.step > config.train.max_steps:
         raise InputError(
             f"train.max_steps is {config.train.max_steps:,}, but {checkpoint} is at step {state.step:,}: "
             "raise it or choose another name"
         )
-    return Start(checkpoint, finished and (directory / "report.md").is_file())
+    if state.step == config.train.max_steps and newest is None:
+        raise InputError(f"resume: {checkpoint} is at step {state.step:,} already: raise train.max_steps")
+    finished = state.step == config.train.max_steps and checkpoint == newest
+    return Start(checkpoint, finished and report.is_finished(directory, state.step))
+
+
+def check_contents(state: TrainerState, data: PreparedData) -> None:
+    """The text itself must be what the run was trained on, wherever it lies. Raises InputError if it changed."""
+    identity = state.identity = dict(state.identity or {})
+    if identity.setdefault(CONTENTS, data.directory.name) != data.directory.name:
+        raise InputError(
+            "data.source: the text, or what generates it, is no longer what this run was trained on: "
+            "put it back, or choose another name"
+        )
 
 
 def open_for(config: RunConfig, step: int) -> None:
     """Make the run directory and write config.yaml; drop what an interrupted run logged after `step`."""
     directory = config.directory
+    checkpoints = directory / "checkpoints"
     try:
-        (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=checkpoints):
+            pass  # better to learn it now than at the first save
         (directory / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-        truncate_after(directory / "samples.jsonl", step)
+        truncate_after(directory / "samples.jsonl", step or -1)
     except OSError as error:
         raise InputError(f"output_dir: {directory} cannot be written: {error.strerror}") from None
 
 
-def _refuse_foreign(directory: Path) -> None:
-    """A directory that holds files but was not made by a run is left alone."""
-    if not directory.exists():
-        return
-    if not directory.is_dir() or (any(directory.iterdir()) and not (directory / "config.yaml").is_file()):
-        raise InputError(f"{directory} exists and is not a run: choose another name or output_dir")
+def _refuse_foreign(config: RunConfig) -> None:
+    """A directory that holds files but was not made by a run is left alone; so is another run's."""
+    directory = config.directory
+    try:
+        there = load_run_config(directory / "config.yaml")
+    except InputError:
+        raise InputError(f"{directory} exists and is not a run: choose another name or output_dir") from None
+    _refuse_other_identity(config, there.identity(), str(directory))
 
 
-def _refuse_other_identity(config: RunConfig, checkpoint: Path, saved: dict[str, Any]) -> None:
+def _refuse_as_start(config: RunConfig, checkpoint: Path, newest: Path | None) -> None:
+    problem = damage(checkpoint)
+    if problem is not None:
+        raise InputError(f"resume: {problem}: give a checkpoint directory, for example runs/x/checkpoints/step_…")
+    step = read_state(checkpoint).step
+    if newest is not None and read_state(newest).step > step:
+        raise InputError(
+            f"resume: {config.directory} already went on to step {read_state(newest).step:,}: choose another name"
+        )
+
+
+def _refuse_other_identity(config: RunConfig, saved: dict[str, Any], where: str) -> None:
     wanted = config.identity()
-    for key in ("model.vocab_size",):  # the tokenizer fills it in later; the data section decides it
-        wanted.pop(key, None)
-        saved.pop(key, None)
+    saved = {key: value for key, value in saved.items() if key != CONTENTS}
     different = [
         f"{key} (there {saved.get(key)!r}, here {wanted.get(key)!r})"
         for key in sorted(wanted.keys() | saved.keys())
@@ -88,6 +122,6 @@ def _refuse_other_identity(config: RunConfig, checkpoint: Path, saved: dict[str,
     ]
     if different:
         raise InputError(
-            f"{checkpoint} belongs to another run; these keys differ: {', '.join(different)}: "
+            f"{where} belongs to another run; these keys differ: {', '.join(different)}: "
             "choose another name, or set them back"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import sys
 from pathlib import Path
@@ -40,7 +39,7 @@ class Tracker:
 
     def __init__(self, config: RunConfig, start_step: int, wandb_id: str | None):
         self.file = config.directory / "metrics.jsonl"
-        truncate_after(self.file, start_step)
+        truncate_after(self.file, start_step or -1)  # a fresh start begins with an empty file
         self.bar = tqdm(
             total=config.train.max_steps,
             initial=start_step,
@@ -49,7 +48,7 @@ class Tracker:
             dynamic_ncols=True,
             mininterval=0.5,
             bar_format="{desc} {percentage:3.0f}%|{bar:20}| {n}/{total} [{elapsed}<{remaining}{postfix}]",
-            disable=None if not os.environ.get("HEADLIGHT_BAR") else False,  # None: only on a terminal
+            disable=None,  # only on a terminal
         )
         self.wandb_id = wandb_id
         self._wandb: Any = None

@@ -68,11 +68,21 @@ def test_another_kind_of_source_inherits_nothing(tmp_path):
         ),
         ("data:\n  source: {kind: files}\n", "x.yaml:2: `data.source.path` is missing"),
         ("data:\n  source: {kind: file}\n", "x.yaml:2: `data.source` .*'storyworld', 'files', 'hub'"),
-        ("model:\n  hidden_size: 6\n  num_attention_heads: 2\n", "x.yaml:1: head_dim .3. must be even"),
-        ("model:\n  num_attention_heads: 8\n  num_key_value_heads: 3\n", "x.yaml:2: .*use 1, 2, 4 or 8"),
+        ("model:\n  hidden_size: 6\n  num_attention_heads: 2\n", "x.yaml:3: head_dim .3. must be even"),
+        ("model:\n  num_attention_heads: 8\n  num_key_value_heads: 3\n", "x.yaml:3: .*use 1, 2, 4 or 8"),
         ("data:\n  sequence_length: 1024\n", "x.yaml:2: sequence_length .1024. is longer than model.max_position_emb"),
         ("train:\n  tokens_per_step: 1000\n", "x.yaml:2: tokens_per_step .* multiple of .* use 768 or 1024"),
         ("train:\n  micro_batch_size: 7\n", "x.yaml:2: micro_batch_size .7. must divide the 64 rows"),
+        ("model: {num_key_value_heads: gga}\n", "`model.num_key_value_heads` is 'gga': .*'mha', 'gqa' or 'mqa'$"),
+        ("model: {num_key_value_heads: [1, 2]}\n", "`model.num_key_value_heads` is .1, 2.: must be a valid integer or"),
+        ("train:\n  optimizer: {betas: [0.9, 1.5]}\n", "x.yaml:2: `train.optimizer.betas` is .*must be less than 1"),
+        ("model: &a {hidden_size: *a}\n", "x.yaml: uses an alias"),
+        ("name: 2020-13-45\n", "x.yaml:1: cannot be read as a value: month must be in 1..12"),
+        (
+            "eval:\n  max_tokens: 64\n  attention: {max_tokens: 100}\n"
+            "model: {max_position_embeddings: 64}\ndata: {sequence_length: 64}\n",
+            "x.yaml:3: eval.attention.max_tokens .100. is longer",
+        ),
         ("name: a/b\n", "x.yaml:1: `name` is 'a/b'"),
         ("seed: 1\nseed: 2\n", "x.yaml:2: `seed` is given twice .first at .*x.yaml:1"),
         ("seed: [1\n", "x.yaml:.*not valid YAML"),
@@ -92,6 +102,10 @@ def test_a_mistake_on_the_command_line_is_named_too(tmp_path):
     config = write(tmp_path, "x.yaml", "seed: 1\n")
     with pytest.raises(InputError, match="command line `sed=2`: unknown key `sed`, did you mean `seed`"):
         load_run_config(config, ["sed=2"])
+    with pytest.raises(InputError, match="command line `modle.x=1`: unknown key `modle`, did you mean `model`"):
+        load_run_config(config, ["modle.x=1"])
+    with pytest.raises(InputError, match="command line `model.num_key_value_heads=3`: .*use 1, 2, 4 or 8"):
+        load_run_config(config, ["model.num_key_value_heads=3"])
     with pytest.raises(InputError, match="write section.key=value"):
         load_run_config(config, ["seed"])
     with pytest.raises(InputError, match="no such config file"):

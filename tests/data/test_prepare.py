@@ -128,6 +128,7 @@ def test_an_unknown_dataset_is_one_clear_line(tmp_path, jsonl_file):
         ("x.pdf", b"%PDF", "x.pdf is a .pdf file: use .txt or .jsonl"),
         ("bad.jsonl", b'{"text": "a"}\n{"text": \n', "bad.jsonl:2: is not valid JSON"),
         ("field.jsonl", b'{"text": "a"}\n\n{"body": "b"}\n', "field.jsonl:3: has no field `text` .it has body."),
+        ("half.jsonl", b'{"text": "a\\ud800b"}\n', "half.jsonl:1: field `text` holds half a surrogate pair"),
         ("type.jsonl", b'{"text": 3}\n', "type.jsonl:1: field `text` must be a text"),
     ],
 )

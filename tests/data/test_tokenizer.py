@@ -80,6 +80,10 @@ def test_labels_show_spaces_line_ends_and_parts_of_characters():
         "⟨C3⟩",
         "⟨A9⟩",
     ]
+    merged = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=320), ["aé"] * 9)
+    assert "".join(merged.token_labels(merged.encode("aß"))) == "a⟨C3⟩⟨9F⟩"
+    replacement = train_tokenizer(TokenizerConfig(kind="char"), ["\ufffd"])
+    assert replacement.token_labels(replacement.encode("\ufffd")) == ["\ufffd"]
     chinese = train_tokenizer(TokenizerConfig(kind="char"), ["你好"])
     assert chinese.token_labels(chinese.encode("你好")) == ["你", "好"]
 

@@ -221,6 +221,7 @@ BAD = [
     (["train.device=cuda"], "train.device is cuda, but PyTorch"),
     (["model.vocab_size=100"], "model.vocab_size is 100, but the tokenizer has 320 ids"),
     (["output_dir=/proc/nowhere"], "output_dir: /proc/nowhere cannot be written"),
+    (["model.attn_implementation=flash", "model.attention_dropout=0.1"], "flash has no dropout on CPU: use sdpa"),
     (["resume=somewhere"], "resume: somewhere is not a whole checkpoint"),
 ]
 
@@ -265,6 +266,50 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
     assert [p.name for p in (tmp_path / "runs/tiny").iterdir()] == ["thesis.doc"]
 
 
+def test_a_folder_with_any_old_config_yaml_is_no_run(tmp_path):
+    config = write_config(tmp_path)
+    (tmp_path / "runs/tiny").mkdir(parents=True)
+    (tmp_path / "runs/tiny/config.yaml").write_text("mine")
+    assert "exists and is not a run" in pretrain(config, code=2).stderr
+    assert (tmp_path / "runs/tiny/config.yaml").read_text() == "mine"
+
+
+def test_a_text_that_changed_under_a_run_is_refused_and_a_moved_one_is_not(tmp_path):
+    config = write_config(tmp_path, train={"max_steps": 4})
+    pretrain(config)
+    text = tmp_path / "text.txt"
+    moved = text.rename(tmp_path / "moved.txt")
+    pretrain(config, "train.max_steps=5", f"data.source.path={moved}")
+    moved.write_text(moved.read_text() + "One more line.\n")
+    done = pretrain(config, "train.max_steps=6", f"data.source.path={moved}", code=2)
+    assert "is no longer what this run was trained on" in done.stderr
+
+
+def test_a_run_without_a_whole_checkpoint_is_not_started_over(tmp_path):
+    config = write_config(tmp_path, train={"max_steps": 4})
+    pretrain(config)
+    for weights in tmp_path.glob("runs/tiny/checkpoints/step_*/model.safetensors"):
+        weights.write_bytes(weights.read_bytes()[:-10])
+    before = metrics(tmp_path / "runs/tiny")
+    assert "none of them is whole" in pretrain(config, code=2).stderr
+    assert metrics(tmp_path / "runs/tiny") == before
+
+
+def test_a_run_that_died_before_its_first_checkpoint_starts_over_without_doubled_lines(tmp_path):
+    config = write_config(tmp_path)
+    assert kill_at(config, 2) == -signal.SIGKILL
+    pretrain(config)
+    assert [m["step"] for m in metrics(tmp_path / "runs/tiny") if m["split"] == "val"] == [0, 4, 8, 12]
+
+
+def test_the_best_checkpoint_is_kept_even_between_the_planned_ones(tmp_path):
+    pretrain(write_config(tmp_path, eval={"every": 3}, train={"max_steps": 6, "checkpoint_every": 4, "keep_last": 1}))
+    losses = {m["step"]: m["loss"] for m in metrics(tmp_path / "runs/tiny") if m["split"] == "val"}
+    best = (tmp_path / "runs/tiny/checkpoints/best").read_text().strip()
+    assert best == f"step_{min(losses, key=losses.__getitem__):08d}"
+    assert (tmp_path / "runs/tiny/checkpoints" / best / "manifest.json").is_file()
+
+
 def test_a_checkpoint_of_another_architecture_is_refused(finished, tmp_path):
     run, _, config = finished
     checkpoint = run / "checkpoints/step_00000012"
@@ -274,3 +319,27 @@ def test_a_checkpoint_of_another_architecture_is_refused(finished, tmp_path):
     pretrain(config, f"resume={checkpoint}", "name=longer", "train.max_steps=14")
     state = json.loads((run.parent / "longer/checkpoints/step_00000014/trainer_state.json").read_text())
     assert state["step"] == 14
+
+
+def test_the_built_in_world_is_compared_with_its_floor_and_can_be_sampled(tmp_path):
+    source = {"kind": "storyworld", "documents": 60, "validation_documents": 8}
+    data = {"source": source, "tokenizer": {"kind": "bpe", "vocab_size": 512}, "sequence_length": 64}
+    config = write_config(tmp_path, data=data, eval={"floor_documents": 8}, train={"max_steps": 3})
+    done = pretrain(config)
+    line = next(line for line in done.stdout.splitlines() if line.startswith("bits per byte, 8 whole held-out stories"))
+    model, floor, gap = (
+        float(word) for word in line.split() if word.lstrip("+-").replace(".", "", 1).isdigit() and "." in word
+    )
+    assert 0.2 < floor < 0.4
+    assert model > floor + 1
+    assert gap == pytest.approx(model - floor, abs=2e-4)
+    assert line in (tmp_path / "runs/tiny/report.md").read_text(encoding="utf-8")
+
+    told = run_module("eval.samples", tmp_path / "runs/tiny", "Once there was", "--max-new-tokens", 5)
+    assert told.stdout.startswith("Once there was"), told.stderr
+    wrong = run_module("eval.samples", tmp_path / "nowhere")
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+
+    prepared = run_module("data.prepare", config)
+    assert "train: 60 documents" in prepared.stdout
+    assert run_module("data.prepare", config, "data.sourse=1").returncode == 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import shutil
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +13,8 @@ import torch
 
 from configs.loader import InputError
 from train.config import RunConfig
+
+WORTH_COMPILING = 4_000_000  # tokens of a run on a CPU
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,13 @@ def resolve_device(run_config: RunConfig) -> Device:
     model = run_config.model
     if kind == "cpu" and model.attn_implementation == "flash" and model.attention_dropout > 0:
         raise InputError("model.attn_implementation: flash has no dropout on CPU: use sdpa or attention_dropout: 0")
-    compiled = config.compile is True or (config.compile == "auto" and kind == "cuda")
+    compiled, why = config.compile is True, "asked for"
+    if config.compile == "auto":
+        compiled, why = _worth_compiling(kind, config.max_steps * config.tokens_per_step)
     notes = (
         f"device {kind} ({'asked for' if config.device != 'auto' else 'auto'})",
         f"precision {precision} ({reason})",
-        f"compile {'on' if compiled else 'off'} ({'auto' if config.compile == 'auto' else 'asked for'})",
+        f"compile {'on' if compiled else 'off'} ({why})",
     )
     return Device(torch.device(kind), precision, compiled, notes)
 
@@ -67,6 +73,15 @@ def _quick_precision(kind: str) -> tuple[str, str]:
     if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"):
         return "bf16", "auto: this CPU has bf16 instructions"
     return "fp32", "auto: bf16 would be slow here"
+
+
+def _worth_compiling(kind: str, tokens: int) -> tuple[bool, str]:
+    """On a CPU, compiling takes about a minute and makes a step about a third shorter (EXPERIMENTS.md)."""
+    if kind == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:
+        return False, "auto: no C++ compiler here"
+    if kind == "cpu" and tokens < WORTH_COMPILING:
+        return False, "auto: the run is too short to pay for it"
+    return kind in ("cuda", "cpu"), f"auto: {kind}"
 
 
 def cpu_capabilities() -> dict[str, Any]:

@@ -51,9 +51,9 @@ class NonFiniteLoss(Exception):
 def train(run: Run) -> int:
     """Train from run.state.step to max_steps. Returns the exit code: 0, 3 (non-finite), 130 / 143 (signal)."""
     config, state = run.config, run.state
-    forward: nn.Module = torch.compile(run.lm, dynamic=False) if run.device.compile else run.lm  # type: ignore[assignment]
     micro_rows = micro_batch_rows(config, run.device)
     started = time.perf_counter() - state.seconds
+    forward = compiled(run, micro_rows) if run.device.compile else run.lm
     if state.step == 0:
         report_initial_loss(run)
         evaluate(run, started)
@@ -83,6 +83,28 @@ def train(run: Run) -> int:
                 run.tracker.say(f"stopped at step {state.step:,}; the same command goes on from here")
                 return 128 + signal_number
     return 0
+
+
+def compiled(run: Run, micro_rows: int) -> nn.Module:
+    """The compiled model, tried out on one micro-batch. Where `auto` chose it and it fails, the plain model."""
+    model: nn.Module = torch.compile(run.lm, dynamic=False)  # type: ignore[assignment]
+    before, random_state = time.perf_counter(), torch.get_rng_state()
+    batch = run.batches.batch(0).split(micro_rows)[0].to(run.device.device)
+    try:
+        run.lm.train()
+        with run.device.autocast():
+            loss_sum, _ = model(batch.input_ids, labels=batch.labels, document_ids=batch.document_ids)
+        loss_sum.backward()
+    except Exception as error:
+        if run.config.train.compile is True:
+            raise
+        run.tracker.say(f"compile is off: it failed here ({type(error).__name__}: {str(error).splitlines()[0][:120]})")
+        return run.lm
+    finally:
+        _forget_gradients(run)
+        torch.set_rng_state(random_state)
+    run.tracker.say(f"compiled in {time.perf_counter() - before:.0f} s")
+    return model
 
 
 def training_step(run: Run, forward: nn.Module, micro_rows: int) -> StepFigures:

@@ -52,9 +52,7 @@ class TrainConfig(_Section):
     precision: Literal["auto", "bf16", "fp32"] = Field(
         "auto", description="auto | bf16 (autocast over fp32 weights) | fp32. auto: bf16 where it is quick."
     )
-    compile: Literal["auto"] | bool = Field(
-        "auto", description="torch.compile. auto: on CUDA, and on a CPU for long runs."
-    )
+    compile: Literal["auto"] | bool = Field("auto", description="torch.compile. auto: on CUDA only.")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="auto | cpu | cuda | mps.")
     log_every: int = Field(10, ge=1, description="Steps between two lines of metrics.jsonl.")
     checkpoint_every: int = Field(500, ge=0, description="Steps between checkpoints; 0 = only at the end.")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import shutil
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +11,6 @@ import torch
 
 from configs.loader import InputError
 from train.config import RunConfig
-
-WORTH_COMPILING = 4_000_000  # tokens of a run on a CPU
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ def resolve_device(run_config: RunConfig) -> Device:
         raise InputError("model.attn_implementation: flash has no dropout on CPU: use sdpa or attention_dropout: 0")
     compiled, why = config.compile is True, "asked for"
     if config.compile == "auto":
-        compiled, why = _worth_compiling(kind, config.max_steps * config.tokens_per_step)
+        compiled, why = kind == "cuda", "auto: on CUDA only; on a CPU it takes a minute and gains a tenth"
     notes = (
         f"device {kind} ({'asked for' if config.device != 'auto' else 'auto'})",
         f"precision {precision} ({reason})",
@@ -73,15 +69,6 @@ def _quick_precision(kind: str) -> tuple[str, str]:
     if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"):
         return "bf16", "auto: this CPU has bf16 instructions"
     return "fp32", "auto: bf16 would be slow here"
-
-
-def _worth_compiling(kind: str, tokens: int) -> tuple[bool, str]:
-    """On a CPU, compiling takes about a minute and makes a step about a third shorter (EXPERIMENTS.md)."""
-    if kind == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:
-        return False, "auto: no C++ compiler here"
-    if kind == "cpu" and tokens < WORTH_COMPILING:
-        return False, "auto: the run is too short to pay for it"
-    return kind in ("cuda", "cpu"), f"auto: {kind}"
 
 
 def cpu_capabilities() -> dict[str, Any]:

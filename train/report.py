@@ -93,7 +93,7 @@ def plot_loss(metrics: list[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(7, 4), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for split, style in (("train", {"lw": 0.8, "alpha": 0.6}), ("val", {"lw": 1.8, "marker": "o", "ms": 3})):
+    for split, style in (("train", {"lw": 0.8, "alpha": 0.6}), ("val", {"ls": "none", "marker": "o"})):
         chosen = [m for m in metrics if m["split"] == split]
         axes.plot([m["tokens"] / 1e6 for m in chosen], [m["loss"] for m in chosen], label=split, **style)
     axes.set(xlabel="million tokens seen", ylabel="loss (nats per token)")

@@ -7,9 +7,10 @@ row p % n of epoch p // n.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -23,29 +24,35 @@ from data.tokenizer import Tokenizer
 @dataclass(frozen=True)
 class Batch:
     """input_ids and labels (B, T) int64; document_ids (B, T) or None (then documents see each other);
-    row_ids (B,): the rows' numbers p, for messages."""
+    position_ids (B, T) or None (then they count on through the row); row_ids (B,): the rows' numbers p, for messages.
+    """
 
     input_ids: Tensor
     labels: Tensor
     document_ids: Tensor | None
+    position_ids: Tensor | None
     row_ids: list[int]
 
+    def for_model(self) -> dict[str, Tensor | None]:
+        """What LanguageModel.forward takes: lm(**batch.for_model())."""
+        return {
+            "input_ids": self.input_ids,
+            "labels": self.labels,
+            "document_ids": self.document_ids,
+            "position_ids": self.position_ids,
+        }
+
     def to(self, device: torch.device) -> Batch:
-        move = lambda t: t.to(device, non_blocking=True)  # noqa: E731
-        documents = move(self.document_ids) if self.document_ids is not None else None
-        return Batch(move(self.input_ids), move(self.labels), documents, self.row_ids)
+        return self._map(lambda t: t.to(device, non_blocking=True), self.row_ids)
 
     def split(self, rows: int) -> list[Batch]:
         """Micro-batches of at most `rows` rows."""
-        return [
-            Batch(
-                self.input_ids[i : i + rows],
-                self.labels[i : i + rows],
-                self.document_ids[i : i + rows] if self.document_ids is not None else None,
-                self.row_ids[i : i + rows],
-            )
-            for i in range(0, len(self.row_ids), rows)
-        ]
+        parts = [slice(i, i + rows) for i in range(0, len(self.row_ids), rows)]
+        return [self._map(itemgetter(part), self.row_ids[part]) for part in parts]
+
+    def _map(self, change: Callable[[Tensor], Tensor], row_ids: list[int]) -> Batch:
+        changed = {name: t if t is None else change(t) for name, t in self.for_model().items()}
+        return Batch(**changed, row_ids=row_ids)  # type: ignore[arg-type]
 
 
 class TrainBatches:
@@ -59,17 +66,18 @@ class TrainBatches:
         rows_per_batch: int,
         seed: int,
         isolate_documents: bool = False,
+        restart_positions: bool = False,
     ):
         self.stream, self.tokenizer = stream, tokenizer
         self.sequence_length, self.rows_per_batch, self.seed = sequence_length, rows_per_batch, seed
-        self.isolate_documents = isolate_documents
+        self.packed_as = (isolate_documents, restart_positions)
         self.rows_per_epoch = -(-len(stream) // sequence_length)
         self._order = lru_cache(maxsize=2)(self._draw_order)
 
     def batch(self, k: int) -> Batch:
         first = k * self.rows_per_batch
         row_ids = list(range(first, first + self.rows_per_batch))
-        return make_batch([self._row(p) for p in row_ids], row_ids, self.tokenizer, self.isolate_documents)
+        return make_batch([self._row(p) for p in row_ids], row_ids, self.tokenizer, *self.packed_as)
 
     def _row(self, p: int) -> np.ndarray:
         offset, order = self._order(p // self.rows_per_epoch)
@@ -88,6 +96,7 @@ def validation_batches(
     sequence_length: int,
     rows_per_batch: int,
     isolate_documents: bool = False,
+    restart_positions: bool = False,
     max_tokens: int | None = None,
 ) -> Iterator[Batch]:
     """The held-out stream in order. Rows overlap by one token, so that each token is asked for exactly once:
@@ -106,16 +115,17 @@ def validation_batches(
             )
             for r in row_ids
         ]
-        yield make_batch(rows, row_ids, tokenizer, isolate_documents)
+        yield make_batch(rows, row_ids, tokenizer, isolate_documents, restart_positions)
 
 
-def make_batch(rows: list[np.ndarray], row_ids: list[int], tokenizer: Tokenizer, isolate: bool) -> Batch:
-    """Rows of ids, each (T,) -> tensors (B, T)."""
-    labels = [packing.labels(row, tokenizer.bos_id, tokenizer.pad_id) for row in rows]
-    documents = [packing.document_ids(row, tokenizer.bos_id) for row in rows] if isolate else None
+def make_batch(rows: list[np.ndarray], row_ids: list[int], tokenizer: Tokenizer, isolate: bool, restart: bool) -> Batch:
+    """Rows of ids, each (T,) -> tensors (B, T). isolate: with document_ids; restart: with position_ids of their own."""
+    stack = lambda arrays: torch.from_numpy(np.stack(list(arrays)))  # noqa: E731
+    documents = [packing.document_ids(row, tokenizer.bos_id) for row in rows]
     return Batch(
-        torch.from_numpy(np.stack(rows)),
-        torch.from_numpy(np.stack(labels)),
-        torch.from_numpy(np.stack(documents)) if documents is not None else None,
+        stack(rows),
+        stack(packing.labels(row, tokenizer.bos_id, tokenizer.pad_id) for row in rows),
+        stack(documents) if isolate else None,
+        stack(packing.restarted_positions(row) for row in documents) if restart else None,
         row_ids,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class _Section(BaseModel):
@@ -56,9 +56,20 @@ class DataConfig(_Section):
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="How text becomes token ids.")
     sequence_length: int = Field(256, ge=2, description="Tokens a row; the model never sees further back.")
     isolate_documents: bool = Field(False, description="true: a document packed behind another one cannot see it.")
+    restart_positions: bool = Field(
+        False, description="true: RoPE positions count from 0 in every document of a packed row."
+    )
     validation_fraction: float = Field(
         0.1,
         gt=0,
         lt=1,
         description="Held-out share of a file or dataset: its end (.txt) or documents chosen by hash.",
     )
+
+    @model_validator(mode="after")
+    def _check_packing(self) -> DataConfig:
+        if self.restart_positions and not self.isolate_documents:
+            raise ValueError(
+                "restart_positions needs isolate_documents: true, else documents that share positions see each other"
+            )
+        return self

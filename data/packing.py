@@ -47,6 +47,12 @@ def document_ids(row: np.ndarray, bos_id: int) -> np.ndarray:
     return np.cumsum(row == bos_id, dtype=np.int64)
 
 
+def restarted_positions(documents: np.ndarray) -> np.ndarray:
+    """(T,) document numbers -> (T,) positions that count from 0 in every document: 0 0 0 1 1 2 -> 0 1 2 0 1 0."""
+    begins = np.flatnonzero(np.diff(documents, prepend=documents[:1] - 1))
+    return np.arange(len(documents)) - np.repeat(begins, np.diff(begins, append=len(documents)))
+
+
 def labels(row: np.ndarray, bos_id: int, pad_id: int) -> np.ndarray:
     """(T,) ids -> (T,) labels, aligned with the row. Nothing can be known about where the next document starts
     or what padding holds, so the bos and pad tokens are not trained on (-100)."""

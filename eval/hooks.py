@@ -63,6 +63,7 @@ def validation(event: EvalEvent) -> None:
         event.data_config.sequence_length,
         event.rows_per_batch,
         event.data_config.isolate_documents,
+        event.data_config.restart_positions,
         event.config.final_max_tokens if event.is_last else event.config.max_tokens,
     )
     loss = mean_loss(event.lm, batches, event.autocast())

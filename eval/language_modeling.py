@@ -33,7 +33,7 @@ def mean_loss(
         with autocast or nullcontext():
             for batch in batches:
                 batch = batch.to(device)
-                batch_sum, batch_count = lm(batch.input_ids, labels=batch.labels, document_ids=batch.document_ids)
+                batch_sum, batch_count = lm(**batch.for_model())
                 loss_sum, count = loss_sum + float(batch_sum), count + int(batch_count)
     finally:
         lm.train(was_training)

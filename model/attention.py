@@ -17,10 +17,11 @@ QK-norm: Henry et al. 2020 (2010.04245), here per head as in Qwen3.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 
-from model.attention_backends import BACKENDS, repeat_kv, resolve_attention
+from model.attention_backends import BACKENDS, repeat_kv
 from model.config import ModelConfig
 from model.kv_cache import KVCache
 from model.norm import RMSNorm
@@ -28,8 +29,8 @@ from model.rope import apply_rotary
 
 __all__ = ["Attention", "repeat_kv"]
 
-# recorder(layer_index, q, k, v, mask, output): what eval.attention.capture hangs into a layer
-Recorder = Callable[[int, Tensor, Tensor, Tensor, Tensor | None, Tensor], None]
+# recorder(layer_index, q, k, v, output): what eval.attention.capture hangs into a layer
+Recorder = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
 
 
 class Attention(nn.Module):
@@ -40,7 +41,7 @@ class Attention(nn.Module):
         self.layer_index = layer_index
         self.head_dim = config.head_size
         self.attention_dropout = config.attention_dropout
-        self.backend = resolve_attention(config.attn_implementation)[0]
+        self.backend: str = "sdpa" if config.attn_implementation == "auto" else config.attn_implementation
         self.recorder: Recorder | None = None
         query_size = config.num_attention_heads * self.head_dim
         kv_size = config.kv_heads * self.head_dim
@@ -59,7 +60,7 @@ class Attention(nn.Module):
         x: Tensor,  # (B, T, hidden_size)
         cos: Tensor,  # (B, 1, T, D)
         sin: Tensor,
-        mask: Tensor | None,  # (B or 1, 1, T, S), True = may attend; None = causal
+        mask: Any,  # in the backend's form: (B or 1, 1, T, S) with True = may attend, for most; None = causal
         kv_cache: KVCache | None = None,
     ) -> Tensor:
         B, T, _ = x.shape
@@ -70,7 +71,7 @@ class Attention(nn.Module):
         if kv_cache is not None:
             k, v = kv_cache.update(self.layer_index, k, v)  # now S ≥ T tokens
         dropout = self.attention_dropout if self.training else 0.0
-        out = BACKENDS[self.backend](q, k, v, mask, dropout)  # (B, H, T, D)
+        out = BACKENDS[self.backend].compute(q, k, v, mask, dropout)  # (B, H, T, D)
         if self.recorder is not None:
-            self.recorder(self.layer_index, q, k, v, mask, out)
+            self.recorder(self.layer_index, q, k, v, out)
         return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))

@@ -1,107 +1,219 @@
-"""The functions that compute attention, and the choice between them.
+"""Which code computes attention: the backends, what each can serve, and the choice that `auto` makes.
 
-Every backend has one signature: q (B, H, T, D), k and v (B, H_kv, S, D), a boolean mask (B or 1, 1, T, S)
-or None for plain causal attention, the dropout probability -> (B, H, T, D). Scores are scaled by 1/sqrt(D).
+    eager           written out: every score is there to be looked at; memory grows with T * S
+    sdpa            torch.nn.functional.scaled_dot_product_attention; PyTorch picks the kernel
+    flash           its flash kernel and only that (FlashAttention-2, Dao 2023, arXiv 2307.08691)
+    flash3, flash4  the same call on FlashAttention-3 / -4, where installed (Shah et al. 2024, arXiv 2407.08608)
+    sdpa_math, sdpa_efficient, sdpa_cudnn   one of its other kernels
+    flex            FlexAttention: masks as code, compiled into the kernel       (flex_attention.py)
+    varlen          documents laid end to end, nothing is computed for masks     (varlen_attention.py)
 
-    eager   written out: every score is there to be looked at; memory grows with T * S
-    flash   PyTorch's flash kernel, and only that (FlashAttention-2, Dao 2023, arXiv 2307.08691)
-    sdpa    torch.nn.functional.scaled_dot_product_attention; PyTorch picks the kernel
+All give the same numbers. Run here, on a CPU: eager, sdpa, flash, sdpa_math, flex (forward). Need CUDA and are
+not yet run: flash3, flash4, sdpa_efficient, sdpa_cudnn, varlen, gradients of flex.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend, activate_flash_attention_impl, current_flash_attention_impl
 
-AttentionFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
+from model.attention_functions import attention_weights, eager, only, repeat_kv, sdpa
+from model.flex_attention import block_mask, flex
+from model.masks import MaskSpec, boolean_mask
+from model.varlen_attention import sequences, varlen
 
+__all__ = ["BACKENDS", "Situation", "attention_weights", "choose_attention", "repeat_kv", "why_not"]
 
-def repeat_kv(x: Tensor, groups: int) -> Tensor:
-    """Give every query head its key/value head: (B, H_kv, S, D) -> (B, H_kv * groups, S, D).
-
-    Head h of the result is head h // groups of x: 0 0 1 1 …, not 0 1 0 1 …
-    """
-    if groups == 1:
-        return x
-    batch, kv_heads, length, head_dim = x.shape
-    x = x[:, :, None].expand(batch, kv_heads, groups, length, head_dim)
-    return x.reshape(batch, kv_heads * groups, length, head_dim)
+HALF = (torch.float16, torch.bfloat16)
 
 
-def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-    """softmax(q kᵀ / sqrt(D)) in float32, with zeros where the mask forbids: (B, H, T, S).
+@dataclass(frozen=True)
+class Situation:
+    """What a backend has to serve. dtype: in which the kernel computes (autocast's, where that is on)."""
 
-    A row that may attend to nothing is all zeros, never NaN.
-    """
-    k = repeat_kv(k, q.shape[1] // k.shape[1])
-    scores = (q @ k.transpose(2, 3)) * q.shape[-1] ** -0.5
-    if mask is None:
-        queries, keys = scores.shape[-2:]
-        mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
-    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    weights = scores.softmax(dim=-1, dtype=torch.float32)
-    return weights.masked_fill(~mask.any(dim=-1, keepdim=True), 0.0)
+    device: str
+    dtype: torch.dtype
+    head_dim: int
+    num_key_value_groups: int = 1
+    dropout: float = 0.0
+    gradients: bool = False
+    documents: bool = False
+    padding: bool = False
+    windows: bool = False
+    static_cache: bool = False
 
-
-def eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    weights = attention_weights(q, k, mask).to(q.dtype)
-    weights = F.dropout(weights, dropout, training=dropout > 0)
-    return weights @ repeat_kv(v, q.shape[1] // v.shape[1])
-
-
-def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    groups = q.shape[1] // k.shape[1]
-    if mask is not None:  # with a mask, kernels want as many key heads as query heads
-        k, v, groups = repeat_kv(k, groups), repeat_kv(v, groups), 1
-    causal = mask is None and q.shape[2] > 1
-    with _quick_precision(q) as cast:
-        out = F.scaled_dot_product_attention(
-            cast(q), cast(k), cast(v), attn_mask=mask, dropout_p=dropout, is_causal=causal, enable_gqa=groups > 1
-        )
-    return out.to(v.dtype)
+    @property
+    def mask(self) -> str | None:
+        """The mask that causality alone does not cover, in words."""
+        names = {"documents": self.documents, "padding": self.padding, "a sliding window": self.windows}
+        return next((name for name, there in names.items() if there), None)
 
 
-@contextmanager
-def _quick_precision(q: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
-    """On a CPU, PyTorch's kernel is about twice as quick in float32 as in bfloat16 (EXPERIMENTS.md), so there
-    attention leaves autocast. Gives the function that casts its inputs."""
-    if q.device.type == "cpu" and q.dtype != torch.float64:
-        with torch.autocast("cpu", enabled=False):
-            yield Tensor.float
-    else:
-        yield lambda x: x
+@dataclass(frozen=True)
+class Backend:
+    """compute(q, k, v, mask, dropout); mask: a MaskSpec in the form that compute wants; limits: see `why_not`."""
+
+    compute: Callable[[Tensor, Tensor, Tensor, Any, float], Tensor]
+    mask: Callable[[MaskSpec], Any] = boolean_mask
+    limits: Callable[[Situation], str | None] | None = None
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    if q.is_cuda and torch.is_autocast_enabled("cuda"):  # after RoPE, q and k are float32 even under autocast
-        q, k, v = (x.to(torch.get_autocast_dtype("cuda")) for x in (q, k, v))
-    if q.is_cuda and (mask is not None or q.dtype not in (torch.float16, torch.bfloat16)):
-        what = "a mask (documents or padding)" if mask is not None else f"{q.dtype}"
-        raise ValueError(
-            f"attn_implementation: flash cannot serve {what} on CUDA: use sdpa, "
-            f"or {'data.isolate_documents: false' if mask is not None else 'precision bf16'}"
-        )
-    if not q.is_cuda and dropout > 0:
-        raise ValueError("attn_implementation: flash has no dropout on CPU: use sdpa or attention_dropout: 0")
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return sdpa(q, k, v, mask, dropout)
+def _flash_limits(here: Situation) -> str | None:
+    if here.device == "cpu":
+        return "has no dropout on CPU: use sdpa, or attention_dropout: 0" if here.dropout else None
+    if here.device != "cuda":
+        return f"has no kernel on {here.device}: use sdpa"
+    if here.dtype not in HALF:
+        return f"computes in 16 bits, not in {_name(here.dtype)}: use sdpa, or train.precision: bf16"
+    if here.head_dim > 256:
+        return f"takes heads of at most 256, not {here.head_dim}: use sdpa, or a smaller head_dim"
+    return f"cannot serve {here.mask} on CUDA: use sdpa, flex or varlen" if here.mask else None
 
 
-BACKENDS: dict[str, AttentionFunction] = {"eager": eager, "flash": flash, "sdpa": sdpa}
+def _newer_flash_limits(package: str, capabilities: tuple[int, ...]) -> Callable[[Situation], str | None]:
+    def limits(here: Situation) -> str | None:
+        if here.device != "cuda":
+            return "needs CUDA: use flash or sdpa"
+        major = torch.cuda.get_device_capability()[0]
+        if major not in capabilities:
+            return f"is not for a GPU of compute capability {major}: use flash or sdpa"
+        if not _is_installed(package):
+            return f"needs the package {package}, which is not installed: install it, or use flash"
+        if here.dropout:
+            return "has no dropout: use sdpa, or attention_dropout: 0"
+        return _flash_limits(here)
+
+    return limits
 
 
-def resolve_attention(name: str) -> tuple[str, str]:
-    """What `auto` stands for, and why. Returns (backend, reason); an explicit name is kept.
+def _cuda_limits(here: Situation) -> str | None:
+    return None if here.device == "cuda" else "needs CUDA: use sdpa"
 
-    Raises ValueError for an unknown name.
-    """
-    if name == "auto":
-        return "sdpa", "PyTorch picks the fastest kernel that serves this device, dtype and mask"
-    if name not in BACKENDS:
+
+def _cudnn_limits(here: Situation) -> str | None:
+    if here.device == "cuda" and here.dtype not in HALF:
+        return f"computes in 16 bits, not in {_name(here.dtype)}: use sdpa, or train.precision: bf16"
+    return _cuda_limits(here)
+
+
+def _flex_limits(here: Situation) -> str | None:
+    if here.device not in ("cpu", "cuda"):
+        return f"has no kernel on {here.device}: use sdpa"
+    if here.dropout:
+        return "has no dropout: use sdpa, or attention_dropout: 0"
+    return "has no gradients on CPU: train with sdpa" if here.gradients and here.device == "cpu" else None
+
+
+def _varlen_limits(here: Situation) -> str | None:
+    if here.device != "cuda":
+        return "needs CUDA: use sdpa"
+    if here.dtype not in HALF:
+        return f"computes in 16 bits, not in {_name(here.dtype)}: use sdpa, or train.precision: bf16"
+    if here.head_dim > 256:
+        return f"takes heads of at most 256, not {here.head_dim}: use sdpa, or a smaller head_dim"
+    if here.dropout:
+        return "has no dropout: use sdpa, or attention_dropout: 0"
+    return "cannot read a static cache: use sdpa, or a dynamic cache" if here.static_cache else None
+
+
+def _through(implementation: str) -> Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]:
+    """The flash kernel after PyTorch's own switch to another implementation of it."""
+    flash = only(SDPBackend.FLASH_ATTENTION)
+
+    def compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+        if current_flash_attention_impl() != implementation:
+            activate_flash_attention_impl(implementation)
+        return flash(q, k, v, mask, dropout)
+
+    return compute
+
+
+BACKENDS: dict[str, Backend] = {
+    "eager": Backend(eager),
+    "flash": Backend(only(SDPBackend.FLASH_ATTENTION), limits=_flash_limits),
+    "flash3": Backend(_through("FA3"), limits=_newer_flash_limits("flash_attn_interface", (9,))),
+    "flash4": Backend(_through("FA4"), limits=_newer_flash_limits("flash_attn.cute", (9, 10))),
+    "sdpa": Backend(sdpa),
+    "sdpa_efficient": Backend(only(SDPBackend.EFFICIENT_ATTENTION), limits=_cuda_limits),
+    "sdpa_cudnn": Backend(only(SDPBackend.CUDNN_ATTENTION), limits=_cudnn_limits),
+    "sdpa_math": Backend(only(SDPBackend.MATH)),
+    "flex": Backend(flex, block_mask, _flex_limits),
+    "varlen": Backend(varlen, sequences, _varlen_limits),
+}
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError for a name that is neither `auto` nor a backend."""
+    if name != "auto" and name not in BACKENDS:
         raise ValueError(f"attn_implementation ({name!r}) is unknown: use auto, {', '.join(BACKENDS)}")
-    return name, "asked for"
+
+
+def why_not(name: str, here: Situation) -> str | None:
+    """Why a backend cannot serve, and what to do instead, as one line; None if it can, as far as is known."""
+    limits = BACKENDS[name].limits
+    reason = limits(here) if limits is not None else None
+    return reason and f"attn_implementation: {name} {reason}"
+
+
+def choose_attention(here: Situation) -> tuple[str, str]:
+    """What `auto` stands for, and why: (backend, reason).
+
+    sdpa serves everything. On a GPU, quicker ones are tried out in turn, on small tensors against eager: first what
+    needs no mask at all, and flex where the mask leaves much to skip.
+    """
+    if here.device != "cuda":
+        return "sdpa", f"PyTorch picks its kernel; on {here.device} none is quicker"
+    candidates = ["varlen", "flex"] if here.documents or here.windows else ["flash4", "flash3"]
+    passed_over: list[str] = []
+    for name in candidates:
+        problem = why_not(name, here) or try_out(name, here)
+        if problem is None:
+            return name, "; ".join(["it serves this mask quickest and passed a trial against eager", *passed_over])
+        passed_over.append(f"not {name}: {problem.removeprefix(f'attn_implementation: {name} ')}")
+    return "sdpa", "; ".join(["PyTorch picks its kernel", *passed_over])
+
+
+def try_out(name: str, here: Situation) -> str | None:
+    """Compute something small with a backend and with eager; returns what went wrong, or None.
+
+    Catches every error of a kernel, because a trial is for finding them.
+    """
+    length, kv_heads, device = 192, 2, torch.device(here.device)
+    places = torch.arange(length, device=device)
+    documents = (places[None] // 70).expand(2, length) if here.documents else None
+    spec = MaskSpec(places, places, 2, None, documents, 50 if here.windows else None, here.mask is None)
+    generator = torch.Generator(device).manual_seed(0)
+    heads = (kv_heads * here.num_key_value_groups, kv_heads, kv_heads)
+    shapes = [(2, count, length, here.head_dim) for count in heads]
+    inputs = [torch.randn(s, device=device, generator=generator).to(here.dtype) for s in shapes]
+    results = []
+    try:
+        for backend in (BACKENDS[name], BACKENDS["eager"]):
+            leaves = [x.clone().requires_grad_(here.gradients) for x in inputs]
+            q, k, v = leaves
+            out = backend.compute(q, k, v, backend.mask(spec), 0.0)
+            grads = torch.autograd.grad(out.float().square().sum(), leaves) if here.gradients else ()
+            results.append([out, *grads])
+        errors = [(a - b).abs().max() / b.abs().max() for a, b in zip(*results, strict=True)]
+        worst = float(torch.stack(errors).max())
+    except Exception as error:
+        return f"failed in a trial ({type(error).__name__}: {str(error).splitlines()[0][:100]})"
+    allowed = 5e-2 if here.dtype in HALF else 1e-3
+    return None if worst <= allowed else f"differed from eager in a trial by {worst:.1e} of the largest entry"
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the parent of a dotted name is missing
+        return False
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

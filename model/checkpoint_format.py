@@ -1,6 +1,6 @@
 """Weights + config.json: a saved model directory IS a Hugging Face model directory.
 
-    qk_norm: true  -> qwen3        qk_norm: false -> llama
+    qk_norm: true -> qwen3      qk_norm: false -> llama, or ministral if any layer has a sliding window
 
 Parameter names and the order of operations are transformers', so nothing is converted and
 `AutoModelForCausalLM.from_pretrained(dir)` gives identical logits. Every field that those architectures have a
@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from model.config import ModelConfig
 from model.transformer import LanguageModel
 
-ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM", "ministral": "MinistralForCausalLM"}
 SAME_NAME = (
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
     "max_position_embeddings rms_norm_eps tie_word_embeddings attention_dropout bos_token_id eos_token_id pad_token_id"
@@ -99,8 +99,10 @@ def read_config(directory: Path) -> ModelConfig:
 
 def to_hugging_face(config: ModelConfig) -> dict[str, Any]:
     """The config.json of a model: every field written out, in the spelling of transformers 4 and 5."""
-    model_type = "qwen3" if config.qk_norm else "llama"
+    slides = config.sliding_window is not None
+    model_type = "qwen3" if config.qk_norm else "ministral" if slides else "llama"
     values = config.model_dump()
+    rope = _rope_parameters(config)
     return {
         "architectures": [ARCHITECTURES[model_type]],
         "model_type": model_type,
@@ -109,10 +111,12 @@ def to_hugging_face(config: ModelConfig) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         "rope_theta": config.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "layer_types": ["full_attention"] * config.num_hidden_layers,
-        "use_sliding_window": False,
-        "sliding_window": None,
+        "rope_parameters": rope,
+        "rope_scaling": rope if config.rope_scaling is not None else None,  # transformers 4 reads this one
+        "layer_types": config.layer_types,
+        "use_sliding_window": slides,
+        "sliding_window": config.sliding_window,
+        "max_window_layers": config.num_hidden_layers,  # layer_types says which; this only must not contradict it
         "initializer_range": 0.02,
         "pretraining_tp": 1,
         "use_cache": True,
@@ -122,6 +126,15 @@ def to_hugging_face(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _rope_parameters(config: ModelConfig) -> dict[str, Any]:
+    scaling = config.rope_scaling
+    if scaling is None:
+        return {"rope_type": "default", "rope_theta": config.rope_theta}
+    if scaling.rope_type == "linear":
+        return {"rope_type": "linear", "factor": scaling.factor, "rope_theta": config.rope_theta}
+    return {**scaling.model_dump(exclude_none=True), "rope_theta": config.rope_theta}
+
+
 def from_hugging_face(fields: dict[str, Any], file: Path) -> ModelConfig:
     """The inverse of `to_hugging_face`; also reads what transformers writes for these architectures."""
     if not isinstance(fields, dict):
@@ -129,28 +142,54 @@ def from_hugging_face(fields: dict[str, Any], file: Path) -> ModelConfig:
     model_type = fields.get("model_type")
     if model_type not in ARCHITECTURES:
         raise ValueError(f"{file}: model_type is {model_type!r}; Headlight builds {', '.join(ARCHITECTURES)}")
-    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    fixed = {
-        "hidden_act": (fields.get("hidden_act", "silu"), "silu"),
-        "attention_bias": (fields.get("attention_bias", False), False),
-        "mlp_bias": (fields.get("mlp_bias", False), False),
-        "rope_type": (rope.get("rope_type", "default"), "default"),
-        "use_sliding_window": (fields.get("use_sliding_window", False), False),
-    }
-    for name, (found, wanted) in fixed.items():
-        if found != wanted:
-            raise ValueError(f"{file}: {name} is {found!r}; Headlight builds {wanted!r} only")
+    for name, wanted in {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}.items():
+        if fields.get(name, wanted) != wanted:
+            raise ValueError(f"{file}: {name} is {fields[name]!r}; Headlight builds {wanted!r} only")
     values = {name: fields[name] for name in SAME_NAME if fields.get(name) is not None}
     if isinstance(values.get("eos_token_id"), list):  # some have several; the first one ends a document
         values["eos_token_id"] = values["eos_token_id"][0]
     values |= {"qk_norm": model_type == "qwen3", **fields.get("headlight", {})}
-    values["rope_theta"] = float(rope.get("rope_theta") or fields.get("rope_theta") or 10000.0)
+    values |= _read_rope(fields, file) | _read_windows(fields)
     try:
         return ModelConfig(**values)
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"]))
         raise ValueError(f"{file}: {where}: {problem['msg'].removeprefix('Value error, ')}") from None
+
+
+def _read_rope(fields: dict[str, Any], file: Path) -> dict[str, Any]:
+    """rope_theta and rope_scaling from `rope_parameters` (transformers 5) or `rope_scaling` (4)."""
+    rope = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
+    values: dict[str, Any] = {"rope_theta": float(rope.pop("rope_theta", None) or fields.get("rope_theta") or 10000.0)}
+    rope_type = rope.pop("rope_type", rope.pop("type", "default"))
+    rope.pop("type", None)
+    if rope_type not in ("default", "linear", "yarn"):
+        raise ValueError(f"{file}: rope_type is {rope_type!r}; Headlight builds default, linear or yarn")
+    for name, wanted in {"partial_rotary_factor": 1.0, "truncate": True}.items():
+        if rope.pop(name, wanted) != wanted:
+            raise ValueError(f"{file}: {name} is not {wanted!r}, and Headlight builds nothing else")
+    if rope_type != "default":
+        if rope_type == "yarn":
+            rope.setdefault("original_max_position_embeddings", fields.get("max_position_embeddings"))
+        numbers = {k: float(v) if isinstance(v, int) and k[:8] != "original" else v for k, v in rope.items()}
+        values["rope_scaling"] = {"rope_type": rope_type, **numbers}
+    return values
+
+
+def _read_windows(fields: dict[str, Any]) -> dict[str, Any]:
+    """sliding_window and layer_types, by each architecture's own rules for what is missing."""
+    window, layers = fields.get("sliding_window"), fields.get("num_hidden_layers", 0)
+    unused = fields["model_type"] == "llama" or (
+        fields["model_type"] == "qwen3" and not fields.get("use_sliding_window", False)
+    )
+    if window is None or unused:
+        return {}
+    types = fields.get("layer_types")
+    if types is None:
+        full = fields.get("max_window_layers", 28) if fields["model_type"] == "qwen3" else 0
+        types = ["full_attention" if i < full else "sliding_attention" for i in range(layers)]
+    return {"sliding_window": window, "layer_types": types} if "sliding_attention" in types else {}
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:

@@ -6,7 +6,46 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-AttentionImplementation = Literal["auto", "eager", "flash", "sdpa"]
+AttentionImplementation = Literal[
+    "auto", "eager", "flash", "flash3", "flash4", "sdpa", "sdpa_efficient", "sdpa_cudnn", "sdpa_math", "flex", "varlen"
+]
+LayerType = Literal["full_attention", "sliding_attention"]
+
+
+class RopeScaling(BaseModel):
+    """How positions beyond the training length are brought back into the range that the model knows.
+
+    linear   every angle divided by `factor` (position interpolation, Chen et al. 2023, arXiv 2306.15595)
+    yarn     slow pairs divided by `factor`, quick ones kept, a ramp in between (Peng et al. 2023, arXiv 2309.00071)
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    rope_type: Literal["linear", "yarn"] = Field(description="linear | yarn.")
+    factor: float = Field(ge=1, description="New longest sequence / trained longest sequence.")
+    original_max_position_embeddings: int | None = Field(
+        None, ge=1, description="yarn: the longest sequence that the model was trained on."
+    )
+    beta_fast: float = Field(32.0, gt=0, description="yarn: pairs that turn more often than this are kept.")
+    beta_slow: float = Field(1.0, gt=0, description="yarn: pairs that turn less often are divided by factor.")
+    attention_factor: float | None = Field(
+        None, gt=0, description="yarn: multiplies queries and keys; null = 0.1 ln(factor) + 1."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> RopeScaling:
+        if self.rope_type == "yarn":
+            if self.original_max_position_embeddings is None:
+                raise ValueError("yarn needs original_max_position_embeddings: the sequence length it was trained on")
+            if self.beta_fast <= self.beta_slow:
+                raise ValueError(f"beta_fast ({self.beta_fast}) must be above beta_slow ({self.beta_slow})")
+        elif unused := sorted(self.model_fields_set - {"rope_type", "factor"} - self._unset()):
+            raise ValueError(f"linear has no {unused[0]}: leave it out, or use rope_type: yarn")
+        return self
+
+    def _unset(self) -> set[str]:
+        """Fields that hold their default, however they got it."""
+        return {name for name, field in RopeScaling.model_fields.items() if getattr(self, name) == field.default}
 
 
 class ModelConfig(BaseModel):
@@ -43,7 +82,16 @@ class ModelConfig(BaseModel):
     )
     qk_norm: bool = Field(True, description="RMSNorm on every query and key head, as in Qwen3.")
     max_position_embeddings: int = Field(512, ge=1, description="Longest sequence, in tokens.")
-    rope_theta: float = Field(10000.0, gt=0, description="Base of the rotary position embedding.")
+    rope_theta: float = Field(10000.0, gt=1, description="Base of the rotary position embedding.")
+    rope_scaling: RopeScaling | None = Field(None, description="Stretch RoPE to longer sequences: linear or yarn.")
+    sliding_window: int | None = Field(
+        None, ge=1, description="Tokens that a sliding_attention layer sees, itself included; null = no window."
+    )
+    layer_types: list[LayerType] | None = Field(
+        None,
+        description="full_attention | sliding_attention per layer; a shorter list is repeated. "
+        "Default: sliding everywhere if sliding_window is set, else full.",
+    )
     rms_norm_eps: float = Field(1e-6, gt=0, description="Added to the mean square before its root.")
     tie_word_embeddings: bool = Field(True, description="Share one matrix between embedding and head.")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on attention weights.")
@@ -51,7 +99,9 @@ class ModelConfig(BaseModel):
         0.0, ge=0, lt=1, description="Dropout on the embedding and on what each block adds to the stream."
     )
     attn_implementation: AttentionImplementation = Field(
-        "auto", description="auto | eager | flash | sdpa: which code computes attention (same numbers)."
+        "auto",
+        description="Which code computes attention (same numbers, other speed): auto | eager | flash | sdpa | flex | "
+        "varlen, or one kernel: flash3 | flash4 | sdpa_efficient | sdpa_cudnn | sdpa_math.",
     )
     bos_token_id: int | None = Field(None, description="First token of a document; the tokenizer sets it.")
     eos_token_id: int | None = Field(None, description="Last token of a document; the tokenizer sets it.")
@@ -89,6 +139,7 @@ class ModelConfig(BaseModel):
             values["num_key_value_heads"] = {"mha": heads, "gqa": heads // 4, "mqa": 1}.get(kv_heads, kv_heads)
         elif "num_key_value_heads" not in values:
             values["num_key_value_heads"] = heads
+        _resolve_layer_types(values, cls.model_fields["num_hidden_layers"].default)
         return values
 
     @model_validator(mode="after")
@@ -106,7 +157,22 @@ class ModelConfig(BaseModel):
             )
         return self
 
-    # The three numbers that may be left open in YAML and are always whole numbers in a built config.
+    @model_validator(mode="after")
+    def _check_windows(self) -> ModelConfig:
+        types, layers = self.layer_types or [], self.num_hidden_layers
+        if len(types) != layers:
+            raise ValueError(
+                f"layer_types has {len(types)} entries for {layers} layers: give one a layer, or a pattern whose "
+                f"length divides {layers}"
+            )
+        slides = "sliding_attention" in types
+        if slides and self.sliding_window is None:
+            raise ValueError("layer_types has sliding_attention, so set sliding_window: the tokens such a layer sees")
+        if self.sliding_window is not None and not slides:
+            raise ValueError(f"sliding_window ({self.sliding_window}) is set, but no layer is of sliding_attention")
+        return self
+
+    # What may be left open in YAML and is always there in a built config.
 
     @property
     def kv_heads(self) -> int:
@@ -119,9 +185,25 @@ class ModelConfig(BaseModel):
         return self.head_dim
 
     @property
+    def windows(self) -> list[int | None]:
+        """For every layer, how many tokens it sees, itself included; None = all."""
+        return [self.sliding_window if kind == "sliding_attention" else None for kind in self.layer_types or []]
+
+    @property
     def num_key_value_groups(self) -> int:
         """How many query heads share one key/value head."""
         return self.num_attention_heads // self.kv_heads
+
+
+def _resolve_layer_types(values: dict[str, Any], default_layers: int) -> None:
+    """Write out one layer type a layer, in place; a pattern is repeated."""
+    layers, types = values.get("num_hidden_layers", default_layers), values.get("layer_types")
+    if not _is_positive_int(layers):
+        return
+    if types is None:
+        types = ["full_attention" if values.get("sliding_window") is None else "sliding_attention"]
+    if isinstance(types, list) and types and layers % len(types) == 0:
+        values["layer_types"] = types * (layers // len(types))
 
 
 def _is_positive_int(value: Any) -> bool:

@@ -1,17 +1,22 @@
-"""Decoding: one token after the other, with a key-value cache, greedy or sampled."""
+"""Decoding: one token after the other, with a key-value cache, greedy or sampled, streamed or all at once."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache, partial
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from model.kv_cache import KVCache
+from model.kv_cache import KVCache, StaticCache, make_cache
+from model.sampling import Sampling, next_token
 from model.transformer import LanguageModel
 
+STATIC_BLOCK = 128  # a static cache has room for a multiple of this, so that similar calls share compiled code
 
-@torch.no_grad()
+
 def generate(
     lm: LanguageModel,
     input_ids: Tensor,
@@ -23,101 +28,231 @@ def generate(
     repetition_penalty: float = 1.0,
     stop_ids: Collection[int] | None = None,
     seed: int | None = None,
+    *,
+    attention_mask: Tensor | None = None,
+    num_return_sequences: int = 1,
+    kv_cache: KVCache | str | None = "dynamic",
+    compile: bool = False,
 ) -> Tensor:
-    """Continue every prompt of a batch: input_ids (B, T) -> output_ids (B, T + up to max_new_tokens).
+    """Continue every prompt of a batch: input_ids (B, T) -> output_ids (B * n, T + up to max_new_tokens).
 
     temperature 0 is greedy. A row that has produced one of stop_ids is filled up with that id; generation
     ends when every row has. It ends early where the context (max_position_embeddings) is full. With a seed
     the result depends on nothing else; the global random state is left alone either way.
 
-    Raises ValueError for an empty prompt and for settings out of range.
+    attention_mask (B, T): 0 = padding, for prompts of different lengths; pad on the left (`left_pad`).
+    num_return_sequences: n continuations of every prompt, next to each other; the prompt is read once.
+    kv_cache: dynamic | static | offloaded, None to read everything anew at every token, or a cache of an earlier
+    call: what that one has read of the same beginning is not read again.
+    compile: torch.compile the step of one token; needs kv_cache="static", pays where many tokens are made.
+
+    Raises ValueError for an empty prompt, ids outside the vocabulary and settings out of range.
     """
-    _check_settings(input_ids, max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty)
-    generator = torch.Generator(device=input_ids.device)
+    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+    steps = stream(
+        lm,
+        input_ids,
+        max_new_tokens,
+        sampling,
+        stop_ids,
+        seed,
+        attention_mask=attention_mask,
+        num_return_sequences=num_return_sequences,
+        kv_cache=kv_cache,
+        compile=compile,
+    )
+    prompts = input_ids.repeat_interleave(num_return_sequences, dim=0)
+    return torch.cat([prompts, *[ids[:, None] for ids in steps]], dim=1)
+
+
+def stream(
+    lm: LanguageModel,
+    input_ids: Tensor,
+    max_new_tokens: int = 64,
+    sampling: Sampling | None = None,
+    stop_ids: Collection[int] | None = None,
+    seed: int | None = None,
+    *,
+    attention_mask: Tensor | None = None,
+    num_return_sequences: int = 1,
+    kv_cache: KVCache | str | None = "dynamic",
+    compile: bool = False,
+) -> Iterator[Tensor]:
+    """`generate`, a token at a time: yields the next ids (B * n,) as soon as they are known."""
+    sampling = sampling or Sampling()
+    check_request(lm, input_ids, max_new_tokens, attention_mask, num_return_sequences, kv_cache, compile)
+    room = min(max_new_tokens, lm.config.max_position_embeddings - input_ids.shape[1])
+    cache = _cache_for(lm, input_ids, room, attention_mask, kv_cache)
+    return _steps(lm, input_ids, room, sampling, stop_ids, seed, attention_mask, num_return_sequences, cache, compile)
+
+
+def _steps(
+    lm: LanguageModel,
+    input_ids: Tensor,
+    room: int,
+    sampling: Sampling,
+    stop_ids: Collection[int] | None,
+    seed: int | None,
+    attention_mask: Tensor | None,
+    copies: int,
+    cache: KVCache | None,
+    compile: bool,
+) -> Iterator[Tensor]:
+    device = input_ids.device
+    generator = torch.Generator(device=device)
     generator.manual_seed(seed) if seed is not None else generator.seed()
-    stop = torch.tensor(sorted(stop_ids or ()), dtype=torch.long, device=input_ids.device)
+    stop = torch.tensor(sorted(stop_ids or ()), dtype=torch.long, device=device)
+    reader = _Reader(lm, attention_mask, room, cache, compile)
+    if attention_mask is not None:  # nobody sees padding; as a word of the prompt it counts for no penalty
+        input_ids = torch.where(attention_mask.bool(), input_ids, input_ids[:, -1:])
+    written = F.pad(input_ids, (0, room))
+    count, stopped = input_ids.shape[1], None
     was_training = lm.training
     lm.eval()
     try:
-        cache, output_ids, unread = KVCache(), input_ids, input_ids
-        stopped = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
-        for _ in range(min(max_new_tokens, lm.config.max_position_embeddings - input_ids.shape[1])):
-            logits = lm(unread, kv_cache=cache)[:, -1].float()  # (B, V)
-            logits = penalise_repetition(logits, output_ids, repetition_penalty)
-            unread = sample(logits, temperature, top_k, top_p, min_p, generator)  # (B, 1)
-            unread = torch.where(stopped[:, None], output_ids[:, -1:], unread)
-            output_ids = torch.cat((output_ids, unread), dim=1)
-            stopped |= torch.isin(unread[:, 0], stop)
-            if len(stop) and bool(stopped.all()):
+        for step in range(room):
+            logits = reader.read(written[:, :count])
+            if step == 0 and copies > 1:
+                logits, written = (x.repeat_interleave(copies, dim=0) for x in (logits, written))
+                reader.repeat(copies)
+            ids = next_token(logits, written[:, :count], sampling, generator)  # (rows,)
+            if len(stop):
+                if stopped is not None:
+                    ids = torch.where(stopped, written[:, count - 1], ids)
+                stopped = torch.isin(ids, stop)
+            written[:, count] = ids
+            count += 1
+            yield ids
+            if stopped is not None and bool(stopped.all()):
                 break
-        return output_ids
     finally:
         lm.train(was_training)
+        if cache is not None:
+            cache.token_ids = written[:, : cache.length] if attention_mask is None else None
 
 
-def sample(
-    logits: Tensor,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
-    generator: torch.Generator,
-) -> Tensor:
-    """Draw the next token: logits (B, V) -> ids (B, 1). Filters apply in the order top_k, top_p, min_p.
+class _Reader:
+    """Reads what is new of the tokens so far, through the cache, and gives the logits of the next one."""
 
-    top_k keeps the k likeliest. top_p keeps the smallest set whose probabilities reach p (Holtzman et al.
-    2019, arXiv 1904.09751). min_p keeps what is at least min_p times as likely as the likeliest
-    (Nguyen et al. 2024, arXiv 2407.01082).
-    """
-    if temperature == 0:
-        return logits.argmax(dim=-1, keepdim=True)
-    logits = logits / temperature
-    if top_k is not None:
-        kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
-        logits = logits.masked_fill(logits < kth, -torch.inf)
-    if top_p is not None:
-        sorted_logits, order = logits.sort(descending=True)
-        probabilities = sorted_logits.softmax(dim=-1)
-        before = probabilities.cumsum(dim=-1) - probabilities  # the likeliest token is always kept
-        drop = torch.zeros_like(logits, dtype=torch.bool).scatter(1, order, before >= top_p)
-        logits = logits.masked_fill(drop, -torch.inf)
-    probabilities = logits.softmax(dim=-1)
-    if min_p is not None:
-        floor = min_p * probabilities.amax(dim=-1, keepdim=True)
-        probabilities = probabilities.masked_fill(probabilities < floor, 0.0)
-    return torch.multinomial(probabilities, num_samples=1, generator=generator)
+    def __init__(
+        self, lm: LanguageModel, attention_mask: Tensor | None, room: int, cache: KVCache | None, compile: bool
+    ):
+        self.lm, self.cache = lm, cache
+        self.step: Callable[..., Tensor] = lm  # reads one token
+        if compile:  # on CUDA as a CUDA graph (not yet run)
+            self.step = partial(compiled_forward("reduce-overhead" if next(lm.parameters()).is_cuda else None), lm)
+        self.seen = cache.length if cache is not None else 0
+        self.is_static = isinstance(cache, StaticCache)
+        self.mask = self.position_ids = None
+        if attention_mask is not None:
+            self.mask = F.pad(attention_mask.bool(), (0, room), value=True)
+            self.position_ids = (self.mask.cumsum(dim=1) - 1).clamp(min=0)
+
+    def repeat(self, times: int) -> None:
+        """Go on with `times` copies of every row."""
+        if self.cache is not None:
+            self.cache.repeat_interleave(times)
+        if self.mask is not None and self.position_ids is not None:
+            self.mask = self.mask.repeat_interleave(times, dim=0)
+            self.position_ids = self.position_ids.repeat_interleave(times, dim=0)
+
+    @torch.no_grad()
+    def read(self, token_ids: Tensor) -> Tensor:
+        """All tokens so far (rows, count) -> logits of the next token (rows, V) in float32."""
+        count = token_ids.shape[1]
+        unread = slice(self.seen, count)
+        forward = self.lm if count - self.seen > 1 else self.step
+        if self.cache is None:
+            self.seen = 0
+        else:
+            self.seen = count
+        given = {}
+        if self.mask is not None and self.position_ids is not None:
+            given["attention_mask"] = self.mask if self.is_static else self.mask[:, :count]
+            given["position_ids"] = self.position_ids[:, unread]
+        logits = forward(token_ids[:, unread], kv_cache=self.cache, logits_to_keep=1, **given)
+        return logits[:, -1].float()
 
 
-def penalise_repetition(logits: Tensor, seen_ids: Tensor, penalty: float) -> Tensor:
-    """Make every id that occurred less likely: positive logits / penalty, negative ones * penalty.
-
-    Keskar et al. 2019, CTRL (arXiv 1909.05858). penalty 1.0 changes nothing.
-    """
-    if penalty == 1.0:
-        return logits
-    seen = logits.gather(1, seen_ids)
-    return logits.scatter(1, seen_ids, torch.where(seen > 0, seen / penalty, seen * penalty))
+@cache
+def compiled_forward(mode: str | None) -> Callable[..., Tensor]:
+    """LanguageModel.forward, compiled without graph breaks; every model and every cache size has code of its own."""
+    forward: Callable[..., Any] = LanguageModel.forward
+    return torch.compile(forward, fullgraph=True, dynamic=False, mode=mode)
 
 
-def _check_settings(
+def left_pad(prompts: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[Tensor, Tensor]:
+    """Prompts of different lengths -> input_ids and attention_mask, both (B, longest), padded on the left."""
+    if not prompts or any(len(prompt) == 0 for prompt in prompts):
+        raise ValueError(f"prompt {[len(p) for p in prompts].index(0)} is empty" if prompts else "there is no prompt")
+    longest = max(len(prompt) for prompt in prompts)
+    pad = partial(F.pad, value=pad_id)
+    rows = [pad(torch.tensor(prompt, dtype=torch.long), (longest - len(prompt), 0)) for prompt in prompts]
+    real = [F.pad(torch.ones(len(prompt), dtype=torch.bool), (longest - len(prompt), 0)) for prompt in prompts]
+    return torch.stack(rows), torch.stack(real)
+
+
+def _cache_for(
+    lm: LanguageModel, input_ids: Tensor, room: int, attention_mask: Tensor | None, kv_cache: KVCache | str | None
+) -> KVCache | None:
+    """A new cache of the kind asked for, or the one given, cut back to what these prompts begin with."""
+    if kv_cache is None:
+        return None
+    count = input_ids.shape[1]
+    if isinstance(kv_cache, str):
+        capacity = min(-(-(count + room) // STATIC_BLOCK) * STATIC_BLOCK, lm.config.max_position_embeddings)
+        return make_cache(kv_cache, lm.config, len(input_ids), capacity, next(lm.parameters()))
+    read = kv_cache.token_ids
+    if read is None or attention_mask is not None or len(read) != len(input_ids):
+        kv_cache.clear()
+        return kv_cache
+    both = min(read.shape[1], count - 1)  # at least one token is read, for its logits
+    same = (read[:, :both] == input_ids[:, :both]).all(dim=0).long().cumprod(dim=0)
+    try:
+        kv_cache.crop(int(same.sum()))
+    except ValueError:  # a sliding window has forgotten what would be needed
+        kv_cache.clear()
+    return kv_cache
+
+
+def check_request(
+    lm: LanguageModel,
     input_ids: Tensor,
     max_new_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
-    repetition_penalty: float,
+    attention_mask: Tensor | None,
+    num_return_sequences: int,
+    kv_cache: KVCache | str | None,
+    compile: bool,
 ) -> None:
+    """Raises ValueError for anything that cannot be served, before any computation."""
     if input_ids.ndim != 2 or input_ids.shape[1] == 0:
         raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}: give (batch, tokens) with at least one token")
+    (rows, count), longest = input_ids.shape, lm.config.max_position_embeddings
+    low, high, vocab_size = int(input_ids.min()), int(input_ids.max()), lm.lm_head.out_features
+    static = isinstance(kv_cache, StaticCache)
     wrong = [
+        (low < 0 or high >= vocab_size, f"token id {low if low < 0 else high} is outside the vocabulary (0 to "
+         f"{vocab_size - 1}): use the tokenizer that this model was trained with"),
+        (count > longest, f"the prompt has {count} tokens, more than max_position_embeddings ({longest}): shorten it"),
         (max_new_tokens < 0, f"max_new_tokens ({max_new_tokens}) must be 0 or more"),
-        (temperature < 0, f"temperature ({temperature}) must be 0 (greedy) or more"),
-        (top_k is not None and top_k < 1, f"top_k ({top_k}) must be 1 or more"),
-        (top_p is not None and not 0 < top_p <= 1, f"top_p ({top_p}) must be in (0, 1]"),
-        (min_p is not None and not 0 <= min_p <= 1, f"min_p ({min_p}) must be in [0, 1]"),
-        (repetition_penalty <= 0, f"repetition_penalty ({repetition_penalty}) must be above 0"),
-    ]
+        (num_return_sequences < 1, f"num_return_sequences ({num_return_sequences}) must be 1 or more"),
+        (compile and not (kv_cache == "static" or static), 'compile needs kv_cache="static"'),
+        (isinstance(kv_cache, KVCache) and num_return_sequences > 1, "a cache is used again for one continuation each: "
+         "leave num_return_sequences at 1"),
+    ]  # fmt: skip
+    if attention_mask is not None:
+        shape_differs = attention_mask.shape != input_ids.shape
+        wrong += [
+            (shape_differs, f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {(rows, count)}"),
+            (not shape_differs and not attention_mask[:, -1].all(), "attention_mask ends in padding: pad on the left"),
+        ]
+    if isinstance(kv_cache, StaticCache):
+        needed = count + min(max_new_tokens, longest - count)
+        wrong += [
+            (kv_cache.capacity < needed, f"the static cache has room for {kv_cache.capacity} tokens, and {needed} are "
+             "asked for: make it with a larger capacity, or lower max_new_tokens"),
+            (kv_cache.batch_size != rows, f"the static cache is for {kv_cache.batch_size} rows, these are {rows}"),
+        ]  # fmt: skip
     for is_wrong, message in wrong:
         if is_wrong:
             raise ValueError(message)

@@ -1,51 +1,275 @@
-"""Key-value cache: while decoding, keep the keys and values of every token that was read."""
+"""Key-value caches: while decoding, keep the keys and values of every token that was read.
+
+Four ways of keeping them, one interface (`KVCache`):
+
+    dynamic     grows in blocks, so that appending a token copies nothing but that token
+    (windows)   the same, for layers with a sliding window: only the last window - 1 tokens stay
+    static      room for `capacity` tokens from the start: shapes never change, for torch.compile and CUDA graphs
+    offloaded   layers wait in the CPU's memory and come to the GPU one ahead of their use
+
+A cache tells the mask where its keys are: `key_positions`. Size: 2 * H_kv * D numbers a token and layer.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
+
+from model.config import ModelConfig
+
+CACHES = ("dynamic", "static", "offloaded")
+
+
+def make_cache(kind: str, config: ModelConfig, batch_size: int, capacity: int, like: Tensor) -> KVCache:
+    """An empty cache for a batch; `like` has the device and dtype of keys. Raises ValueError for an unknown kind."""
+    if kind == "static":
+        return StaticCache(config, batch_size, capacity, like.device, like.dtype)
+    if kind not in CACHES:
+        raise ValueError(f"cache ({kind!r}) is unknown: use {', '.join(CACHES)}")
+    return OffloadedCache(config) if kind == "offloaded" else KVCache(config)
+
+
+@dataclass
+class _Layer:
+    """Keys and values of one layer (B, H_kv, room, D); slot 0 holds position `first`."""
+
+    keys: Tensor
+    values: Tensor
+    first: int
 
 
 class KVCache:
-    """A dynamic cache. It grows in blocks, so that appending a token copies nothing but that token.
+    """The dynamic cache, and the interface of all. One cache serves one batch.
 
-    One cache serves one batch. Per layer it holds keys and values (B, H_kv, capacity, D), of which the
-    first `length` positions are filled.
+    config: says which layers have a sliding window, so that they forget; without it every layer keeps every token.
     """
 
-    def __init__(self, block_size: int = 256):
+    def __init__(self, config: ModelConfig | None = None, block_size: int = 256):
         self.block_size = block_size
-        self._keys: dict[int, Tensor] = {}
-        self._values: dict[int, Tensor] = {}
-        self._lengths: dict[int, int] = {}
+        self.windows = config.windows if config is not None else []
+        self.token_ids: Tensor | None = None  # (B, length), if `generate` filled it: for using it again
+        self._layers: dict[int, _Layer] = {}
+        self._length = 0
 
     @property
     def length(self) -> int:
-        """Tokens held, in every layer, between two forward passes."""
-        return self._lengths.get(0, 0)
+        """Tokens read so far."""
+        return self._length
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the filled part: 2 * layers * B * H_kv * length * D * bytes per number."""
-        tensors = [*self._keys.values(), *self._values.values()]
-        return sum(t[:, :, : self.length].numel() * t.element_size() for t in tensors)
+        """Bytes of what is kept: 2 * B * H_kv * D * bytes per number, times the tokens of every layer."""
+        return sum(
+            2 * layer.keys[:, :, : self.length - self._kept_from(i)].numel() * layer.keys.element_size()
+            for i, layer in self._layers.items()
+        )
+
+    def window(self, layer: int) -> int | None:
+        return self.windows[layer] if layer < len(self.windows) else None
+
+    def _kept_from(self, layer: int) -> int:
+        """The first position that a query to come may still see."""
+        window = self.window(layer)
+        return 0 if window is None else max(0, self._length - window + 1)
+
+    def positions(self, count: int, device: torch.device) -> Tensor:
+        """Places in the sequence of the next `count` tokens: (count,)."""
+        return torch.arange(self._length, self._length + count, device=device)
+
+    def key_positions(self, layer: int, count: int, device: torch.device) -> Tensor:
+        """Places of the keys that `update` will return for the next `count` tokens: (S,)."""
+        return torch.arange(self._kept_from(layer), self._length + count, device=device)
+
+    def sees_all(self, layer: int, window: int | None, count: int) -> bool:
+        """Whether the next `count` queries see every key that `update` will return, but for causality from above."""
+        start, end = self._kept_from(layer), self._length + count
+        fits = window is None or end - start < window or (count == 1 and end - start <= window)
+        return fits and (count == 1 or end - start == count)
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append k and v (B, H_kv, T, D) of a layer; returns all that it holds (B, H_kv, length + T, D)."""
-        start = self._lengths.get(layer, 0)
-        end = start + k.shape[2]
-        if layer not in self._keys or end > self._keys[layer].shape[2]:
-            capacity = -(-end // self.block_size) * self.block_size
-            self._keys[layer] = self._grow(self._keys.get(layer), k, start, capacity)
-            self._values[layer] = self._grow(self._values.get(layer), v, start, capacity)
-        self._keys[layer][:, :, start:end] = k
-        self._values[layer][:, :, start:end] = v
-        self._lengths[layer] = end
-        return self._keys[layer][:, :, :end], self._values[layer][:, :, :end]
+        """Append k and v (B, H_kv, T, D); returns what the T queries may see (B, H_kv, S, D). See `advance`."""
+        start, end, held = self._length, self._length + k.shape[2], self._layers.get(layer)
+        first = self._kept_from(layer)
+        if held is None or end - held.first > held.keys.shape[2]:
+            held = self._layers[layer] = self._make_room(held, k, first, end)
+        held.keys[:, :, start - held.first : end - held.first] = k
+        held.values[:, :, start - held.first : end - held.first] = v
+        visible = slice(first - held.first, end - held.first)
+        return held.keys[:, :, visible], held.values[:, :, visible]
 
-    @staticmethod
-    def _grow(old: Tensor | None, like: Tensor, filled: int, capacity: int) -> Tensor:
+    def _make_room(self, old: _Layer | None, like: Tensor, first: int, end: int) -> _Layer:
+        """A new buffer with whole blocks for positions first … end, into which what is still needed moves."""
         batch, heads, _, head_dim = like.shape
-        new = like.new_empty(batch, heads, capacity, head_dim)
+        room = (end - first) // self.block_size * self.block_size + self.block_size
+        keys = like.new_empty(batch, heads, room, head_dim)
+        new = _Layer(keys, torch.empty_like(keys), first)
         if old is not None:
-            new[:, :, :filled] = old[:, :, :filled]
+            kept = slice(first - old.first, self._length - old.first)
+            new.keys[:, :, : self._length - first] = old.keys[:, :, kept]
+            new.values[:, :, : self._length - first] = old.values[:, :, kept]
         return new
+
+    def advance(self, count: int) -> None:
+        """Every layer has read `count` tokens. LanguageModel calls this at the end of a forward pass."""
+        self._length += count
+
+    def crop(self, length: int) -> None:
+        """Forget every token after the first `length`. Raises ValueError where a window has forgotten too much."""
+        for i, layer in self._layers.items():
+            window = self.window(i)
+            if window is not None and layer.first > max(0, length - window + 1):
+                raise ValueError(f"layer {i} keeps {window} tokens only and cannot go back to token {length}")
+        self._length = min(self._length, length)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._layers, self._length = {}, 0
+
+    def repeat_interleave(self, times: int) -> None:
+        """Every row becomes `times` rows, next to each other: several continuations of one prompt."""
+        for layer in self._layers.values():
+            layer.keys = layer.keys.repeat_interleave(times, dim=0)
+            layer.values = layer.values.repeat_interleave(times, dim=0)
+
+
+class OffloadedCache(KVCache):
+    """Layers wait in (pinned) CPU memory; while one layer computes, the next is copied on a stream of its own.
+
+    At most two layers are on the GPU at a time. On a CPU it is the dynamic cache with one more copy.
+    """
+
+    def __init__(self, config: ModelConfig, block_size: int = 256):
+        super().__init__(config, block_size)
+        self._layer_count = config.num_hidden_layers
+        self._fetched: dict[int, tuple[Tensor, Tensor]] = {}
+        self._stream: torch.cuda.Stream | None = None
+
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        held = self._layers.get(layer)
+        if held is None:
+            super().update(layer, k.cpu(), v.cpu())
+            return k, v
+        if layer not in self._fetched:
+            self._fetch(layer, k.device)
+        if self._stream is not None:
+            torch.cuda.current_stream(k.device).wait_stream(self._stream)
+        past_k, past_v = self._fetched.pop(layer)
+        kept = slice(self._kept_from(layer) - held.first, self._length - held.first)
+        keys, values = torch.cat((past_k[:, :, kept], k), dim=2), torch.cat((past_v[:, :, kept], v), dim=2)
+        if self._stream is not None:  # the copy must not be overwritten before the two lines above have read it
+            past_k.record_stream(torch.cuda.current_stream(k.device))
+            past_v.record_stream(torch.cuda.current_stream(k.device))
+        if self._layer_count > 1:  # the copy runs while this layer computes
+            self._fetch((layer + 1) % self._layer_count, k.device)
+        super().update(layer, k.cpu(), v.cpu())
+        return keys, values
+
+    def _fetch(self, layer: int, device: torch.device) -> None:
+        """Begin to copy a layer to the device: whole buffers, because only those are contiguous."""
+        if layer not in self._layers:
+            return
+        held = self._layers[layer]
+        if device.type != "cuda":
+            self._fetched[layer] = held.keys.to(device), held.values.to(device)
+            return
+        self._stream = self._stream or torch.cuda.Stream(device)
+        with torch.cuda.stream(self._stream):
+            self._fetched[layer] = (
+                held.keys.to(device, non_blocking=True),
+                held.values.to(device, non_blocking=True),
+            )
+
+    def _make_room(self, old: _Layer | None, like: Tensor, first: int, end: int) -> _Layer:
+        new = super()._make_room(old, like, first, end)
+        if torch.cuda.is_available():
+            new.keys, new.values = new.keys.pin_memory(), new.values.pin_memory()
+        return new
+
+    def crop(self, length: int) -> None:
+        self._fetched.clear()
+        super().crop(length)
+
+    def clear(self) -> None:
+        self._fetched.clear()
+        super().clear()
+
+    def repeat_interleave(self, times: int) -> None:
+        self._fetched.clear()
+        super().repeat_interleave(times)
+
+
+class StaticCache(KVCache):
+    """Room for `capacity` tokens in every layer from the start; the length is a tensor, so nothing recompiles.
+
+    Layers with a sliding window have full room too; the mask keeps their window. Raises ValueError when full.
+    """
+
+    def __init__(
+        self, config: ModelConfig, batch_size: int, capacity: int, device: torch.device | str, dtype: torch.dtype
+    ):
+        super().__init__(config)
+        if capacity < 1:
+            raise ValueError(f"capacity ({capacity}) must be 1 token or more")
+        self.capacity = capacity
+        self.is_new = True
+        shape = (batch_size, config.kv_heads, capacity, config.head_size)
+        self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.num_hidden_layers)]
+        self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.num_hidden_layers)]
+        self._position = torch.zeros((), dtype=torch.long, device=device)
+        self._stay_in_place()
+
+    def _stay_in_place(self) -> None:
+        """Tell the compiler that these tensors keep their addresses, so that a CUDA graph need not copy them."""
+        for tensor in (*self.keys, *self.values, self._position):
+            torch._dynamo.mark_static_address(tensor)
+
+    @property
+    def length(self) -> int:
+        return int(self._position)
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.keys[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole room, filled or not."""
+        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
+
+    def positions(self, count: int, device: torch.device) -> Tensor:
+        if not torch.compiler.is_compiling() and self.length + count > self.capacity:
+            raise ValueError(
+                f"the static cache has room for {self.capacity} tokens, and {self.length} + {count} are asked for: "
+                "make it with a larger capacity"
+            )
+        return torch.arange(count, device=device) + self._position
+
+    def key_positions(self, layer: int, count: int, device: torch.device) -> Tensor:
+        return torch.arange(count if self.is_new else self.capacity, device=device)
+
+    def sees_all(self, layer: int, window: int | None, count: int) -> bool:
+        return self.is_new and (window is None or count < window)
+
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        positions = torch.arange(k.shape[2], device=k.device) + self._position
+        self.keys[layer].index_copy_(2, positions, k)
+        self.values[layer].index_copy_(2, positions, v)
+        return (k, v) if self.is_new else (self.keys[layer], self.values[layer])
+
+    def advance(self, count: int) -> None:
+        self._position += count
+        self.is_new = False
+
+    def crop(self, length: int) -> None:
+        self._position.clamp_(max=length)
+        self.is_new = self.length == 0
+
+    def clear(self) -> None:
+        self.crop(0)
+
+    def repeat_interleave(self, times: int) -> None:
+        self.keys = [t.repeat_interleave(times, dim=0) for t in self.keys]
+        self.values = [t.repeat_interleave(times, dim=0) for t in self.values]
+        self._stay_in_place()

@@ -1,16 +1,27 @@
 """Attention masks: small predicates that combine. Boolean everywhere, `True` = may attend.
 
-`build_mask` returns None when plain causal attention says it all, because kernels have a fast path for that.
+A predicate compares a query with a key: their positions, their documents, or whether the key is padding. `MaskSpec`
+says which predicates apply to a forward pass; each backend turns it into what it needs: `boolean_mask` below, a
+block mask (`flex_attention.py`) or cumulative lengths (`varlen_attention.py`). A row that may attend to nothing
+(padding, as a query) gets zeros from every backend, never NaN.
+
+Positions here are places in the sequence, cached tokens counted. They are not `position_ids`, which only turn RoPE:
+documents are told apart by `document_ids` alone, never guessed from positions that start again.
+
+A cross-attention mask (encoder-decoder models) would be `not_padding` of the other sequence and nothing else: its
+queries may look at all of it, so neither causality nor windows apply. A decoder has no use for it.
 """
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
+
+import torch.nn.functional as F
 from torch import Tensor
 
 
 def causal(query_positions: Tensor, key_positions: Tensor) -> Tensor:
-    """A token sees itself and what came before. (T,), (S,) -> (T, S)
+    """A token sees itself and what came before.
 
         key   0 1 2 3
     query 0   x . . .
@@ -18,11 +29,25 @@ def causal(query_positions: Tensor, key_positions: Tensor) -> Tensor:
           2   x x x .
           3   x x x x
     """
-    return query_positions[:, None] >= key_positions[None, :]
+    return query_positions >= key_positions
+
+
+def within_window(query_positions: Tensor, key_positions: Tensor, sliding_window: int) -> Tensor:
+    """A token sees the last `sliding_window` tokens, itself included; drawn with causality, window 2.
+
+        key   0 1 2 3
+    query 0   x . . .
+          1   x x . .
+          2   . x x .
+          3   . . x x
+
+    Beltagy et al. 2020, Longformer (arXiv 2004.05150); Jiang et al. 2023, Mistral (2310.06825).
+    """
+    return query_positions - key_positions < sliding_window
 
 
 def same_document(query_documents: Tensor, key_documents: Tensor) -> Tensor:
-    """Equal document ids may see each other. (B, T), (B, S) -> (B, 1, T, S)
+    """Equal document ids may see each other.
 
     documents   0 0 1 1
             0   x x . .
@@ -30,38 +55,60 @@ def same_document(query_documents: Tensor, key_documents: Tensor) -> Tensor:
             1   . . x x
             1   . . x x
     """
-    return (query_documents[:, :, None] == key_documents[:, None, :])[:, None]
+    return query_documents == key_documents
 
 
 def not_padding(attention_mask: Tensor) -> Tensor:
-    """Keys that are real tokens. attention_mask (B, S), 1 or True = real -> (B, 1, 1, S)
+    """Keys that are real tokens (1 or True), whoever asks.
 
-    attention_mask   1 1 1 0
-                     x x x .
+    right padding   1 1 1 0      left padding   0 1 1 1
+                    x x x .                     . x x x
     """
-    return attention_mask.bool()[:, None, None, :]
+    return attention_mask.bool()
 
 
-def build_mask(
-    query_length: int,
-    key_length: int,
-    *,
-    attention_mask: Tensor | None = None,
-    document_ids: Tensor | None = None,
-    device: torch.device | None = None,
-) -> Tensor | None:
-    """Combine the predicates that apply into one boolean mask (B or 1, 1, T, S), or None for plain causal.
+@dataclass(frozen=True)
+class MaskSpec:
+    """Which predicates limit one kind of layer in one forward pass of B rows, T queries over S keys each.
 
-    query_length T, key_length S: the queries are the last T of the S positions (S > T while decoding).
-    attention_mask (B, S), document_ids (B, S): both cover every key, cached ones included.
+    query_positions (T,), key_positions (S,): places in the sequence. attention_mask (B, S): 1 = real token.
+    document_ids (B, T): packed rows, T = S. sliding_window: tokens seen, or None.
+    all_visible: every query sees every key up to itself, so that a kernel's own causal flag says it all.
     """
-    alone = query_length == 1 or query_length == key_length
-    if attention_mask is None and document_ids is None and alone:
+
+    query_positions: Tensor
+    key_positions: Tensor
+    batch_size: int = 1
+    attention_mask: Tensor | None = None
+    document_ids: Tensor | None = None
+    sliding_window: int | None = None
+    all_visible: bool = False
+
+
+def boolean_mask(spec: MaskSpec) -> Tensor | None:
+    """Every predicate that applies, written out: (B or 1, 1, T, S), or None if the causal flag says it all."""
+    if spec.all_visible:
         return None
-    keys = torch.arange(key_length, device=device)
-    mask = causal(keys[key_length - query_length :], keys)[None, None]
-    if attention_mask is not None:
-        mask = mask & not_padding(attention_mask)
-    if document_ids is not None:
-        mask = mask & same_document(document_ids[:, key_length - query_length :], document_ids)
+    queries, keys = spec.query_positions[:, None], spec.key_positions[None, :]
+    mask = causal(queries, keys)
+    if spec.sliding_window is not None:
+        mask = mask & within_window(queries, keys, spec.sliding_window)
+    mask = mask[None, None]  # (1, 1, T, S)
+    if spec.attention_mask is not None:
+        mask = mask & not_padding(spec.attention_mask)[:, None, None, :]
+    if spec.document_ids is not None:
+        mask = mask & same_document(spec.document_ids[:, :, None], spec.document_ids[:, None, :])[:, None]
     return mask
+
+
+def real_tokens(attention_mask: Tensor | None, key_positions: Tensor) -> Tensor | None:
+    """The columns of attention_mask (B, tokens so far) that belong to the keys at hand: (B, S).
+
+    A static cache has room for tokens that are still to come; those are hidden by causality.
+    """
+    if attention_mask is None:
+        return None
+    room = key_positions.shape[0] - attention_mask.shape[1]
+    if room > 0:
+        attention_mask = F.pad(attention_mask, (0, room), value=1)
+    return attention_mask[:, key_positions] if attention_mask.shape[1] != key_positions.shape[0] else attention_mask

@@ -1,40 +1,78 @@
 """Rotary position embedding: turn each pair of a head's numbers by an angle that grows with position.
 
 A query at position i and a key at position j, both turned, have a dot product that depends on i - j only.
-Su et al. 2021, RoFormer (arXiv 2104.09864). The half-split form (`rotate_half`) and the order of the
-float32 operations are transformers' (Llama, Qwen3), so that logits agree to the last bit.
+Su et al. 2021, RoFormer (arXiv 2104.09864). The half-split form and the order of the float32 operations are
+transformers' (Llama, Qwen3), so that logits agree to the last bit.
+
+There is no table of angles: they are computed from the positions that are asked for, once for all layers, so
+there is nothing to grow and nothing that could be wrong beyond the training length.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
+from model.config import ModelConfig, RopeScaling
+
 
 class RotaryEmbedding(nn.Module):
-    """Angles for every position: inverse frequencies theta^(-2i/head_dim), i = 0 … head_dim/2 - 1."""
+    """Angles for every position: position * theta^(-2i/head_dim), i = 0 … head_dim/2 - 1, scaled if asked."""
 
     inv_freq: Tensor
 
-    def __init__(self, head_dim: int, rope_theta: float):
+    def __init__(self, config: ModelConfig):
         super().__init__()
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
-        self.register_buffer("inv_freq", 1.0 / (rope_theta**exponents), persistent=False)
+        inv_freq, self.attention_factor = inverse_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
 
     @torch.no_grad()
     def forward(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """position_ids (B, T) -> cos, sin, each (B, 1, T, head_dim), computed in float32, then cast."""
+        """position_ids (B, T) -> cos, sin, each (B, 1, T, head_dim), computed in float32, then cast.
+
+        The first half of sin is negated, so that `apply_rotary` needs no minus.
+        """
         angles = position_ids[..., None].float() * self.inv_freq  # (B, T, head_dim/2)
-        angles = torch.cat((angles, angles), dim=-1)[:, None]  # (B, 1, T, head_dim)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate_half(x: Tensor) -> Tensor:
-    """(x1, x2) -> (-x2, x1), the halves of the last dimension: a quarter turn of every pair."""
-    x1, x2 = x.chunk(2, dim=-1)
-    return torch.cat((-x2, x1), dim=-1)
+        cos, sin = angles.cos(), angles.sin()
+        if self.attention_factor != 1.0:
+            cos, sin = cos * self.attention_factor, sin * self.attention_factor
+        cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        return cos[:, None].to(dtype), sin[:, None].to(dtype)
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn x (B, H, T, head_dim) by the angles whose cosine and sine are given (B, 1, T, head_dim)."""
-    return x * cos + rotate_half(x) * sin
+    """Turn x (B, H, T, head_dim): with halves (a, b), the result is (a cos - b sin, b cos + a sin)."""
+    return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
+
+
+def inverse_frequencies(head_dim: int, rope_theta: float, scaling: RopeScaling | None) -> tuple[Tensor, float]:
+    """Radians per position of every pair (head_dim/2,), and the factor for cos and sin (1.0 but for yarn)."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
+    wavelengths = rope_theta**exponents
+    if scaling is None:
+        return 1.0 / wavelengths, 1.0
+    if scaling.rope_type == "linear":
+        return 1.0 / wavelengths / scaling.factor, 1.0
+    return _yarn(wavelengths, head_dim, rope_theta, scaling)
+
+
+def _yarn(wavelengths: Tensor, head_dim: int, rope_theta: float, scaling: RopeScaling) -> tuple[Tensor, float]:
+    """Peng et al. 2023, "NTK-by-parts": pairs that turn often within the trained length keep their angle, pairs
+    that turn less than once are interpolated. cos and sin grow by 0.1 ln(factor) + 1, which sharpens the softmax.
+    """
+    trained = scaling.original_max_position_embeddings
+    assert trained is not None
+
+    def pair_that_turns(times: float) -> float:
+        """The (fractional) number of the pair that makes so many turns over the trained length."""
+        return head_dim * math.log(trained / (times * 2 * math.pi)) / (2 * math.log(rope_theta))
+
+    low = max(math.floor(pair_that_turns(scaling.beta_fast)), 0)
+    high = min(math.ceil(pair_that_turns(scaling.beta_slow)), head_dim - 1)
+    width = high - low or 0.001
+    kept = 1 - ((torch.arange(head_dim // 2, dtype=torch.float) - low) / width).clamp(0, 1)
+    inv_freq = 1.0 / (scaling.factor * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept
+    default = 0.1 * math.log(scaling.factor) + 1.0
+    return inv_freq, default if scaling.attention_factor is None else scaling.attention_factor

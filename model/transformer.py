@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.attention import Attention
-from model.attention_backends import resolve_attention
+from model.attention_backends import BACKENDS, Situation, check_name, why_not
 from model.config import ModelConfig
 from model.feed_forward import FeedForward
-from model.kv_cache import KVCache
+from model.kv_cache import KVCache, StaticCache
 from model.loss import IGNORED, cross_entropy_sum
-from model.masks import build_mask
+from model.masks import MaskSpec, real_tokens
 from model.norm import RMSNorm
 from model.rope import RotaryEmbedding
 
@@ -32,7 +33,7 @@ class DecoderLayer(nn.Module):
         self.mlp = FeedForward(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, kv_cache: KVCache | None) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any, kv_cache: KVCache | None) -> Tensor:
         x = x + self.dropout(self.self_attn(self.input_layernorm(x), cos, sin, mask, kv_cache))
         return x + self.dropout(self.mlp(self.post_attention_layernorm(x)))
 
@@ -42,18 +43,89 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig, vocab_size: int):
         super().__init__()
+        self.config = config
         self.embed_tokens = nn.Embedding(vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotary_emb = RotaryEmbedding(config.head_size, config.rope_theta)
+        self.rotary_emb = RotaryEmbedding(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor, mask: Tensor | None, kv_cache: KVCache | None) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        document_ids: Tensor | None,
+        position_ids: Tensor | None,
+        kv_cache: KVCache | None,
+    ) -> Tensor:
+        T, device = input_ids.shape[1], input_ids.device
+        self.check_backend(device, attention_mask, document_ids, kv_cache)
+        cache = kv_cache if kv_cache is not None else KVCache()
+        positions = cache.positions(T, device)  # places in the sequence, cached tokens counted
+        masks = self.build_masks(positions, input_ids.shape[0], attention_mask, document_ids, cache)
         x = self.dropout(self.embed_tokens(input_ids))
-        cos, sin = self.rotary_emb(position_ids, x.dtype)
-        for layer in self.layers:
-            x = layer(x, cos, sin, mask, kv_cache)
+        cos, sin = self.rotary_emb(positions[None] if position_ids is None else position_ids, x.dtype)
+        for layer, window in zip(self.layers, self.config.windows, strict=True):
+            x = layer(x, cos, sin, masks[window], kv_cache)
+        if kv_cache is not None:
+            kv_cache.advance(T)
         return self.norm(x)
+
+    @property
+    def backend(self) -> str:
+        """The attention backend of every layer."""
+        first = self.layers[0]
+        assert isinstance(first, DecoderLayer)
+        return first.self_attn.backend
+
+    def build_masks(
+        self,
+        positions: Tensor,
+        batch_size: int,
+        attention_mask: Tensor | None,
+        document_ids: Tensor | None,
+        cache: KVCache,
+    ) -> dict[int | None, Any]:
+        """One mask for every kind of layer, by its window, in the form that the backend wants."""
+        count, plain = len(positions), attention_mask is None and document_ids is None
+        to_mask = BACKENDS[self.backend].mask
+        masks: dict[int | None, Any] = {}
+        for layer, window in enumerate(self.config.windows):
+            if window not in masks:
+                keys = cache.key_positions(layer, count, positions.device)
+                all_visible = plain and cache.sees_all(layer, window, count)
+                real = real_tokens(attention_mask, keys)
+                spec = MaskSpec(positions, keys, batch_size, real, document_ids, window, all_visible)
+                masks[window] = to_mask(spec)
+        return masks
+
+    def check_backend(
+        self,
+        device: torch.device,
+        attention_mask: Tensor | None,
+        document_ids: Tensor | None,
+        kv_cache: KVCache | None,
+    ) -> None:
+        """Raises ValueError if the backend cannot serve this, with reason and remedy, before anything is computed."""
+        name = self.backend
+        if BACKENDS[name].limits is None:
+            return
+        autocast = torch.is_autocast_enabled(device.type)
+        weights = self.embed_tokens.weight
+        here = Situation(
+            device=device.type,
+            dtype=torch.get_autocast_dtype(device.type) if autocast else weights.dtype,
+            head_dim=self.config.head_size,
+            num_key_value_groups=self.config.num_key_value_groups,
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            gradients=torch.is_grad_enabled() and weights.requires_grad,
+            documents=document_ids is not None,
+            padding=attention_mask is not None,
+            windows=self.config.sliding_window is not None,
+            static_cache=isinstance(kv_cache, StaticCache),
+        )
+        if problem := why_not(name, here):
+            raise ValueError(problem)
 
 
 class LanguageModel(nn.Module):
@@ -101,15 +173,18 @@ class LanguageModel(nn.Module):
             self.lm_head.weight.normal_(0.0, 0.1 / math.sqrt(hidden))
 
     def set_attn_implementation(self, name: str) -> None:
-        """Switch every layer to another backend (auto, eager, flash, sdpa). Raises ValueError if unknown."""
-        backend, _ = resolve_attention(name)
+        """Switch every layer to another backend; `auto` is sdpa here. Raises ValueError if unknown.
+
+        Whether a backend can serve is checked at each forward pass, when device, dtype and masks are known.
+        """
+        check_name(name)
         for attention in self.attention_modules():
-            attention.backend = backend
+            attention.backend = "sdpa" if name == "auto" else name
 
     @property
     def attn_implementation(self) -> str:
         """The backend in use, `auto` resolved."""
-        return self.attention_modules()[0].backend
+        return self.model.backend
 
     def attention_modules(self) -> list[Attention]:
         """The attention of every layer, from the first to the last."""
@@ -127,6 +202,7 @@ class LanguageModel(nn.Module):
         position_ids: Tensor | None = None,
         kv_cache: KVCache | None = None,
         labels: Tensor | None = None,
+        logits_to_keep: int = 0,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """input_ids (B, T) -> logits (B, T, V); with labels (B, T) -> (loss_sum, token_count), both scalars.
 
@@ -135,26 +211,48 @@ class LanguageModel(nn.Module):
         labels are aligned with input_ids, as in transformers: labels[:, t] is the token at position t, the
         model is asked for it at position t - 1, and -100 marks what is not trained on. loss_sum is the sum of
         -ln p over the token_count trained positions; the caller divides, by the global count.
+        logits_to_keep: logits of the last positions only; 0 = of all.
 
-        Raises ValueError for a sequence longer than max_position_embeddings.
+        Raises ValueError for a sequence longer than max_position_embeddings, masks of another shape, and a backend
+        that cannot serve.
         """
-        past = kv_cache.length if kv_cache is not None else 0
-        T = input_ids.shape[1]
-        if past + T > self.config.max_position_embeddings:
-            raise ValueError(
-                f"the sequence has {past + T} tokens, more than max_position_embeddings "
-                f"({self.config.max_position_embeddings}): shorten it or raise model.max_position_embeddings"
-            )
-        if document_ids is not None and past:
-            raise ValueError("document_ids are for packed rows, a kv_cache is for one document: give one")
-        if position_ids is None:
-            position_ids = torch.arange(past, past + T, device=input_ids.device)[None]
-        mask = build_mask(
-            T, past + T, attention_mask=attention_mask, document_ids=document_ids, device=input_ids.device
-        )
-        hidden = self.model(input_ids, position_ids, mask, kv_cache)
+        if not torch.compiler.is_compiling():
+            self._check_inputs(input_ids, attention_mask, document_ids, kv_cache)
+        hidden = self.model(input_ids, attention_mask, document_ids, position_ids, kv_cache)
         if labels is None:
-            return self.lm_head(hidden)
+            return self.lm_head(hidden[:, -logits_to_keep:])
         next_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # position t is asked for token t + 1
         loss_sum = cross_entropy_sum(hidden.flatten(0, 1), self.lm_head.weight, next_labels.flatten())
         return loss_sum, (next_labels != IGNORED).sum()
+
+    def _check_inputs(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        document_ids: Tensor | None,
+        kv_cache: KVCache | None,
+    ) -> None:
+        (B, T), longest = input_ids.shape, self.config.max_position_embeddings
+        past = kv_cache.length if kv_cache is not None else 0
+        if past + T > longest:
+            raise ValueError(
+                f"the sequence has {past + T} tokens, more than max_position_embeddings ({longest}): shorten it or "
+                "raise model.max_position_embeddings"
+            )
+        if document_ids is not None and kv_cache is not None:
+            raise ValueError("document_ids are for packed rows, a kv_cache is for one document: give one")
+        if document_ids is not None and document_ids.shape != input_ids.shape:
+            raise ValueError(f"document_ids has shape {tuple(document_ids.shape)}, input_ids {(B, T)}: make them equal")
+        if attention_mask is not None:
+            rows, columns = attention_mask.shape
+            to_come = isinstance(kv_cache, StaticCache) and columns > past + T  # a static cache may know them already
+            if rows != B or not (columns == past + T or to_come):
+                raise ValueError(
+                    f"attention_mask has shape {(rows, columns)}: give {(B, past + T)}, one column for every token, "
+                    f"the {past} in the cache included"
+                )
+        if input_ids.device.type == "cpu" and T:
+            low, high = (int(x) for x in input_ids.aminmax())
+            if low < 0 or high >= self.model.embed_tokens.num_embeddings:
+                wrong = low if low < 0 else high
+                raise ValueError(f"token id {wrong} is outside the vocabulary (0 to {self.lm_head.out_features - 1})")

@@ -74,6 +74,7 @@ class RunConfig(_Section):
     output_dir: str = Field("runs", description="Parent of run directories and of prepared data.")
     seed: int = Field(0, ge=0, lt=2**63, description="Of the weights, the row order and dropout.")
     resume: str = Field("auto", description="auto | never | a checkpoint directory.")
+    init_from: str | None = Field(None, description="A run or model directory to start from; null = random weights.")
     model: ModelConfig = Field(ModelConfig(), description="How it computes.")
     data: DataConfig = Field(DataConfig(), description="What it reads.")
     train: TrainConfig = Field(TrainConfig(), description="How it learns.")
@@ -122,7 +123,7 @@ class RunConfig(_Section):
         """What makes a run itself, by dotted key. If one of these differs, it is another run."""
         values = self.model_dump()
         train = {k: values["train"][k] for k in IDENTITY_OF_TRAIN}
-        parts = {"seed": self.seed, "model": values["model"], "data": values["data"], "train": train}
+        parts = {key: values[key] for key in ("seed", "init_from", "model", "data")} | {"train": train}
         identity = dict(_flatten(parts))
         for key in NOT_IDENTITY:
             identity.pop(key, None)

@@ -10,16 +10,18 @@ from typing import Any
 import torch
 
 from configs.loader import InputError
+from model.attention_backends import Situation, choose_attention, why_not
 from train.config import RunConfig
 
 
 @dataclass(frozen=True)
 class Device:
-    """The resolved choices; `notes` says in words what was chosen and why."""
+    """The resolved choices; `notes` says in words what was chosen and why. attention: a backend's name."""
 
     device: torch.device
     precision: str
     compile: bool
+    attention: str
     notes: tuple[str, ...]
 
     def autocast(self) -> AbstractContextManager:
@@ -47,18 +49,38 @@ def resolve_device(run_config: RunConfig) -> Device:
         precision, reason = _quick_precision(kind)
     elif precision == "bf16" and kind == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise InputError("train.precision is bf16, but this GPU has no bf16 instructions: use auto or fp32")
-    model = run_config.model
-    if kind == "cpu" and model.attn_implementation == "flash" and model.attention_dropout > 0:
-        raise InputError("model.attn_implementation: flash has no dropout on CPU: use sdpa or attention_dropout: 0")
     compiled, why = config.compile is True, "asked for"
     if config.compile == "auto":
         compiled, why = kind == "cuda", "auto: on CUDA only; on a CPU it takes a minute and gains a tenth"
+    attention, choice = resolve_attention(run_config, kind, precision)
     notes = (
         f"device {kind} ({'asked for' if config.device != 'auto' else 'auto'})",
         f"precision {precision} ({reason})",
         f"compile {'on' if compiled else 'off'} ({why})",
+        f"attention {attention} ({choice})",
     )
-    return Device(torch.device(kind), precision, compiled, notes)
+    return Device(torch.device(kind), precision, compiled, attention, notes)
+
+
+def resolve_attention(run_config: RunConfig, kind: str, precision: str) -> tuple[str, str]:
+    """The backend that trains, and why. Raises InputError for one that is asked for and cannot serve this run."""
+    model, data = run_config.model, run_config.data
+    situation = Situation(
+        device=kind,
+        dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
+        head_dim=model.head_size,
+        num_key_value_groups=model.num_key_value_groups,
+        dropout=model.attention_dropout,
+        gradients=True,
+        documents=data.isolate_documents,
+        windows=model.sliding_window is not None,
+    )
+    if model.attn_implementation == "auto":
+        backend, reason = choose_attention(situation)
+        return backend, f"auto: {reason}"
+    if problem := why_not(model.attn_implementation, situation):
+        raise InputError(f"model.{problem}")
+    return model.attn_implementation, "asked for"
 
 
 def _quick_precision(kind: str) -> tuple[str, str]:

@@ -93,7 +93,7 @@ def compiled(run: Run, micro_rows: int) -> nn.Module:
     try:
         run.lm.train()
         with run.device.autocast():
-            loss_sum, _ = model(batch.input_ids, labels=batch.labels, document_ids=batch.document_ids)
+            loss_sum, _ = model(**batch.for_model())
         loss_sum.backward()
     except Exception as error:
         if run.config.train.compile is True:
@@ -118,7 +118,7 @@ def training_step(run: Run, forward: nn.Module, micro_rows: int) -> StepFigures:
     loss = torch.zeros((), device=run.device.device)
     for micro in batch.split(micro_rows):
         with run.device.autocast():
-            loss_sum, _ = forward(micro.input_ids, labels=micro.labels, document_ids=micro.document_ids)
+            loss_sum, _ = forward(**micro.for_model())
         (loss_sum / trained).backward()
         loss += loss_sum.detach()
     loss_value = float(loss / trained)
@@ -237,7 +237,7 @@ def report_initial_loss(run: Run) -> None:
     batch = run.batches.batch(0).split(8)[0].to(run.device.device)
     run.lm.eval()
     with run.device.autocast():
-        loss_sum, count = run.lm(batch.input_ids, labels=batch.labels, document_ids=batch.document_ids)
+        loss_sum, count = run.lm(**batch.for_model())
     vocabulary = run.data.tokenizer.vocab_size
     run.tracker.say(
         f"step 0: loss {float(loss_sum / count.clamp(min=1)):.4f}, and ln(vocabulary {vocabulary:,}) = "

@@ -28,9 +28,10 @@ def opening(run: Run) -> str:
         [
             f"{c.name}: {run.lm.num_parameters():,} parameters, {m.num_hidden_layers} layers x {m.hidden_size}, "
             f"{m.num_attention_heads} query heads / {m.kv_heads} key-value heads ({toggle})",
-            "; ".join(run.device.notes) + f"; attention {run.lm.attn_implementation}",
+            "; ".join(run.device.notes),
             f"{c.train.max_steps:,} steps of {c.train.tokens_per_step:,} tokens ({c.rows_per_step} rows of "
-            f"{c.data.sequence_length}, {rows} at a time), {epochs:.2f} epochs",
+            f"{c.data.sequence_length}, {rows} at a time), {epochs:.2f} epochs"
+            + (f"; starts from {c.init_from}" if c.init_from else ""),
         ]
     )
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from model import LanguageModel
 from model.attention import repeat_kv
 from model.attention_backends import attention_weights
+from model.masks import MaskSpec, boolean_mask
 
 # largest |weights @ v - kernel output|, as a share of the largest |output|
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -55,7 +56,11 @@ def capture(
     head_numbers = _chosen("head", heads, lm.config.num_attention_heads)
     kept: dict[int, Tensor] = {}
 
-    def record(layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, out: Tensor) -> None:
+    places = torch.arange(input_ids.shape[1], device=input_ids.device)
+
+    def record(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        window = lm.config.windows[layer]  # the mask is built here anew, whatever form the backend's has
+        mask = boolean_mask(MaskSpec(places, places, len(input_ids), attention_mask, document_ids, window))
         weights = attention_weights(q.float(), k.float(), mask)  # (B, H, T, S), in float32
         _check(layer, weights, v, out)
         kept[layer] = weights[:, head_numbers].cpu()

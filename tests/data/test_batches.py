@@ -102,3 +102,12 @@ def test_micro_batches_are_the_batch_in_pieces(stream):
     assert [len(p.row_ids) for p in pieces] == [4, 2]
     assert torch.equal(torch.cat([p.input_ids for p in pieces]), batch.input_ids)
     assert [r for p in pieces for r in p.row_ids] == batch.row_ids
+
+
+def test_positions_start_again_in_every_document(stream):
+    batch = TrainBatches(stream, TOKENIZER, 16, 4, 0, True, True).batch(0)
+    assert batch.position_ids is not None
+    for positions, documents in zip(batch.position_ids.tolist(), batch.document_ids.tolist(), strict=True):
+        assert positions == [documents[:i].count(documents[i]) for i in range(16)]
+    assert batches(stream).batch(0).position_ids is None
+    assert [part.position_ids.shape[0] for part in batch.split(3)] == [3, 1]

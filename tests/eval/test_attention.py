@@ -8,6 +8,7 @@ from PIL import Image
 from eval.attention import capture
 from eval.attention.plots import GAP, mosaic, tile
 from model import attention as attention_module
+from model.attention_backends import Backend
 from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module
 
@@ -80,12 +81,12 @@ def other_scale(q, k, v, mask, dropout):
     return SDPA(2 * q, k, v, mask, dropout)
 
 
-SDPA = attention_module.BACKENDS["sdpa"]
+SDPA = attention_module.BACKENDS["sdpa"].compute
 
 
 @pytest.mark.parametrize("wrong", [swap_groups, no_mask, other_scale])
 def test_a_kernel_that_does_something_else_is_caught(lm, ids, wrong, monkeypatch):
-    monkeypatch.setitem(attention_module.BACKENDS, "sdpa", wrong)
+    monkeypatch.setitem(attention_module.BACKENDS, "sdpa", Backend(wrong))
     with pytest.raises(RuntimeError, match="layer 0: the recomputed attention weights do not give"):
         capture(lm, ids)
     assert all(module.recorder is None for module in lm.attention_modules())

@@ -4,52 +4,97 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, MinistralConfig, Qwen3Config
 
 from model import LanguageModel, load, save
 from model.checkpoint_format import load_weights
 from tests.conftest import random_model, tiny_config
 
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+WINDOWS = [None, 5, 40, 60]  # 40 is the length that is read: there, transformers' rule for the mask changes
 
+
+@pytest.mark.parametrize("rope_scaling", [None, LINEAR, YARN, YARN | {"beta_fast": 8.0, "attention_factor": 1.3}])
+@pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("kv_heads", ["mha", "gqa", "mqa"])
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("qk_norm", [True, False], ids=["qk_norm", "plain"])
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_transformers_gives_the_same_logits(tmp_path, kv_heads, tied, qk_norm, implementation):
+def test_transformers_gives_the_same_logits(tmp_path, kv_heads, qk_norm, window, rope_scaling):
     config = tiny_config(
         num_attention_heads=8,
         num_key_value_heads=kv_heads,
-        tie_word_embeddings=tied,
+        tie_word_embeddings=kv_heads == "gqa",
         qk_norm=qk_norm,
         head_dim=8,
         rope_theta=5000.0,
         rms_norm_eps=1e-5,
+        sliding_window=window,
+        layer_types=["sliding_attention", "full_attention"] if window else None,
+        rope_scaling=rope_scaling,
     )
     lm = random_model(config)
-    lm.set_attn_implementation(implementation)
     save(lm, tmp_path)
-    theirs, info = AutoModelForCausalLM.from_pretrained(
-        tmp_path, output_loading_info=True, attn_implementation=implementation
-    )
+    theirs, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(theirs).__name__ == ("Qwen3ForCausalLM" if qk_norm else "MinistralForCausalLM" if window
+                                     else "LlamaForCausalLM")  # fmt: skip
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     ids = torch.randint(0, 192, (3, 40))
-    with torch.no_grad():
-        assert torch.equal(lm(ids), theirs(ids).logits)
-        assert torch.equal(lm(ids), load(tmp_path)(ids)) or implementation == "eager"
+    for implementation in ("sdpa", "eager"):
+        lm.set_attn_implementation(implementation)
+        theirs.set_attn_implementation(implementation)
+        with torch.no_grad():
+            assert torch.equal(lm(ids), theirs(ids).logits)
 
 
-def test_a_directory_written_by_transformers_loads(tmp_path):
-    lm = random_model(tiny_config())
-    save(lm, tmp_path / "ours")
-    AutoModelForCausalLM.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
-    ids = torch.randint(0, 192, (2, 20))
+OTHERS = {
+    "qwen3": (Qwen3Config, {"head_dim": 8}),
+    "qwen3 windows": (
+        Qwen3Config,
+        {"head_dim": 8, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    ),
+    "llama": (LlamaConfig, {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}}),
+    "llama yarn": (LlamaConfig, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 500.0}}),
+    "ministral": (MinistralConfig, {"head_dim": 16, "sliding_window": 9}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_a_model_that_transformers_made_loads(tmp_path, name, tied):
+    """From its own config class and its own defaults, not from a directory that Headlight wrote first."""
+    make, special = OTHERS[name]
+    config = make(vocab_size=192, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=8,
+                  num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=tied, **special)  # fmt: skip
+    theirs = AutoModelForCausalLM.from_config(config).eval()
+    theirs.save_pretrained(tmp_path)
+    ids = torch.randint(0, 192, (2, 40))
     with torch.no_grad():
-        assert torch.equal(load(tmp_path / "theirs")(ids), lm(ids))
+        assert torch.equal(load(tmp_path)(ids), theirs(ids).logits)
+
+
+def test_a_directory_that_went_through_transformers_loads(tmp_path):
+    for number, changes in enumerate([{}, {"qk_norm": False}, {"sliding_window": 6}, {"rope_scaling": YARN}]):
+        lm, ours, theirs = random_model(tiny_config(**changes)), tmp_path / f"a{number}", tmp_path / f"b{number}"
+        save(lm, ours)
+        AutoModelForCausalLM.from_pretrained(ours).save_pretrained(theirs)
+        ids = torch.randint(0, 192, (2, 20))
+        with torch.no_grad():
+            assert torch.equal(load(theirs)(ids), lm(ids))
+        assert load(theirs).config == lm.config
 
 
 def test_every_field_comes_back(tmp_path):
-    config = tiny_config(qk_norm=False, hidden_dropout=0.1, attention_dropout=0.2, eos_token_id=2, rope_theta=1234.5)
+    config = tiny_config(
+        qk_norm=False,
+        hidden_dropout=0.1,
+        attention_dropout=0.2,
+        eos_token_id=2,
+        rope_theta=1234.5,
+        rope_scaling=YARN | {"beta_slow": 2.0},
+        sliding_window=3,
+        layer_types=["full_attention", "sliding_attention"],
+    )
     save(LanguageModel(config), tmp_path)
     assert load(tmp_path).config == config
 
@@ -74,7 +119,10 @@ def test_a_missing_tensor_is_refused_by_name(tmp_path):
     [
         ({"model_type": "gpt2"}, "model_type is 'gpt2'"),
         ({"attention_bias": True}, "attention_bias is True"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type is 'yarn'"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_type is 'llama3'"),
+        ({"rope_parameters": YARN | {"rope_theta": 1e4, "mscale": 0.7}}, "mscale"),
+        ({"rope_parameters": YARN | {"rope_theta": 1e4, "truncate": False}}, "truncate"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     ],
 )
 def test_what_headlight_does_not_build_is_refused(tmp_path, change, message):

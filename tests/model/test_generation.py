@@ -1,10 +1,10 @@
-"""Decoding: greedy equals argmax of full forwards; filters, stops and seeds do what they say."""
+"""Decoding: greedy equals argmax of full forwards, whatever the cache, the batch or the way of asking."""
 
 import pytest
 import torch
 
-from model import generate
-from model.generation import penalise_repetition, sample
+from model import Sampling, generate, left_pad, stream
+from model.kv_cache import CACHES, KVCache, StaticCache
 from tests.conftest import random_model, tiny_config
 
 
@@ -24,6 +24,71 @@ def test_greedy_decoding_equals_argmax_without_a_cache(lm, prompt):
         for _ in range(20):
             expected = torch.cat((expected, lm(expected)[:, -1].argmax(-1, keepdim=True)), 1)
     assert torch.equal(generate(lm, prompt, 20, temperature=0), expected)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("cache", [*CACHES, None])
+def test_every_cache_gives_the_same_tokens(cache, window, prompt):
+    config = tiny_config(sliding_window=window, layer_types=["sliding_attention", "full_attention"] if window else None)
+    lm = random_model(config)
+    assert torch.equal(generate(lm, prompt, 20, seed=3, kv_cache=cache), generate(lm, prompt, 20, seed=3))
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_prompts_of_different_lengths_are_continued_as_if_alone(lm, cache):
+    prompts = [[5, 6, 7, 8, 9, 10, 11], [20], [30, 31, 32]]
+    ids, real = left_pad(prompts, pad_id=3)
+    assert ids.tolist()[1] == [3] * 6 + [20]
+    settings = {"temperature": 0, "repetition_penalty": 1.5}
+    output = generate(lm, ids, 15, attention_mask=real, kv_cache=cache, **settings)
+    for row, prompt in zip(output, prompts, strict=True):
+        alone = generate(lm, torch.tensor([prompt]), 15, **settings)
+        assert row[7:].tolist() == alone[0, len(prompt) :].tolist()
+
+
+def test_streaming_gives_the_same_tokens_one_at_a_time(lm, prompt):
+    lm.train()
+    steps = stream(lm, prompt, 10, Sampling(temperature=0.9), seed=4)
+    first = next(steps)
+    assert first.shape == (2,)
+    rest = list(steps)
+    assert lm.training
+    whole = generate(lm, prompt, 10, temperature=0.9, seed=4)
+    assert torch.equal(torch.stack([first, *rest], 1), whole[:, 6:])
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_several_continuations_of_a_prompt_stand_next_to_each_other(lm, prompt, cache):
+    output = generate(lm, prompt, 8, seed=0, num_return_sequences=3, kv_cache=cache)
+    assert output.shape == (6, 14)
+    assert torch.equal(output[:, :6], prompt.repeat_interleave(3, dim=0))
+    assert len({tuple(row.tolist()) for row in output}) == 6
+    greedy = generate(lm, prompt, 8, temperature=0, num_return_sequences=2, kv_cache=cache)
+    assert torch.equal(greedy, generate(lm, prompt, 8, temperature=0).repeat_interleave(2, dim=0))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_prompt_that_was_read_is_not_read_again(lm, prompt, kind):
+    cache = KVCache(lm.config) if kind == "dynamic" else StaticCache(lm.config, 2, 64, "cpu", torch.float32)
+    first = generate(lm, prompt, 10, temperature=0, kv_cache=cache)
+    longer = torch.cat((first, torch.randint(0, 192, (2, 3))), dim=1)
+    read = []
+    hook = lm.model.register_forward_pre_hook(lambda _, given: read.append(given[0].shape[1]))
+    again = generate(lm, longer, 5, temperature=0, kv_cache=cache)
+    assert read == [4, 1, 1, 1, 1]  # the last token of the first answer was never read
+    read.clear()
+    other = generate(lm, prompt.flip(1), 5, temperature=0, kv_cache=cache)  # nothing in common
+    hook.remove()
+    assert read[0] == 6
+    assert torch.equal(again, generate(lm, longer, 5, temperature=0))
+    assert torch.equal(other, generate(lm, prompt.flip(1), 5, temperature=0))
+
+
+def test_a_window_that_has_forgotten_the_prompt_reads_it_anew(prompt):
+    lm = random_model(tiny_config(sliding_window=3))
+    cache = KVCache(lm.config, block_size=1)
+    generate(lm, prompt, 20, temperature=0, kv_cache=cache)
+    assert torch.equal(generate(lm, prompt, 20, temperature=0, kv_cache=cache), generate(lm, prompt, 20, temperature=0))
 
 
 def test_a_seed_decides_everything_and_nothing_else_changes(lm, prompt):
@@ -50,35 +115,6 @@ def test_generation_ends_where_the_context_does(lm, prompt):
     assert generate(lm, prompt, 1000, seed=0).shape[1] == 64
 
 
-def draws(logits, **filters):
-    settings = {"temperature": 1.0, "top_k": None, "top_p": None, "min_p": None} | filters
-    rows = torch.tensor(logits).log().expand(4000, -1)
-    ids = sample(rows, **settings, generator=torch.Generator().manual_seed(0))
-    return torch.bincount(ids[:, 0], minlength=len(logits)) / 4000
-
-
-def test_sampling_follows_the_probabilities():
-    assert torch.allclose(draws([0.5, 0.3, 0.2]), torch.tensor([0.5, 0.3, 0.2]), atol=0.03)
-    hot = torch.tensor([0.5, 0.3, 0.2]) ** 0.5
-    assert torch.allclose(draws([0.5, 0.3, 0.2], temperature=2.0), hot / hot.sum(), atol=0.03)
-
-
-def test_filters_keep_exactly_what_they_promise():
-    assert (draws([0.5, 0.3, 0.2], top_k=2) > 0).tolist() == [True, True, False]
-    assert (draws([0.2, 0.5, 0.3], top_p=0.6) > 0).tolist() == [
-        False,
-        True,
-        True,
-    ]  # .5 alone does not reach .6
-    assert (draws([0.2, 0.5, 0.3], top_p=0.4) > 0).tolist() == [False, True, False]
-    assert (draws([0.2, 0.5, 0.3], min_p=0.5) > 0).tolist() == [False, True, True]
-
-
-def test_repetition_penalty_lowers_what_was_seen_whatever_its_sign():
-    logits = torch.tensor([[2.0, -2.0, 1.0]])
-    assert penalise_repetition(logits, torch.tensor([[0, 1]]), 2.0).tolist() == [[1.0, -4.0, 1.0]]
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -89,6 +125,20 @@ def test_repetition_penalty_lowers_what_was_seen_whatever_its_sign():
         ({"min_p": 2.0}, "min_p"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
         ({"max_new_tokens": -1}, "max_new_tokens"),
+        ({"num_return_sequences": 0}, "num_return_sequences"),
+        ({"kv_cache": "paged"}, r"cache \('paged'\) is unknown: use dynamic, static, offloaded"),
+        ({"compile": True}, 'compile needs kv_cache="static"'),
+        ({"attention_mask": torch.ones(2, 5)}, "attention_mask has shape"),
+        ({"attention_mask": torch.eye(6)[:2]}, "pad on the left"),
+        (
+            {"kv_cache": StaticCache(tiny_config(), 2, 20, "cpu", torch.float32)},
+            "room for 20 tokens, and 64 are asked for",
+        ),
+        (
+            {"kv_cache": StaticCache(tiny_config(), 3, 64, "cpu", torch.float32)},
+            "for 3 rows, these are 2",
+        ),
+        ({"kv_cache": KVCache(), "num_return_sequences": 2}, "leave num_return_sequences at 1"),
     ],
 )
 def test_settings_out_of_range_are_named(lm, prompt, settings, message):
@@ -99,3 +149,22 @@ def test_settings_out_of_range_are_named(lm, prompt, settings, message):
 def test_an_empty_prompt_is_refused(lm):
     with pytest.raises(ValueError, match="at least one token"):
         generate(lm, torch.zeros(1, 0).long())
+
+
+@pytest.mark.parametrize("wrong", [-1, 192])
+def test_an_id_outside_the_vocabulary_is_named(lm, wrong):
+    ids = torch.tensor([[1, wrong, 2]])
+    with pytest.raises(ValueError, match=rf"token id {wrong} is outside the vocabulary \(0 to 191\)"):
+        generate(lm, ids)
+    with pytest.raises(ValueError, match=f"token id {wrong} is outside"):
+        lm(ids)
+
+
+def test_a_prompt_longer_than_the_context_is_refused(lm):
+    with pytest.raises(ValueError, match="the prompt has 65 tokens, more than max_position_embeddings \\(64\\)"):
+        generate(lm, torch.zeros(1, 65).long())
+
+
+def test_empty_prompts_cannot_be_padded():
+    with pytest.raises(ValueError, match="prompt 1 is empty"):
+        left_pad([[1], []])

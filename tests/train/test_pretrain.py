@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -237,14 +236,14 @@ def test_bad_input_is_one_line_on_stderr_and_exit_code_2(tmp_path, arguments, me
     assert not (tmp_path / "runs" / "tiny").exists()
 
 
-def test_a_config_error_answers_within_three_seconds(tmp_path):
-    config = write_config(tmp_path)
-    run_module("train.pretrain", config, "sed=1")  # warm the disk
-    before = time.perf_counter()
-    done = run_module("train.pretrain", config, "sed=1")
-    assert time.perf_counter() - before < 3
+def test_a_config_error_is_one_line_and_imports_nothing_heavy(tmp_path):
+    done = run_module("train.pretrain", write_config(tmp_path), "sed=1")
     assert done.returncode == 2
     assert done.stderr == "error: command line `sed=1`: unknown key `sed`, did you mean `seed`?\n"
+    heavy = "{'wandb', 'datasets', 'matplotlib', 'transformers', 'tokenizers'}"
+    subprocess.run(
+        [sys.executable, "-c", f"import sys, train.config; sys.exit(bool({heavy} & sys.modules.keys()))"], check=True
+    )
 
 
 def test_another_run_of_the_same_name_is_refused_and_the_keys_are_named(finished, tmp_path):

@@ -1,0 +1,161 @@
+"""MHA -> GQA by mean-pooling, and back: `python -m model.convert_kv_heads runs/mha --num-key-value-heads 2 --out DIR`
+
+Fewer heads: the heads that come to share a key/value become one, whose `k_proj` and `v_proj` rows are the mean of
+theirs (Ainslie et al. 2023, arXiv 2305.13245, section 2.1). That is where training goes on from, not the end of it:
+the paper spends another 5 % of the steps. More heads: each head's rows are repeated, which computes the same.
+
+    4 -> 2   k0, k1 -> (k0 + k1) / 2          2 -> 4   k0 -> k0, k0
+             k2, k3 -> (k2 + k3) / 2                   k1 -> k1, k1
+
+What QK-norm changes: without it a key is linear in x, RoPE included, so the pooled head's score is the mean of the
+scores that the query would have had with each head of the group. With it, the mean is taken before the norm.
+`k_norm.weight` is one gain per head_dim, shared by all heads: there is nothing to pool, and it stretches the mean of
+keys that disagree, which is short, back to full length. But a head with longer raw keys now outweighs the others,
+although the norm used to divide that length out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from configs.loader import InputError, exit_on_bad_input
+from model.checkpoint_format import checkpoint_directory, load, read_config, save
+from model.config import ModelConfig
+from model.transformer import LanguageModel
+
+TOKENIZER_FILES = "tokenizer.json tokenizer_config.json special_tokens_map.json chat_template.jinja".split()
+
+
+@torch.no_grad()
+def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageModel:
+    """A new model with another number of key/value heads; the one given stays as it is.
+
+    Fewer: the mean of each group of neighbours. More: every head repeated, and the logits stay the same (to the last
+    bit, but for a matrix product that sums in another order because `k_proj` has become wider).
+    Device, dtype, attention backend and training mode are those of `lm`; no random number is drawn.
+
+    Raises ValueError, naming the counts that would do, if the number does not fit the model.
+    """
+    check_head_count(lm.config, num_key_value_heads)
+    config = ModelConfig(**(lm.config.model_dump() | {"num_key_value_heads": num_key_value_heads}))
+    tensors = lm.state_dict()
+    for name in tensors:
+        if name.endswith(("k_proj.weight", "v_proj.weight")):
+            tensors[name] = _convert_rows(tensors[name], lm.config.kv_heads, num_key_value_heads)
+    with torch.random.fork_rng(devices=[]):  # the new model's random start is overwritten: let nobody notice it
+        converted = LanguageModel(config)
+    converted.load_state_dict(tensors)
+    converted.set_attn_implementation(lm.attn_implementation)
+    return converted.to(next(lm.parameters())).train(lm.training)
+
+
+def _convert_rows(rows: Tensor, present: int, wanted: int) -> Tensor:
+    """Rows of a projection, head by head: (present * D, hidden_size) -> (wanted * D, hidden_size)."""
+    heads = rows.unflatten(0, (present, -1))  # (present, D, hidden_size)
+    if wanted > present:  # query head h reads key head h // groups, so copies lie side by side: 0 0 1 1, not 0 1 0 1
+        return heads.repeat_interleave(wanted // present, dim=0).flatten(0, 1)
+    return heads.unflatten(0, (wanted, -1)).mean(dim=1).flatten(0, 1)
+
+
+def check_head_count(config: ModelConfig, wanted: int) -> None:
+    """Raises ValueError unless every query head keeps one key/value head, made of whole old ones."""
+    heads, present = config.num_attention_heads, config.kv_heads
+    allowed = [n for n in range(1, heads + 1) if heads % n == 0 and (present % n == 0 or n % present == 0)]
+    if wanted in allowed:
+        return
+    if wanted < 1 or heads % wanted:
+        problem = f"does not divide the {heads} query heads"
+    else:
+        problem = f"and the present {present} do not divide one another, so no head would be made of whole heads"
+    raise ValueError(f"num_key_value_heads ({wanted}) {problem}: use {', '.join(map(str, allowed))}")
+
+
+def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
+    """Convert the model in `source` (a run or a model directory) and write a model directory; what to tell of it.
+
+    Everything is checked before anything is computed, and `out` appears whole or not at all. Raises InputError.
+    """
+    try:
+        directory = checkpoint_directory(source)
+        check_head_count(read_config(directory), num_key_value_heads)
+        _refuse_occupied(out)
+        lm = load(directory)
+    except (OSError, ValueError) as error:
+        raise InputError(str(error)) from None
+    converted = convert_kv_heads(lm, num_key_value_heads)
+    copied = _write_whole(converted, directory, out)
+    if "tokenizer.json" not in copied:
+        return summary(lm, converted) + f"\n{directory} holds no tokenizer.json, so {out} has none either"
+    return summary(lm, converted) + f"\ntrain on:  {next_command(source, directory, converted, out)}"
+
+
+def _refuse_occupied(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out: {out} exists and is not empty: choose another directory")
+
+
+def _write_whole(lm: LanguageModel, directory: Path, out: Path) -> list[str]:
+    """Save beside `out` under a passing name, then rename. Returns the names of the tokenizer files copied."""
+    target = out.resolve()
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    copied = [name for name in TOKENIZER_FILES if (directory / name).is_file()]
+    try:
+        save(lm, temporary)
+        for name in copied:
+            shutil.copyfile(directory / name, temporary / name)
+        if target.exists():
+            target.rmdir()  # empty; Windows renames onto nothing that exists
+        temporary.rename(target)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"--out: {out} cannot be written: {error}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return copied
+
+
+def summary(before: LanguageModel, after: LanguageModel) -> str:
+    """One line: heads, parameters and cache, before -> after."""
+    old, new = before.config, after.config
+    how = "mean-pooled" if new.kv_heads < old.kv_heads else "repeated" if new.kv_heads > old.kv_heads else "unchanged"
+    return (
+        f"{old.kv_heads} -> {new.kv_heads} key-value heads ({how}); "
+        f"{before.num_parameters():,} -> {after.num_parameters():,} parameters; "
+        f"{kv_bytes_per_token(old):,} -> {kv_bytes_per_token(new):,} bytes of key-value cache per token (float32)"
+    )
+
+
+def kv_bytes_per_token(config: ModelConfig) -> int:
+    """Key and value of one token in all layers, in float32."""
+    return 2 * config.num_hidden_layers * config.kv_heads * config.head_size * 4
+
+
+def next_command(source: Path, directory: Path, lm: LanguageModel, out: Path) -> str:
+    """How to train on; with the run's own config where there is one, because data and tokenizer must be the same."""
+    configs = [source / "config.yaml", directory.parent.parent / "config.yaml"]
+    config = next((file for file in configs if file.is_file()), Path("configs/YOURS.yaml"))
+    overrides = [f"name={out.resolve().name}_trained", f"init_from={out}"]
+    overrides += [f"model.num_key_value_heads={lm.config.kv_heads}", "seed=1", "train.max_steps=N"]
+    command = shlex.join(["python", "-m", "train.pretrain", str(config), *overrides])
+    return f"{command}   (another seed, other rows; Ainslie et al.: N = 5 % of the steps so far)"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Give a trained model fewer or more key/value heads.")
+    parser.add_argument("source", type=Path, help="a run (its newest checkpoint) or a model directory")
+    parser.add_argument("--num-key-value-heads", type=int, required=True, metavar="N", help="heads afterwards")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model directory to write")
+    given = parser.parse_args()
+    print(write_converted(given.source, given.num_key_value_heads, given.out))
+    return 0
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

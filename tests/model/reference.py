@@ -1,0 +1,102 @@
+"""The model straight from its formulas, in float64 and one query at a time: what every backend is measured against.
+
+Nothing here is shared with `model/`, nothing is quick, and no mask is ever built: a query asks which keys it may see.
+"""
+
+import math
+
+import torch
+
+
+def may_see(i, j, *, window=None, documents=None, real=None):
+    """Whether the token at place i of one row may attend to the one at place j."""
+    return (
+        j <= i
+        and (window is None or i - j < window)
+        and (documents is None or documents[i] == documents[j])
+        and (real is None or bool(real[j]))
+    )
+
+
+def attention(q, k, v, visible):
+    """q (B, H, T, D), k and v (B, H_kv, S, D), visible(b, i, j) -> (B, H, T, D). A row that sees nothing is zero."""
+    group = q.shape[1] // k.shape[1]
+    rows = []
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            for i in range(q.shape[2]):
+                seen = [j for j in range(k.shape[2]) if visible(b, i, j)]
+                scores = k[b, h // group, seen] @ q[b, h, i] / math.sqrt(q.shape[-1])
+                rows.append(scores.softmax(0) @ v[b, h // group, seen])
+    return torch.stack(rows).view(*q.shape)
+
+
+def rotate(x, positions, config):
+    """x (B, H, T, D) as complex numbers, each pair turned by its own angle."""
+    half = x.shape[-1] // 2
+    angles = positions.double()[:, None, :, None] * torch.tensor(frequencies(config, half))
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat((turned.real, turned.imag), -1) * rope_factor(config)
+
+
+def frequencies(config, half):
+    """Radians a position, pair by pair; YaRN as its paper writes it (section 3.2), with the bounds rounded outwards."""
+    scaling, found = config.rope_scaling, []
+    for pair in range(half):
+        plain = config.rope_theta ** (-2 * pair / config.head_size)
+        if scaling is None:
+            found.append(plain)
+        elif scaling.rope_type == "linear":
+            found.append(plain / scaling.factor)
+        else:
+            trained, log_base = scaling.original_max_position_embeddings, math.log(config.rope_theta)
+
+            def pair_of(turns, trained=trained, log_base=log_base):
+                return config.head_size / 2 * math.log(trained / (2 * math.pi * turns)) / log_base
+
+            low = max(0, math.floor(pair_of(scaling.beta_fast)))
+            high = min(config.head_size - 1, math.ceil(pair_of(scaling.beta_slow)))
+            slow = min(1, max(0, (pair - low) / ((high - low) or 0.001)))
+            found.append(plain * (1 - slow) + plain / scaling.factor * slow)
+    return found
+
+
+def rope_factor(config):
+    scaling = config.rope_scaling
+    if scaling is None or scaling.rope_type == "linear":
+        return 1.0
+    return 0.1 * math.log(scaling.factor) + 1 if scaling.attention_factor is None else scaling.attention_factor
+
+
+def norm(x, weight, config):
+    return x / (x.square().mean(-1, keepdim=True) + config.rms_norm_eps).sqrt() * weight
+
+
+def logits(lm, input_ids, attention_mask=None, document_ids=None, position_ids=None):
+    """Every logit of the model (B, T, V), in float64, from its weights as they are."""
+    config, weights = lm.config, {name: p.detach().double() for name, p in lm.state_dict().items()}
+    (B, T), D = input_ids.shape, config.head_size
+    positions = torch.arange(T).expand(B, T) if position_ids is None else position_ids.expand(B, T)
+    x = weights["model.embed_tokens.weight"][input_ids]
+    for n in range(config.num_hidden_layers):
+        w = {k.removeprefix(f"model.layers.{n}."): p for k, p in weights.items() if k.startswith(f"model.layers.{n}.")}
+        a = norm(x, w["input_layernorm.weight"], config)
+        heads = [(a @ w[f"self_attn.{p}_proj.weight"].T).view(B, T, -1, D).transpose(1, 2) for p in "qkv"]
+        if config.qk_norm:
+            heads[:2] = [norm(y, w[f"self_attn.{p}_norm.weight"], config) for p, y in zip("qk", heads[:2], strict=True)]
+
+        def visible(b, i, j, window=config.windows[n]):
+            return may_see(
+                i,
+                j,
+                window=window,
+                documents=None if document_ids is None else document_ids[b],
+                real=None if attention_mask is None else attention_mask[b],
+            )
+
+        out = attention(rotate(heads[0], positions, config), rotate(heads[1], positions, config), heads[2], visible)
+        x = x + out.transpose(1, 2).reshape(B, T, -1) @ w["self_attn.o_proj.weight"].T
+        a = norm(x, w["post_attention_layernorm.weight"], config)
+        gate, up = (a @ w[f"mlp.{p}_proj.weight"].T for p in ("gate", "up"))
+        x = x + (gate * gate.sigmoid() * up) @ w["mlp.down_proj.weight"].T
+    return norm(x, weights["model.norm.weight"], config) @ weights["lm_head.weight"].T

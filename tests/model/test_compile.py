@@ -1,0 +1,100 @@
+"""Compile-clean: one graph, no break, and the same graph for every step of training and of decoding."""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from model.attention_functions import eager
+from model.flex_attention import block_mask, flex_kernel_compiled
+from model.generation import generate
+from model.kv_cache import StaticCache
+from model.masks import MaskSpec, boolean_mask
+from tests.conftest import random_model, tiny_config
+
+MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("changes", [{}, MIXED], ids=["full", "windows"])
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
+def test_training_is_one_graph_that_is_never_compiled_again(backend, packed, changes):
+    lm = random_model(tiny_config(**changes)).train()
+    lm.set_attn_implementation(backend)
+    counter = CompileCounter()  # counts graphs; a graph break or a recompilation makes a second one
+    step = torch.compile(lm, backend=counter, fullgraph=True, dynamic=False)
+    for _ in range(4):
+        ids = torch.randint(0, 192, (2, 32))
+        documents = torch.randint(0, 4, (2, 32)).sort().values if packed else None
+        loss, count = step(ids, labels=ids, document_ids=documents)
+        (loss / count).backward()
+        expected, _ = lm(ids, labels=ids, document_ids=documents)
+        assert torch.allclose(loss, expected, rtol=1e-5)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_flex_is_one_graph_too(packed):
+    """Forward only, which is what FlexAttention has on a CPU."""
+    lm = random_model(tiny_config(**MIXED))
+    counter = CompileCounter()
+    step = torch.compile(lm, backend=counter, fullgraph=True, dynamic=False)
+    for _ in range(3):
+        ids = torch.randint(0, 192, (2, 32))
+        documents = torch.randint(0, 4, (2, 32)).sort().values if packed else None
+        with torch.no_grad():
+            lm.set_attn_implementation("sdpa")
+            expected = lm(ids, document_ids=documents)
+            lm.set_attn_implementation("flex")
+            assert torch.allclose(step(ids, document_ids=documents), expected, atol=1e-4)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("changes", [{}, MIXED], ids=["full", "windows"])
+@pytest.mark.parametrize("padded", [False, True], ids=["alone", "padded"])
+def test_decoding_into_a_static_cache_is_one_graph(changes, padded):
+    lm = random_model(tiny_config(**changes))
+    cache = StaticCache(lm.config, 2, 40, "cpu", torch.float32)
+    ids = torch.randint(0, 192, (2, 20))
+    real = torch.ones(2, 40).bool()
+    given = {}
+    if padded:
+        real[0, :3] = False
+        given["attention_mask"] = real
+    counter = CompileCounter()
+    step = torch.compile(lm, backend=counter, fullgraph=True, dynamic=False)
+    with torch.no_grad():
+        full = lm(ids, attention_mask=real[:, :20] if padded else None)
+        lm(ids[:, :8], kv_cache=cache, **given)
+        for place in range(8, 20):
+            logits = step(ids[:, place : place + 1], kv_cache=cache, **given)
+            assert torch.allclose(logits[:, 0], full[:, place], atol=1e-4)
+    assert cache.length == 20
+    assert counter.frame_count == 1
+
+
+@pytest.mark.slow
+def test_really_compiled_decoding_gives_the_same_tokens():
+    lm = random_model(tiny_config())
+    prompt = torch.randint(0, 192, (2, 6))
+    compiled = generate(lm, prompt, 20, temperature=0, kv_cache="static", compile=True)
+    assert torch.equal(compiled, generate(lm, prompt, 20, temperature=0))
+    assert torch.equal(generate(lm, prompt, 20, temperature=0, kv_cache="static", compile=True), compiled)
+
+
+@pytest.mark.parametrize(("length", "window", "packed"), [(200, None, False), (200, 50, True), (64, 5, True)])
+def test_the_fused_flex_kernel_equals_eager(length, window, packed):
+    """The C++ kernel that FlexAttention compiles on a CPU, by itself: inside a compiled model PyTorch 2.13 cannot."""
+    places = torch.arange(length)
+    documents = (places // 40).expand(2, length).contiguous() if packed else None
+    spec = MaskSpec(places, places, 2, None, documents, window)
+    q, k, v = (torch.randn(2, heads, length, 16) for heads in (4, 2, 2))
+    with torch.no_grad():
+        found = flex_kernel_compiled()(q, k, v, block_mask=block_mask(spec), enable_gqa=True)
+    assert torch.allclose(found, eager(q, k, v, boolean_mask(spec), 0.0), atol=1e-5)

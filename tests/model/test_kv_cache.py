@@ -1,0 +1,144 @@
+"""Key-value caches: decoding in chunks equals the formula; each kind reports what it holds and forgets what it may."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from model.kv_cache import CACHES, KVCache, StaticCache, make_cache
+from tests.conftest import random_model, tiny_config
+from tests.model import reference
+from tests.model.test_attention import CPU_BACKENDS
+
+ROPE = [
+    None,
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+]
+
+
+@st.composite
+def cases(draw):
+    """A small model, a batch with padding on either side or none, and the chunks in which it is read."""
+    heads = draw(st.sampled_from([(4, 4), (4, 2), (4, 1), (6, 3), (3, 1)]))
+    chunks = draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+    window = draw(st.none() | st.integers(1, sum(chunks) + 2))
+    padding = draw(st.sampled_from([None, "left", "right"]))
+    return {
+        "config": tiny_config(
+            hidden_size=24,
+            num_attention_heads=heads[0],
+            num_key_value_heads=heads[1],
+            head_dim=draw(st.sampled_from([4, 8, 10])),
+            qk_norm=draw(st.booleans()),
+            sliding_window=window,
+            layer_types=None if window is None else draw(st.sampled_from([["sliding_attention", "full_attention"],
+                                                                          ["sliding_attention"]])),
+            rope_scaling=draw(st.sampled_from(ROPE)),
+        ),
+        "chunks": chunks,
+        "padding": padding,
+        "cache": draw(st.sampled_from(CACHES)),
+        "block_size": draw(st.sampled_from([1, 4, 256])),
+        "backend": draw(st.sampled_from(CPU_BACKENDS)),
+        "seed": draw(st.integers(0, 10**6)),
+    }  # fmt: skip
+
+
+@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(cases())
+def test_decoding_in_chunks_equals_the_formula(case):
+    """float32 against float64, whole model; allowed is twice what eager without a cache is off, in the same units."""
+    torch.manual_seed(case["seed"])
+    lm, length = random_model(case["config"]), sum(case["chunks"])
+    ids = torch.randint(0, 192, (2, length))
+    real = None
+    if case["padding"]:
+        real = torch.arange(length) < torch.tensor([[length], [max(1, length - 3)]])
+        real = real.flip(1) if case["padding"] == "left" else real
+    expected = reference.logits(lm, ids, attention_mask=real)
+    cache = make_cache(case["cache"], lm.config, 2, length + 3, next(lm.parameters()))
+    cache.block_size = case["block_size"]
+    lm.set_attn_implementation("eager")
+    with torch.no_grad():
+        eager = lm(ids, attention_mask=real)
+        lm.set_attn_implementation(case["backend"])
+        pieces, read = [], 0
+        for piece in ids.split(case["chunks"], dim=1):
+            read += piece.shape[1]
+            pieces.append(lm(piece, attention_mask=None if real is None else real[:, :read], kv_cache=cache))
+    assert cache.length == length
+    unit = max(1.0, expected.abs().max().item())
+    eager_error, error = ((x.double() - expected).abs().max().item() / unit for x in (eager, torch.cat(pieces, 1)))
+    assert error <= 2 * eager_error + 1e-6
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_bytes_are_counted_exactly(kind):
+    config = tiny_config(num_hidden_layers=4, sliding_window=6, layer_types=["sliding_attention", "full_attention"])
+    lm = random_model(config)
+    cache = make_cache(kind, config, 3, 40, next(lm.parameters()))
+    with torch.no_grad():
+        lm(torch.randint(0, 192, (3, 20)), kv_cache=cache)
+    a_token = 2 * 3 * config.kv_heads * config.head_size * 4  # k and v, rows, heads, numbers, bytes each
+    full, sliding = (40, 40) if kind == "static" else (20, 5)
+    assert cache.nbytes == 2 * a_token * (full + sliding)
+
+
+def test_a_window_bounds_the_memory_that_is_really_held():
+    config = tiny_config(sliding_window=6, max_position_embeddings=4096)
+    lm, cache = random_model(config), KVCache(config, block_size=16)
+    with torch.no_grad():
+        for _ in range(100):
+            lm(torch.randint(0, 192, (1, 7)), kv_cache=cache)
+    assert cache.length == 700
+    assert max(layer.keys.shape[2] for layer in cache._layers.values()) <= 32
+
+
+def test_appending_a_token_moves_no_memory_until_a_block_is_full():
+    config = tiny_config()
+    lm, cache = random_model(config), KVCache(config, block_size=8)
+    addresses = []
+    with torch.no_grad():
+        for _ in range(16):
+            lm(torch.randint(0, 192, (1, 1)), kv_cache=cache)
+            addresses.append(cache._layers[1].keys.data_ptr())
+    assert [len(set(addresses[i : i + 7])) for i in (0, 8)] == [1, 1]
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_a_cropped_cache_goes_on_as_if_nothing_had_been_read(kind):
+    lm = random_model(tiny_config())
+    ids, other = torch.randint(0, 192, (2, 12)), torch.randint(0, 192, (2, 5))
+    cache = make_cache(kind, lm.config, 2, 40, next(lm.parameters()))
+    with torch.no_grad():
+        lm(ids, kv_cache=cache)
+        cache.crop(7)
+        assert cache.length == 7
+        again = lm(other, kv_cache=cache)
+        assert torch.allclose(again, lm(torch.cat((ids[:, :7], other), 1))[:, 7:], atol=1e-5)
+
+
+def test_a_window_that_has_forgotten_refuses_to_go_back():
+    config = tiny_config(sliding_window=4)
+    lm, cache = random_model(config), KVCache(config, block_size=1)
+    with torch.no_grad():
+        for _ in range(20):
+            lm(torch.randint(0, 192, (1, 1)), kv_cache=cache)
+    with pytest.raises(ValueError, match="layer 0 keeps 4 tokens only and cannot go back to token 5"):
+        cache.crop(5)
+
+
+def test_a_full_static_cache_says_so_before_anything_is_computed():
+    lm = random_model(tiny_config())
+    cache = StaticCache(lm.config, 1, 10, "cpu", torch.float32)
+    with torch.no_grad():
+        lm(torch.randint(0, 192, (1, 8)), kv_cache=cache)
+        with pytest.raises(ValueError, match=r"room for 10 tokens, and 8 \+ 3 are asked for"):
+            lm(torch.randint(0, 192, (1, 3)), kv_cache=cache)
+    assert cache.length == 8
+
+
+def test_an_unknown_cache_is_named():
+    with pytest.raises(ValueError, match="cache \\('paged'\\) is unknown: use dynamic, static, offloaded"):
+        make_cache("paged", tiny_config(), 1, 8, torch.zeros(1))

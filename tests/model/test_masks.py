@@ -1,0 +1,161 @@
+"""Masks: each form that a backend wants says the same as the predicates asked one pair at a time."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.masks import MaskSpec, boolean_mask, real_tokens
+from model.varlen_attention import sequences, varlen
+from tests.conftest import random_model, tiny_config
+from tests.model import reference
+
+
+def pairs(spec_window, documents, real, length):
+    """The mask (B, T, T), from the definition."""
+    rows = len(documents) if documents is not None else len(real) if real is not None else 1
+    return torch.tensor(
+        [
+            [
+                [
+                    reference.may_see(
+                        i,
+                        j,
+                        window=spec_window,
+                        documents=documents[b] if documents is not None else None,
+                        real=real[b] if real is not None else None,
+                    )
+                    for j in range(length)
+                ]
+                for i in range(length)
+            ]
+            for b in range(rows)
+        ]
+    )
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_predicates_combine_to_the_boolean_mask(data):
+    length = data.draw(st.integers(1, 9))
+    window = data.draw(st.none() | st.integers(1, 10))
+    ids = st.lists(st.integers(0, 3), min_size=length, max_size=length)
+    documents = data.draw(st.none() | st.lists(ids, min_size=2, max_size=2).map(torch.tensor))
+    real = data.draw(st.none() | st.lists(st.lists(st.booleans(), min_size=length, max_size=length),
+                                          min_size=2, max_size=2).map(torch.tensor))  # fmt: skip
+    places = torch.arange(length)
+    mask = boolean_mask(MaskSpec(places, places, 2, real, documents, window))
+    expected = pairs(window, documents, real, length)
+    assert torch.equal(mask[:, 0].expand(len(expected), -1, -1), expected)
+
+
+def test_plain_causal_attention_needs_no_mask():
+    places = torch.arange(4)
+    assert boolean_mask(MaskSpec(places, places, all_visible=True)) is None
+
+
+def test_a_static_cache_may_be_longer_than_the_attention_mask():
+    real = torch.tensor([[0, 1, 1]])
+    assert real_tokens(real, torch.arange(5)).tolist() == [[0, 1, 1, 1, 1]]
+    assert real_tokens(real, torch.arange(1, 3)).tolist() == [[1, 1]]
+
+
+def loop_over_documents(q, k, v, cu_q, cu_k, max_q, max_k, *, window_size, enable_gqa=False):
+    """What varlen_attn computes, by its documentation: one document after the other, ends aligned."""
+    out = torch.zeros_like(q)
+    for (q0, q1), (k0, k1) in zip(*(zip(c.tolist(), c.tolist()[1:], strict=False) for c in (cu_q, cu_k)), strict=True):
+        if q1 == q0:
+            continue
+        shift, window = (k1 - k0) - (q1 - q0), None if window_size[0] < 0 else window_size[0] + 1
+        heads = (x.transpose(0, 1)[None] for x in (q[q0:q1], k[k0:k1], v[k0:k1]))
+
+        def visible(b, i, j, shift=shift, window=window):
+            return reference.may_see(i + shift, j, window=window)
+
+        out[q0:q1] = reference.attention(*heads, visible)[0].transpose(0, 1)
+    return out
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_lengths_say_the_same_as_the_boolean_mask(data):
+    """Everything around the varlen kernel, which needs CUDA; the kernel itself is replaced by its definition."""
+    length, cached = data.draw(st.integers(1, 8)), data.draw(st.sampled_from([0, 0, 3]))
+    window = data.draw(st.none() | st.integers(1, 6))
+    kind = data.draw(st.sampled_from(["plain", "documents", "left padding", "right padding"]))
+    documents = real = None
+    if kind == "documents":
+        cached = 0
+        documents = torch.randint(0, 3, (2, length), generator=torch.manual_seed(data.draw(st.integers(0, 999))))
+        documents = documents.sort().values
+    elif kind != "plain":
+        real = torch.arange(length + cached) < data.draw(st.integers(0, length + cached))
+        real = torch.stack([real, torch.ones(length + cached).bool()])
+        real = real.flip(1) if kind == "left padding" else real
+    places = torch.arange(length + cached)
+    spec = MaskSpec(places[cached:], places, 2, real, documents, window)
+    q, k, v = (torch.randn(2, h, n, 4).double() for h, n in ((4, length), (2, length + cached), (2, length + cached)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("model.varlen_attention.varlen_kernel", lambda: (loop_over_documents, True))
+        out = varlen(q, k, v, sequences(spec), 0.0)
+    mask = boolean_mask(spec).expand(2, 1, length, length + cached)
+    expected = reference.attention(q, k, v, lambda b, i, j: mask[b, 0, i, j])
+    if kind == "right padding":  # padding as a query is left out altogether, so it stays zero
+        expected = expected * real[:, None, cached:, None]
+    assert torch.allclose(out, expected, atol=1e-12)
+
+
+def test_lengths_in_a_compiled_model_keep_their_shape():
+    ids = torch.tensor([[0, 0, 1, 1], [0, 1, 2, 2]])
+    places = torch.arange(4)
+    build = torch.compile(lambda d: sequences(MaskSpec(places, places, 2, None, d)).cu_keys, backend="eager")
+    assert sequences(MaskSpec(places, places, 2, None, ids)).cu_keys.tolist() == [0, 2, 4, 5, 6, 8]
+    assert build(ids).tolist() == [0, 2, 4, 5, 6, 8, 8, 8, 8]
+
+
+def test_documents_packed_into_one_row_do_not_see_each_other():
+    lm = random_model(tiny_config())
+    first, second = torch.randint(0, 192, (1, 9)), torch.randint(0, 192, (1, 14))
+    documents = torch.tensor([[0] * 9 + [1] * 14])
+    positions = torch.tensor([[*range(9), *range(14)]])
+    with torch.no_grad():
+        packed = lm(torch.cat((first, second), 1), document_ids=documents)
+        restarted = lm(torch.cat((first, second), 1), document_ids=documents, position_ids=positions)
+        assert torch.allclose(packed[:, :9], lm(first), atol=1e-5)
+        assert torch.allclose(packed[:, 9:], lm(second), atol=2e-4)
+        assert torch.allclose(restarted[:, 9:], lm(second), atol=1e-5)
+        leaking = lm(torch.cat((first, second), 1))
+        # the silent leak of guessing documents from positions: here positions alone isolate nothing, by design
+        only_positions = lm(torch.cat((first, second), 1), position_ids=positions)
+    assert not torch.allclose(packed[:, 9:], leaking[:, 9:], atol=1e-1)
+    assert not torch.allclose(packed[:, 9:], only_positions[:, 9:], atol=1e-1)
+
+
+@pytest.mark.parametrize("backend", ["eager", "flash", "sdpa", "flex"])
+def test_padding_is_invisible_on_either_side_and_never_nan(backend):
+    lm = random_model(tiny_config())
+    lm.set_attn_implementation(backend)
+    ids = torch.randint(0, 192, (1, 10))
+    junk = torch.randint(0, 192, (1, 5))
+    ones, zeros = torch.ones(1, 10), torch.zeros(1, 5)
+    with torch.no_grad():
+        alone = lm(ids)
+        left = lm(torch.cat((junk, ids), 1), attention_mask=torch.cat((zeros, ones), 1))
+        right = lm(torch.cat((ids, junk), 1), attention_mask=torch.cat((ones, zeros), 1))
+    assert torch.isfinite(left).all()
+    assert torch.allclose(left[:, 5:], alone, atol=2e-4)
+    assert torch.allclose(right[:, :10], alone, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"attention_mask": torch.ones(2, 5)}, r"attention_mask has shape \(2, 5\): give \(2, 6\)"),
+        ({"attention_mask": torch.ones(1, 6)}, r"attention_mask has shape \(1, 6\): give \(2, 6\)"),
+        ({"document_ids": torch.zeros(2, 5).long()}, r"document_ids has shape \(2, 5\)"),
+    ],
+)
+def test_masks_of_another_shape_are_refused(given, message):
+    lm = random_model(tiny_config())
+    with pytest.raises(ValueError, match=message):
+        lm(torch.zeros(2, 6).long(), **given)

@@ -1,0 +1,152 @@
+"""init_from: a new run that starts from the weights of another one."""
+
+import json
+import math
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from data import load_tokenizer
+from data.batches import TrainBatches
+from data.prepare import prepare
+from model import load, save
+from model.convert_kv_heads import write_converted
+from tests.train.helpers import metrics, pretrain, write_config
+from tests.train.test_pretrain import kill_at
+from train.config import load_run_config
+
+MHA, GQA = {"num_key_value_heads": 4}, {"num_key_value_heads": 2}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A finished run with one key/value head per query head, converted/ beside it with half as many."""
+    folder = tmp_path_factory.mktemp("trained")
+    pretrain(write_config(folder, name="mha", model=MHA))
+    write_converted(folder / "runs/mha", 2, folder / "converted")
+    return folder
+
+
+@pytest.fixture
+def here(trained, tmp_path) -> Path:
+    """A folder of one's own with the same text and the converted model, which a test may delete."""
+    shutil.copy(trained / "text.txt", tmp_path)
+    shutil.copytree(trained / "converted", tmp_path / "converted")
+    return tmp_path
+
+
+def losses(run: Path, split: str) -> list[float]:
+    return [m["loss"] for m in metrics(run) if m["split"] == split]
+
+
+def test_a_converted_model_is_trained_on(trained, here):
+    config_file = write_config(here, name="gqa", model=GQA, init_from=str(here / "converted"))
+    done = pretrain(config_file)
+    run, config = here / "runs/gqa", load_run_config(config_file)
+    assert f"; starts from {here / 'converted'}\n" in done.stdout
+    assert f"; starts from {here / 'converted'}\n" in (run / "report.md").read_text(encoding="utf-8")
+
+    data, rows = prepare(config.data, here / "runs"), config.rows_per_step
+    batch = TrainBatches(data.stream("train"), data.tokenizer, 32, rows, config.seed, False).batch(0)
+    with torch.no_grad():
+        loss_sum, count = load(here / "converted")(batch.input_ids, labels=batch.labels)
+    first = losses(run, "train")[0]
+    assert first == pytest.approx(float(loss_sum / count), rel=1e-5)  # the same sum, in micro-batches
+    assert first < math.log(320) - 1  # and no random start comes near it
+    assert losses(run, "val")[-1] < losses(trained / "runs/mha", "val")[-1]
+
+
+def test_it_is_a_new_run_in_everything_but_the_weights(trained, here):
+    """Its step, its schedule and its optimizer are those of a run that starts at random."""
+    pretrain(write_config(here, name="on", model=MHA, init_from=str(trained / "runs/mha")))
+    on, mha = here / "runs/on", trained / "runs/mha"
+    assert losses(on, "val")[0] == losses(mha, "val")[-1]  # evaluated as the run that it goes on from was last
+    for key in ("step", "lr"):
+        assert [m.get(key) for m in metrics(on)] == [m.get(key) for m in metrics(mha)]
+    directory = here / "fresh"
+    save(load(mha), directory)
+    load_tokenizer(mha).save(directory)  # the weights alone, without the optimizer's state beside them
+    pretrain(write_config(here, name="fresh", model=MHA, init_from=str(directory)))
+    assert metrics(here / "runs/fresh") == metrics(on)
+
+
+def test_a_resumed_run_needs_its_source_no_more(trained, here):
+    config = write_config(here, name="gqa", model=GQA, init_from=str(here / "converted"))
+    pretrain(config)
+    whole = here / "runs/gqa/checkpoints/step_00000012"
+    shutil.move(here / "runs/gqa", here / "whole")
+    assert kill_at(config, 6) == -signal.SIGKILL
+    shutil.rmtree(here / "converted")
+    resumed = pretrain(config)
+    assert "step 4" in resumed.stdout.split("resumed from")[1]
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (whole / name).read_bytes() == (here / "whole/checkpoints/step_00000012" / name).read_bytes(), name
+    assert "validation loss" in pretrain(config).stdout  # and a finished one prints its result
+
+
+def test_where_it_started_is_part_of_a_runs_identity(trained, here):
+    config = write_config(here, name="gqa", model=GQA, init_from=str(here / "converted"), train={"max_steps": 4})
+    pretrain(config)
+    done = pretrain(config, "init_from=null", code=2)
+    assert f"these keys differ: init_from (there '{here / 'converted'}', here None)" in done.stderr
+    pretrain(config, "name=plain", "init_from=null")
+    done = pretrain(config, "name=plain", code=2)
+    assert f"these keys differ: init_from (there None, here '{here / 'converted'}')" in done.stderr
+
+
+def other_tokenizer(directory: Path) -> str:
+    file = directory / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["model"]["vocab"] |= {"a": content["model"]["vocab"]["b"], "b": content["model"]["vocab"]["a"]}
+    file.write_text(json.dumps(content), encoding="utf-8")
+    return f"{file} is not the tokenizer of this run's data"
+
+
+def no_tokenizer(directory: Path) -> str:
+    (directory / "tokenizer.json").unlink()
+    return f"{directory}: holds no tokenizer.json"
+
+
+def half_the_weights(directory: Path) -> str:
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    return f"init_from: {file}: cannot be read"
+
+
+def no_directory(directory: Path) -> str:
+    shutil.rmtree(directory)
+    return f"init_from: {directory}: is neither a run"
+
+
+def other_architecture(directory: Path) -> str:
+    file = directory / "config.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(content | {"rope_parameters": None, "rope_theta": 500.0, "tie_word_embeddings": False}))
+    return (
+        f"init_from: rope_theta is 10000.0 here and 500.0, tie_word_embeddings is true here and false in {file}: "
+        "set model.rope_theta=500.0 model.tie_word_embeddings=false\n"
+    )
+
+
+@pytest.mark.parametrize("harm", [other_tokenizer, no_tokenizer, half_the_weights, no_directory, other_architecture])
+def test_a_source_that_does_not_fit_is_refused(here, harm):
+    message = harm(here / "converted")
+    done = pretrain(write_config(here, model=GQA, init_from=str(here / "converted")), code=2)
+    assert message in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert not (here / "runs/tiny").exists()
+
+
+def test_another_number_of_heads_is_refused_before_any_data_is_read_and_the_remedy_works(here):
+    config = write_config(here, model=MHA | {"hidden_dropout": 0.1}, init_from=str(here / "converted"))
+    done = pretrain(config, code=2)
+    file = here / "converted/config.json"
+    assert done.stderr == (
+        f"error: init_from: num_key_value_heads is 4 here and 2 in {file}: set model.num_key_value_heads=2\n"
+    )
+    assert not (here / "runs").exists()
+    pretrain(config, "model.num_key_value_heads=2", "model.max_position_embeddings=600", "train.max_steps=1")

@@ -49,20 +49,20 @@ def eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """PyTorch's scaled_dot_product_attention; it picks a kernel that can serve.
 
-    Grouped heads go to the kernel as they are, except with a mask on a GPU, where no quick kernel takes them.
+    Grouped heads go to the kernel as they are, except on a GPU with a mask or in float32: no quick kernel takes them.
     """
     (batch, heads, queries, head_dim), (kv_heads, keys) = q.shape, k.shape[1:3]
-    shape, groups, causal = q.shape, heads // kv_heads, mask is None and queries > 1
-    if queries == 1 < keys and groups > 1:  # decoding: the queries of a group become rows of one head
-        q, groups = q.reshape(batch, kv_heads, groups, head_dim), 1
-    elif mask is not None and q.is_cuda:
-        k, v, groups = repeat_kv(k, groups), repeat_kv(v, groups), 1
+    shape, out_dtype, groups, causal = q.shape, v.dtype, heads // kv_heads, mask is None and queries > 1
     with torch.autocast(q.device.type, enabled=False):
-        q, k, values = in_kernel_dtype(q, k, v)
+        q, k, v = in_kernel_dtype(q, k, v)
+        if queries == 1 < keys and groups > 1:  # decoding: the queries of a group become rows of one head
+            q, groups = q.reshape(batch, kv_heads, groups, head_dim), 1
+        elif q.is_cuda and (mask is not None or q.dtype == torch.float32):
+            k, v, groups = repeat_kv(k, groups), repeat_kv(v, groups), 1
         out = F.scaled_dot_product_attention(
-            q, k, values, attn_mask=mask, dropout_p=dropout, is_causal=causal, enable_gqa=groups > 1
+            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, enable_gqa=groups > 1
         )
-    return out.view(shape).to(v.dtype)
+    return out.view(shape).to(out_dtype)
 
 
 def in_kernel_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,6 +83,8 @@ def only(kernel: SDPBackend):
     """sdpa with one kernel and no other; PyTorch says "No available kernel" where that one cannot serve."""
 
     def forced(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+        if kernel == SDPBackend.EFFICIENT_ATTENTION:  # the one that never takes grouped heads
+            k, v = (repeat_kv(x, q.shape[1] // x.shape[1]) for x in (k, v))
         with sdpa_kernel(kernel):
             return sdpa(q, k, v, mask, dropout)
 

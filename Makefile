@@ -1,11 +1,11 @@
-# make demo · make test: each makes .venv when it is missing or older than the requirements, then runs.
+# make demo · make test · make bench: each makes .venv when it is missing or older than the requirements, then runs.
 # PYTHON=python3.12 make test   takes another Python (3.11 to 3.13).
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 REQUIREMENTS := requirements.txt requirements-dev.txt pyproject.toml
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint bench clean
 
 demo: $(VENV)/ready
 	$(RUN) -m train.pretrain configs/demo.yaml
@@ -18,6 +18,10 @@ lint: $(VENV)/ready
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports
+
+bench: $(VENV)/ready
+	$(RUN) -m train.throughput --attention
+	$(RUN) -m train.throughput --decode --versus transformers
 
 # Everything is installed before the stamp is written, so an interrupted install starts again.
 $(VENV)/ready: $(REQUIREMENTS)

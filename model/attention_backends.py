@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, activate_flash_attention_impl, current_flash_attention_impl
+from torch.nn.attention import SDPBackend
 
-from model.attention_functions import attention_weights, eager, only, repeat_kv, sdpa
+from model.attention_functions import any_kernel, attention_weights, eager, only, repeat_kv
 from model.flex_attention import block_mask, flex
 from model.masks import MaskSpec, boolean_mask
 from model.varlen_attention import sequences, varlen
@@ -46,12 +46,20 @@ class Situation:
     documents: bool = False
     padding: bool = False
     windows: bool = False
+    after_cached_tokens: bool = False  # several queries at once behind cached keys: causality needs a mask
     static_cache: bool = False
+    compiled: bool = False
 
     @property
     def mask(self) -> str | None:
         """The mask that causality alone does not cover, in words."""
-        names = {"documents": self.documents, "padding": self.padding, "a sliding window": self.windows}
+        names = {
+            "documents": self.documents,
+            "padding": self.padding,
+            "a sliding window": self.windows,
+            "tokens behind a cache": self.after_cached_tokens,
+            "a static cache": self.static_cache,
+        }
         return next((name for name, there in names.items() if there), None)
 
 
@@ -107,7 +115,9 @@ def _flex_limits(here: Situation) -> str | None:
         return f"has no kernel on {here.device}: use sdpa"
     if here.dropout:
         return "has no dropout: use sdpa, or attention_dropout: 0"
-    return "has no gradients on CPU: train with sdpa" if here.gradients and here.device == "cpu" else None
+    if here.gradients and here.device == "cpu":
+        return "has no gradients on CPU: train with sdpa, or use torch.no_grad()"
+    return None
 
 
 def _varlen_limits(here: Situation) -> str | None:
@@ -119,27 +129,21 @@ def _varlen_limits(here: Situation) -> str | None:
         return f"takes heads of at most 256, not {here.head_dim}: use sdpa, or a smaller head_dim"
     if here.dropout:
         return "has no dropout: use sdpa, or attention_dropout: 0"
+    if here.documents and here.padding:
+        return "takes documents or padding, not both: give padding a document id of its own"
+    if here.compiled:
+        return "is not for a compiled model, since lengths differ with every batch: use flex, or train.compile: false"
     return "cannot read a static cache: use sdpa, or a dynamic cache" if here.static_cache else None
-
-
-def _through(implementation: str) -> Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]:
-    """The flash kernel after PyTorch's own switch to another implementation of it."""
-    flash = only(SDPBackend.FLASH_ATTENTION)
-
-    def compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-        if current_flash_attention_impl() != implementation:
-            activate_flash_attention_impl(implementation)
-        return flash(q, k, v, mask, dropout)
-
-    return compute
 
 
 BACKENDS: dict[str, Backend] = {
     "eager": Backend(eager),
     "flash": Backend(only(SDPBackend.FLASH_ATTENTION), limits=_flash_limits),
-    "flash3": Backend(_through("FA3"), limits=_newer_flash_limits("flash_attn_interface", (9,))),
-    "flash4": Backend(_through("FA4"), limits=_newer_flash_limits("flash_attn.cute", (9, 10))),
-    "sdpa": Backend(sdpa),
+    "flash3": Backend(
+        only(SDPBackend.FLASH_ATTENTION, "FA3"), limits=_newer_flash_limits("flash_attn_interface", (9,))
+    ),
+    "flash4": Backend(only(SDPBackend.FLASH_ATTENTION, "FA4"), limits=_newer_flash_limits("flash_attn.cute", (9, 10))),
+    "sdpa": Backend(any_kernel),
     "sdpa_efficient": Backend(only(SDPBackend.EFFICIENT_ATTENTION), limits=_cuda_limits),
     "sdpa_cudnn": Backend(only(SDPBackend.CUDNN_ATTENTION), limits=_cudnn_limits),
     "sdpa_math": Backend(only(SDPBackend.MATH)),

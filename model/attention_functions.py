@@ -9,7 +9,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import (
+    SDPBackend,
+    activate_flash_attention_impl,
+    current_flash_attention_impl,
+    restore_flash_attention_impl,
+    sdpa_kernel,
+)
 
 
 def repeat_kv(x: Tensor, groups: int) -> Tensor:
@@ -62,7 +68,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, enable_gqa=groups > 1
         )
-    return out.view(shape).to(out_dtype)
+    return out.reshape(shape).to(out_dtype)
 
 
 def in_kernel_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,13 +85,32 @@ def in_kernel_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Te
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
-def only(kernel: SDPBackend):
-    """sdpa with one kernel and no other; PyTorch says "No available kernel" where that one cannot serve."""
+def any_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """sdpa with PyTorch's own flash kernel among the others, whatever was used before."""
+    use_flash(None, q)
+    return sdpa(q, k, v, mask, dropout)
+
+
+def only(kernel: SDPBackend, implementation: str | None = None):
+    """sdpa with one kernel and no other; PyTorch says "No available kernel" where that one cannot serve.
+
+    implementation: FA3 or FA4 in place of PyTorch's own flash kernel.
+    """
 
     def forced(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+        use_flash(implementation, q)
         if kernel == SDPBackend.EFFICIENT_ATTENTION:  # the one that never takes grouped heads
             k, v = (repeat_kv(x, q.shape[1] // x.shape[1]) for x in (k, v))
         with sdpa_kernel(kernel):
             return sdpa(q, k, v, mask, dropout)
 
     return forced
+
+
+def use_flash(implementation: str | None, q: Tensor) -> None:
+    """Set which flash kernel PyTorch calls, None = its own: the switch is the process's, so every call sets it."""
+    if q.is_cuda and current_flash_attention_impl() != implementation:
+        if implementation is None:
+            restore_flash_attention_impl()
+        else:
+            activate_flash_attention_impl(implementation)

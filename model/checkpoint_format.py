@@ -33,6 +33,7 @@ def save(lm: LanguageModel, directory: str | Path) -> None:
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     config = to_hugging_face(lm.config)
+    config["dtype"] = config["torch_dtype"] = str(next(lm.parameters()).dtype).removeprefix("torch.")
     tokens = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     _write_json(directory / "config.json", config)
     _write_json(directory / "generation_config.json", tokens)
@@ -148,7 +149,9 @@ def from_hugging_face(fields: dict[str, Any], file: Path) -> ModelConfig:
     values = {name: fields[name] for name in SAME_NAME if fields.get(name) is not None}
     if isinstance(values.get("eos_token_id"), list):  # some have several; the first one ends a document
         values["eos_token_id"] = values["eos_token_id"][0]
-    values |= {"qk_norm": model_type == "qwen3", **fields.get("headlight", {})}
+    values |= {"qk_norm": model_type == "qwen3"}
+    if isinstance(fields.get("headlight"), dict):
+        values |= fields["headlight"]
     values |= _read_rope(fields, file) | _read_windows(fields)
     try:
         return ModelConfig(**values)
@@ -159,8 +162,11 @@ def from_hugging_face(fields: dict[str, Any], file: Path) -> ModelConfig:
 
 
 def _read_rope(fields: dict[str, Any], file: Path) -> dict[str, Any]:
-    """rope_theta and rope_scaling from `rope_parameters` (transformers 5) or `rope_scaling` (4)."""
-    rope = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
+    """rope_theta and rope_scaling from `rope_scaling` (transformers 4; it wins in 5 too) or `rope_parameters` (5)."""
+    rope = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        raise ValueError(f"{file}: rope_parameters is {rope!r}, not a table of keys and values")
+    rope = dict(rope)
     values: dict[str, Any] = {"rope_theta": float(rope.pop("rope_theta", None) or fields.get("rope_theta") or 10000.0)}
     rope_type = rope.pop("rope_type", rope.pop("type", "default"))
     rope.pop("type", None)
@@ -169,6 +175,8 @@ def _read_rope(fields: dict[str, Any], file: Path) -> dict[str, Any]:
     for name, wanted in {"partial_rotary_factor": 1.0, "truncate": True}.items():
         if rope.pop(name, wanted) != wanted:
             raise ValueError(f"{file}: {name} is not {wanted!r}, and Headlight builds nothing else")
+    if rope_type == "default" and rope:
+        raise ValueError(f"{file}: rope_parameters has {sorted(rope)[0]!r}, which Headlight does not know")
     if rope_type != "default":
         if rope_type == "yarn":
             rope.setdefault("original_max_position_embeddings", fields.get("max_position_embeddings"))

@@ -20,10 +20,10 @@ class FewRows(TorchFunctionMode):
     """`with FewRows():` every F.linear without a bias on a CPU takes the quicker way if it has at most FEW rows."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is F.linear:
-            x, weight, bias = args  # as nn.Linear calls it
+        if function is F.linear and len(args) == 3 and args[2] is None:  # as an nn.Linear without bias calls it
+            x, weight = args[:2]
             rows = x.numel() // x.shape[-1]
-            if rows <= FEW and bias is None and x.device.type == "cpu":
+            if rows <= FEW and x.device.type == "cpu":
                 return one_row(x, weight) if rows == 1 else few_rows(x, weight)
         return function(*args, **(kwargs or {}))
 

@@ -14,12 +14,17 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as flex_kernel
 
-from model.attention_functions import in_kernel_dtype
-from model.masks import MaskSpec, causal, not_padding, same_document, within_window
+from model.attention_functions import in_kernel_dtype, sdpa
+from model.masks import MaskSpec, boolean_mask, causal, not_padding, same_document, within_window
 
 
-def block_mask(spec: MaskSpec) -> BlockMask:
-    """The same predicates as in `boolean_mask`, asked for one (row, query, key) at a time."""
+def block_mask(spec: MaskSpec) -> BlockMask | Tensor | None:
+    """The same predicates as in `boolean_mask`, asked for one (row, query, key) at a time.
+
+    For a single query there are no blocks to skip: the boolean mask, and `flex` leaves it to sdpa.
+    """
+    if len(spec.query_positions) == 1:
+        return boolean_mask(spec)
 
     def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         asks, answers = spec.query_positions[query], spec.key_positions[key]
@@ -43,8 +48,10 @@ def block_mask(spec: MaskSpec) -> BlockMask:
     )
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, dropout: float) -> Tensor:
+def flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | Tensor | None, dropout: float) -> Tensor:
     """FlexAttention over a block mask; grouped heads go to the kernel as they are. Dropout is refused before."""
+    if not isinstance(mask, BlockMask):
+        return sdpa(q, k, v, mask, dropout)
     kernel = flex_kernel
     if q.is_cuda and not torch.compiler.is_compiling():
         kernel = flex_kernel_compiled()

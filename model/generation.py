@@ -102,14 +102,14 @@ def _steps(
     device = input_ids.device
     generator = torch.Generator(device=device)
     generator.manual_seed(seed) if seed is not None else generator.seed()
-    stop = torch.tensor(sorted(stop_ids or ()), dtype=torch.long, device=device)
-    reader = _Reader(lm, attention_mask, room, cache, compile)
+    stop = torch.tensor([int(i) for i in stop_ids] if stop_ids is not None else [], dtype=torch.long, device=device)
+    # with a static cache every width is the cache's, so that prompts of all lengths share compiled code
+    width = cache.capacity if isinstance(cache, StaticCache) else input_ids.shape[1] + room
+    reader = _Reader(lm, attention_mask, width, cache, compile)
     if attention_mask is not None:  # nobody sees padding; as a word of the prompt it counts for no penalty
         input_ids = torch.where(attention_mask.bool(), input_ids, input_ids[:, -1:])
-    written = F.pad(input_ids, (0, room))
+    written = F.pad(input_ids, (0, width - input_ids.shape[1]))
     count, stopped = input_ids.shape[1], None
-    was_training = lm.training
-    lm.eval()
     try:
         for step in range(room):
             logits = reader.read(written[:, :count])
@@ -127,7 +127,6 @@ def _steps(
             if stopped is not None and bool(stopped.all()):
                 break
     finally:
-        lm.train(was_training)
         if cache is not None:
             cache.token_ids = written[:, : cache.length] if attention_mask is None else None
 
@@ -136,7 +135,7 @@ class _Reader:
     """Reads what is new of the tokens so far, through the cache, and gives the logits of the next one."""
 
     def __init__(
-        self, lm: LanguageModel, attention_mask: Tensor | None, room: int, cache: KVCache | None, compile: bool
+        self, lm: LanguageModel, attention_mask: Tensor | None, width: int, cache: KVCache | None, compile: bool
     ):
         self.lm, self.cache = lm, cache
         self.step: Callable[..., Tensor] = lm  # reads one token
@@ -146,7 +145,7 @@ class _Reader:
         self.is_static = isinstance(cache, StaticCache)
         self.mask = self.position_ids = None
         if attention_mask is not None:
-            self.mask = F.pad(attention_mask.bool(), (0, room), value=True)
+            self.mask = F.pad(attention_mask.bool(), (0, width - attention_mask.shape[1]), value=True)
             self.position_ids = (self.mask.cumsum(dim=1) - 1).clamp(min=0)
 
     def repeat(self, times: int) -> None:
@@ -171,13 +170,20 @@ class _Reader:
         if self.mask is not None and self.position_ids is not None:
             given["attention_mask"] = self.mask if self.is_static else self.mask[:, :count]
             given["position_ids"] = self.position_ids[:, unread]
-        logits = forward(token_ids[:, unread], kv_cache=self.cache, logits_to_keep=1, **given)
+        was_training = self.lm.training
+        if was_training:
+            self.lm.eval()
+        try:
+            logits = forward(token_ids[:, unread], kv_cache=self.cache, logits_to_keep=1, **given)
+        finally:
+            if was_training:
+                self.lm.train()
         return logits[:, -1].float()
 
 
 @cache
 def compiled_step(mode: str | None) -> Callable[..., Tensor]:
-    """Reading one token, compiled without graph breaks; every model and every cache size has code of its own."""
+    """Reading one token, compiled without graph breaks; each model, batch size and cache size has code of its own."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)  # 8 would soon be an error
 
     def step(lm: LanguageModel, *args: Any, **given: Any) -> Any:

@@ -49,7 +49,7 @@ class KVCache:
     def __init__(self, config: ModelConfig | None = None, block_size: int = 256):
         self.block_size = block_size
         self.windows = config.windows if config is not None else []
-        self.token_ids: Tensor | None = None  # (B, length), if `generate` filled it: for using it again
+        self.token_ids: Tensor | None = None  # (B, length), if `generate` filled it: for using it again, same model
         self._layers: dict[int, _Layer] = {}
         self._length = 0
 
@@ -92,7 +92,9 @@ class KVCache:
         """Append k and v (B, H_kv, T, D); returns what the T queries may see (B, H_kv, S, D). See `advance`."""
         start, end, held = self._length, self._length + k.shape[2], self._layers.get(layer)
         first = self._kept_from(layer)
-        if held is None or end - held.first > held.keys.shape[2]:
+        room = held.keys.shape[2] if held is not None else 0
+        # a new buffer if this one is full, or if it still has the room of a long prompt that a window has left behind
+        if held is None or end - held.first > room or room > end - first + 2 * self.block_size:
             held = self._layers[layer] = self._make_room(held, k, first, end)
         held.keys[:, :, start - held.first : end - held.first] = k
         held.values[:, :, start - held.first : end - held.first] = v
@@ -114,6 +116,7 @@ class KVCache:
     def advance(self, count: int) -> None:
         """Every layer has read `count` tokens. LanguageModel calls this at the end of a forward pass."""
         self._length += count
+        self.token_ids = None  # whoever knows them sets them again
 
     def crop(self, length: int) -> None:
         """Forget every token after the first `length`. Raises ValueError where a window has forgotten too much."""
@@ -121,11 +124,13 @@ class KVCache:
             window = self.window(i)
             if window is not None and layer.first > max(0, length - window + 1):
                 raise ValueError(f"layer {i} keeps {window} tokens only and cannot go back to token {length}")
-        self._length = min(self._length, length)
+        self._length = max(0, min(self._length, length))
+        if self.token_ids is not None:
+            self.token_ids = self.token_ids[:, : self._length]
 
     def clear(self) -> None:
         """Forget everything."""
-        self._layers, self._length = {}, 0
+        self._layers, self._length, self.token_ids = {}, 0, None
 
     def repeat_interleave(self, times: int) -> None:
         """Every row becomes `times` rows, next to each other: several continuations of one prompt."""
@@ -137,7 +142,7 @@ class KVCache:
 class OffloadedCache(KVCache):
     """Layers wait in (pinned) CPU memory; while one layer computes, the next is copied on a stream of its own.
 
-    At most two layers are on the GPU at a time. On a CPU it is the dynamic cache with one more copy.
+    Besides the layer that computes, one is on the GPU at a time. On a CPU it is the dynamic cache with one more copy.
     """
 
     def __init__(self, config: ModelConfig, block_size: int = 256):
@@ -253,6 +258,7 @@ class StaticCache(KVCache):
         return self.is_new and (window is None or count < window)
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = k.to(self.keys[layer].dtype), v.to(self.values[layer].dtype)  # under autocast they may differ
         positions = torch.arange(k.shape[2], device=k.device) + self._position
         self.keys[layer].index_copy_(2, positions, k)
         self.values[layer].index_copy_(2, positions, v)
@@ -261,10 +267,13 @@ class StaticCache(KVCache):
     def advance(self, count: int) -> None:
         self._position += count
         self.is_new = False
+        self.token_ids = None
 
     def crop(self, length: int) -> None:
-        self._position.clamp_(max=length)
+        self._position.clamp_(max=max(0, length))
         self.is_new = self.length == 0
+        if self.token_ids is not None:
+            self.token_ids = self.token_ids[:, : self.length]
 
     def clear(self) -> None:
         self.crop(0)

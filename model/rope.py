@@ -11,6 +11,7 @@ there is nothing to grow and nothing that could be wrong beyond the training len
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,13 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         inv_freq, self.attention_factor = inverse_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
         self.register_buffer("inv_freq", inv_freq, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryEmbedding:
+        """lm.to(device) moves the frequencies; lm.to(torch.bfloat16) must not round them, or every angle is off."""
+        exact = self.inv_freq
+        super()._apply(fn, recurse)
+        self.inv_freq = exact.to(self.inv_freq.device)
+        return self
 
     @torch.no_grad()
     def forward(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

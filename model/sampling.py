@@ -46,7 +46,7 @@ def next_token(logits: Tensor, seen_ids: Tensor, sampling: Sampling, generator: 
         logits = penalise_repetition(logits, seen_ids, sampling.repetition_penalty)
     if sampling.temperature == 0:
         return logits.argmax(dim=-1)
-    logits = logits / sampling.temperature
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature  # at most 0, so nothing overflows
     if sampling.top_k is not None:
         kth = logits.topk(min(sampling.top_k, logits.shape[-1])).values[:, -1:]
         logits = logits.masked_fill(logits < kth, -torch.inf)

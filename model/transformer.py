@@ -59,7 +59,7 @@ class Decoder(nn.Module):
         kv_cache: KVCache | None,
     ) -> Tensor:
         T, device = input_ids.shape[1], input_ids.device
-        self.check_backend(device, attention_mask, document_ids, kv_cache)
+        self.check_backend(input_ids, attention_mask, document_ids, kv_cache)
         cache = kv_cache if kv_cache is not None else KVCache()
         positions = cache.positions(T, device)  # places in the sequence, cached tokens counted
         masks = self.build_masks(positions, input_ids.shape[0], attention_mask, document_ids, cache)
@@ -101,7 +101,7 @@ class Decoder(nn.Module):
 
     def check_backend(
         self,
-        device: torch.device,
+        input_ids: Tensor,
         attention_mask: Tensor | None,
         document_ids: Tensor | None,
         kv_cache: KVCache | None,
@@ -110,8 +110,9 @@ class Decoder(nn.Module):
         name = self.backend
         if BACKENDS[name].limits is None:
             return
+        T, device, weights = input_ids.shape[1], input_ids.device, self.embed_tokens.weight
         autocast = torch.is_autocast_enabled(device.type)
-        weights = self.embed_tokens.weight
+        is_static = isinstance(kv_cache, StaticCache)
         here = Situation(
             device=device.type,
             dtype=torch.get_autocast_dtype(device.type) if autocast else weights.dtype,
@@ -122,7 +123,9 @@ class Decoder(nn.Module):
             documents=document_ids is not None,
             padding=attention_mask is not None,
             windows=self.config.sliding_window is not None,
-            static_cache=isinstance(kv_cache, StaticCache),
+            after_cached_tokens=kv_cache is not None and not is_static and kv_cache.length > 0 and T > 1,
+            static_cache=isinstance(kv_cache, StaticCache) and not kv_cache.is_new,
+            compiled=torch.compiler.is_compiling(),
         )
         if problem := why_not(name, here):
             raise ValueError(problem)
@@ -217,7 +220,7 @@ class LanguageModel(nn.Module):
         that cannot serve.
         """
         if not torch.compiler.is_compiling():
-            self._check_inputs(input_ids, attention_mask, document_ids, kv_cache)
+            self._check_inputs(input_ids, attention_mask, document_ids, position_ids, kv_cache)
         hidden = self.model(input_ids, attention_mask, document_ids, position_ids, kv_cache)
         if labels is None:
             return self.lm_head(hidden[:, -logits_to_keep:])
@@ -230,6 +233,7 @@ class LanguageModel(nn.Module):
         input_ids: Tensor,
         attention_mask: Tensor | None,
         document_ids: Tensor | None,
+        position_ids: Tensor | None,
         kv_cache: KVCache | None,
     ) -> None:
         (B, T), longest = input_ids.shape, self.config.max_position_embeddings
@@ -243,7 +247,14 @@ class LanguageModel(nn.Module):
             raise ValueError("document_ids are for packed rows, a kv_cache is for one document: give one")
         if document_ids is not None and document_ids.shape != input_ids.shape:
             raise ValueError(f"document_ids has shape {tuple(document_ids.shape)}, input_ids {(B, T)}: make them equal")
+        if position_ids is not None and position_ids.shape not in ((B, T), (1, T)):
+            raise ValueError(f"position_ids has shape {tuple(position_ids.shape)}: give {(B, T)} or {(1, T)}")
         if attention_mask is not None:
+            if attention_mask.ndim != 2 or attention_mask.is_floating_point():
+                raise ValueError(
+                    f"attention_mask has shape {tuple(attention_mask.shape)} and dtype {attention_mask.dtype}: give "
+                    f"{(B, past + T)} of booleans or integers, 1 = real token, 0 = padding"
+                )
             rows, columns = attention_mask.shape
             to_come = isinstance(kv_cache, StaticCache) and columns > past + T  # a static cache may know them already
             if rows != B or not (columns == past + T or to_come):

@@ -39,7 +39,8 @@ class Sequences:
 
 
 def sequences(spec: MaskSpec) -> Sequences:
-    """The predicates of a MaskSpec as lengths.
+    """The predicates of a MaskSpec as lengths. The tokens of a document stand together: an id that comes back later
+    in a row would be a new document here.
 
     Queries are the last T of the S keys; with a cache, the kernel aligns both at their ends.
     """
@@ -70,16 +71,9 @@ def sequences(spec: MaskSpec) -> Sequences:
 def _starts(begins: Tensor) -> Tensor:
     """Indices at which a document begins, then the total: (N,) bool -> (documents + 1,) int32.
 
-    The number of documents differs from batch to batch. In a compiled model, whose shapes must not, there are N + 1
-    entries, and empty documents stand at the end.
+    The number of documents differs from batch to batch, so a compiled model, whose shapes must not, cannot use this.
     """
-    count = begins.shape[0]
-    if not torch.compiler.is_compiling():
-        return F.pad(begins.nonzero().flatten(), (0, 1), value=count).int()
-    places = torch.arange(count, device=begins.device, dtype=torch.int32)
-    order = torch.where(begins, begins.cumsum(0) - 1, count)
-    starts = torch.full((count + 1,), count, device=begins.device, dtype=torch.int32)
-    return starts.scatter(0, order, torch.where(begins, places, count))
+    return F.pad(begins.nonzero().flatten(), (0, 1), value=len(begins)).int()
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, mask: Sequences, dropout: float) -> Tensor:

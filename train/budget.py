@@ -28,9 +28,9 @@ ASSUMED_CHAR_VOCABULARY = 128  # 116 characters and 12 special tokens: tiny Shak
 USABLE_SHARE = 0.9  # of the memory: the rest is for the CUDA context, fragments and one layer's gradients
 MOST_ROWS = 1 << 24
 
-# Dense bf16 peaks of tensor cores in TFLOPS, without sparsity, by NVIDIA's data sheets and, for the RTX 4090 (fp32
-# accumulation), its Ada architecture white paper; the T4 has no bf16, so fp16. Each key is how a device's name ends,
-# so that NVL, PCIe and laptop versions and MIG slices, which have other peaks, are not taken for these.
+# Dense bf16 peaks of tensor cores in TFLOPS, without sparsity, as NVIDIA's data sheets are quoted (fp32 accumulation
+# for the RTX 4090; the T4 has no bf16, so fp16); none was measured here. Each key is how a device's name ends, so that
+# NVL, PCIe and laptop versions and MIG slices, which have other peaks, are not taken for these.
 PEAK_TFLOPS = {
     "H200": 989,
     "H100 80GB HBM3": 989,

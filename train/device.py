@@ -52,7 +52,7 @@ def resolve_device(run_config: RunConfig) -> Device:
     compiled, why = config.compile is True, "asked for"
     if config.compile == "auto":
         compiled, why = kind == "cuda", "auto: on CUDA only; on a CPU it takes a minute and gains a tenth"
-    attention, choice = resolve_attention(run_config, kind, precision)
+    attention, choice = resolve_attention(run_config, kind, precision, compiled)
     notes = (
         f"device {kind} ({'asked for' if config.device != 'auto' else 'auto'})",
         f"precision {precision} ({reason})",
@@ -62,7 +62,7 @@ def resolve_device(run_config: RunConfig) -> Device:
     return Device(torch.device(kind), precision, compiled, attention, notes)
 
 
-def resolve_attention(run_config: RunConfig, kind: str, precision: str) -> tuple[str, str]:
+def resolve_attention(run_config: RunConfig, kind: str, precision: str, compiled: bool) -> tuple[str, str]:
     """The backend that trains, and why. Raises InputError for one that is asked for and cannot serve this run."""
     model, data = run_config.model, run_config.data
     situation = Situation(
@@ -74,6 +74,7 @@ def resolve_attention(run_config: RunConfig, kind: str, precision: str) -> tuple
         gradients=True,
         documents=data.isolate_documents,
         windows=model.sliding_window is not None,
+        compiled=compiled,
     )
     if model.attn_implementation == "auto":
         backend, reason = choose_attention(situation)

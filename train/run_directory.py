@@ -114,7 +114,10 @@ def _refuse_as_start(config: RunConfig, checkpoint: Path, newest: Path | None) -
 
 def _refuse_other_identity(config: RunConfig, saved: dict[str, Any], where: str) -> None:
     wanted = config.identity()
-    saved = {key: value for key, value in saved.items() if key != CONTENTS}
+    # keys that a run from before them does not have, and what it did
+    layer_types = ["full_attention"] * config.model.num_hidden_layers
+    saved = {"data.restart_positions": False, "model.layer_types": layer_types} | saved
+    saved.pop(CONTENTS, None)
     different = [
         f"{key} (there {saved.get(key)!r}, here {wanted.get(key)!r})"
         for key in sorted(wanted.keys() | saved.keys())

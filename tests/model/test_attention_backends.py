@@ -36,6 +36,10 @@ HALF = torch.bfloat16
         ("varlen", Situation("cuda", torch.float32, 64), "16 bits, not in float32"),
         ("varlen", Situation("cuda", HALF, 512), "heads of at most 256, not 512"),
         ("varlen", Situation("cuda", HALF, 64, static_cache=True), "cannot read a static cache: use sdpa"),
+        ("varlen", Situation("cuda", HALF, 64, documents=True, padding=True), "documents or padding, not both"),
+        ("varlen", Situation("cuda", HALF, 64, compiled=True), "not for a compiled model"),
+        ("flash", Situation("cuda", HALF, 64, static_cache=True), "cannot serve a static cache on CUDA"),
+        ("flash", Situation("cuda", HALF, 64, after_cached_tokens=True), "cannot serve tokens behind a cache on CUDA"),
     ],
 )
 def test_what_cannot_serve_says_why_and_what_to_do(name, situation, message):
@@ -47,7 +51,8 @@ def test_what_cannot_serve_says_why_and_what_to_do(name, situation, message):
 
 def test_what_can_serve_is_let_through():
     assert why_not("flash", Situation("cuda", HALF, 256)) is None
-    assert why_not("varlen", Situation("cuda", HALF, 64, documents=True, padding=True, windows=True)) is None
+    assert why_not("varlen", Situation("cuda", HALF, 64, documents=True, windows=True)) is None
+    assert why_not("varlen", Situation("cuda", HALF, 64, padding=True, after_cached_tokens=True)) is None
     assert all(why_not(name, Situation("cpu", torch.float32, 64)) is None for name in ("eager", "sdpa", "sdpa_math"))
 
 

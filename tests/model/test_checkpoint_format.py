@@ -123,6 +123,8 @@ def test_a_missing_tensor_is_refused_by_name(tmp_path):
         ({"rope_parameters": YARN | {"rope_theta": 1e4, "mscale": 0.7}}, "mscale"),
         ({"rope_parameters": YARN | {"rope_theta": 1e4, "truncate": False}}, "truncate"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "rope_parameters has 'full_attention'"),
+        ({"rope_parameters": "yarn"}, "not a table of keys and values"),
     ],
 )
 def test_what_headlight_does_not_build_is_refused(tmp_path, change, message):
@@ -136,3 +138,26 @@ def test_what_headlight_does_not_build_is_refused(tmp_path, change, message):
 def test_a_path_that_is_no_model_says_so(tmp_path):
     with pytest.raises(ValueError, match="is neither a run"):
         load(tmp_path)
+
+
+def test_a_rope_scaling_written_into_the_config_by_hand_wins_as_it_does_in_transformers(tmp_path):
+    save(random_model(tiny_config()), tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"rope_scaling": LINEAR}))
+    ids = torch.randint(0, 192, (1, 30))
+    with torch.no_grad():
+        assert torch.equal(load(tmp_path)(ids), AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits)
+
+
+def test_a_model_in_bfloat16_stays_one_and_keeps_its_angles(tmp_path):
+    """Rounded frequencies would turn position 900 by the wrong angle; transformers keeps them in float32."""
+    lm = random_model(tiny_config(max_position_embeddings=1024, head_dim=32), scale=0.1)
+    ids = torch.randint(0, 192, (1, 900))
+    with torch.no_grad():
+        exact = lm(ids)
+        lm.to(torch.bfloat16)
+        save(lm, tmp_path)
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+        assert theirs.dtype == torch.bfloat16
+        ours, others = ((logits.float() - exact).abs().mean() for logits in (lm(ids), theirs(ids).logits))
+    assert ours < 1.2 * others

@@ -79,6 +79,22 @@ def test_decoding_into_a_static_cache_is_one_graph(changes, padded):
     assert counter.frame_count == 1
 
 
+@pytest.mark.parametrize("padded", [False, True], ids=["alone", "padded"])
+def test_prompts_of_every_length_share_the_compiled_step(padded, monkeypatch):
+    """Through `generate`, as it is used; the cache has room for 64 tokens whatever the lengths are."""
+    lm, counter = random_model(tiny_config()), CompileCounter()
+    compiled = torch.compile(lambda lm, *a, **k: lm(*a, **k), backend=counter, fullgraph=True, dynamic=False)
+    monkeypatch.setattr("model.generation.compiled_step", lambda mode: compiled)
+    for length in (3, 5, 8):
+        ids = torch.randint(0, 192, (2, length))
+        real = torch.ones(2, length).long() if padded else None
+        if real is not None:
+            real[0, 0] = 0
+        found = generate(lm, ids, 4, temperature=0, attention_mask=real, kv_cache="static", compile=True)
+        assert torch.equal(found, generate(lm, ids, 4, temperature=0, attention_mask=real))
+    assert counter.frame_count == 1
+
+
 @pytest.mark.slow
 def test_really_compiled_decoding_gives_the_same_tokens():
     lm = random_model(tiny_config())

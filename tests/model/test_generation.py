@@ -57,6 +57,16 @@ def test_streaming_gives_the_same_tokens_one_at_a_time(lm, prompt):
     assert torch.equal(torch.stack([first, *rest], 1), whole[:, 6:])
 
 
+def test_two_streams_at_once_leave_the_mode_alone(lm, prompt):
+    lm.train()
+    first, second = (stream(lm, prompt, 6, Sampling(temperature=0)) for _ in range(2))
+    tokens = [next(first), next(second)]
+    assert lm.training
+    assert torch.equal(torch.stack(list(first)), torch.stack(list(second)))
+    assert torch.equal(*tokens)
+    assert lm.training
+
+
 @pytest.mark.parametrize("cache", CACHES)
 def test_several_continuations_of_a_prompt_stand_next_to_each_other(lm, prompt, cache):
     output = generate(lm, prompt, 8, seed=0, num_return_sequences=3, kv_cache=cache)
@@ -128,8 +138,8 @@ def test_generation_ends_where_the_context_does(lm, prompt):
         ({"num_return_sequences": 0}, "num_return_sequences"),
         ({"kv_cache": "paged"}, r"cache \('paged'\) is unknown: use dynamic, static, offloaded"),
         ({"compile": True}, 'compile needs kv_cache="static"'),
-        ({"attention_mask": torch.ones(2, 5)}, "attention_mask has shape"),
-        ({"attention_mask": torch.eye(6)[:2]}, "pad on the left"),
+        ({"attention_mask": torch.ones(2, 5).long()}, "attention_mask has shape"),
+        ({"attention_mask": torch.eye(6)[:2].long()}, "pad on the left"),
         (
             {"kv_cache": StaticCache(tiny_config(), 2, 20, "cpu", torch.float32)},
             "room for 20 tokens, and 64 are asked for",

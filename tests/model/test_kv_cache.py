@@ -5,6 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from model.generation import generate
 from model.kv_cache import CACHES, KVCache, StaticCache, make_cache
 from tests.conftest import random_model, tiny_config
 from tests.model import reference
@@ -93,6 +94,43 @@ def test_a_window_bounds_the_memory_that_is_really_held():
             lm(torch.randint(0, 192, (1, 7)), kv_cache=cache)
     assert cache.length == 700
     assert max(layer.keys.shape[2] for layer in cache._layers.values()) <= 32
+
+
+def test_a_long_prompt_is_let_go_once_a_window_has_left_it_behind():
+    config = tiny_config(sliding_window=6, max_position_embeddings=4096)
+    lm, cache = random_model(config), KVCache(config, block_size=16)
+    ids = torch.randint(0, 192, (1, 900))
+    with torch.no_grad():
+        lm(ids, kv_cache=cache)
+        token = lm(ids[:, :1], kv_cache=cache)
+        assert torch.allclose(token, lm(torch.cat((ids, ids[:, :1]), 1))[:, -1:], atol=1e-4)
+    assert max(layer.keys.shape[2] for layer in cache._layers.values()) <= 32
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_a_cache_works_under_autocast(kind):
+    lm = random_model(tiny_config())
+    ids = torch.randint(0, 192, (1, 9))
+    cache = make_cache(kind, lm.config, 1, 20, next(lm.parameters()))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        pieces = [lm(piece, kv_cache=cache) for piece in ids.split([5, 1, 3], dim=1)]
+        full = lm(ids)
+    assert (torch.cat(pieces, 1) - full).abs().max() < 0.05 * full.abs().max()
+
+
+def test_a_cache_forgets_whose_tokens_it_holds_when_others_are_read():
+    lm = random_model(tiny_config())
+    cache, first, other = KVCache(), torch.randint(0, 192, (1, 6)), torch.randint(0, 192, (1, 6))
+    expected = generate(lm, first, 4, temperature=0)
+    generate(lm, first, 4, temperature=0, kv_cache=cache)
+    cache.clear()
+    with torch.no_grad():
+        lm(other, kv_cache=cache)
+    assert torch.equal(generate(lm, first, 4, temperature=0, kv_cache=cache), expected)
+    cache.crop(4)
+    with torch.no_grad():
+        lm(other, kv_cache=cache)
+    assert torch.equal(generate(lm, first, 4, temperature=0, kv_cache=cache), expected)
 
 
 def test_appending_a_token_moves_no_memory_until_a_block_is_full():

@@ -105,12 +105,9 @@ def test_lengths_say_the_same_as_the_boolean_mask(data):
     assert torch.allclose(out, expected, atol=1e-12)
 
 
-def test_lengths_in_a_compiled_model_keep_their_shape():
-    ids = torch.tensor([[0, 0, 1, 1], [0, 1, 2, 2]])
-    places = torch.arange(4)
-    build = torch.compile(lambda d: sequences(MaskSpec(places, places, 2, None, d)).cu_keys, backend="eager")
-    assert sequences(MaskSpec(places, places, 2, None, ids)).cu_keys.tolist() == [0, 2, 4, 5, 6, 8]
-    assert build(ids).tolist() == [0, 2, 4, 5, 6, 8, 8, 8, 8]
+def test_a_document_never_goes_on_in_the_next_row():
+    ids, places = torch.tensor([[0, 0, 1, 1], [1, 1, 2, 2]]), torch.arange(4)
+    assert sequences(MaskSpec(places, places, 2, None, ids)).cu_keys.tolist() == [0, 2, 4, 6, 8]
 
 
 def test_documents_packed_into_one_row_do_not_see_each_other():
@@ -137,7 +134,7 @@ def test_padding_is_invisible_on_either_side_and_never_nan(backend):
     lm.set_attn_implementation(backend)
     ids = torch.randint(0, 192, (1, 10))
     junk = torch.randint(0, 192, (1, 5))
-    ones, zeros = torch.ones(1, 10), torch.zeros(1, 5)
+    ones, zeros = torch.ones(1, 10).long(), torch.zeros(1, 5).long()
     with torch.no_grad():
         alone = lm(ids)
         left = lm(torch.cat((junk, ids), 1), attention_mask=torch.cat((zeros, ones), 1))
@@ -150,8 +147,12 @@ def test_padding_is_invisible_on_either_side_and_never_nan(backend):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"attention_mask": torch.ones(2, 5)}, r"attention_mask has shape \(2, 5\): give \(2, 6\)"),
-        ({"attention_mask": torch.ones(1, 6)}, r"attention_mask has shape \(1, 6\): give \(2, 6\)"),
+        ({"attention_mask": torch.ones(2, 5).bool()}, r"attention_mask has shape \(2, 5\): give \(2, 6\)"),
+        ({"attention_mask": torch.ones(1, 6).bool()}, r"attention_mask has shape \(1, 6\): give \(2, 6\)"),
+        ({"attention_mask": torch.zeros(2, 6)}, "of booleans or integers, 1 = real token"),  # an additive mask
+        ({"attention_mask": torch.ones(2, 1, 6, 6).bool()}, "of booleans or integers"),
+        ({"position_ids": torch.arange(6)}, r"position_ids has shape \(6,\): give \(2, 6\) or \(1, 6\)"),
+        ({"position_ids": torch.zeros(3, 6).long()}, "position_ids has shape"),
         ({"document_ids": torch.zeros(2, 5).long()}, r"document_ids has shape \(2, 5\)"),
     ],
 )

@@ -204,7 +204,7 @@ def try_out(name: str, here: Situation) -> str | None:
             out = backend.compute(q, k, v, backend.mask(spec), 0.0)
             grads = torch.autograd.grad(out.float().square().sum(), leaves) if here.gradients else ()
             results.append([out, *grads])
-        errors = [(a - b).abs().max() / b.abs().max() for a, b in zip(*results, strict=True)]
+        errors = [(a - b).detach().abs().max() / b.detach().abs().max() for a, b in zip(*results, strict=True)]
         worst = float(torch.stack(errors).max())
     except Exception as error:
         return f"failed in a trial ({type(error).__name__}: {str(error).splitlines()[0][:100]})"

@@ -49,7 +49,7 @@ class KVCache:
     def __init__(self, config: ModelConfig | None = None, block_size: int = 256):
         self.block_size = block_size
         self.windows = config.windows if config is not None else []
-        self.token_ids: Tensor | None = None  # (B, length), if `generate` filled it: for using it again, same model
+        self.token_ids: Tensor | None = None  # (B, up to length): what `generate` read first, to be used again
         self._layers: dict[int, _Layer] = {}
         self._length = 0
 
@@ -116,7 +116,6 @@ class KVCache:
     def advance(self, count: int) -> None:
         """Every layer has read `count` tokens. LanguageModel calls this at the end of a forward pass."""
         self._length += count
-        self.token_ids = None  # whoever knows them sets them again
 
     def crop(self, length: int) -> None:
         """Forget every token after the first `length`. Raises ValueError where a window has forgotten too much."""
@@ -267,7 +266,6 @@ class StaticCache(KVCache):
     def advance(self, count: int) -> None:
         self._position += count
         self.is_new = False
-        self.token_ids = None
 
     def crop(self, length: int) -> None:
         self._position.clamp_(max=max(0, length))

@@ -69,6 +69,14 @@ def test_documents_do_not_look_at_each_other(lm, ids):
     assert capture(lm, ids).weights[..., 5:, :5].sum() > 0.1
 
 
+def test_a_sliding_layer_shows_its_window_and_nothing_before_it(ids):
+    lm = random_model(tiny_config(sliding_window=4, layer_types=["sliding_attention", "full_attention"]))
+    weights = capture(lm, ids).weights
+    rows, columns = torch.meshgrid(torch.arange(12), torch.arange(12), indexing="ij")
+    assert (weights[0][..., rows - columns >= 4] == 0).all()
+    assert (weights[1][..., rows - columns >= 4] > 0).all()
+
+
 def swap_groups(q, k, v, mask, dropout):
     return SDPA(q, k.flip(1), v, mask, dropout)
 

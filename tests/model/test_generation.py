@@ -94,6 +94,14 @@ def test_a_prompt_that_was_read_is_not_read_again(lm, prompt, kind):
     assert torch.equal(other, generate(lm, prompt.flip(1), 5, temperature=0))
 
 
+def test_only_a_common_beginning_is_used_again(lm, prompt):
+    cache = KVCache(lm.config)
+    generate(lm, prompt, 4, temperature=0, kv_cache=cache)
+    other = prompt.clone()
+    other[:, 2] = (other[:, 2] + 1) % 192  # the same again behind it
+    assert torch.equal(generate(lm, other, 4, temperature=0, kv_cache=cache), generate(lm, other, 4, temperature=0))
+
+
 def test_a_window_that_has_forgotten_the_prompt_reads_it_anew(prompt):
     lm = random_model(tiny_config(sliding_window=3))
     cache = KVCache(lm.config, block_size=1)

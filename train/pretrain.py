@@ -6,17 +6,21 @@ Reads top to bottom: config, device, data, model, optimizer, resume, train, repo
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from configs.loader import InputError, exit_on_bad_input
 from train.config import RunConfig, parse_command_line
 
+if TYPE_CHECKING:
+    from data.batches import TrainBatches
+    from data.prepare import PreparedData
+
 
 def main() -> int:
     # 1. The config: one YAML file, checked before anything heavy is imported or written.
     config = parse_command_line("Train a language model from scratch.")
-    from data.batches import TrainBatches
     from data.prepare import describe, prepare
     from model import LanguageModel
     from train import report, run_directory
@@ -37,20 +41,7 @@ def main() -> int:
 
     # 3. Text -> tokens -> rows.
     data = prepare(config.data, Path(config.output_dir))
-    batches = TrainBatches(
-        data.stream("train"),
-        data.tokenizer,
-        config.data.sequence_length,
-        config.rows_per_step,
-        config.seed,
-        config.data.isolate_documents,
-        config.data.restart_positions,
-    )
-    if batches.rows_per_epoch < config.rows_per_step:
-        raise InputError(
-            f"data.source: the training text has {len(batches.stream):,} tokens, fewer than the "
-            f"{config.train.tokens_per_step:,} of one step: give more text or lower train.tokens_per_step"
-        )
+    batches = training_batches(config, data)
 
     # 4. The network. The tokenizer says how many ids there are and which are special.
     config = with_tokenizer(config, data.tokenizer)
@@ -89,6 +80,27 @@ def main() -> int:
         report.write(run)
         print(report.result(config.directory))
     return exit_code
+
+
+def training_batches(config: RunConfig, data: PreparedData) -> TrainBatches:
+    """The rows of every step. Raises InputError if an epoch does not fill a single step."""
+    from data.batches import TrainBatches
+
+    batches = TrainBatches(
+        data.stream("train"),
+        data.tokenizer,
+        config.data.sequence_length,
+        config.rows_per_step,
+        config.seed,
+        config.data.isolate_documents,
+        config.data.restart_positions,
+    )
+    if batches.rows_per_epoch < config.rows_per_step:
+        raise InputError(
+            f"data.source: the training text has {len(batches.stream):,} tokens, fewer than the "
+            f"{config.train.tokens_per_step:,} of one step: give more text or lower train.tokens_per_step"
+        )
+    return batches
 
 
 def with_tokenizer(config: RunConfig, tokenizer) -> RunConfig:

@@ -43,6 +43,13 @@ def test_a_run_leaves_everything_that_the_contract_names(finished):
     assert not list(run.rglob("*.tmp"))
 
 
+def test_the_choice_of_attention_is_said_once_and_kept(finished):
+    run, stdout, _ = finished
+    choice = "attention sdpa (auto: PyTorch picks its kernel; on cpu none is quicker)"
+    assert stdout.count(choice) == 1
+    assert choice in (run / "report.md").read_text(encoding="utf-8")
+
+
 def test_metrics_hold_what_the_contract_names(finished):
     run, _, _ = finished
     lines = metrics(run, without_clocks=False)

@@ -44,7 +44,7 @@ def generate(
     attention_mask (B, T): 0 = padding, for prompts of different lengths; pad on the left (`left_pad`).
     num_return_sequences: n continuations of every prompt, next to each other; the prompt is read once.
     kv_cache: dynamic | static | offloaded, None to read everything anew at every token, or a cache of an earlier
-    call: what that one has read of the same beginning is not read again.
+    call: what that one has read of the same beginning is not read again (filled by something else, it is emptied).
     compile: torch.compile the step of one token; needs kv_cache="static", pays where many tokens are made.
 
     Raises ValueError for an empty prompt, ids outside the vocabulary and settings out of range.

@@ -112,7 +112,7 @@ class Decoder(nn.Module):
             return
         T, device, weights = input_ids.shape[1], input_ids.device, self.embed_tokens.weight
         autocast = torch.is_autocast_enabled(device.type)
-        is_static = isinstance(kv_cache, StaticCache)
+        behind = kv_cache is not None and not isinstance(kv_cache, StaticCache) and kv_cache.length > 0 and T > 1
         here = Situation(
             device=device.type,
             dtype=torch.get_autocast_dtype(device.type) if autocast else weights.dtype,
@@ -123,7 +123,7 @@ class Decoder(nn.Module):
             documents=document_ids is not None,
             padding=attention_mask is not None,
             windows=self.config.sliding_window is not None,
-            after_cached_tokens=kv_cache is not None and not is_static and kv_cache.length > 0 and T > 1,
+            after_cached_tokens=behind,
             static_cache=isinstance(kv_cache, StaticCache) and not kv_cache.is_new,
             compiled=torch.compiler.is_compiling(),
         )

@@ -1,8 +1,8 @@
 """Matrix products of one or a few rows on a CPU, as decoding makes them: the same sums by a quicker way.
 
 Only inside a compiled model: there (x * w).sum() becomes one loop that reads each weight once, as fast as memory gives
-them; with PyTorch's library call a step took four times as long on an AMD processor (EXPERIMENTS.md). Sums are added in another order, so the
-last bits differ, which is why nothing but compiled decoding uses this.
+them; with PyTorch's library call a step took four times as long on an AMD processor (EXPERIMENTS.md). Sums are added
+in another order, so the last bits differ, which is why nothing but compiled decoding uses this.
 """
 
 from __future__ import annotations

@@ -1,0 +1,145 @@
+"""Conversations -> token ids, and which of them are trained on, decided together turn by turn.
+
+    <|bos|><|im_start|>user⏎Hi!<|im_end|>⏎<|im_start|>assistant⏎Hello!<|im_end|>⏎
+                                                                ~~~~~~~~~~~~~~~~      trained on
+
+chat_template.jinja writes the same text for everyone who loads the model with transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from data.records import Conversation, Message, checked_conversation
+
+if TYPE_CHECKING:  # tokenizer.py imports CHAT_TEMPLATE from here
+    from data.tokenizer import Tokenizer
+
+TRAINED, MAY_END = 1, 2  # flags of a token: it is a target; a conversation cut behind it consists of whole turns
+CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
+
+
+class Segment(NamedTuple):
+    """A piece of the rendered text that is encoded by itself. special: it is one special token; else it is plain text,
+    whatever it looks like. flags: those of all its tokens, but for MAY_END, which is on the last one only."""
+
+    text: str
+    special: bool
+    flags: int
+
+
+def segments(conversation: Conversation, bos_token: str = "<|bos|>") -> list[Segment]:
+    """A conversation, rendered. The texts, joined, are what chat_template.jinja writes."""
+    pieces = [Segment(bos_token, True, 0)]
+    for message in _with_tools_described(conversation):
+        pieces += _turn(message)
+    return [piece for piece in pieces if piece.text]
+
+
+def _with_tools_described(conversation: Conversation) -> tuple[Message, ...]:
+    """The messages, the first of them a system message that ends with the list of tools, if there are tools."""
+    messages = conversation.messages
+    if not conversation.tools:
+        return messages
+    schemas = [json.dumps(tool, ensure_ascii=False) for tool in conversation.tools]
+    described = "\n".join(["You can call these tools:", *schemas])
+    if messages[0].role != "system":
+        return (Message("system", described), *messages)
+    if messages[0].content:
+        described = f"{messages[0].content}\n\n{described}"
+    return (Message("system", described), *messages[1:])
+
+
+def _turn(message: Message) -> Iterator[Segment]:
+    yield Segment("<|im_start|>", True, 0)
+    if message.role == "assistant":
+        yield Segment("assistant\n", False, 0)  # apart from the answer, as it is when the model answers
+        yield from _answer(message)
+        yield Segment("<|im_end|>", True, TRAINED)
+        yield Segment("\n", False, MAY_END)
+        return
+    if message.role == "tool":
+        yield Segment("tool\n", False, 0)
+        yield Segment("<tool_response>", True, 0)
+        yield Segment(f"\n{message.content}\n", False, 0)
+        yield Segment("</tool_response>", True, 0)
+    else:
+        yield Segment(f"{message.role}\n{message.content}", False, 0)
+    yield Segment("<|im_end|>", True, 0)
+    yield Segment("\n", False, 0)
+
+
+def _answer(message: Message) -> Iterator[Segment]:
+    """What the assistant itself writes: thinking, text, calls of tools."""
+    text = message.content
+    if message.reasoning_content:
+        yield Segment("<think>", True, TRAINED)
+        yield Segment("\n", False, TRAINED)  # apart from the thoughts, as it is behind a prompt that asks for them
+        yield Segment(f"{message.reasoning_content}\n", False, TRAINED)
+        yield Segment("</think>", True, TRAINED)
+        text = f"\n\n{text}"
+    if message.content and message.tool_calls:
+        text += "\n"
+    for call in message.tool_calls:
+        yield Segment(text, False, TRAINED)
+        yield Segment("<tool_call>", True, TRAINED)
+        yield Segment(f"\n{_call_as_json(call)}\n", False, TRAINED)
+        yield Segment("</tool_call>", True, TRAINED)
+        text = "\n"
+    if not message.tool_calls:
+        yield Segment(text, False, TRAINED)
+
+
+def _call_as_json(call: dict) -> str:
+    name, arguments = json.dumps(call["name"], ensure_ascii=False), call["arguments"]
+    if not isinstance(arguments, str):  # JSON text stays as it was written
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return f'{{"name": {name}, "arguments": {arguments}}}'
+
+
+def encode_conversations(
+    tokenizer: Tokenizer, conversations: Sequence[Conversation]
+) -> list[tuple[list[int], np.ndarray]]:
+    """(ids, flags) a conversation; flags is a uint8 array of TRAINED and MAY_END, one a token."""
+    rendered = [segments(conversation, tokenizer.bos_token) for conversation in conversations]
+    ids_of = _encode(tokenizer, rendered)
+    result = []
+    for pieces in rendered:
+        ids: list[int] = []
+        flags: list[int] = []
+        for piece in pieces:
+            new = ids_of[piece.text, piece.special]
+            ids += new
+            flags += [piece.flags & TRAINED] * len(new)
+            flags[-1] |= piece.flags & MAY_END
+        result.append((ids, np.array(flags, dtype=np.uint8)))
+    return result
+
+
+def prompt_ids(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message | dict],
+    tools: Sequence[dict] = (),
+    enable_thinking: bool = False,
+) -> list[int]:
+    """The ids of a conversation up to the point where the assistant answers (enable_thinking: begins to think).
+    They are the ids that precede the same answer in training. Raises BadRecord."""
+    pieces = segments(checked_conversation(messages, tools), tokenizer.bos_token)
+    pieces += [Segment("<|im_start|>", True, 0), Segment("assistant\n", False, 0)]
+    if enable_thinking:
+        pieces += [Segment("<think>", True, 0), Segment("\n", False, 0)]
+    ids_of = _encode(tokenizer, [pieces])
+    return [token_id for piece in pieces for token_id in ids_of[piece.text, piece.special]]
+
+
+def _encode(tokenizer: Tokenizer, rendered: Sequence[list[Segment]]) -> dict[tuple[str, bool], list[int]]:
+    """The ids of every different segment, encoded once each, on all cores."""
+    different = {(piece.text, piece.special) for pieces in rendered for piece in pieces}
+    plain = [text for text, special in different if not special]
+    ids_of = {(text, False): ids for text, ids in zip(plain, tokenizer.encode_many(plain), strict=True)}
+    return ids_of | {(text, True): [tokenizer.special_id(text)] for text, special in different if special}

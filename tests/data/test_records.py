@@ -1,0 +1,258 @@
+"""Records: every layout gives the conversation that is meant, every fault a reason with its remedy."""
+
+import contextlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.records import BadRecord, Conversation, Message, conversation_of, split_thinking, text_of
+
+HI = (Message("user", "Hi"), Message("assistant", "Hello"))
+SCHEMA = {"name": "now", "description": "The time.", "parameters": {"type": "object", "properties": {}}}
+CALL = {"name": "now", "arguments": {"tz": "UTC"}}
+OPENAI_TOOL = {"type": "function", "function": SCHEMA}
+OPENAI_CALL = {"id": "call_1", "type": "function", "function": CALL}
+USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+DOCS = Path(__file__).parents[2] / "docs" / "data_formats.md"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"conversations": [USER, ASSISTANT]},
+        {"messages": [{**USER, "from": "web"}, ASSISTANT], "id": 7},
+        {"messages": json.dumps([USER, ASSISTANT])},  # a column of a csv file
+        {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}], "system": ""},
+        {"conversations": [{"from": "user", "value": "Hi"}, {"from": "assistant", "value": "Hello"}], "tools": "[]"},
+        {"instruction": "Hi", "input": "", "output": "Hello"},
+        {"instruction": "Hi", "output": "Hello", "history": [], "system": None},
+        {"instruction": "", "input": "Hi", "output": "Hello", "history": None},
+        {"prompt": "Hi", "completion": "Hello"},
+        {"prompt": "Hi", "answer": "Hello"},
+        {"prompt": "Hi", "response": "Hello", "text": "both in one"},
+        {"prompt": [USER], "completion": [ASSISTANT]},
+        {
+            "conversations": [
+                {**USER, "reasoning_content": None, "tools": None, "tool_calls": None},
+                {**ASSISTANT, "reasoning_content": "", "tools": "", "tool_calls": ""},
+            ]
+        },
+        {
+            "messages": [
+                USER,
+                {"role": "assistant", "content": [{"type": "text", "text": part} for part in ("Hel", "lo")]},
+            ]
+        },
+    ],
+)
+def test_every_layout_gives_the_same_conversation(record):
+    assert conversation_of(record) == Conversation(HI)
+
+
+def test_alpaca_joins_instruction_and_input_and_puts_system_and_history_first():
+    record = {"instruction": "Add.", "input": "1 2", "output": "3", "system": "Be right.", "history": [["Hi", "Hello"]]}
+    expected = (Message("system", "Be right."), *HI, Message("user", "Add.\n1 2"), Message("assistant", "3"))
+    assert conversation_of(record).messages == expected
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {
+            "messages": [USER, {"role": "assistant", "content": None, "tool_calls": [OPENAI_CALL]}],
+            "tools": [OPENAI_TOOL],
+        },
+        {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}], "functions": [SCHEMA], "tools": None},
+        {
+            "conversations": [
+                {**USER, "tools": json.dumps([OPENAI_TOOL])},
+                {"role": "assistant", "content": "", "tool_calls": json.dumps([CALL]), "tools": None},
+            ]
+        },
+        {"conversations": [{**USER, "functions": [SCHEMA]}, {"role": "assistant", "content": "", "tool_calls": CALL}]},
+        {
+            "conversations": [
+                {"from": "human", "value": "Hi"},
+                {"from": "function_call", "value": json.dumps(CALL)},
+            ],
+            "tools": json.dumps([SCHEMA]),
+        },
+    ],
+)
+def test_tools_and_calls_of_every_layout(record):
+    calls = Message("assistant", "", tool_calls=(CALL,))
+    assert conversation_of(record) == Conversation((HI[0], calls), (SCHEMA,))
+
+
+def test_arguments_that_are_json_text_stay_as_they_were_written():
+    call = {"name": "now", "arguments": '{"tz":  "UTC"}'}
+    record = {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]}
+    assert conversation_of(record).messages[0].tool_calls == (call,)
+    for nothing in ("", " ", None):
+        call["arguments"] = nothing
+        assert conversation_of(record).messages[0].tool_calls == ({"name": "now", "arguments": {}},)
+
+
+def test_roles_have_several_names():
+    record = {
+        "conversations": [
+            {"from": "system", "value": "S"},
+            {"from": "chatgpt", "value": "A"},
+            {"from": "observation", "value": "T"},
+            {"role": "tool", "content": "T", "tool_call_id": "call_1"},
+            {"role": "developer", "content": "S"},
+        ]
+    }
+    assert [message.role for message in conversation_of(record).messages] == "system assistant tool tool system".split()
+
+
+def test_turns_stay_in_the_order_of_the_record():
+    messages = [USER, USER, ASSISTANT, ASSISTANT, {"role": "assistant", "content": ""}, USER]
+    contents = [message.content for message in conversation_of({"messages": messages}).messages]
+    assert contents == ["Hi", "Hi", "Hello", "Hello", "", "Hi"]
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ("<think>\nA.\n\nB.\n</think>\n\nC.\n", ("A.\n\nB.", "C.\n")),
+        ("<think>A</think>C", ("A", "C")),
+        ("<think>\n\n A \n\n</think>\n\n\n C", (" A ", " C")),
+        ("<think>\n\n</think>\n\nC", ("", "C")),
+        ("<think>A</think></think>", ("A", "</think>")),
+        (" <think>A</think>C", ("", " <think>A</think>C")),
+        ("<think>A", ("", "<think>A")),
+        ("A</think>C", ("", "A</think>C")),
+    ],
+)
+def test_a_literal_think_block_at_the_start_is_the_reasoning(content, parts):
+    assert split_thinking(content) == parts
+    [message] = conversation_of({"messages": [{"role": "assistant", "content": content}]}).messages
+    assert (message.reasoning_content, message.content) == parts
+    said_by_user = {"messages": [{"role": "user", "content": content}, ASSISTANT]}
+    assert conversation_of(said_by_user).messages[0] == Message("user", content)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_reasoning_in_a_field_of_its_own_leaves_the_content_alone(name):
+    record = {"messages": [{"role": "assistant", "content": "<think>A</think>C", name: "R"}]}
+    assert conversation_of(record).messages == (Message("assistant", "<think>A</think>C", "R"),)
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (["Hi"], "is a list, not an object"),
+        ({"text": "x"}, r"holds no conversation \(it has text\): set data.records: text"),
+        ({"story": "x", "id": 1}, r"holds no conversation \(it has story, id\)"),
+        ({"prompt": "x"}, r"holds no conversation \(it has prompt\)"),
+        ({"prompt": "x", "chosen": "y", "rejected": "z"}, "preference pair .* not supported"),
+        ({"messages": []}, "holds no messages"),
+        ({"messages": "[{"}, "field `messages` is not valid JSON"),
+        ({"messages": {"role": "user"}}, "field `messages` is an object: it must be a list of messages"),
+        ({"messages": ["Hi"]}, "message 1 is a text"),
+        ({"messages": [USER]}, "no assistant message"),
+        ({"messages": [USER, {"role": "assistant"}]}, r"message 2: has no `content` \(it has role\)"),
+        ({"messages": [{"content": "x"}]}, r"message 1: has no `role` \(it has content\)"),
+        ({"messages": [{"from": "gpt"}]}, "message 1: has no `value`"),
+        ({"messages": [{"role": "bot", "content": "x"}]}, "message 1: role 'bot' is not known: .*system.*assistant"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "message 1: role .* is not known"),
+        ({"messages": [{"role": "user", "content": 7}]}, "message 1: `content` is a number: it must be a text"),
+        ({"messages": [{"role": "user", "content": {"a": 1}}]}, "message 1: `content` is an object"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, r"no text \(image_url\)"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, r"no text \(a text\)"),
+        ({"messages": [USER, {"role": "assistant", "content": "a\ud83d"}]}, "message 2: .*half a surrogate pair"),
+        ({"messages": [{**ASSISTANT, "reasoning_content": "\udc00"}]}, "message 1: .*half a surrogate pair"),
+        ({"messages": [{**ASSISTANT, "reasoning_content": 1}]}, "`reasoning_content` is a number"),
+        ({"messages": [{**USER, "reasoning_content": "x"}, ASSISTANT]}, "'user' cannot think or call tools"),
+        ({"messages": [{**USER, "tool_calls": [CALL]}, ASSISTANT]}, "'user' cannot think or call tools"),
+        ({"messages": [{**ASSISTANT, "tool_calls": "[{"}]}, "`tool_calls` is not valid JSON"),
+        ({"messages": [{**ASSISTANT, "tool_calls": "[" * 99999}]}, "`tool_calls` is not valid JSON"),
+        ({"messages": [{**ASSISTANT, "tool_calls": 1}]}, "`tool_calls` is a number"),
+        ({"messages": [{**ASSISTANT, "tool_calls": ["now"]}]}, "`tool_calls` must hold"),
+        ({"messages": [{**ASSISTANT, "tool_calls": [{"name": "f", "arguments": "x"}]}]}, "arguments of f is not valid"),
+        (
+            {"messages": [{**ASSISTANT, "tool_calls": [{"name": "f", "arguments": [1]}]}]},
+            "arguments of f must be an ob",
+        ),
+        ({"messages": [{**ASSISTANT, "tool_calls": [{"name": "\ud800"}]}]}, "`tool_calls` holds half a surrogate"),
+        ({"messages": [{**ASSISTANT, "tool_calls": [{"name": "f", "arguments": {"a": b""}}]}]}, "cannot be written as"),
+        ({"messages": [USER, ASSISTANT], "tools": {"name": "f"}}, "`tools` is an object: it must be a list"),
+        ({"messages": [USER, ASSISTANT], "tools": [{"type": "function"}]}, "`tools` must hold"),
+        ({"messages": [{**USER, "tools": [SCHEMA]}, ASSISTANT], "tools": [SCHEMA]}, "tools in more than one place"),
+        ({"messages": [{"role": "system", "content": ""}, ASSISTANT], "system": "S"}, "`system` and a system message"),
+        ({"conversations": [{"from": "function_call", "value": "now()"}]}, "message 1: .*not valid JSON"),
+        ({"conversations": [{"from": "function_call", "value": ""}]}, "message 1: calls no function"),
+        ({"instruction": "Hi", "input": ""}, r"no field `output` \(it has instruction, input\)"),
+        ({"instruction": "Hi", "output": ["good", "bad"]}, "field `output` is a list: it must be a text"),
+        ({"instruction": "Hi", "output": "x", "history": ["q", "a"]}, "`history` must be a list of"),
+        ({"instruction": "Hi", "output": "x", "history": 3}, "`history` is a number"),
+        ({"prompt": "Hi", "completion": 3.5}, "field `completion` is a number"),
+        ({"prompt": [USER], "answer": "x"}, "field `prompt` is a list"),
+    ],
+)
+def test_a_faulty_conversation_is_refused_with_the_reason(record, reason):
+    with pytest.raises(BadRecord, match=reason):
+        conversation_of(record)
+
+
+known_names = st.sampled_from(
+    "messages conversations role content from value tools tool_calls function name arguments instruction input output "
+    "history system prompt answer text type reasoning_content".split()
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["user", "assistant", "[]"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(known_names | st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(known_names, json_values, max_size=5) | json_values)
+def test_whatever_json_a_record_is_nothing_but_bad_record_is_raised(record):
+    for read in (conversation_of, text_of):
+        with contextlib.suppress(BadRecord):
+            read(record)
+
+
+def test_text_of_a_field_of_an_inner_field_of_a_list_and_of_a_plain_text():
+    assert text_of({"text": " a\n"}) == " a\n"
+    assert text_of({"text": ""}) == ""
+    assert text_of({"meta": {"body": "b"}}, "meta.body") == "b"
+    assert text_of({"meta.body": "c", "meta": {"body": "b"}}, "meta.body") == "c"
+    assert text_of({"paragraphs": ["人之初，", "性本善。"]}, "paragraphs") == "人之初，\n性本善。"
+    assert text_of("a record by itself") == "a record by itself"
+
+
+@pytest.mark.parametrize(
+    ("record", "field", "reason"),
+    [
+        ({"story": "x", "id": 1}, "text", r"has no field `text` \(it has story, id\): name the one .* in text_field"),
+        ({}, "text", "it has no fields"),
+        ({"a": {"b": 1}}, "a.c", r"has no field `a.c`"),
+        ({"a": "x"}, "a.b", r"has no field `a.b`"),
+        ({"text": None}, "text", "field `text` is null"),
+        ({"text": 5}, "text", "field `text` is a number: it must be a text"),
+        ({"text": ["a", 1]}, "text", "field `text` is a list: it must be a text"),
+        ({"text": "a\udfff"}, "text", "half a surrogate pair"),
+        (["a"], "text", "is a list, not an object with a field `text`"),
+        ({"messages": [USER, ASSISTANT]}, "text", "it is a conversation, so set data.records: conversations"),
+        ({"instruction": "Hi", "output": "Hello"}, "text", "set data.records: conversations"),
+    ],
+)
+def test_a_record_without_text_is_refused_with_the_reason(record, field, reason):
+    with pytest.raises(BadRecord, match=reason):
+        text_of(record, field)
+
+
+def test_every_record_in_the_documentation_is_read():
+    blocks = re.findall(r"```json\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    records = [json.loads(line) for block in blocks for line in block.splitlines()]
+    assert len(records) == 10
+    assert text_of(records[0]).startswith("Once upon a time")
+    conversations = [conversation_of(record) for record in records[1:]]
+    assert [len(conversation.messages) for conversation in conversations] == [2, 5, 4, 4, 2, 5, 2, 2, 5]
+    assert [len(conversation.tools) for conversation in conversations] == [0, 1, 1, 1, 0, 0, 0, 0, 1]

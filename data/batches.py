@@ -1,13 +1,12 @@
 """Batch k as a pure function of (seed, k): nothing to save, nothing to restore, the same on every machine.
 
-An epoch reads every token of the stream exactly once: the stream is rotated by an offset drawn for this epoch,
-cut into rows of T tokens, and the rows are shuffled. Row p of training (p = 0, 1, 2, …, over all epochs) is
-row p % n of epoch p // n.
+An epoch reads every row exactly once, in an order drawn from (seed, epoch). Row p of training (p = 0, 1, 2, …, over
+all epochs) is row p % n of epoch p // n, so any process can compute its share of any batch by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
@@ -16,8 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from configs.loader import InputError
 from data import packing
-from data.packing import TokenStream
+from data.config import DataConfig
+from data.packing import ConversationRows, DocumentRows, HeldOutRows, Rows
+from data.prefetch import prefetched
+from data.prepare import PreparedData
+from data.sources import Split
 from data.tokenizer import Tokenizer
 
 
@@ -45,6 +49,10 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         return self._map(lambda t: t.to(device, non_blocking=True), self.row_ids)
 
+    def pinned(self) -> Batch:
+        """In page-locked memory."""
+        return self._map(Tensor.pin_memory, self.row_ids)
+
     def split(self, rows: int) -> list[Batch]:
         """Micro-batches of at most `rows` rows."""
         parts = [slice(i, i + rows) for i in range(0, len(self.row_ids), rows)]
@@ -55,77 +63,91 @@ class Batch:
         return Batch(**changed, row_ids=row_ids)  # type: ignore[arg-type]
 
 
+def make_rows(config: DataConfig, data: PreparedData, split: Split) -> Rows:
+    """The rows of a split. Raises InputError where no conversation fits into a row."""
+    stream, tokenizer = data.stream(split), data.tokenizer
+    measures = (stream, config.sequence_length, tokenizer.bos_id, tokenizer.pad_id)
+    if config.records == "text":
+        return DocumentRows(*measures) if split == "train" else HeldOutRows(*measures)
+    try:
+        return ConversationRows(*measures, config.too_long)
+    except ValueError as error:
+        raise InputError(f"data.sequence_length: {error}, {split} part: raise it") from None
+
+
 class TrainBatches:
-    """The training batches of a run. `batch(k)` can be asked for in any order."""
+    """The training batches of a run. `batch(k)` can be asked for in any order.
+
+    isolate_documents: batches have document_ids. restart_positions: batches have position_ids of their own.
+    """
 
     def __init__(
         self,
-        stream: TokenStream,
+        rows: Rows,
         tokenizer: Tokenizer,
-        sequence_length: int,
         rows_per_batch: int,
         seed: int,
         isolate_documents: bool = False,
         restart_positions: bool = False,
     ):
-        self.stream, self.tokenizer = stream, tokenizer
-        self.sequence_length, self.rows_per_batch, self.seed = sequence_length, rows_per_batch, seed
+        self.rows, self.tokenizer, self.rows_per_batch, self.seed = rows, tokenizer, rows_per_batch, seed
         self.packed_as = (isolate_documents, restart_positions)
-        self.rows_per_epoch = -(-len(stream) // sequence_length)
         self._order = lru_cache(maxsize=2)(self._draw_order)
 
-    def batch(self, k: int) -> Batch:
+    def batch(self, k: int, rank: int = 0, world_size: int = 1) -> Batch:
+        """Batch k, or the share of it that process `rank` of `world_size` trains on: a run of its rows."""
         first = k * self.rows_per_batch
-        row_ids = list(range(first, first + self.rows_per_batch))
+        begin, end = (first + self.rows_per_batch * share // world_size for share in (rank, rank + 1))
+        row_ids = list(range(begin, end))
         return make_batch([self._row(p) for p in row_ids], row_ids, self.tokenizer, *self.packed_as)
 
-    def _row(self, p: int) -> np.ndarray:
-        offset, order = self._order(p // self.rows_per_epoch)
-        start = int(order[p % self.rows_per_epoch]) * self.sequence_length
-        length = min(self.sequence_length, len(self.stream) - start)
-        return packing.fill_row(self.stream.read(offset + start, length), self.sequence_length, self.tokenizer.pad_id)
+    def prefetch(
+        self, first: int, stop: int, pin: bool = False, rank: int = 0, world_size: int = 1
+    ) -> Generator[Batch]:
+        """Batches first … stop - 1, two of them made ahead by a thread. pin: in page-locked memory, from which a
+        GPU copies while it computes."""
+        made = (self.batch(k, rank, world_size) for k in range(first, stop))
+        return prefetched(batch.pinned() if pin else batch for batch in made)
+
+    def _row(self, p: int) -> tuple[np.ndarray, np.ndarray]:
+        offset, order = self._order(p // self.rows.per_epoch)
+        return self.rows.row(int(order[p % self.rows.per_epoch]), offset)
 
     def _draw_order(self, epoch: int) -> tuple[int, np.ndarray]:
         generator = np.random.default_rng([self.seed, epoch])
-        return int(generator.integers(len(self.stream))), generator.permutation(self.rows_per_epoch)
+        return int(generator.integers(self.rows.offsets)), generator.permutation(self.rows.per_epoch)
 
 
 def validation_batches(
-    stream: TokenStream,
+    rows: Rows,
     tokenizer: Tokenizer,
-    sequence_length: int,
     rows_per_batch: int,
     isolate_documents: bool = False,
     restart_positions: bool = False,
     max_tokens: int | None = None,
 ) -> Iterator[Batch]:
-    """The held-out stream in order. Rows overlap by one token, so that each token is asked for exactly once:
-    a row's first token cannot be predicted in it, but it was the last label of the row before.
-    max_tokens: stop after about as many (always whole rows)."""
-    stride = sequence_length - 1
-    length = len(stream) if max_tokens is None else min(len(stream), max_tokens)
-    starts = list(range(0, max(length - 1, 1), stride))
-    for i in range(0, len(starts), rows_per_batch):
-        row_ids = [start // stride for start in starts[i : i + rows_per_batch]]
-        rows = [
-            packing.fill_row(
-                stream.read(r * stride, min(sequence_length, len(stream) - r * stride)),
-                sequence_length,
-                tokenizer.pad_id,
-            )
-            for r in row_ids
-        ]
-        yield make_batch(rows, row_ids, tokenizer, isolate_documents, restart_positions)
+    """Held-out rows in order. max_tokens: stop after about as many (always whole rows)."""
+    count = rows.per_epoch if max_tokens is None else min(rows.per_epoch, packing.rows_within(max_tokens, rows.length))
+    for i in range(0, count, rows_per_batch):
+        row_ids = list(range(i, min(i + rows_per_batch, count)))
+        yield make_batch([rows.row(r) for r in row_ids], row_ids, tokenizer, isolate_documents, restart_positions)
 
 
-def make_batch(rows: list[np.ndarray], row_ids: list[int], tokenizer: Tokenizer, isolate: bool, restart: bool) -> Batch:
-    """Rows of ids, each (T,) -> tensors (B, T). isolate: with document_ids; restart: with position_ids of their own."""
-    stack = lambda arrays: torch.from_numpy(np.stack(list(arrays)))  # noqa: E731
-    documents = [packing.document_ids(row, tokenizer.bos_id) for row in rows]
+def make_batch(
+    rows: Sequence[tuple[np.ndarray, np.ndarray]],
+    row_ids: list[int],
+    tokenizer: Tokenizer,
+    isolate: bool,
+    restart: bool,
+) -> Batch:
+    """(ids, labels) of rows, each (T,) -> tensors (B, T). isolate: with document_ids; restart: with position_ids."""
+    ids, targets = (np.stack(arrays) for arrays in zip(*rows, strict=True))
+    documents = [packing.document_ids(row, tokenizer.bos_id) for row in ids]
+    positions = [packing.restarted_positions(row) for row in documents]
     return Batch(
-        stack(rows),
-        stack(packing.labels(row, tokenizer.bos_id, tokenizer.pad_id) for row in rows),
-        stack(documents) if isolate else None,
-        stack(packing.restarted_positions(row) for row in documents) if restart else None,
+        torch.from_numpy(ids),
+        torch.from_numpy(targets),
+        torch.from_numpy(np.stack(documents)) if isolate else None,
+        torch.from_numpy(np.stack(positions)) if restart else None,
         row_ids,
     )

@@ -15,44 +15,98 @@ class StoryworldSource(_Section):
     """The built-in corpus: stories made on the spot, with a known entropy."""
 
     kind: Literal["storyworld"] = "storyworld"
-    documents: int = Field(40000, ge=1, description="Number of training stories.")
-    validation_documents: int = Field(1000, ge=1, description="Number of held-out stories, from other seeds.")
+    documents: int = Field(40000, ge=1, description="Number of training stories (or conversations).")
+    validation_documents: int = Field(1000, ge=1, description="Number of held-out ones, from other seeds.")
     seed: int = Field(0, ge=0, description="Another seed, other stories.")
+    level: Literal[1, 2] = Field(1, description="1 = short stories of three friends | 2 = longer ones, more of them.")
+    repeats: float = Field(0.0, ge=0, lt=1, description="Share of documents that are random words, told repeatedly.")
 
 
-class FilesSource(_Section):
-    """A local file: .txt is one document, .jsonl is one document a line."""
+class _WithText(_Section):
+    """What files and datasets have in common: records with a field of text."""
+
+    text_field: str = Field("text", description="Key (a.b for one inside another) that holds the text of a record.")
+    document_start: str | None = Field(
+        None, description="Pattern of a record's text that begins a document; the records up to the next belong to it."
+    )
+    max_records: int | None = Field(None, ge=1, description="Read only so many records; null = all.")
+
+
+class FilesSource(_WithText):
+    """Local files: .txt .md .jsonl .json .csv .tsv .parquet, also as .gz and .zst."""
 
     kind: Literal["files"]
-    path: str = Field(description="A .txt or .jsonl file, relative to where the command runs.")
-    text_field: str = Field("text", description="Key that holds the text of a .jsonl line.")
+    path: str | list[str] = Field(description="A file, a folder or a pattern such as books/*.txt, or a list of these.")
+    validation_path: str | list[str] | None = Field(
+        None, description="Held-out files; null = validation_fraction is cut from `path`."
+    )
+    separator: str = Field("<|endoftext|>", min_length=1, description="Stands between two documents of a .txt or .md.")
 
 
-class HubSource(_Section):
+class HubSource(_WithText):
     """A dataset of the Hugging Face Hub, or a local folder that `datasets` can read."""
 
     kind: Literal["hub"]
     name: str = Field(description="Dataset name, for example roneneldan/TinyStories.")
-    split: str = Field("train", description="Split of that dataset; the validation part is cut from it.")
-    text_field: str = Field("text", description="Column that holds the text.")
+    subset: str | None = Field(None, description="Its configuration, where it has several (wikitext-103-raw-v1).")
+    data_files: str | list[str] | None = Field(None, description="Only these files of it.")
+    revision: str | None = Field(None, description="Branch, tag or commit; null = the newest.")
+    split: str = Field("train", description="Split that is trained on.")
+    validation_split: str | None = Field(
+        None, description="Split that is held out; null = validation_fraction is cut from `split`."
+    )
+    streaming: bool = Field(False, description="true: read while downloading, keep no copy (with max_records).")
 
 
-Source = Annotated[StoryworldSource | FilesSource | HubSource, Field(discriminator="kind")]
+class MixPart(_Section):
+    """One source of a mix."""
+
+    weight: float = Field(1.0, gt=0, description="Share of the mix's text, relative to the other parts' weights.")
+    source: Annotated[StoryworldSource | FilesSource | HubSource, Field(discriminator="kind")] = Field(
+        description="Where this part comes from."
+    )
+
+
+class MixSource(_Section):
+    """Several sources, mixed document by document so that their shares of the text are as the weights say."""
+
+    kind: Literal["mix"]
+    parts: list[MixPart] = Field(min_length=1, description="[{weight: 3, source: {kind: …}}, …].")
+    stopping_strategy: Literal["first_exhausted", "all_exhausted"] = Field(
+        "first_exhausted",
+        description="first_exhausted: nothing is repeated, the mix ends with the first part that ends | "
+        "all_exhausted: parts that end begin again until the last has ended.",
+    )
+
+
+Source = Annotated[StoryworldSource | FilesSource | HubSource | MixSource, Field(discriminator="kind")]
 
 
 class TokenizerConfig(_Section):
-    """bpe: byte-level pieces learned from the text. char: one id a character. byte: one id a byte."""
+    """bpe: byte-level pieces learned from the text. char: one id a character. byte: one id a byte.
+    pretrained: a tokenizer.json that exists."""
 
-    kind: Literal["bpe", "char", "byte"] = Field("bpe", description="bpe | char | byte.")
-    vocab_size: int = Field(
-        2048, ge=320, description="Size that bpe aims at, rounded up to a multiple of 64; others ignore it."
+    kind: Literal["bpe", "char", "byte", "pretrained"] = Field("bpe", description="bpe | char | byte | pretrained.")
+    vocab_size: int | None = Field(
+        None, ge=320, description="Size that bpe aims at (null: 2048); of a pretrained one, at least so many ids."
     )
+    train_bytes: int = Field(8_000_000, ge=1000, description="Text that bpe learns from, spread over the corpus.")
+    path: str | None = Field(None, description="pretrained: a tokenizer.json, or a directory or run that holds one.")
+
+    @model_validator(mode="after")
+    def _check_path(self) -> TokenizerConfig:
+        if (self.path is None) == (self.kind == "pretrained"):
+            raise ValueError("path: name a tokenizer.json with kind: pretrained, and only then")
+        return self
 
 
 class DataConfig(_Section):
     """The `data:` section."""
 
     source: Source = Field(StoryworldSource(), description="Where the text comes from.")
+    records: Literal["text", "conversations"] = Field(
+        "text", description="text: documents, every token trained on | conversations: chat, assistant turns only."
+    )
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="How text becomes token ids.")
     sequence_length: int = Field(256, ge=2, description="Tokens a row; the model never sees further back.")
     isolate_documents: bool = Field(False, description="true: a document packed behind another one cannot see it.")
@@ -63,7 +117,14 @@ class DataConfig(_Section):
         0.1,
         gt=0,
         lt=1,
-        description="Held-out share of a file or dataset: its end (.txt) or documents chosen by hash.",
+        description="Held-out share of files and datasets: documents chosen by hash, or the end of a single text.",
+    )
+    too_long: Literal["truncate", "drop"] = Field(
+        "truncate", description="Conversations longer than a row: cut after the last whole turn that fits | left out."
+    )
+    drop_duplicates: bool = Field(False, description="true: of documents that are exactly equal, keep the first.")
+    on_bad_record: Literal["stop", "skip"] = Field(
+        "stop", description="stop: name file, line and reason | skip: list them, and stop above 1 %."
     )
 
     @model_validator(mode="after")

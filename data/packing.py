@@ -1,24 +1,31 @@
 """Documents -> fixed-length rows that know their document boundaries.
 
 The shards of a split are one long stream:   bos doc eos  bos doc eos  bos doc …
-A row is T tokens of it, wherever they fall. Since every document begins with the bos token, and plain text can
-never produce one, a row needs no index beside it: boundaries are where the bos tokens are.
+Pretraining cuts a row of T tokens out of it wherever they fall. Since every document begins with the bos token, and
+plain text can never produce one, a row needs no index beside it: boundaries are where the bos tokens are.
+Conversations are whole: several that fit share a row, what is left of it is padding.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from data.chat import MAY_END, TRAINED
+
 IGNORED = -100
+SCAN = 1 << 22  # tokens looked through at a time
 
 
 class TokenStream:
     """The shards of one split, memory-mapped, read as if they were one array of `len(stream)` token ids."""
 
-    def __init__(self, shards: list[Path], dtype: str):
-        self._shards = [np.memmap(path, dtype=dtype, mode="r") for path in shards]
+    def __init__(self, shards: list[Path], dtype: str, flags: list[Path] | None = None):
+        self._shards: list[Any] = [np.memmap(path, dtype=dtype, mode="r") for path in shards]
+        self._flags: list[Any] = [np.memmap(path, dtype=np.uint8, mode="r") for path in flags or []]
         self._ends = np.cumsum([len(shard) for shard in self._shards])
 
     def __len__(self) -> int:
@@ -26,20 +33,143 @@ class TokenStream:
 
     def read(self, start: int, length: int) -> np.ndarray:
         """int64 ids of positions start … start + length - 1; the end of the stream joins its beginning."""
+        return self._read(self._shards, start, length).astype(np.int64)
+
+    def read_flags(self, start: int, length: int) -> np.ndarray:
+        """uint8 flags (data.chat) of the same positions, where the stream holds conversations."""
+        return self._read(self._flags, start, length)
+
+    def _read(self, arrays: list[Any], start: int, length: int) -> np.ndarray:
         pieces, total = [], len(self)
         while length > 0:
             start %= total
             shard = int(np.searchsorted(self._ends, start, side="right"))
             offset = start - (int(self._ends[shard - 1]) if shard else 0)
-            piece = self._shards[shard][offset : offset + length].astype(np.int64)
+            piece = arrays[shard][offset : offset + length]
             pieces.append(piece)
             start, length = start + len(piece), length - len(piece)
         return np.concatenate(pieces)
 
 
-def fill_row(tokens: np.ndarray, length: int, pad_id: int) -> np.ndarray:
-    """Pad a row that is too short (only the last row of an epoch can be) to `length` tokens."""
-    return np.pad(tokens, (0, length - len(tokens)), constant_values=pad_id)
+class Rows(Protocol):
+    """What batches are made of: `per_epoch` rows of `length` tokens. An epoch may enter the corpus at another place,
+    which is one of `offsets`; row `index` is (ids, labels), each (T,) int64."""
+
+    length: int
+    per_epoch: int
+    offsets: int
+
+    def row(self, index: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]: ...
+
+
+class DocumentRows:
+    """The stream cut into rows of T tokens: every token exactly once an epoch, padding in the last row only.
+
+    The stream is a circle that each epoch enters elsewhere, so that it is cut into other rows.
+    """
+
+    def __init__(self, stream: TokenStream, length: int, bos_id: int, pad_id: int):
+        self.stream, self.length, self.bos_id, self.pad_id = stream, length, bos_id, pad_id
+        self.per_epoch, self.offsets = -(-len(stream) // length), len(stream)
+
+    def row(self, index: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        start = index * self.length
+        return self._at(offset + start, min(self.length, len(self.stream) - start))
+
+    def _at(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        ids = np.pad(self.stream.read(start, length), (0, self.length - length), constant_values=self.pad_id)
+        return ids, labels(ids, self.bos_id, self.pad_id)
+
+
+class HeldOutRows(DocumentRows):
+    """The stream in order, in rows that overlap by one token, so that each token is asked for exactly once:
+    a row's first token cannot be predicted in it, but it was the last label of the row before."""
+
+    def __init__(self, stream: TokenStream, length: int, bos_id: int, pad_id: int):
+        super().__init__(stream, length, bos_id, pad_id)
+        self.per_epoch, self.offsets = rows_within(len(stream), length), 1
+
+    def row(self, index: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        start = index * (self.length - 1)
+        return self._at(start, min(self.length, len(self.stream) - start))
+
+
+def rows_within(tokens: int, length: int) -> int:
+    """How many held-out rows so many tokens make; at least one."""
+    return max(1, -(-(tokens - 1) // (length - 1)))
+
+
+class ConversationRows:
+    """Conversations, packed whole: those that fit a row together share it. One that is longer than a row is cut
+    behind the last assistant turn that fits, or left out (too_long="drop", or where not even the first turn fits).
+
+    `cut`, `dropped`: how many. Raises ValueError when none is left.
+    """
+
+    def __init__(
+        self, stream: TokenStream, length: int, bos_id: int, pad_id: int, too_long: Literal["truncate", "drop"]
+    ):
+        self.stream, self.length, self.pad_id, self.offsets = stream, length, pad_id, 1
+        starts = conversation_starts(stream, bos_id)
+        sizes = np.diff(starts, append=len(stream))
+        long = np.flatnonzero(sizes > length)
+        for i in long:
+            ends = np.flatnonzero(stream.read_flags(int(starts[i]), length) & MAY_END)
+            sizes[i] = ends[-1] + 1 if len(ends) and too_long == "truncate" else 0
+        self.dropped = int((sizes[long] == 0).sum())
+        self.cut = len(long) - self.dropped
+        if not sizes.any():
+            raise ValueError(f"none of {len(sizes):,} conversations fits into a row of {length} tokens")
+        self._starts, self._sizes = starts, sizes
+        self._members = best_fit(sizes, length)  # row -> numbers of its conversations
+        self.per_epoch = len(self._members)
+
+    def row(self, index: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        spans = [(int(self._starts[i]), int(self._sizes[i])) for i in self._members[index]]
+        ids = np.concatenate([self.stream.read(*span) for span in spans])
+        trained = np.concatenate([self.stream.read_flags(*span) for span in spans]) & TRAINED
+        targets = np.where(trained, ids, IGNORED)
+        padding = self.length - len(ids)
+        return (
+            np.pad(ids, (0, padding), constant_values=self.pad_id),
+            np.pad(targets, (0, padding), constant_values=IGNORED),
+        )
+
+
+def conversation_starts(stream: TokenStream, bos_id: int) -> np.ndarray:
+    """(N,) positions of the bos tokens."""
+    parts = [(at, min(SCAN, len(stream) - at)) for at in range(0, len(stream), SCAN)]
+    return np.concatenate([np.flatnonzero(stream.read(*part) == bos_id) + part[0] for part in parts])
+
+
+def best_fit(sizes: np.ndarray, capacity: int) -> list[list[int]]:
+    """Numbers of the items (those of size 0 left out) in each row: best-fit decreasing, so the longest first, each
+    into the row with the least room that is enough. Within a row, and among rows, the order is that of the items."""
+    rows: list[list[int]] = []
+    with_room: list[list[int]] = [[] for _ in range(capacity + 1)]  # room -> rows that have just so much
+    rooms: list[int] = []  # the rooms that some row has, ascending
+    for item in np.argsort(-sizes, kind="stable").tolist():
+        size = int(sizes[item])
+        if size == 0:
+            break
+        at = bisect_left(rooms, size)
+        if at == len(rooms):
+            rows.append([])
+            row, room = len(rows) - 1, capacity
+        else:
+            room = rooms[at]
+            row = with_room[room].pop()
+            if not with_room[room]:
+                rooms.pop(at)
+        rows[row].append(item)
+        left = room - size
+        if left:
+            if not with_room[left]:
+                insort(rooms, left)
+            with_room[left].append(row)
+    for row_items in rows:
+        row_items.sort()
+    return sorted(rows)
 
 
 def document_ids(row: np.ndarray, bos_id: int) -> np.ndarray:

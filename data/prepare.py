@@ -1,43 +1,50 @@
 """Documents -> token shards on disk with a manifest. `python -m data.prepare configs/x.yaml`
 
 Prepared data lies in <output_dir>/.prepared/<key>/, where the key is a hash of everything that the shards depend
-on, the text itself included: a changed file or tokenizer makes a new entry, never a stale read.
+on, the text itself included: a changed file or tokenizer makes a new entry, never a stale read. What is not finished
+lies in <key>.partial/; the same command goes on with it.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import hashlib
 import itertools
 import json
-import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from configs.loader import InputError, exit_on_bad_input, load_config, validate
-from data import sources
-from data.config import DataConfig
+from data import shards, sources
+from data.chat import TRAINED, encode_conversations, segments
+from data.config import DataConfig, FilesSource
 from data.packing import TokenStream
-from data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from data.prefetch import prefetched
+from data.records import Conversation
+from data.sources import Document, Ledger
+from data.tokenizer import Tokenizer, cut, load_tokenizer, train_tokenizer
 
-FORMAT_VERSION = 1
-SHARD_TOKENS = 100_000_000
-ENCODE_BATCH = 1000  # documents encoded at a time, on all cores
-TOKENIZER_BYTES = 8_000_000  # text that a bpe tokenizer is learned from
+FORMAT_VERSION = 2
+BATCH = 1 << 20  # characters encoded at a time, on all cores
+PIECE = 1 << 16  # a longer document is encoded in pieces, so that every core has something to do
+SAVE_SECONDS = 2.0  # between two notes of how far it is
 SPLITS: tuple[sources.Split, ...] = ("train", "validation")
 
 
 @dataclass(frozen=True)
 class PreparedData:
-    """A prepared corpus: its tokenizer, its two streams of tokens, and the manifest's counts.
+    """A prepared corpus: its tokenizer, its two streams of tokens, and the manifest.
 
-    manifest[split]: documents, tokens (first and last token of each document included), bytes (of the text).
+    manifest[split]: documents; tokens; trained_tokens, those that can be targets; bytes of the text that these stand
+    for; bytes_per_token; shards with their sha256.
     """
 
     directory: Path
@@ -45,130 +52,289 @@ class PreparedData:
     tokenizer: Tokenizer
 
     def stream(self, split: sources.Split) -> TokenStream:
-        shards = [self.directory / shard["file"] for shard in self.manifest[split]["shards"]]
-        return TokenStream(shards, self.manifest["dtype"])
+        shards = self.manifest[split]["shards"]
+        flags = [self.directory / shard["flags_file"] for shard in shards if "flags_file" in shard]
+        return TokenStream([self.directory / shard["file"] for shard in shards], self.manifest["dtype"], flags)
 
 
 def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True) -> PreparedData:
-    """Tokenize the corpus once, or find it prepared. Nothing half-written is ever read back.
+    """Tokenize the corpus once, or find it prepared, or go on where it was stopped.
 
-    Raises InputError for a source that cannot be read or holds too little.
+    Raises InputError for a source that cannot be read or holds too little, and for a disk that is full.
     """
-    depends_on = {
-        "format": FORMAT_VERSION,
-        "source": sources.identity(config.source),
-        "tokenizer": config.tokenizer.model_dump(),
-        "validation_fraction": config.validation_fraction,
-    }
+    depends_on = dependencies(config)
     key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:16]
     directory = output_dir / ".prepared" / key
-    if not _is_file(directory / "manifest.json"):
-        temporary = directory.with_name(f"{key}.{os.getpid()}.tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        try:
-            temporary.mkdir(parents=True)
-            _write(config, temporary, depends_on, show_progress)
-            if not (directory / "manifest.json").is_file():  # another process may have been quicker
-                temporary.replace(directory)
-        except OSError as error:
-            raise InputError(f"output_dir: {output_dir} cannot be written: {error.strerror}") from None
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        if not (directory / "manifest.json").is_file():
+            _prepare_alone(config, directory, depends_on, show_progress)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise InputError(
+                f"output_dir: the disk of {output_dir} is full: free some space, the same command goes on from here"
+            ) from None
+        raise InputError(f"output_dir: {output_dir} cannot be written: {error.strerror}") from None
     return open_prepared(directory)
 
 
-def _is_file(path: Path) -> bool:
+def dependencies(config: DataConfig) -> dict[str, Any]:
+    """Everything that the shards depend on."""
+    tokenizer = config.tokenizer.model_dump()
+    if config.tokenizer.path is not None:
+        saved = train_tokenizer(config.tokenizer, []).backend.to_str()
+        tokenizer["path"] = hashlib.sha256(saved.encode()).hexdigest()
+    keys = {"records", "validation_fraction", "drop_duplicates", "on_bad_record"}
+    return {
+        "format": FORMAT_VERSION,
+        "source": sources.identity(config.source),
+        "tokenizer": tokenizer,
+        **config.model_dump(include=keys),
+    }
+
+
+def _prepare_alone(config: DataConfig, directory: Path, depends_on: dict[str, Any], show_progress: bool) -> None:
+    """One process prepares; another one that wants the same waits for it."""
+    from filelock import FileLock, Timeout
+
+    partial = directory.with_name(f"{directory.name}.partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(directory.with_name(f"{directory.name}.lock"))
     try:
-        return path.is_file()
-    except OSError as error:
-        raise InputError(f"output_dir: {path.parent} cannot be read: {error.strerror}") from None
+        lock.acquire(timeout=0.5)
+    except Timeout:
+        print(f"another process prepares {directory}: waiting for it", file=sys.stderr)
+        lock.acquire()
+    try:
+        if (directory / "manifest.json").is_file():
+            return
+        partial.mkdir(exist_ok=True)
+        manifest = _write(config, partial, depends_on, show_progress)
+        shards.write_json(partial / "manifest.json", manifest)
+        partial.replace(directory)
+        (directory / shards.PROGRESS).unlink(missing_ok=True)
+    finally:
+        if not (partial / shards.PROGRESS).is_file():
+            shutil.rmtree(partial, ignore_errors=True)  # nothing in it that would save work
+        lock.release()
 
 
 def open_prepared(directory: Path) -> PreparedData:
     """Read a prepared corpus. Raises InputError for a shard that is not as long as the manifest says."""
     manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
     for shard in itertools.chain.from_iterable(manifest[split]["shards"] for split in SPLITS):
-        file = directory / shard["file"]
-        if not file.is_file() or file.stat().st_size != shard["bytes"]:
-            raise InputError(f"{file}: is missing or damaged: delete {directory}, it will be prepared afresh")
+        for key in ("", "flags_"):
+            file = directory / shard.get(f"{key}file", shard["file"])
+            if not file.is_file() or file.stat().st_size != shard.get(f"{key}bytes", shard["bytes"]):
+                raise InputError(f"{file}: is missing or damaged: delete {directory}, it will be prepared afresh")
     return PreparedData(directory, manifest, load_tokenizer(directory))
 
 
-def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any], show_progress: bool) -> None:
-    text: Iterable[str]
-    if config.tokenizer.kind == "char":
-        text = itertools.chain.from_iterable(sources.documents(config, split) for split in SPLITS)
-    else:
-        text = _first_bytes(sources.documents(config, "train"), TOKENIZER_BYTES)
-    tokenizer = train_tokenizer(config.tokenizer, text)
-    tokenizer.save(directory)
+def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any], show_progress: bool) -> dict[str, Any]:
+    """Everything but the manifest, which is returned."""
+    tokenizer = _tokenizer(config, directory)
     dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
-    manifest: dict[str, Any] = {"depends_on": depends_on, "dtype": dtype, "vocab_size": tokenizer.vocab_size}
+    has_flags = config.records == "conversations"
+    if has_flags and not tokenizer.can_cut:
+        raise InputError(
+            "data.tokenizer: this one puts a space before every text that it gets, so turns cannot be encoded one by "
+            "one: use another for conversations (byte-level ones, such as kind: bpe, do not)"
+        )
+    writers = {split: shards.SplitWriter(directory, split, dtype, has_flags) for split in SPLITS}
+    done = shards.load_progress(directory) or {"read": 0}
+    for split in writers.keys() & done.keys():
+        writers[split].resume(done[split])
+    ledger = Ledger()
+    try:
+        _encode_all(config, tokenizer, writers, ledger, done["read"], show_progress)
+        for writer in writers.values():
+            writer.close()
+    finally:
+        for writer in writers.values():
+            writer.abandon()
     for split in SPLITS:
-        texts = _progress(sources.documents(config, split), f"prepare {split}", show_progress)
-        manifest[split] = _write_split(texts, tokenizer, directory, split, dtype)
-        if manifest[split]["documents"] == 0:
+        if not writers[split].documents:
             raise InputError(
-                f"data.source: no document falls into the {split} part: give more documents or change "
-                f"data.validation_fraction ({config.validation_fraction})"
+                f"data.source: no document falls into the {split} part: give more documents, change "
+                f"data.validation_fraction ({config.validation_fraction}), or name held-out files or a held-out split "
+                "(validation_path, validation_split)"
             )
-    (directory / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    return {
+        "depends_on": depends_on,
+        "dtype": dtype,
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer_sha256": hashlib.sha256(tokenizer.backend.to_str().encode()).hexdigest(),
+        "read": {key: value for key, value in asdict(ledger).items() if key not in ("unit", "done", "total")},
+        **{split: _described(writers[split]) for split in SPLITS},
+    }
 
 
-def _write_split(texts: Iterable[str], tokenizer: Tokenizer, directory: Path, split: str, dtype: str) -> dict[str, Any]:
-    """Encode documents in batches and append them to shards of about SHARD_TOKENS tokens."""
-    counts: dict[str, Any] = {"documents": 0, "tokens": 0, "bytes": 0, "shards": []}
-    iterator = iter(texts)
-    batch = list(itertools.islice(iterator, ENCODE_BATCH))
-    while batch:
-        path = directory / f"{split}_{len(counts['shards']):05d}.bin"
-        digest, size = hashlib.sha256(), 0
-        with path.open("wb") as shard:
-            while batch and size < SHARD_TOKENS * np.dtype(dtype).itemsize:
-                documents = tokenizer.encode_documents(batch)
-                raw = np.fromiter(itertools.chain.from_iterable(documents), dtype=dtype).tobytes()
-                shard.write(raw)
-                digest.update(raw)
-                size += len(raw)
-                counts["documents"] += len(batch)
-                counts["tokens"] += sum(map(len, documents))
-                counts["bytes"] += sum(len(text.encode("utf-8")) for text in batch)
-                batch = list(itertools.islice(iterator, ENCODE_BATCH))
-        counts["shards"].append({"file": path.name, "bytes": size, "sha256": digest.hexdigest()})
-    return counts
+def _described(writer: shards.SplitWriter) -> dict[str, Any]:
+    counts = writer.counts()
+    return counts | {"bytes_per_token": round(writer.bytes / max(1, writer.trained_tokens), 4)}
 
 
-def _first_bytes(texts: Iterable[str], limit: int) -> Iterator[str]:
-    taken = 0
-    for text in texts:
-        yield text
-        taken += len(text)
-        if taken >= limit:
-            return
+def _tokenizer(config: DataConfig, directory: Path) -> Tokenizer:
+    """The tokenizer that an interrupted run has trained, or a new one."""
+    if (directory / "tokenizer.json").is_file():
+        return load_tokenizer(directory)
+    tokenizer = train_tokenizer(config.tokenizer, tokenizer_texts(config))
+    scratch = directory / "tokenizer.tmp"
+    tokenizer.save(scratch)
+    for name in ("tokenizer_config.json", "tokenizer.json"):  # the second one says that both are there
+        (scratch / name).replace(directory / name)
+    scratch.rmdir()
+    return tokenizer
 
 
-def _progress(texts: Iterable[str], label: str, show: bool) -> Iterable[str]:
-    from tqdm import tqdm
+def tokenizer_texts(config: DataConfig) -> Iterator[str]:
+    """What a tokenizer is learned from: for char everything; for bpe about train_bytes of the training part, of
+    files spread over all of them (documents chosen by their fingerprint), else the first ones."""
+    kind, wanted = config.tokenizer.kind, config.tokenizer.train_bytes
+    if kind in ("byte", "pretrained"):
+        return
+    ledger, taken, share = Ledger(), 0, 1.0
+    for document in sources.read(config, ledger):
+        if kind == "bpe":
+            if isinstance(config.source, FilesSource) and ledger.total:
+                share = wanted / ledger.total
+            if document.split != "train" or document.number >= share * 2**64:
+                continue
+            if taken >= wanted:
+                return
+        for text in _plain_texts(document.content):
+            taken += len(text)
+            yield text
 
-    return tqdm(texts, desc=label, unit=" documents", mininterval=0.5, disable=None if show else True, leave=False)
+
+def _plain_texts(content: str | Conversation, flag: int = 0) -> list[str]:
+    """The text of a document; of a conversation what is not special, and (where asked) has the flag."""
+    if isinstance(content, str):
+        return [content]
+    return [s.text for s in segments(content) if not s.special and s.flags & flag == flag]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# the work: read | encode | write, each stage a batch ahead of the next
+
+
+def _encode_all(
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    writers: dict[sources.Split, shards.SplitWriter],
+    ledger: Ledger,
+    already: int,
+    show_progress: bool,
+) -> None:
+    read, saved_at = 0, time.monotonic()
+    batches = prefetched(_batches(sources.read(config, ledger), already))
+    encoded = prefetched((batch, _encoded(batch, tokenizer)) for batch in batches)
+    with _Progress(ledger, show_progress) as progress:
+        for batch, arrays in encoded:
+            for document, (ids, flags) in zip(batch, arrays, strict=True):
+                writer = writers[document.split]
+                writer.append(ids.astype(writer.dtype), flags)
+                _count(document, ids, flags, writer)
+                if document.last:
+                    writer.end_document()
+            read += len(batch)
+            progress.show(sum(len(d.content) for d in batch if isinstance(d.content, str)))
+            if time.monotonic() - saved_at > SAVE_SECONDS:
+                shards.save_progress(writers["train"].directory, already + read, list(writers.values()))
+                saved_at = time.monotonic()
+
+
+def _batches(documents: Iterator[Document], already: int) -> Iterator[list[Document]]:
+    """Documents of about BATCH characters together, without those that are on disk already."""
+    batch: list[Document] = []
+    size = 0
+    for document in itertools.islice(documents, already, None):
+        batch.append(document)
+        size += document.size
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _encoded(batch: list[Document], tokenizer: Tokenizer) -> list[tuple[np.ndarray, np.ndarray | None]]:
+    """(ids, flags) of each document; a text has no flags."""
+    if isinstance(batch[0].content, Conversation):
+        pairs = encode_conversations(tokenizer, [d.content for d in batch])  # type: ignore[misc]
+        return [(np.array(ids, dtype=np.uint32), flags) for ids, flags in pairs]
+    texts: list[str] = [d.content for d in batch]  # type: ignore[misc]
+    pieces = [cut(text, PIECE) if tokenizer.can_cut else [text] for text in texts]
+    encoded = iter(tokenizer.encode_many([piece for of_one in pieces for piece in of_one]))
+    result: list[tuple[np.ndarray, np.ndarray | None]] = []
+    for document, of_one in zip(batch, pieces, strict=True):
+        ids = [tokenizer.bos_id] if document.first else []
+        for _ in of_one:
+            ids += next(encoded)
+        if document.last:
+            ids.append(tokenizer.eos_id)
+        result.append((np.array(ids, dtype=np.uint32), None))
+    return result
+
+
+def _count(document: Document, ids: np.ndarray, flags: np.ndarray | None, writer: shards.SplitWriter) -> None:
+    if isinstance(document.content, str):
+        writer.trained_tokens += len(ids) - document.first  # a document's first token is given, not predicted
+        writer.bytes += len(document.content.encode("utf-8", "surrogatepass"))
+    elif flags is not None:
+        writer.trained_tokens += int(np.count_nonzero(flags & TRAINED))
+        writer.bytes += sum(len(text.encode()) for text in _plain_texts(document.content, TRAINED))
+
+
+class _Progress:
+    """The bar: how much of the source has been read, text a second, time left."""
+
+    def __init__(self, ledger: Ledger, show: bool):
+        from tqdm import tqdm
+
+        is_bytes = ledger.unit == "B"
+        self._ledger, self._text, self._started = ledger, 0, time.monotonic()
+        self._bar = tqdm(
+            desc="prepare", unit=" documents", mininterval=0.5, disable=None if show else True, leave=False
+        )
+        self._bar.unit_scale = is_bytes
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def show(self, characters: int) -> None:
+        self._text += characters
+        bar, ledger = self._bar, self._ledger
+        if bar.total is None and ledger.total is not None:
+            bar.total, bar.unit, bar.unit_scale = ledger.total, ledger.unit, ledger.unit == "B"
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        bar.set_postfix_str(f"{self._text / seconds / 1e6:.1f} MB/s of text", refresh=False)
+        bar.update(ledger.done - bar.n)
 
 
 def describe(prepared: PreparedData) -> str:
-    """Two lines: what was read, how many tokens it made."""
+    """Two lines, what was read and how many tokens it made; and one for what was left out, if anything was."""
     lines = []
     for split in SPLITS:
         c = prepared.manifest[split]
         lines.append(
             f"{split}: {c['documents']:,} documents, {c['bytes'] / 1e6:.1f} MB, {c['tokens'] / 1e6:.2f} M tokens "
-            f"({c['bytes'] / c['tokens']:.2f} bytes per token)"
+            f"({c['bytes_per_token']:.2f} bytes per token)"
         )
-    return "\n".join(lines)
+    read = prepared.manifest["read"]
+    verb = "left out" if prepared.manifest["depends_on"]["drop_duplicates"] else "kept"
+    notes = [f"{read['duplicates']:,} exact duplicates {verb}"] if read["duplicates"] else []
+    notes += [f"{read['empty']:,} empty texts left out"] if read["empty"] else []
+    notes += [f"{read['bad']:,} bad records left out (listed in manifest.json)"] if read["bad"] else []
+    return "\n".join([*lines, *([", ".join(notes)] if notes else [])])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Tokenize the corpus of a config, without training.")
     parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
-    parser.add_argument("overrides", nargs="*", help="section.key=value")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example data.records=text")
     arguments = parser.parse_args()
     loaded = load_config(arguments.config, arguments.overrides)
     output_dir = Path(str(loaded.values.get("output_dir", "runs")))

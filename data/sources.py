@@ -1,145 +1,334 @@
-"""Documents from the built-in world, a local file, or the Hugging Face Hub.
+"""Documents and conversations from the built-in world, local files, the Hugging Face Hub, or a mix of these.
 
-A source gives the documents of one split, as text, in a fixed order. Which split a document belongs to depends
-on the document alone (its seed, its hash, or its place in a single text), never on what else is there.
+A source is read once, from beginning to end, in a fixed order. Which split a document belongs to depends on the
+document alone (its seed, its hash, its place in a single text, or its file), never on what else is there.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from configs.loader import InputError
-from data.config import DataConfig, FilesSource, HubSource, StoryworldSource
+from data import files, hub
+from data.config import DataConfig, FilesSource, HubSource, MixSource, StoryworldSource
+from data.files import Record
+from data.fingerprints import Seen, fingerprint
+from data.records import BadRecord, Conversation, conversation_of, text_of
 
 Split = Literal["train", "validation"]
+LISTED = 1000  # bad records that are listed one by one
+FEW = 1000  # records after which a share of bad ones means something
 
 
-def documents(config: DataConfig, split: Split) -> Iterator[str]:
-    """Every document of a split. Raises InputError that names the file, the line and the remedy."""
-    source = config.source
-    if isinstance(source, StoryworldSource):
-        yield from _storyworld(source, split)
-    elif isinstance(source, FilesSource) and Path(source.path).suffix == ".txt":
-        text = _read_text(Path(source.path))
-        boundary = int(len(text) * (1 - config.validation_fraction))
-        yield text[:boundary] if split == "train" else text[boundary:]
+class Document(NamedTuple):
+    """A text or a conversation of one split. A very long text comes in pieces: `first` and `last` are its ends."""
+
+    content: str | Conversation
+    split: Split
+    where: str
+    number: int  # the fingerprint of the content
+    first: bool = True
+    last: bool = True
+
+    @property
+    def size(self) -> int:
+        """Characters, about."""
+        return len(self.content) if isinstance(self.content, str) else len(repr(self.content))
+
+
+@dataclass
+class Ledger:
+    """What was met on the way: records, empty texts, exact duplicates, what could not be read and where; and how
+    far it is (done / total, in bytes of the files or in documents; total None = unknown)."""
+
+    records: int = 0
+    empty: int = 0
+    duplicates: int = 0
+    bad: int = 0
+    bad_records: list[str] = field(default_factory=list)
+    unit: str = "documents"
+    done: int = 0
+    total: int | None = None
+
+    def advance(self, count: int = 1) -> None:
+        self.done += count
+
+    def note_bad(self, where: str, reason: str, skip: bool) -> None:
+        """Raises InputError unless bad records are to be skipped and are fewer than 1 %."""
+        if not skip:
+            raise InputError(f"{where}: {reason} (or leave such records out: data.on_bad_record=skip)")
+        self.bad += 1
+        if len(self.bad_records) < LISTED:
+            self.bad_records.append(f"{where}: {reason}")
+        self.check_share(at_least=FEW)
+
+    def check_share(self, at_least: int = 0) -> None:
+        if self.bad > 0.01 * self.records and self.records >= at_least:
+            shown = "; ".join(self.bad_records[:3])
+            raise InputError(
+                f"data.source: {self.bad:,} of {self.records:,} records cannot be used, more than 1 %: {shown}"
+                f"{'; …' if self.bad > 3 else ''}"
+            )
+
+
+def read(config: DataConfig, ledger: Ledger | None = None) -> Iterator[Document]:
+    """Every document of both splits. Raises InputError that names the file, the line and the remedy."""
+    ledger = ledger or Ledger()
+    _set_total(config.source, ledger)
+    if isinstance(config.source, MixSource):
+        yield from _mix(config.source, config, ledger)
     else:
-        texts = _jsonl(source) if isinstance(source, FilesSource) else _hub(source)
-        for text in texts:
-            if split_of(text, config.validation_fraction) == split:
-                yield text
+        yield from _one_source(config.source, config, ledger)
+    ledger.check_share()
 
 
-def split_of(text: str, validation_fraction: float) -> Split:
-    """Train or validation, by the document's own hash: adding documents moves none of the others."""
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-    return "validation" if int.from_bytes(digest[:8], "big") < validation_fraction * 2**64 else "train"
+def documents(config: DataConfig, split: Split) -> Iterator[Any]:
+    """The contents of one split."""
+    return (document.content for document in read(config) if document.split == split)
 
 
-def identity(source: StoryworldSource | FilesSource | HubSource) -> dict[str, Any]:
+def split_of(number: int, validation_fraction: float) -> Split:
+    """Train or validation, by the document's own fingerprint: adding documents moves none of the others."""
+    return "validation" if number < validation_fraction * 2**64 else "train"
+
+
+def identity(source: StoryworldSource | FilesSource | HubSource | MixSource) -> dict[str, Any]:
     """What makes a source itself, contents included: two sources with equal identity give equal text."""
     described = source.model_dump()
-    if isinstance(source, FilesSource):
-        raw = _read_bytes(Path(source.path))
-        described |= {"path": Path(source.path).suffix, "sha256": hashlib.sha256(raw).hexdigest()}
+    if isinstance(source, MixSource):
+        described["parts"] = [{"weight": part.weight, "source": identity(part.source)} for part in source.parts]
+    elif isinstance(source, FilesSource):
+        for key in ("path", "validation_path"):
+            described[key] = _hashes(getattr(source, key), f"data.source.{key}")
     elif isinstance(source, StoryworldSource):
         digest = hashlib.sha256()
-        for part in sorted(Path(__file__).with_name("storyworld").iterdir()):
+        for part in sorted(Path(__file__).with_name("storyworld").rglob("*")):
             if part.suffix in {".py", ".yaml"}:
                 digest.update(part.read_bytes())
         described["generator_sha256"] = digest.hexdigest()
     else:
-        described["fingerprint"] = _load_hub(source)._fingerprint
+        described["dataset"] = hub.identity(source)
     return described
 
 
-def _storyworld(source: StoryworldSource, split: Split) -> Iterator[str]:
+def _hashes(path: str | list[str] | None, key: str) -> list[str]:
+    """Kind and SHA-256 of every file: where they lie does not matter."""
+
+    def one(file: Path) -> str:
+        with files.clear_errors(file), file.open("rb") as raw:
+            return f"{''.join(file.suffixes[-2:])} {hashlib.file_digest(raw, 'sha256').hexdigest()}"
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(one, files.find(path, key) if path else []))
+
+
+def _set_total(source: Any, ledger: Ledger) -> None:
+    if isinstance(source, FilesSource):
+        ledger.unit = "B"
+        found = [*files.find(source.path, "data.source.path")]
+        found += files.find(source.validation_path, "data.source.validation_path") if source.validation_path else []
+        ledger.total = sum(file.stat().st_size for file in found) if source.max_records is None else None
+    elif isinstance(source, StoryworldSource):
+        ledger.total = source.documents + source.validation_documents
+
+
+# ---------------------------------------------------------------------------------------------------------
+# one source: records -> documents
+
+
+def _one_source(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[Document]:
+    """The held-out documents of their own come first, so that a mix that ends early keeps them."""
+    if isinstance(source, StoryworldSource):
+        yield from _storyworld(source, config, ledger)
+        return
+    seen, fraction = Seen(), config.validation_fraction
+    held_out = source.validation_path if isinstance(source, FilesSource) else source.validation_split
+    if held_out is not None:
+        for document in _unique(_contents(source, held_out, config, ledger), seen, config, ledger):
+            yield document._replace(split="validation")
+        fraction = 0.0
+    chosen = source.path if isinstance(source, FilesSource) else source.split
+    if fraction and isinstance(source, FilesSource) and config.records == "text":
+        length = _length_of_single_text(source)
+        if length is not None:
+            pieces = _contents(source, chosen, config, ledger, in_pieces=True)
+            yield from _cut_at(pieces, int(length * (1 - fraction)))
+            return
+    for document in _unique(_contents(source, chosen, config, ledger), seen, config, ledger):
+        yield document._replace(split=split_of(document.number, fraction))
+
+
+def _storyworld(source: StoryworldSource, config: DataConfig, ledger: Ledger) -> Iterator[Document]:
     from data.storyworld import tell
 
-    count = source.documents if split == "train" else source.validation_documents
-    for index in range(count):
-        yield tell(source.seed, index, split).text
+    counts: dict[Split, int] = {"validation": source.validation_documents, "train": source.documents}
+    for split, count in counts.items():
+        for index in range(count):
+            ledger.records += 1
+            ledger.advance()
+            text = tell(source.seed, index, split).text
+            yield Document(text, split, f"storyworld, {split} {index}", fingerprint(text))
 
 
-def _existing_file(path: Path) -> Path:
-    if path.is_file() and path.suffix in {".txt", ".jsonl"}:
-        return path
-    if path.is_file():
-        raise InputError(f"data.source.path: {path} is a {path.suffix or 'nameless kind of'} file: use .txt or .jsonl")
-    if path.is_dir():
-        raise InputError(f"data.source.path: {path} is a folder: name one .txt or .jsonl file in it")
-    hint = ""
-    if "shakespeare" in str(path).lower():
-        hint = (
-            " (tiny Shakespeare is one 1.1 MB text file: input.txt in the folder data/tinyshakespeare of the GitHub "
-            "repository karpathy/char-rnn; save it there, or give its place with data.source.path=…)"
-        )
-    raise InputError(f"data.source.path: no such file: {path}{hint}")
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return _existing_file(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"data.source.path: {path} cannot be read: {error.strerror}") from None
-
-
-def _read_text(path: Path) -> str:
-    raw = _read_bytes(path)
-    if b"\0" in raw:
-        raise InputError(f"{path}: holds zero bytes, so it is a binary file, not text: give a UTF-8 text file")
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise InputError(
-            f"{path}:{line}: byte {error.start} (0x{raw[error.start]:02x}) is not valid UTF-8: save the file as UTF-8"
-        ) from None
-    if not text.strip():
-        raise InputError(f"{path}: is empty: give a file with text in it")
-    return text
-
-
-def _jsonl(source: FilesSource) -> Iterator[str]:
-    path = Path(source.path)
-    for number, line in enumerate(_read_text(path).split("\n"), 1):
-        if not line.strip():
+def _contents(
+    source: Any, chosen: Any, config: DataConfig, ledger: Ledger, in_pieces: bool = False
+) -> Iterator[Document]:
+    """Records -> texts or conversations, split not yet known; bad and empty ones are noted in the ledger."""
+    found = _taken(_records(source, chosen, ledger), source.max_records)
+    pieces = _parsed(found if in_pieces else _whole(found), source.text_field, config, ledger)
+    if source.document_start is not None and config.records == "text":
+        pieces = _joined(pieces, re.compile(source.document_start))
+    for where, content, first, last in pieces:
+        if content == "":
+            ledger.empty += 1
             continue
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{path}:{number}: is not valid JSON: {error}") from None
-        yield _text_of(record, source.text_field, f"{path}:{number}")
+        key = content if isinstance(content, str) else repr(content)
+        yield Document(content, "train", where, fingerprint(key), first, last)
 
 
-def _hub(source: HubSource) -> Iterator[str]:
-    for number, record in enumerate(_load_hub(source)):
-        yield _text_of(record, source.text_field, f"{source.name}, row {number}")
+def _records(source: Any, chosen: Any, ledger: Ledger) -> Iterator[Record]:
+    if isinstance(source, HubSource):
+        for record in hub.records(source, chosen):
+            ledger.advance()
+            yield record
+        return
+    key = "data.source.validation_path" if chosen is source.validation_path else "data.source.path"
+    for file in files.find(chosen, key):
+        yield from files.records(file, source.separator, ledger.advance)
 
 
-def _load_hub(source: HubSource) -> Any:
-    import datasets
+def _taken(found: Iterator[Record], limit: int | None) -> Iterator[Record]:
+    count = 0
+    for record in found:
+        count += record.first
+        if limit is not None and count > limit:
+            return
+        yield record
 
-    try:
-        return datasets.load_dataset(source.name, split=source.split)
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"data.source: cannot load {source.name} ({source.split}) from the Hub: {reason}") from None
+
+def _whole(found: Iterable[Record]) -> Iterator[Record]:
+    """Texts that come in pieces, put together."""
+    pieces: list[Record] = []
+    for record in found:
+        if record.problem or (record.first and record.last):
+            yield record
+            continue
+        pieces.append(record)
+        if record.last:
+            yield Record(pieces[0].where, "".join(piece.value for piece in pieces))
+            pieces.clear()
 
 
-def _text_of(record: Any, field: str, where: str) -> str:
-    if not isinstance(record, dict) or field not in record:
-        keys = ", ".join(record) if isinstance(record, dict) else type(record).__name__
-        raise InputError(f"{where}: has no field `{field}` (it has {keys}): set data.source.text_field")
-    text = record[field]
-    if not isinstance(text, str) or not text:
-        raise InputError(f"{where}: field `{field}` must be a text that is not empty, not {str(text)[:40]!r}")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise InputError(f"{where}: field `{field}` holds half a surrogate pair, which is no character") from None
-    return text
+Piece = tuple[str, Any, bool, bool]  # where, content, first, last
+
+
+def _parsed(found: Iterable[Record], text_field: str, config: DataConfig, ledger: Ledger) -> Iterator[Piece]:
+    for record in found:
+        ledger.records += record.first
+        problem, content = record.problem, record.value
+        if not problem:
+            try:
+                if config.records == "conversations":
+                    content = conversation_of(record.value)
+                elif not isinstance(record.value, str):
+                    content = text_of(record.value, text_field)
+            except BadRecord as error:
+                problem = str(error)
+        if problem:
+            ledger.note_bad(record.where, problem, config.on_bad_record == "skip")
+        else:
+            yield record.where, content, record.first, record.last
+
+
+def _joined(pieces: Iterable[Piece], start: re.Pattern) -> Iterator[Piece]:
+    """Records -> documents that begin where a record matches the pattern."""
+    begun, texts = "", list[str]()
+    for where, text, _, _ in pieces:
+        if start.search(text) and "".join(texts).strip():
+            yield begun, "".join(texts), True, True
+            texts = []
+        if not texts:
+            begun = where
+            if not text.strip():
+                continue
+        texts.append(text if text.endswith("\n") else text + "\n")
+    if "".join(texts).strip():
+        yield begun, "".join(texts), True, True
+
+
+def _unique(found: Iterable[Document], seen: Seen, config: DataConfig, ledger: Ledger) -> Iterator[Document]:
+    """Count what is exactly equal to an earlier document, and leave it out if that is wanted."""
+    for document in found:
+        if document.first and document.last and seen.add(document.number):
+            ledger.duplicates += 1
+            if config.drop_duplicates:
+                continue
+        yield document
+
+
+# ---------------------------------------------------------------------------------------------------------
+# a single long text, and a mix
+
+
+def _length_of_single_text(source: FilesSource) -> int | None:
+    """Characters of a source that is a single plain text, which is split by position; None for any other."""
+    found = files.find(source.path, "data.source.path")
+    if len(found) > 1 or files.kind_of(found[0]) not in files.PLAIN or source.max_records or source.document_start:
+        return None
+    length = 0
+    for number, record in enumerate(files.records(found[0], source.separator, lambda count: None)):
+        if record.first and number:
+            return None
+        length += len(record.value or "")
+    if not length:
+        raise InputError(f"{found[0]}: is empty: give a file with text in it")
+    return length
+
+
+def _cut_at(pieces: Iterable[Document], boundary: int) -> Iterator[Document]:
+    """The pieces of one text -> two documents, the second one held out."""
+    position = 0
+    for piece in pieces:
+        assert isinstance(piece.content, str)
+        text, end = piece.content, position + len(piece.content)
+        before, after = text[: max(0, boundary - position)], text[max(0, boundary - position) :]
+        if before:
+            yield piece._replace(content=before, last=end >= boundary)
+        if after:
+            yield piece._replace(content=after, split="validation", first=position <= boundary)
+        position = end
+
+
+def _mix(mix: MixSource, config: DataConfig, ledger: Ledger) -> Iterator[Document]:
+    """Always the next document of the part that lags behind most, in characters read divided by its weight.
+
+    Held-out documents pass as they come. A document that comes in pieces is passed on whole.
+    """
+    weights = [part.weight for part in mix.parts]
+    taken, ended = [0.0] * len(weights), [False] * len(weights)
+    streams = [_one_source(part.source, config, ledger) for part in mix.parts]
+    while True:
+        i = min(range(len(weights)), key=lambda n: taken[n] / weights[n])
+        document = next(streams[i], None)
+        if document is None:
+            if not taken[i]:
+                raise InputError(f"data.source.parts: part {i + 1} holds no training document")
+            ended[i] = True
+            if mix.stopping_strategy == "first_exhausted" or all(ended):
+                return
+            streams[i] = _one_source(mix.parts[i].source, config, Ledger())
+            continue
+        if document.split == "validation" and ended[i]:
+            continue  # it was there the first time
+        yield document
+        taken[i] += document.size * (document.split == "train")
+        while not document.last:
+            document = next(streams[i])
+            yield document
+            taken[i] += document.size * (document.split == "train")

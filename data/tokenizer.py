@@ -1,7 +1,8 @@
 """Train, load and save a tokenizer. bpe, char and byte are all ordinary tokenizer.json files.
 
 The special tokens of the chat template have the lowest ids from the start, and the vocabulary is rounded up to a
-multiple of 64 (fast matrix products) by reserved tokens, so a later fine-tune changes no shape.
+multiple of 64 (fast matrix products) by reserved tokens, so a later fine-tune changes no shape. A pretrained
+tokenizer keeps its ids; what it lacks is added behind them.
 """
 
 from __future__ import annotations
@@ -9,51 +10,79 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from configs.loader import InputError
+from data.chat import CHAT_TEMPLATE
 from data.config import TokenizerConfig
 
 PAD, BOS, EOS, UNK = "<|pad|>", "<|bos|>", "<|eos|>", "<|unk|>"
 CHAT = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
 TOOLS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 SPECIAL_TOKENS = [PAD, BOS, EOS, UNK, *CHAT, *TOOLS]
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+ROLES = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}  # transformers' names for them
+DEFAULT_VOCAB_SIZE = 2048
+BETWEEN_WORDS = re.compile(r"(?<=\S)\n(?=\S)|(?<=\S)(?= \S)")  # no token of a byte-level tokenizer reaches over it
 
 
 class Tokenizer:
-    """Text <-> token ids. Special strings inside a text are plain text: nobody can open a turn by typing."""
+    """Text <-> token ids. Special strings inside a text are plain text: nobody can open a turn by typing.
 
-    def __init__(self, backend: tokenizers.Tokenizer):
-        self.backend = backend
+    roles: which token has the part of pad_token, bos_token and eos_token.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, roles: dict[str, str] | None = None):
+        self.backend, self.roles = backend, dict(roles or ROLES)
         self.backend.encode_special_tokens = True
-        self.pad_id, self.bos_id, self.eos_id = (self._id_of(token) for token in (PAD, BOS, EOS))
+        self.pad_id, self.bos_id, self.eos_id = (self.special_id(self.roles[role]) for role in ROLES)
+        added = self.backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
 
-    def _id_of(self, token: str) -> int:
+    def special_id(self, token: str) -> int:
+        """The id of a special token. Raises InputError if there is no such token."""
         token_id = self.backend.token_to_id(token)
         if token_id is None:
-            raise InputError(f"the tokenizer has no {token} token: Headlight needs {PAD}, {BOS} and {EOS}")
+            raise InputError(f"the tokenizer has no {token} token, which Headlight needs")
         return token_id
+
+    @property
+    def bos_token(self) -> str:
+        """The text of the token that begins every document and every conversation."""
+        return self.roles["bos_token"]
 
     @property
     def vocab_size(self) -> int:
         """Number of ids, special and reserved ones included; a multiple of 64."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
+    @property
+    def unk_id(self) -> int | None:
+        """What stands for a character that `char` has not seen; None where every text has its own ids."""
+        unk = getattr(self.backend.model, "unk_token", None)
+        return self.backend.token_to_id(unk) if unk else None
+
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without first and last token of a document."""
         return self.backend.encode(text, add_special_tokens=False).ids
 
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of several texts, on all cores, without first and last token of a document."""
+        return [one.ids for one in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    @cached_property
+    def can_cut(self) -> bool:
+        """Whether a text may be encoded in the pieces of `cut`. Not where each text gets a space of its own."""
+        in_pieces = [self.encode(piece) for piece in ("A", " fox\n", "ran", " home")]
+        return self.encode("A fox\nran home") == [token_id for ids in in_pieces for token_id in ids]
+
     def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
-        """Whole documents, on all cores: first token, text, last token."""
-        encoded = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [[self.bos_id, *one.ids, self.eos_id] for one in encoded]
+        """Whole documents: first token, text, last token."""
+        return [[self.bos_id, *ids, self.eos_id] for ids in self.encode_many(texts)]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Ids to text; bytes that are no valid UTF-8 show as the replacement character."""
@@ -67,7 +96,7 @@ class Tokenizer:
         token = self.backend.id_to_token(token_id)
         if token is None:
             return f"#{token_id}"
-        if token in SPECIAL_TOKENS or token.startswith("<|reserved_"):
+        if token_id in self.special_ids:
             return token.replace("<|", "<").replace("|>", ">")
         text = self.backend.decode([token_id], skip_special_tokens=False)
         if "\ufffd" in text and isinstance(self.backend.model, models.BPE):  # part of a character
@@ -80,23 +109,24 @@ class Tokenizer:
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         self.backend.save(str(directory / "tokenizer.json"))
-        settings = {
+        settings: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",  # any other class would replace our pre-tokenizer
-            "pad_token": PAD,
-            "bos_token": BOS,
-            "eos_token": EOS,
-            "unk_token": UNK,
+            **self.roles,
             "add_bos_token": False,
             "add_eos_token": False,
             "clean_up_tokenization_spaces": False,
             "chat_template": CHAT_TEMPLATE,
         }
+        if self.backend.token_to_id(UNK) is not None:
+            settings["unk_token"] = UNK
         text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
         (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
 def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """Learn a tokenizer from texts; `byte` has nothing to learn."""
+    """Learn a tokenizer from texts; `byte` has nothing to learn, and `pretrained` has learned already."""
+    if config.kind == "pretrained":
+        return adopt(str(config.path), config.vocab_size or 0)
     if config.kind == "char":
         characters = sorted(set().union(*texts))
         vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *characters])}
@@ -112,17 +142,55 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         backend.pre_tokenizer = pre_tokenizers.Sequence([split_digits, byte_level])
         backend.decoder = decoders.ByteLevel()
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        size = _round_up(config.vocab_size) if config.kind == "bpe" else len(SPECIAL_TOKENS) + len(alphabet)
+        size = _round_up(config.vocab_size or DEFAULT_VOCAB_SIZE)
         trainer = trainers.BpeTrainer(
-            vocab_size=size,
+            vocab_size=size if config.kind == "bpe" else len(SPECIAL_TOKENS) + len(alphabet),
             special_tokens=SPECIAL_TOKENS,
             initial_alphabet=alphabet,
             show_progress=False,
         )
         backend.train_from_iterator(texts if config.kind == "bpe" else [], trainer)
+    return Tokenizer(_with_reserved(backend))
+
+
+def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
+    """A pretrained tokenizer: its ids stay, and the special tokens that it lacks come behind them.
+
+    Its own first, last and padding tokens are kept where they can do the work: the first one must be no other's
+    and none of the chat's, since it is what marks where a document begins. Raises InputError.
+    """
+    file = _tokenizer_file(path)
+    backend = _read(file)
+    settings_file = file.with_name("tokenizer_config.json")
+    settings = json.loads(settings_file.read_text(encoding="utf-8")) if settings_file.is_file() else {}
+    roles = {}
+    for role, ours in ROLES.items():
+        theirs = settings.get(role)
+        theirs = theirs.get("content") if isinstance(theirs, dict) else theirs
+        roles[role] = theirs if isinstance(theirs, str) and backend.token_to_id(theirs) is not None else ours
+    if roles["bos_token"] in (roles["eos_token"], roles["pad_token"], *CHAT):
+        roles["bos_token"] = BOS
+    if roles["pad_token"] == roles["eos_token"]:
+        roles["pad_token"] = PAD
+    backend.add_special_tokens([*roles.values(), *CHAT, *TOOLS])
+    backend.no_padding()
+    backend.no_truncation()
+    return Tokenizer(_with_reserved(backend, at_least), roles)
+
+
+def cut(text: str, length: int) -> list[str]:
+    """A text in pieces of about `length` characters, cut between words, whose ids together are those of the text."""
+    pieces, start = [], 0
+    while match := BETWEEN_WORDS.search(text, start + length):
+        pieces.append(text[start : match.end()])
+        start = match.end()
+    return [*pieces, text[start:]]
+
+
+def _with_reserved(backend: tokenizers.Tokenizer, at_least: int = 0) -> tokenizers.Tokenizer:
     used = backend.get_vocab_size(with_added_tokens=True)
-    backend.add_special_tokens([f"<|reserved_{i}|>" for i in range(_round_up(used) - used)])
-    return Tokenizer(backend)
+    backend.add_special_tokens([f"<|reserved_{i}|>" for i in range(_round_up(max(used, at_least)) - used)])
+    return backend
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
@@ -130,6 +198,13 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     Raises InputError when there is none.
     """
+    file = _tokenizer_file(path)
+    settings_file = file.with_name("tokenizer_config.json")
+    settings = json.loads(settings_file.read_text(encoding="utf-8")) if settings_file.is_file() else {}
+    return Tokenizer(_read(file), {role: settings.get(role, ours) for role, ours in ROLES.items()})
+
+
+def _tokenizer_file(path: str | Path) -> Path:
     path = Path(path)
     latest = path / "checkpoints" / "latest"
     if latest.is_file():
@@ -137,8 +212,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     file = path if path.is_file() else path / "tokenizer.json"
     if not file.is_file():
         raise InputError(f"{path}: holds no tokenizer.json: give a run, a checkpoint directory or the file itself")
+    return file
+
+
+def _read(file: Path) -> tokenizers.Tokenizer:
     try:
-        return Tokenizer(tokenizers.Tokenizer.from_file(str(file)))
+        return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing more precise
         raise InputError(f"{file}: is not a tokenizer.json: {error}") from None
 

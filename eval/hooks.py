@@ -17,6 +17,7 @@ import torch
 
 from data.batches import validation_batches
 from data.config import DataConfig
+from data.packing import Rows
 from data.prepare import PreparedData
 from data.tokenizer import Tokenizer
 from eval.config import EvalConfig
@@ -33,6 +34,7 @@ class EvalEvent:
     is_last: bool
     lm: LanguageModel
     data: PreparedData
+    held_out: Rows
     data_config: DataConfig
     config: EvalConfig
     rows_per_batch: int
@@ -58,9 +60,8 @@ def validation(event: EvalEvent) -> None:
     if not event.due(event.config.every):
         return
     batches = validation_batches(
-        event.data.stream("validation"),
+        event.held_out,
         event.tokenizer,
-        event.data_config.sequence_length,
         event.rows_per_batch,
         event.data_config.isolate_documents,
         event.data_config.restart_positions,
@@ -68,11 +69,10 @@ def validation(event: EvalEvent) -> None:
     )
     loss = mean_loss(event.lm, batches, event.autocast())
     counts = event.data.manifest["validation"]
-    predicted = counts["tokens"] - counts["documents"]  # a document's first token is given, not predicted
     values = {
         "loss": loss,
         "perplexity": math.exp(min(loss, 700)),
-        "bits_per_byte": bits_per_byte(loss, predicted, counts["bytes"]),
+        "bits_per_byte": bits_per_byte(loss, counts["trained_tokens"], counts["bytes"]),
     }
     event.log("val", values)
 

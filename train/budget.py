@@ -235,32 +235,34 @@ def known_peak(device: Device) -> tuple[float, str] | None:
 
 def with_vocabulary(run: RunConfig) -> tuple[RunConfig, str]:
     """The config with a vocabulary in it, and in words how its size is known. Reads prepared data, prepares none."""
-    from data.tokenizer import SPECIAL_TOKENS
+    from data.tokenizer import DEFAULT_VOCAB_SIZE, SPECIAL_TOKENS, train_tokenizer
 
     tokenizer, size, known = run.data.tokenizer, run.model.vocab_size, "model.vocab_size"
     if size is None:
         size, known = _prepared_vocabulary(run), "the prepared data's"
     if size is None and tokenizer.kind == "char":
         size, known = ASSUMED_CHAR_VOCABULARY, "ASSUMED: the text, once it is prepared, tells its characters"
+    elif size is None and tokenizer.kind == "pretrained":
+        size, known = train_tokenizer(tokenizer, []).vocab_size, f"the tokenizer in {tokenizer.path}"
     elif size is None:
-        wanted = tokenizer.vocab_size if tokenizer.kind == "bpe" else 256 + len(SPECIAL_TOKENS)
+        wanted = (tokenizer.vocab_size or DEFAULT_VOCAB_SIZE) if tokenizer.kind == "bpe" else 256 + len(SPECIAL_TOKENS)
         size, known = -(-wanted // 64) * 64, f"data.tokenizer: {tokenizer.kind}"
         known += "; a very small text fills less" if tokenizer.kind == "bpe" else ""
     return run.model_copy(update={"model": run.model.model_copy(update={"vocab_size": size})}), known
 
 
 def _prepared_vocabulary(run: RunConfig) -> int | None:
-    from data import sources
+    from data.prepare import dependencies
 
     manifests = sorted(Path(run.output_dir).glob(".prepared/*/manifest.json"))
-    if run.data.source.kind == "hub" or not manifests:  # what a dataset is, only a download could tell
+    if "'hub'" in str(run.data.source.model_dump()) or not manifests:  # what is there, only the network could tell
         return None
     try:
-        wanted = (sources.identity(run.data.source), run.data.tokenizer.model_dump())
+        wanted = dependencies(run.data)
     except InputError:
         return None  # a text that is not there yet
     found: list[dict[str, Any]] = [json.loads(file.read_text(encoding="utf-8")) for file in manifests]
-    same = [m for m in found if (m["depends_on"]["source"], m["depends_on"]["tokenizer"]) == wanted]
+    same = [m for m in found if all(m["depends_on"].get(key) == wanted[key] for key in ("source", "tokenizer"))]
     return same[0]["vocab_size"] if same else None
 
 

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from data.batches import Batch, TrainBatches
+from data.packing import Rows
 from data.prepare import PreparedData
 from eval.hooks import EvalEvent, Hook, run_hooks
 from model import LanguageModel
@@ -37,6 +38,7 @@ class Run:
     device: Device
     data: PreparedData
     batches: TrainBatches
+    held_out: Rows
     lm: LanguageModel
     optimizers: list[torch.optim.Optimizer]
     state: TrainerState
@@ -59,10 +61,12 @@ def train(run: Run) -> int:
         evaluate(run, started)
     meter = Meter(run.device.device)
     run.lm.train()
-    with stop_signals() as stopped:
+    pin = run.device.device.type == "cuda"
+    upcoming = run.batches.prefetch(state.step, config.train.max_steps, pin)
+    with stop_signals() as stopped, closing(upcoming):
         while state.step < config.train.max_steps:
             try:
-                meter.add(training_step(run, forward, micro_rows))
+                meter.add(training_step(run, upcoming, forward, micro_rows))
             except NonFiniteLoss as error:
                 run.tracker.say(f"stopped: {error}")
                 return EXIT_NON_FINITE
@@ -107,11 +111,11 @@ def compiled(run: Run, micro_rows: int) -> nn.Module:
     return model
 
 
-def training_step(run: Run, forward: nn.Module, micro_rows: int) -> StepFigures:
+def training_step(run: Run, upcoming: Iterator[Batch], forward: nn.Module, micro_rows: int) -> StepFigures:
     """One optimizer step. Raises NonFiniteLoss before anything is changed."""
     config, state = run.config.train, run.state
     before = time.perf_counter()
-    batch = run.batches.batch(state.step).to(run.device.device)
+    batch = next(upcoming).to(run.device.device)
     waited = time.perf_counter() - before
     # the loss of a step is its token sum / its number of trained tokens, whatever the micro-batches are
     trained = (batch.labels[:, 1:] != -100).sum().clamp(min=1)
@@ -219,6 +223,7 @@ def evaluate(run: Run, started: float) -> None:
         is_last=state.step == run.config.train.max_steps,
         lm=run.lm,
         data=run.data,
+        held_out=run.held_out,
         data_config=run.config.data,
         config=run.config.eval,
         rows_per_batch=micro_batch_rows(run.config, run.device),

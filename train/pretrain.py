@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def main() -> int:
     # 1. The config: one YAML file, checked before anything heavy is imported or written.
     config = parse_command_line("Train a language model from scratch.")
+    from data.batches import make_rows
     from data.prepare import describe, prepare
     from model import LanguageModel
     from train import report, run_directory
@@ -41,7 +42,7 @@ def main() -> int:
 
     # 3. Text -> tokens -> rows.
     data = prepare(config.data, Path(config.output_dir))
-    batches = training_batches(config, data)
+    batches, held_out = training_batches(config, data), make_rows(config.data, data, "validation")
 
     # 4. The network. The tokenizer says how many ids there are and which are special.
     config = with_tokenizer(config, data.tokenizer)
@@ -63,7 +64,7 @@ def main() -> int:
     run_directory.check_contents(state, data)
     run_directory.open_for(config, state.step)
     tracker = Tracker(config, state.step, state.wandb_id)
-    run = Run(config, device, data, batches, lm, optimizers, state, tracker)
+    run = Run(config, device, data, batches, held_out, lm, optimizers, state, tracker)
     tracker.say(report.opening(run) + "\n" + describe(data))
     if start.checkpoint is not None:
         tracker.say(f"resumed from {start.checkpoint}, step {state.step:,}")
@@ -84,23 +85,17 @@ def main() -> int:
 
 def training_batches(config: RunConfig, data: PreparedData) -> TrainBatches:
     """The rows of every step. Raises InputError if an epoch does not fill a single step."""
-    from data.batches import TrainBatches
+    from data.batches import TrainBatches, make_rows
 
-    batches = TrainBatches(
-        data.stream("train"),
-        data.tokenizer,
-        config.data.sequence_length,
-        config.rows_per_step,
-        config.seed,
-        config.data.isolate_documents,
-        config.data.restart_positions,
-    )
-    if batches.rows_per_epoch < config.rows_per_step:
+    rows, wanted = make_rows(config.data, data, "train"), config.rows_per_step
+    if rows.per_epoch < wanted:
         raise InputError(
-            f"data.source: the training text has {len(batches.stream):,} tokens, fewer than the "
-            f"{config.train.tokens_per_step:,} of one step: give more text or lower train.tokens_per_step"
+            f"data.source: the training text has {data.manifest['train']['tokens']:,} tokens, which make "
+            f"{rows.per_epoch:,} rows, fewer than the {wanted:,} of a step (train.tokens_per_step): "
+            "give more text or lower train.tokens_per_step"
         )
-    return batches
+    packed_as = (config.data.isolate_documents, config.data.restart_positions)
+    return TrainBatches(rows, data.tokenizer, wanted, config.seed, *packed_as)
 
 
 def with_tokenizer(config: RunConfig, tokenizer) -> RunConfig:

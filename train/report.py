@@ -22,7 +22,7 @@ def opening(run: Run) -> str:
     """What is about to happen, in a few lines."""
     c, m = run.config, run.config.model
     toggle = {m.num_attention_heads: "MHA", 1: "MQA"}.get(m.kv_heads, "GQA")
-    epochs = c.train.max_steps * c.rows_per_step / run.batches.rows_per_epoch
+    epochs = c.train.max_steps * c.rows_per_step / run.batches.rows.per_epoch
     rows = micro_batch_rows(c, run.device)
     return "\n".join(
         [
@@ -106,7 +106,7 @@ def plot_loss(metrics: list[dict[str, Any]], path: Path) -> None:
 def _floor_lines(run: Run) -> list[str]:
     """The entropy floor beside the model, for the built-in world, whose generator we know."""
     source, count = run.config.data.source, run.config.eval.floor_documents
-    if not isinstance(source, StoryworldSource) or not count:
+    if not isinstance(source, StoryworldSource) or not count or run.config.data.records != "text":
         return []
     from data.storyworld import tell
 

@@ -8,7 +8,7 @@ import torch
 
 from data.batches import TrainBatches, validation_batches
 from data.config import TokenizerConfig
-from data.packing import IGNORED, TokenStream
+from data.packing import IGNORED, DocumentRows, HeldOutRows, TokenStream
 from data.tokenizer import train_tokenizer
 
 TOKENIZER = train_tokenizer(TokenizerConfig(kind="byte"), [])
@@ -26,7 +26,11 @@ def stream(tmp_path):
 
 
 def batches(stream, rows=4, seed=0, length=16, isolate=False):
-    return TrainBatches(stream, TOKENIZER, length, rows, seed, isolate)
+    return TrainBatches(document_rows(stream, length), TOKENIZER, rows, seed, isolate)
+
+
+def document_rows(stream, length=16, kind=DocumentRows):
+    return kind(stream, length, TOKENIZER.bos_id, TOKENIZER.pad_id)
 
 
 def test_a_batch_is_a_pure_function_of_seed_and_k(stream):
@@ -47,8 +51,8 @@ def test_every_token_appears_exactly_once_an_epoch(stream):
     one_row = batches(stream, rows=1)
     everything = Counter(stream.read(0, len(stream)).tolist())
     for epoch in range(3):
-        first = epoch * one_row.rows_per_epoch
-        rows = [one_row.batch(first + r).input_ids.flatten().tolist() for r in range(one_row.rows_per_epoch)]
+        first = epoch * one_row.rows.per_epoch
+        rows = [one_row.batch(first + r).input_ids.flatten().tolist() for r in range(one_row.rows.per_epoch)]
         seen = Counter(token for row in rows for token in row)
         padding = seen.pop(TOKENIZER.pad_id, 0)
         assert seen == everything
@@ -57,7 +61,7 @@ def test_every_token_appears_exactly_once_an_epoch(stream):
 
 def test_two_epochs_cut_the_text_differently(stream):
     one_row = batches(stream, rows=1)
-    n = one_row.rows_per_epoch
+    n = one_row.rows.per_epoch
     starts = [{int(one_row.batch(e * n + r).input_ids[0, 0]) for r in range(n)} for e in range(2)]
     assert starts[0] != starts[1]
 
@@ -84,7 +88,7 @@ def test_document_ids_change_exactly_at_the_first_token_of_a_document(stream):
 
 def test_validation_asks_for_every_token_exactly_once(stream):
     asked = []
-    for batch in validation_batches(stream, TOKENIZER, 16, 3):
+    for batch in validation_batches(document_rows(stream, kind=HeldOutRows), TOKENIZER, 3):
         labels = batch.labels[:, 1:]
         asked += labels[labels != IGNORED].tolist()
     expected = [token for token in stream.read(0, len(stream)).tolist() if token != TOKENIZER.bos_id]
@@ -92,7 +96,9 @@ def test_validation_asks_for_every_token_exactly_once(stream):
 
 
 def test_validation_can_be_cut_short(stream):
-    rows = sum(len(b.row_ids) for b in validation_batches(stream, TOKENIZER, 16, 3, max_tokens=40))
+    rows = sum(
+        len(b.row_ids) for b in validation_batches(document_rows(stream, kind=HeldOutRows), TOKENIZER, 3, max_tokens=40)
+    )
     assert rows == 3
 
 
@@ -105,7 +111,7 @@ def test_micro_batches_are_the_batch_in_pieces(stream):
 
 
 def test_positions_start_again_in_every_document(stream):
-    batch = TrainBatches(stream, TOKENIZER, 16, 4, 0, True, True).batch(0)
+    batch = TrainBatches(document_rows(stream), TOKENIZER, 4, 0, True, True).batch(0)
     assert batch.position_ids is not None
     for positions, documents in zip(batch.position_ids.tolist(), batch.document_ids.tolist(), strict=True):
         assert positions == [documents[:i].count(documents[i]) for i in range(16)]

@@ -7,8 +7,10 @@ import pytest
 
 from configs.loader import InputError
 from data import prepare as prepare_module
+from data import shards
 from data.config import DataConfig
 from data.prepare import open_prepared, prepare
+from data.fingerprints import fingerprint
 from data.sources import documents, split_of
 
 
@@ -46,13 +48,13 @@ def test_documents_are_split_by_their_own_hash(jsonl_file):
     assert len(train) + len(held_out) == 300
     assert not set(train) & set(held_out)
     assert 10 < len(held_out) < 60
-    assert all(split_of(text, 0.1) == "validation" for text in held_out)
+    assert all(split_of(fingerprint(text), 0.1) == "validation" for text in held_out)
 
 
 def test_every_token_is_in_the_shards_once_whatever_their_size(jsonl_file, tmp_path, monkeypatch):
     whole = prepare(config(jsonl_file), tmp_path / "a")
-    monkeypatch.setattr(prepare_module, "SHARD_TOKENS", 100)
-    monkeypatch.setattr(prepare_module, "ENCODE_BATCH", 7)
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 100)
+    monkeypatch.setattr(prepare_module, "BATCH", 90)
     pieces = prepare(config(jsonl_file), tmp_path / "b")
     assert len(pieces.manifest["train"]["shards"]) > 5
     one, many = whole.stream("train"), pieces.stream("train")
@@ -79,10 +81,10 @@ def test_a_failed_preparation_leaves_nothing_behind(text_file, tmp_path, monkeyp
     def fails(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare_module, "_write_split", fails)
+    monkeypatch.setattr(prepare_module, "_encode_all", fails)
     with pytest.raises(KeyboardInterrupt):
         prepare(config(text_file), tmp_path / "runs")
-    assert list((tmp_path / "runs" / ".prepared").iterdir()) == []
+    assert [path.suffix for path in (tmp_path / "runs" / ".prepared").iterdir()] == [".lock"]
 
 
 def test_a_damaged_shard_is_named(text_file, tmp_path):
@@ -112,7 +114,9 @@ def test_a_dataset_in_a_local_folder_goes_through_the_hub_path(tmp_path, jsonl_f
 
 
 def test_an_unknown_dataset_is_one_clear_line(tmp_path, jsonl_file):
-    with pytest.raises(InputError, match="cannot load no/such-dataset"):
+    with pytest.raises(
+        InputError, match="cannot read no/such-dataset .train. from the Hugging Face Hub: .*local files"
+    ):
         prepare(config(jsonl_file, source={"kind": "hub", "name": "no/such-dataset"}), tmp_path / "runs")
 
 
@@ -124,12 +128,12 @@ def test_an_unknown_dataset_is_one_clear_line(tmp_path, jsonl_file):
         ("empty.txt", b"", "empty.txt: is empty"),
         ("blank.txt", b" \n \n", "blank.txt: is empty"),
         ("binary.txt", b"ELF\0\1\2", "binary.txt: holds zero bytes"),
-        ("latin.txt", "one\ntwo caf\u00e9\n".encode("latin-1"), "latin.txt:2: byte 11 .0xe9. is not valid UTF-8"),
-        ("x.pdf", b"%PDF", "x.pdf is a .pdf file: use .txt or .jsonl"),
+        ("latin.txt", "one\ntwo caf\u00e9\n".encode("latin-1"), "latin.txt:2: byte 7 .0xe9. is not valid UTF-8"),
+        ("x.pdf", b"%PDF", "x.pdf is a .pdf file: use one of .txt .md .jsonl"),
         ("bad.jsonl", b'{"text": "a"}\n{"text": \n', "bad.jsonl:2: is not valid JSON"),
         ("field.jsonl", b'{"text": "a"}\n\n{"body": "b"}\n', "field.jsonl:3: has no field `text` .it has body."),
         ("half.jsonl", b'{"text": "a\\ud800b"}\n', "half.jsonl:1: field `text` holds half a surrogate pair"),
-        ("type.jsonl", b'{"text": 3}\n', "type.jsonl:1: field `text` must be a text"),
+        ("type.jsonl", b'{"text": 3}\n', "type.jsonl:1: .*`text`"),
     ],
 )
 def test_every_bad_file_is_one_line_with_the_place(tmp_path, name, content, message):
@@ -140,6 +144,7 @@ def test_every_bad_file_is_one_line_with_the_place(tmp_path, name, content, mess
     assert not list((tmp_path / "runs").rglob("*.bin"))
 
 
-def test_a_folder_is_not_a_file(tmp_path):
-    with pytest.raises(InputError, match="is a folder: name one"):
+def test_a_folder_without_text_says_so(tmp_path):
+    (tmp_path / "picture.png").write_bytes(b"")
+    with pytest.raises(InputError, match="holds no file of these kinds: .txt"):
         prepare(config(tmp_path), tmp_path / "runs")

@@ -65,7 +65,7 @@ def test_transformers_reads_the_directory_and_gives_the_same_ids(tokenizer, tmp_
     )
     assert len(theirs) == tokenizer.vocab_size
     chat = theirs.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True)
-    assert chat == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert chat == "<|bos|><|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     again = load_tokenizer(tmp_path)
     assert again.encode(TEXTS[1]) == tokenizer.encode(TEXTS[1])
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from data import load_tokenizer
-from data.batches import TrainBatches
+from data.batches import TrainBatches, make_rows
 from data.prepare import prepare
 from model import load, save
 from model.convert_kv_heads import write_converted
@@ -50,7 +50,7 @@ def test_a_converted_model_is_trained_on(trained, here):
     assert f"; starts from {here / 'converted'}\n" in (run / "report.md").read_text(encoding="utf-8")
 
     data, rows = prepare(config.data, here / "runs"), config.rows_per_step
-    batch = TrainBatches(data.stream("train"), data.tokenizer, 32, rows, config.seed, False).batch(0)
+    batch = TrainBatches(make_rows(config.data, data, "train"), data.tokenizer, rows, config.seed, False).batch(0)
     with torch.no_grad():
         loss_sum, count = load(here / "converted")(batch.input_ids, labels=batch.labels)
     first = losses(run, "train")[0]

@@ -1,0 +1,42 @@
+"""A number for every document, which decides its split, and a set that remembers the numbers in 8 bytes each."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+
+def fingerprint(text: str) -> int:
+    """64 bits of the text's SHA-256: the same on every machine, in [0, 2**64)."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big")
+
+
+class Seen:
+    """A set of 64-bit numbers that only grows, for more documents than a Python set could hold: new numbers lie in
+    a small set, older ones in sorted arrays, of which two of like size are merged into one."""
+
+    RECENT = 1 << 16
+
+    def __init__(self) -> None:
+        self._recent: set[int] = set()
+        self._older: list[np.ndarray] = []  # sorted, each more than twice as long as the next
+
+    def add(self, number: int) -> bool:
+        """Remember a number; True if it was there before."""
+        if number in self._recent or any(_holds(numbers, number) for numbers in self._older):
+            return True
+        self._recent.add(number)
+        if len(self._recent) >= self.RECENT:
+            self._older.append(np.array(sorted(self._recent), dtype=np.uint64))
+            self._recent.clear()
+            while len(self._older) > 1 and len(self._older[-2]) <= 2 * len(self._older[-1]):
+                merged = np.concatenate([self._older.pop(), self._older.pop()])
+                merged.sort()
+                self._older.append(merged)
+        return False
+
+
+def _holds(numbers: np.ndarray, number: int) -> bool:
+    at = int(np.searchsorted(numbers, np.uint64(number)))
+    return at < len(numbers) and int(numbers[at]) == number

@@ -1,0 +1,136 @@
+"""Token shards on disk, written so that a killed run goes on where it was and ends with the same bytes.
+
+A shard is a plain array of token ids; beside it, for conversations, lies an array of flags, one byte a token.
+`progress.json` names how many documents are safely on disk and how long every file was then. What a killed run
+wrote after that is cut off, and the same documents are written again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+SHARD_TOKENS = 100_000_000
+PROGRESS = "progress.json"
+
+
+@dataclass
+class SplitWriter:
+    """The shards of one split, appended to document by document. A shard ends behind the document that fills it."""
+
+    directory: Path
+    split: str
+    dtype: str
+    has_flags: bool
+    documents: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    bytes: int = 0
+    shards: list[dict[str, Any]] = field(default_factory=list)
+    _open: list[tuple[BinaryIO, Any]] = field(default_factory=list)  # file and its sha256: ids, then flags
+    _size: int = 0  # tokens in the open shard
+
+    def append(self, ids: np.ndarray, flags: np.ndarray | None) -> None:
+        """Write the tokens of a document, or of a piece of one."""
+        if not self._open:
+            self._open = [(path.open("wb"), hashlib.sha256()) for path in self._paths(len(self.shards))]
+        for (file, digest), values in zip(self._open, (ids, flags), strict=False):
+            raw = values.tobytes()  # type: ignore[union-attr]
+            file.write(raw)
+            digest.update(raw)
+        self._size += len(ids)
+        self.tokens += len(ids)
+
+    def end_document(self) -> None:
+        self.documents += 1
+        if self._size >= SHARD_TOKENS:
+            self.close()
+
+    def close(self) -> None:
+        """Finish the open shard, if there is one."""
+        if not self._open:
+            return
+        described: dict[str, Any] = {"tokens": self._size}
+        for key, (file, digest) in zip(("", "flags_"), self._open, strict=False):
+            name = Path(file.name).name
+            _sync(file)
+            described |= {f"{key}file": name, f"{key}bytes": file.tell(), f"{key}sha256": digest.hexdigest()}
+            file.close()
+        self.shards.append(described)
+        self._open, self._size = [], 0
+
+    def sync(self) -> dict[str, Any]:
+        """Everything written is on disk after this; returns what `resume` needs."""
+        for file, _ in self._open:
+            _sync(file)
+        return self.counts() | {"open": self._size if self._open else None}
+
+    def counts(self) -> dict[str, Any]:
+        keys = ("documents", "tokens", "trained_tokens", "bytes", "shards")
+        return {key: getattr(self, key) for key in keys}
+
+    def resume(self, saved: dict[str, Any]) -> None:
+        """Go on behind what `sync` returned: longer files are cut, later ones deleted."""
+        for key in self.counts():
+            setattr(self, key, saved[key])
+        known = {shard[key] for shard in self.shards for key in ("file", "flags_file") if key in shard}
+        if saved["open"] is not None:
+            self._size = saved["open"]
+            for path, width in zip(self._paths(len(self.shards)), (np.dtype(self.dtype).itemsize, 1), strict=False):
+                self._open.append(_reopened(path, self._size * width))
+                known.add(path.name)
+        for path in self.directory.glob(f"{self.split}_*"):
+            if path.name not in known:
+                path.unlink()
+
+    def _paths(self, number: int) -> list[Path]:
+        stem = f"{self.split}_{number:05d}"
+        return [self.directory / f"{stem}.{suffix}" for suffix in (["bin", "flags"] if self.has_flags else ["bin"])]
+
+    def abandon(self) -> None:
+        """Let go of the files after an error, as they are."""
+        for file, _ in self._open:
+            with contextlib.suppress(OSError):
+                file.close()
+
+
+def _reopened(path: Path, length: int) -> tuple[BinaryIO, Any]:
+    file = path.open("r+b")
+    file.truncate(length)
+    digest = hashlib.sha256()
+    for block in iter(lambda: file.read(1 << 20), b""):
+        digest.update(block)
+    return file, digest
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def save_progress(directory: Path, read: int, writers: Sequence[SplitWriter]) -> None:
+    """Note that the first `read` documents are on disk, once they are."""
+    write_json(directory / PROGRESS, {"read": read} | {writer.split: writer.sync() for writer in writers})
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """All of it or nothing, and on the disk when this returns."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write((json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
+        _sync(file)
+    temporary.replace(path)
+
+
+def load_progress(directory: Path) -> dict[str, Any] | None:
+    """What save_progress noted last; None if nothing."""
+    path = directory / PROGRESS
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None

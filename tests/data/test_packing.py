@@ -1,0 +1,188 @@
+"""Conversations packed whole; every trained token once; a document neither sees nor touches its neighbours."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.batches import TrainBatches, make_batch
+from data.chat import MAY_END, TRAINED, encode_conversations
+from data.config import TokenizerConfig
+from data.packing import IGNORED, ConversationRows, DocumentRows, TokenStream, best_fit
+from data.records import Conversation, Message
+from data.storyworld import tell_many
+from data.tokenizer import train_tokenizer
+from tests.conftest import random_model, tiny_config
+
+TOKENIZER = train_tokenizer(TokenizerConfig(kind="byte"), [])
+
+
+def conversation(*texts: str) -> Conversation:
+    """User and assistant in turn."""
+    return Conversation(tuple(Message(("user", "assistant")[i % 2], text) for i, text in enumerate(texts)))
+
+
+def stream_of(conversations, folder) -> TokenStream:
+    encoded = encode_conversations(TOKENIZER, conversations)
+    np.concatenate([np.array(ids, dtype=np.uint16) for ids, _ in encoded]).tofile(folder / "a.bin")
+    np.concatenate([flags for _, flags in encoded]).tofile(folder / "a.flags")
+    return TokenStream([folder / "a.bin"], "uint16", [folder / "a.flags"])
+
+
+def rows_of(conversations, length, folder, too_long="truncate") -> ConversationRows:
+    return ConversationRows(stream_of(conversations, folder), length, TOKENIZER.bos_id, TOKENIZER.pad_id, too_long)
+
+
+@given(st.lists(st.integers(0, 40), max_size=60), st.integers(40, 60))
+@settings(derandomize=True, max_examples=200, deadline=None)
+def test_best_fit_places_each_item_once_and_overfills_no_row(sizes, capacity):
+    rows = best_fit(np.array(sizes, dtype=int), capacity)
+    assert sorted(item for row in rows for item in row) == [i for i, size in enumerate(sizes) if size]
+    filled = [sum(sizes[item] for item in row) for row in rows]
+    assert all(0 < total <= capacity for total in filled)
+    # no item of a row would have fitted into what is left of a row that was opened before the item's own
+    assert len(rows) <= 11 / 9 * -(-sum(sizes) // capacity) + sum(2 * size > capacity for size in sizes) + 1
+
+
+def test_best_fit_fills_rows_where_they_can_be_filled():
+    assert [sum(row) for row in best_fit(np.array([6, 4, 7, 3, 5, 5]), 10)] == [0 + 1, 2 + 3, 4 + 5]
+
+
+def test_whole_conversations_share_rows_and_each_token_comes_once(tmp_path):
+    said = [conversation(f"question {i}", "answer " * (i % 9)) for i in range(50)]
+    encoded = encode_conversations(TOKENIZER, said)
+    rows = rows_of(said, 150, tmp_path)
+    assert (rows.cut, rows.dropped) == (0, 0)
+    seen = []
+    for index in range(rows.per_epoch):
+        ids, labels = rows.row(index)
+        assert ids.shape == labels.shape == (150,)
+        starts = [*np.flatnonzero(ids == TOKENIZER.bos_id), len(ids[ids != TOKENIZER.pad_id])]
+        for begin, end in zip(starts, starts[1:], strict=False):
+            seen.append((ids[begin:end].tolist(), (labels[begin:end] != IGNORED).tolist()))
+        assert (labels[ids == TOKENIZER.pad_id] == IGNORED).all()
+        assert (labels[labels != IGNORED] == ids[labels != IGNORED]).all()
+    expected = [(list(ids), (flags & TRAINED > 0).tolist()) for ids, flags in encoded]
+    assert sorted(seen) == sorted(expected)
+
+
+LONG = conversation("a b", " yes", "and?", "", "go on <|im_end|>", "no\n\nmore", "end", "bye")
+
+
+@pytest.mark.parametrize("length", range(2, 140))
+def test_truncation_at_every_possible_position_leaves_whole_turns(tmp_path, length):
+    ((ids, flags),) = encode_conversations(TOKENIZER, [LONG])
+    ends = [int(at) + 1 for at in np.flatnonzero(flags & MAY_END)]
+    fitting = [end for end in ends if end <= length]
+    if not fitting:
+        with pytest.raises(ValueError, match=f"none of 1 conversations fits into a row of {length} tokens"):
+            rows_of([LONG], length, tmp_path)
+        return
+    rows = rows_of([LONG], length, tmp_path)
+    kept, labels = rows.row(0)
+    n = fitting[-1]
+    assert kept.tolist() == list(ids)[:n] + [TOKENIZER.pad_id] * (length - n)
+    assert (labels != IGNORED).tolist() == (flags[:n] & TRAINED > 0).tolist() + [False] * (length - n)
+    assert TOKENIZER.decode(kept[:n], skip_special_tokens=False).endswith("<|im_end|>\n")
+    assert (rows.cut, rows.dropped) == (int(n < len(ids)), 0)
+    if n < len(ids):
+        both = rows_of([LONG, conversation("hi", "ho")], max(length, 70), tmp_path, "drop")
+        assert (both.cut, both.dropped) == (0, int(len(ids) > max(length, 70)))
+
+
+def test_the_length_test_reaches_from_nothing_to_everything():
+    ((ids, _),) = encode_conversations(TOKENIZER, [LONG])
+    assert 100 < len(ids) < 140
+
+
+def stories_stream(folder) -> TokenStream:
+    tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=1024), [s.text for s in tell_many(0, 0, 300)])
+    documents = tokenizer.encode_documents([story.text for story in tell_many(0, 0, 1500)])
+    np.concatenate([np.array(ids, dtype=np.uint16) for ids in documents]).tofile(folder / "s.bin")
+    return TokenStream([folder / "s.bin"], "uint16")
+
+
+def test_nearly_every_position_of_a_pretraining_batch_is_a_real_token(tmp_path):
+    rows = DocumentRows(stories_stream(tmp_path), 256, TOKENIZER.bos_id, TOKENIZER.pad_id)
+    batches = TrainBatches(rows, TOKENIZER, 16, 0, True)
+    ids = torch.cat([batches.batch(k).input_ids for k in range(-(-rows.per_epoch // 16))])
+    assert (ids != TOKENIZER.pad_id).float().mean() >= 0.99
+
+
+def test_most_positions_of_a_chat_batch_are_real_tokens(tmp_path):
+    said = [
+        conversation("Tell me a story.", story.text[: 40 + 37 * i % 300])
+        for i, story in enumerate(tell_many(0, 0, 800))
+    ]
+    rows = rows_of(said, 512, tmp_path)
+    ids = np.stack([rows.row(i)[0] for i in range(rows.per_epoch)])
+    assert (ids != TOKENIZER.pad_id).mean() >= 0.95
+
+
+# Isolation: what shares a row does not share anything else
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    said = [conversation(f"question {i}?", f"It is {i * 37} " * (1 + i % 4)) for i in range(12)]
+    rows = rows_of(said, 200, tmp_path_factory.mktemp("packed"))
+    lm = random_model(tiny_config(vocab_size=TOKENIZER.vocab_size, max_position_embeddings=256)).eval()
+    return said, rows, lm
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
+def test_packed_conversations_have_the_loss_that_they_have_alone(packed, backend, restart):
+    said, rows, lm = packed
+    lm.set_attn_implementation(backend)
+    for index in range(rows.per_epoch):
+        batch = make_batch([rows.row(index)], [index], TOKENIZER, True, restart)
+        with torch.no_grad():
+            together, count = lm(**batch.for_model())
+        alone, counts = 0.0, 0
+        for i in rows._members[index]:
+            ((ids, flags),) = encode_conversations(TOKENIZER, [said[i]])
+            targets = np.where(flags & TRAINED, ids, IGNORED)
+            with torch.no_grad():
+                loss, n = lm(torch.tensor([list(ids)]), labels=torch.tensor([targets.tolist()]))
+            alone, counts = alone + float(loss), counts + int(n)
+        assert counts == int(count) > 0
+        assert float(together) / counts == pytest.approx(alone / counts, abs=2e-6)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
+def test_changing_one_document_changes_no_bit_of_another_ones_logits(packed, backend):
+    _, rows, lm = packed
+    lm.set_attn_implementation(backend)
+    batch = make_batch([rows.row(0)], [0], TOKENIZER, True, False)
+    assert batch.document_ids is not None
+    documents = batch.document_ids[0]
+    assert documents.max() >= 2
+    with torch.no_grad():
+        before = lm(batch.input_ids, document_ids=batch.document_ids)
+        for changed in range(1, int(documents.max()) + 1):
+            ids = batch.input_ids.clone()
+            inside = documents == changed
+            ids[0, inside] = (ids[0, inside] + 7) % 200 + 20
+            after = lm(ids, document_ids=batch.document_ids)
+            assert torch.equal(before[0, ~inside], after[0, ~inside])
+            assert not torch.equal(before[0, inside], after[0, inside])
+
+
+def test_counting_each_trained_token_once_an_epoch(packed):
+    said, rows, _ = packed
+    batches = TrainBatches(rows, TOKENIZER, 1, 0)
+    for epoch in range(2):
+        seen: Counter = Counter()
+        for k in range(rows.per_epoch):
+            labels = batches.batch(epoch * rows.per_epoch + k).labels
+            seen.update(labels[labels != IGNORED].tolist())
+        expected = Counter(
+            int(token)
+            for ids, flags in encode_conversations(TOKENIZER, said)
+            for token in np.array(ids)[flags & TRAINED > 0]
+        )
+        assert seen == expected

@@ -1,0 +1,205 @@
+"""Preparing that is killed, or meets a full disk, or is asked for twice: the shards are the same bytes."""
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from configs.loader import InputError
+from data import prepare as prepare_module
+from data import shards
+from data.config import DataConfig
+from data.prepare import open_prepared, prepare
+from data.storyworld import tell_many
+
+SMALL = "shards.SHARD_TOKENS, prepare.BATCH, prepare.SAVE_SECONDS = 60_000, 30_000, 0.0"
+DRIVER = f"""
+import json, sys
+from pathlib import Path
+from data import prepare, shards
+from data.config import DataConfig
+{SMALL}
+prepare.prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]), show_progress=False)
+"""
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Small shards and batches, and a note of progress after each batch."""
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 60_000)
+    monkeypatch.setattr(prepare_module, "BATCH", 30_000)
+    monkeypatch.setattr(prepare_module, "SAVE_SECONDS", 0.0)
+
+
+def text_config(folder: Path) -> DataConfig:
+    texts = [story.text for story in tell_many(0, 0, 3000)]
+    lines = [json.dumps({"text": text}) + "\n" for text in texts + texts[:100]]
+    (folder / "stories.jsonl").write_text("".join(lines), encoding="utf-8")
+    source = {"kind": "files", "path": str(folder / "stories.jsonl")}
+    return DataConfig.model_validate(
+        {"source": source, "tokenizer": {"kind": "bpe", "vocab_size": 512}, "drop_duplicates": True}
+    )
+
+
+def chat_config(folder: Path) -> DataConfig:
+    stories = tell_many(0, 0, 2500)
+    turn = lambda role, content: {"role": role, "content": content}  # noqa: E731
+    records = [{"messages": [turn("user", f"Story {i}?"), turn("assistant", s.text)]} for i, s in enumerate(stories)]
+    (folder / "chat.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    source = {"kind": "files", "path": str(folder / "chat.jsonl")}
+    return DataConfig.model_validate({"source": source, "tokenizer": {"kind": "byte"}, "records": "conversations"})
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """The files of prepared data, the manifest among them."""
+    return {file.name: file.read_bytes() for file in directory.iterdir()}
+
+
+def notes(out: Path) -> str:
+    return "".join(file.read_text() for file in out.glob(".prepared/*.partial/progress.json"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "kills"), [(text_config, 20), (chat_config, 6)])
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path, small, make, kills):
+    config, draw = make(tmp_path), random.Random(0)
+    command = [sys.executable, "-c", DRIVER, config.model_dump_json()]
+    before = time.monotonic()
+    subprocess.run([*command, str(tmp_path / "whole")], check=True)
+    duration = time.monotonic() - before
+    expected = contents(prepare(config, tmp_path / "whole").directory)
+    assert len([name for name in expected if name.endswith(".bin")]) > 10
+
+    out, killed, went_on = tmp_path / "killed", 0, 0
+    while killed < kills:
+        noted = notes(out)
+        process = subprocess.Popen([*command, str(out)])
+        if draw.random() < 0.25:
+            time.sleep(draw.uniform(0.0, 0.5) * duration)  # while it starts, or learns the tokenizer
+        else:
+            while process.poll() is None and notes(out) == noted:
+                time.sleep(0.005)
+            time.sleep(draw.uniform(0.0, 0.2) * duration)
+        process.send_signal(signal.SIGKILL)
+        killed += process.wait() == -signal.SIGKILL
+        went_on += notes(out) != noted
+        assert not (notes(out) and list(out.glob(".prepared/*/manifest.json")))
+        if process.returncode == 0:  # it was quicker than the kill: the next one starts afresh
+            assert contents(prepare(config, out).directory) == expected
+            out = out.with_name(f"{out.name}_again")
+    assert went_on > kills / 2
+    subprocess.run([*command, str(out)], check=True)
+    assert contents(prepare(config, out).directory) == expected
+
+
+@pytest.mark.parametrize("make", [text_config, chat_config])
+def test_whatever_was_written_behind_the_last_note_is_written_again(tmp_path, small, monkeypatch, make):
+    """The same without luck: stopped after every few batches, with torn files behind what was noted."""
+    config = make(tmp_path)
+    expected = contents(prepare(config, tmp_path / "whole").directory)
+    real, stops = shards.save_progress, 0
+
+    for batches in (1, 2, 7, 3, 1, 12):
+        calls = 0
+
+        def stop_after(*arguments, limit=batches):
+            nonlocal calls
+            real(*arguments)
+            calls += 1
+            if calls == limit:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(shards, "save_progress", stop_after)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config, tmp_path / "stopped")
+        stops += 1
+        (partial,) = (tmp_path / "stopped" / ".prepared").glob("*.partial")
+        for split in ("train", "validation"):  # the file that was being written
+            for newest in sorted(partial.glob(f"{split}_*.bin"))[-1:]:
+                with newest.open("ab") as torn:
+                    torn.write(b"torn")
+        (partial / "train_00099.bin").write_bytes(b"never noted")
+    monkeypatch.setattr(shards, "save_progress", real)
+    done = prepare(config, tmp_path / "stopped")
+    assert stops == 6
+    assert contents(done.directory) == expected
+    assert done.directory == open_prepared(done.directory).directory
+
+
+def test_a_full_disk_is_one_clear_line_and_the_work_is_kept(tmp_path, small, monkeypatch):
+    config = text_config(tmp_path)
+    expected = contents(prepare(config, tmp_path / "whole").directory)
+    real, written = shards.SplitWriter.append, 0
+
+    def append(writer, ids, flags):
+        nonlocal written
+        written += ids.nbytes
+        if written > 400_000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(writer, ids, flags)
+
+    monkeypatch.setattr(shards.SplitWriter, "append", append)
+    with pytest.raises(InputError, match="the disk of .* is full: free some space, the same command goes on"):
+        prepare(config, tmp_path / "full")
+    assert not list(tmp_path.glob("full/.prepared/*/manifest.json"))
+    monkeypatch.setattr(shards.SplitWriter, "append", real)
+    (partial,) = (tmp_path / "full" / ".prepared").glob("*.partial")
+    assert json.loads((partial / "progress.json").read_text())["read"] > 0
+    assert contents(prepare(config, tmp_path / "full").directory) == expected
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_really_full_device(tmp_path, small, monkeypatch):
+    """Every write to /dev/full fails as on a full disk, at flush time."""
+    monkeypatch.setattr(shards.SplitWriter, "_paths", lambda writer, number: [Path("/dev/full")])
+    with pytest.raises(InputError, match="is full: free some space"):
+        prepare(text_config(tmp_path), tmp_path / "full")
+
+
+def test_a_second_process_waits_and_finds_it_prepared(tmp_path):
+    config = text_config(tmp_path)
+    command = [sys.executable, "-c", DRIVER, config.model_dump_json(), str(tmp_path / "runs")]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [process.communicate(timeout=120)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    (directory,) = (p for p in (tmp_path / "runs" / ".prepared").iterdir() if p.is_dir())
+    open_prepared(directory)
+
+
+def test_a_changed_option_that_changes_the_shards_makes_a_new_entry(tmp_path):
+    config = text_config(tmp_path)
+    first = prepare(config, tmp_path / "runs").directory
+    for changes in (
+        {"drop_duplicates": False},
+        {"validation_fraction": 0.2},
+        {"on_bad_record": "skip"},
+        {"tokenizer": config.tokenizer.model_copy(update={"vocab_size": 640})},
+    ):
+        assert prepare(config.model_copy(update=changes), tmp_path / "runs").directory != first
+    for changes in ({"sequence_length": 16}, {"isolate_documents": True}, {"too_long": "drop"}):
+        assert prepare(config.model_copy(update=changes), tmp_path / "runs").directory == first
+
+
+def test_the_manifest_describes_the_shards(tmp_path, small):
+    import hashlib
+
+    for make in (text_config, chat_config):
+        data = prepare(make(tmp_path), tmp_path / "runs")
+        for split in ("train", "validation"):
+            described = data.manifest[split]
+            for shard in described["shards"]:
+                for key in [key for key in ("", "flags_") if f"{key}file" in shard]:
+                    raw = (data.directory / shard[f"{key}file"]).read_bytes()
+                    assert hashlib.sha256(raw).hexdigest() == shard[f"{key}sha256"]
+                    assert len(raw) == shard[f"{key}bytes"]
+            assert sum(shard["tokens"] for shard in described["shards"]) == described["tokens"]
+            ids = data.stream(split).read(0, described["tokens"])
+            assert int((ids == data.tokenizer.bos_id).sum()) == described["documents"]
+            assert described["bytes_per_token"] == pytest.approx(described["bytes"] / described["trained_tokens"], 1e-4)

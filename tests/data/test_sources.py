@@ -1,0 +1,270 @@
+"""Sources: which documents a config leads to, in which split, in which shares; what happens to bad records."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.loader import InputError
+from data.config import DataConfig
+from data.fingerprints import Seen, fingerprint
+from data.sources import Ledger, documents, identity, read
+
+
+def config(source, **changes) -> DataConfig:
+    return DataConfig.model_validate({"source": source, "tokenizer": {"kind": "byte"}} | changes)
+
+
+def write_jsonl(path, texts):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return {"kind": "files", "path": str(path)}
+
+
+def numbered(n, start=0):
+    return [f"document number {i}" for i in range(start, start + n)]
+
+
+def test_adding_documents_moves_none_between_the_splits(tmp_path):
+    few = write_jsonl(tmp_path / "few.jsonl", numbered(200))
+    more = write_jsonl(tmp_path / "more.jsonl", numbered(400)[::-1])
+    for split in ("train", "validation"):
+        before, after = (set(documents(config(source), split)) for source in (few, more))
+        assert before
+        assert before < after
+
+
+def test_held_out_files_are_the_validation_part(tmp_path):
+    source = write_jsonl(tmp_path / "train.jsonl", numbered(50))
+    source["validation_path"] = write_jsonl(tmp_path / "held_out.jsonl", numbered(5, start=50))["path"]
+    assert list(documents(config(source), "train")) == numbered(50)
+    assert list(documents(config(source), "validation")) == numbered(5, start=50)
+
+
+def test_a_held_out_split_of_a_dataset_is_the_validation_part(tmp_path):
+    write_jsonl(tmp_path / "train.jsonl", numbered(50))
+    write_jsonl(tmp_path / "test.jsonl", numbered(5, start=50))
+    for streaming in (False, True):
+        source = {"kind": "hub", "name": str(tmp_path), "validation_split": "test", "streaming": streaming}
+        assert list(documents(config(source), "train")) == numbered(50)
+        assert list(documents(config(source), "validation")) == numbered(5, start=50)
+    chosen = {"kind": "hub", "name": str(tmp_path), "data_files": "test.jsonl", "max_records": 3}
+    assert sorted([*documents(config(chosen), "train"), *documents(config(chosen), "validation")]) == numbered(3, 50)
+
+
+def test_a_dataset_has_another_identity_when_its_files_change(tmp_path):
+    source = config({"kind": "hub", "name": str(tmp_path)}).source
+    file = tmp_path / "train.jsonl"
+    write_jsonl(file, numbered(5))
+    before = identity(source)
+    assert identity(source) == before
+    write_jsonl(file, numbered(6))
+    os.utime(file, (1, 1))
+    assert identity(source) != before
+
+
+def test_files_have_an_identity_by_content_wherever_they_lie(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write_jsonl(tmp_path / name / "x.jsonl", numbered(5))
+    one, other = (identity(config({"kind": "files", "path": str(tmp_path / n)}).source) for n in ("a", "b"))
+    assert one == other
+    write_jsonl(tmp_path / "b" / "y.jsonl", ["more"])
+    assert identity(config({"kind": "files", "path": str(tmp_path / "b")}).source) != one
+
+
+def test_an_unreachable_hub_shows_its_retries_and_ends_in_one_clear_line(tmp_path):
+    (tmp_path / "c.yaml").write_text(f"output_dir: {tmp_path}\ndata: {{source: {{kind: hub, name: some/dataset}}}}\n")
+    code = (
+        "import time; real = time.sleep; time.sleep = lambda s: real(0)\n"  # only the waiting is cut short
+        "import sys; sys.argv[0] = 'prepare'\n"
+        "from configs.loader import exit_on_bad_input; from data.prepare import main; exit_on_bad_input(main)"
+    )
+    environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "c.yaml")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert "Retry 1/5" in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: data.source: cannot read some/dataset (train) from the Hugging Face Hub: ")
+    assert "check the network" in last
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif("HEADLIGHT_NETWORK" not in os.environ, reason="opt-in: HEADLIGHT_NETWORK=1 fetches from the Hub")
+def test_the_real_hub(monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    source = {"kind": "hub", "name": "roneneldan/TinyStories", "streaming": True, "max_records": 20}
+    assert len(list(documents(config(source), "train"))) > 10
+
+
+# Mixing
+
+
+def parts(tmp_path, sizes, weights):
+    made = []
+    for i, (count, weight) in enumerate(zip(sizes, weights, strict=True)):
+        texts = [f"part {i} document {n} " + "x" * (n * 7 % 40) for n in range(count)]
+        made.append({"weight": weight, "source": write_jsonl(tmp_path / f"{i}.jsonl", texts)})
+    return made
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0], [3.0, 1.0], [1.0, 2.0, 7.0]])
+def test_a_mix_has_the_shares_of_text_that_the_weights_say(tmp_path, weights):
+    mix = {"kind": "mix", "parts": parts(tmp_path, [800] * len(weights), weights)}
+    found = list(documents(config(mix), "train"))
+    assert len(found) == len(set(found))  # first_exhausted repeats nothing
+    sizes = Counter()
+    for text in found:
+        sizes[int(text.split()[1])] += len(text)
+        total = sum(sizes.values())
+        if total > 5000:  # not only at the end, but all along
+            for i, weight in enumerate(weights):
+                assert sizes[i] / total == pytest.approx(weight / sum(weights), abs=0.03)
+
+
+def test_a_small_part_is_repeated_until_the_last_has_ended(tmp_path):
+    mix = {
+        "kind": "mix",
+        "parts": parts(tmp_path, [400, 20], [1.0, 1.0]),
+        "stopping_strategy": "all_exhausted",
+    }
+    counts = Counter(documents(config(mix), "train"))
+    by_part = [[n for text, n in counts.items() if text.startswith(f"part {i} ")] for i in (0, 1)]
+    assert set(by_part[0]) == {1}
+    assert min(by_part[1]) > 5
+    held_out = list(documents(config(mix), "validation"))
+    assert len(held_out) == len(set(held_out))
+    assert not set(held_out) & set(counts)
+
+
+def test_a_mix_keeps_the_held_out_documents_of_every_part(tmp_path):
+    small = parts(tmp_path, [30], [1.0])
+    story = {"source": {"kind": "storyworld", "documents": 500, "validation_documents": 7}}
+    mix = {"kind": "mix", "parts": [*small, story]}
+    held_out = list(documents(config(mix), "validation"))
+    assert sum(not text.startswith("part") for text in held_out) == 7
+
+
+def test_a_part_without_text_is_named(tmp_path):
+    empty = {"source": write_jsonl(tmp_path / "empty.jsonl", [""])}
+    with pytest.raises(InputError, match=r"data.source.parts: part 2 holds no training document"):
+        list(read(config({"kind": "mix", "parts": [*parts(tmp_path, [50], [1.0]), empty]})))
+
+
+# One long text, several books, lines that make articles
+
+
+def test_a_single_text_is_cut_at_its_end_and_a_folder_by_documents(tmp_path):
+    text = "".join(f"Line {i} of the book.\n" for i in range(100))
+    (tmp_path / "book.txt").write_text(text)
+    single = config({"kind": "files", "path": str(tmp_path / "book.txt")})
+    assert "".join([*documents(single, "train"), *documents(single, "validation")]) == text
+    for i in range(60):
+        (tmp_path / f"{i}.md").write_text(f"# Note {i}\n{text}")
+    folder = config({"kind": "files", "path": str(tmp_path)})
+    both = [list(documents(folder, split)) for split in ("train", "validation")]
+    assert len(both[0]) + len(both[1]) == 61
+    assert both[1]
+    assert text in both[0] + both[1]
+
+
+def test_stories_between_end_marks_are_documents(tmp_path):
+    stories = [f"Story {i}.\n\nThe end of {i}." for i in range(60)]
+    (tmp_path / "s.txt").write_text("\n<|endoftext|>\n".join(stories) + "\n<|endoftext|>\n")
+    source = {"kind": "files", "path": str(tmp_path / "s.txt")}
+    assert sorted([*documents(config(source), "train"), *documents(config(source), "validation")]) == sorted(stories)
+    (tmp_path / "s.txt").write_text("\n----\n".join(stories))
+    source["separator"] = "----"
+    assert len([*documents(config(source), "train"), *documents(config(source), "validation")]) == 60
+
+
+def test_rows_are_joined_to_the_articles_that_they_are_lines_of(tmp_path):
+    lines = [
+        "",
+        " = Fox = \n",
+        "",
+        " It runs . \n",
+        " = = Food = = \n",
+        " Berries . \n",
+        "",
+        " = Owl = \n",
+        " It flies . \n",
+    ]
+    source = write_jsonl(tmp_path / "wiki.jsonl", lines) | {"document_start": "^ = [^=]+ = $"}
+    expected = [" = Fox = \n\n It runs . \n = = Food = = \n Berries . \n\n", " = Owl = \n It flies . \n"]
+    found = [*documents(config(source), "train"), *documents(config(source), "validation")]
+    assert sorted(found) == sorted(expected)
+
+
+# Bad records, empty ones, duplicates
+
+
+def test_bad_records_stop_or_are_listed(tmp_path):
+    lines = [json.dumps({"text": text}) for text in numbered(1000)]
+    lines[400:400], lines[700:700] = ['{"text": 3}'], ['{"text": ']
+    (tmp_path / "x.jsonl").write_text("\n".join(lines))
+    source = {"kind": "files", "path": str(tmp_path / "x.jsonl")}
+    with pytest.raises(InputError, match=r"x.jsonl:401: field `text` is a number.*on_bad_record=skip"):
+        list(read(config(source)))
+    ledger = Ledger()
+    assert len(list(read(config(source, on_bad_record="skip"), ledger))) == 1000
+    assert (ledger.records, ledger.bad) == (1002, 2)
+    assert [line.split(": ")[0] for line in ledger.bad_records] == [f"{tmp_path}/x.jsonl:{n}" for n in (401, 701)]
+
+
+@pytest.mark.parametrize(("bad", "good"), [(1, 50), (11, 1089), (30, 100_000)])
+def test_more_than_one_per_cent_bad_records_stop_anyway(tmp_path, bad, good):
+    lines = ['{"body": "x"}'] * bad + ['{"text": "y"}'] * min(good, 1089)
+    (tmp_path / "x.jsonl").write_text("\n".join(lines))
+    source = {"kind": "files", "path": str(tmp_path / "x.jsonl")}
+    many = bad > 0.01 * len(lines)
+    if many:
+        with pytest.raises(
+            InputError, match=f"{bad} of {len(lines):,} records cannot be used, more than 1 %: .*x.jsonl:1:"
+        ):
+            list(read(config(source, on_bad_record="skip")))
+    else:
+        assert len(list(read(config(source, on_bad_record="skip")))) == len(lines) - bad
+
+
+def test_duplicates_are_counted_and_by_choice_dropped(tmp_path):
+    source = write_jsonl(tmp_path / "x.jsonl", [*numbered(20), *numbered(10), "", ""])
+    for drop in (False, True):
+        ledger = Ledger()
+        found = [d.content for d in read(config(source, drop_duplicates=drop), ledger)]
+        assert (ledger.duplicates, ledger.empty, ledger.records) == (10, 2, 32)
+        assert found == numbered(20) + ([] if drop else numbered(10))
+
+
+@given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 50), max_size=300))
+@settings(derandomize=True, max_examples=50, deadline=None)
+def test_what_was_seen_is_known_however_much_it_is(numbers):
+    seen, plain = Seen(), set()
+    seen.RECENT = 4
+    for number in numbers:
+        assert seen.add(number) == (number in plain)
+        plain.add(number)
+
+
+def test_many_numbers_lie_in_few_arrays():
+    seen, random = Seen(), Random(0)
+    seen.RECENT = 16
+    for _ in range(10_000):
+        seen.add(random.getrandbits(64))
+    assert len(seen._older) < 10
+    assert sum(map(len, seen._older)) + len(seen._recent) == 10_000
+
+
+def test_the_fingerprint_never_changes():
+    assert fingerprint("Headlight") == 18192109848282000828

@@ -22,6 +22,8 @@ lint: $(VENV)/ready
 bench: $(VENV)/ready
 	$(RUN) -m train.throughput --attention
 	$(RUN) -m train.throughput --decode --versus transformers
+	$(RUN) -m train.throughput configs/base.yaml --packing
+	$(RUN) -m data.prepare_benchmark
 
 # Everything is installed before the stamp is written, so an interrupted install starts again.
 $(VENV)/ready: $(REQUIREMENTS)

@@ -7,10 +7,11 @@ tokenizer keeps its ids; what it lacks is added behind them.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,31 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Ids to text; bytes that are no valid UTF-8 show as the replacement character."""
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def encode_bytes(self, raw: bytes) -> list[int]:
+        """The ids of any bytes, also of such as are no text; `decode_bytes` gives them back exactly.
+
+        What is valid UTF-8 has the ids of the text; each other byte is a token. Raises ValueError for a tokenizer
+        that is not byte-level.
+        """
+        text, ids, byte = raw.decode("utf-8", "surrogateescape"), list[int](), _byte_letters()
+        for is_text, run in itertools.groupby(text, lambda letter: not "\udc80" <= letter <= "\udcff"):
+            if is_text:
+                ids += self.encode("".join(run))
+            else:
+                ids += [self._byte_id(byte[ord(letter) - 0xDC00]) for letter in run]
+        return ids
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The bytes behind ids, special tokens left out."""
+        tokens = [self.backend.id_to_token(token_id) for token_id in ids if token_id not in self.special_ids]
+        return b"".join(_bytes_of(token) for token in tokens)
+
+    def _byte_id(self, letter: str) -> int:
+        token_id = self.backend.token_to_id(letter)
+        if token_id is None:
+            raise ValueError("this tokenizer has no token for every byte: use kind: bpe or byte")
+        return token_id
 
     def token_labels(self, ids: Iterable[int]) -> list[str]:
         """One readable string an id, for pictures: spaces and line ends are visible, special tokens short."""
@@ -226,13 +252,36 @@ def _round_up(size: int) -> int:
     return -(-size // 64) * 64
 
 
-def _bytes_of(token: str) -> bytes:
-    """The bytes behind a byte-level piece (GPT-2's table: printable bytes stand for themselves)."""
+@cache
+def _byte_letters() -> dict[int, str]:
+    """How byte-level tokenizers write a byte (GPT-2's table: printable bytes stand for themselves)."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
         *range(ord("®"), ord("ÿ") + 1),
     ]
     others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-    return bytes(table[character] for character in token)
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+
+
+def _bytes_of(token: str) -> bytes:
+    """The bytes behind a byte-level piece."""
+    return bytes(_letter_bytes()[letter] for letter in token)
+
+
+@cache
+def _letter_bytes() -> dict[str, int]:
+    return {letter: byte for byte, letter in _byte_letters().items()}
+
+
+def main() -> int:
+    """`python -m data.tokenizer configs/x.yaml --report` compares vocabularies on the text of a config."""
+    from data.tokenizer_report import main as report
+
+    return report()
+
+
+if __name__ == "__main__":
+    from configs.loader import exit_on_bad_input
+
+    exit_on_bad_input(main)

@@ -130,10 +130,10 @@ class RunConfig(_Section):
         return identity
 
 
-# the tokenizer fills in the ids, and a file is known by its contents (run_directory.check_contents)
+# the tokenizer fills in the ids, and files are known by their contents (run_directory.check_contents)
 NOT_IDENTITY = (
     "model.attn_implementation model.vocab_size model.bos_token_id model.eos_token_id model.pad_token_id "
-    "data.source.path"
+    "data.source.path data.source.validation_path data.tokenizer.path"
 ).split()
 IDENTITY_OF_TRAIN = [
     "tokens_per_step",

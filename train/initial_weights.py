@@ -51,9 +51,8 @@ def load_initial_weights(lm: LanguageModel, directory: Path, tokenizer: Tokenize
     theirs, ours = (json.loads(each.backend.to_str()) for each in (load_tokenizer(directory), tokenizer))
     if theirs != ours:
         raise InputError(
-            f"init_from: {directory / 'tokenizer.json'} is not the tokenizer of this run's data. bpe and char are "
-            "learned from the text: take data.source, data.validation_fraction and data.tokenizer from the config.yaml "
-            "of the run that the weights come from, or train both runs with data.tokenizer.kind=byte, the same for all"
+            f"init_from: {directory / 'tokenizer.json'} is not the tokenizer of this run's data: take it over with "
+            f"'data.tokenizer={{kind: pretrained, path: {directory}}}'"
         )
     try:
         load_weights(lm, directory)

@@ -1,8 +1,9 @@
-"""How fast it is here: `python -m train.throughput [configs/x.yaml] --attention | --decode [--versus transformers]`
+"""How fast it is here: `python -m train.throughput [configs/x.yaml] --attention | --decode | --packing`
 
     --attention   every attention backend, sequence lengths 512 to 8192, MHA / GQA / MQA, forward + backward
     --decode      tokens/s with and without each key-value cache, batch 1 and 16; --versus transformers alternates
                   with its `generate` on the same weights
+    --packing     training on the config's data: rows filled with documents against one document a row
 
 The model is that of the config, or 6 layers x 256, 8 query / 2 key-value heads, without one. Prints Markdown tables.
 """
@@ -31,9 +32,10 @@ def main() -> int:
     from model.config import ModelConfig
     from train.config import load_run_config
 
-    config = ModelConfig(**DEFAULT_MODEL)
+    config, run = ModelConfig(**DEFAULT_MODEL), None
     if arguments.config:
-        config = load_run_config(arguments.config, arguments.overrides).model
+        run = load_run_config(arguments.config, arguments.overrides)
+        config = run.model
         config = config if config.vocab_size else config.model_copy(update={"vocab_size": 4096})
     elif arguments.overrides:
         raise InputError("section.key=value changes a config: name one before it")
@@ -47,7 +49,13 @@ def main() -> int:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"--device is cuda, but PyTorch {torch.__version__} finds none here")
     print(f"{machine(device)}, torch {torch.__version__}")
-    if arguments.attention:
+    if arguments.packing:
+        from train.throughput_packing import compare_packing
+
+        if run is None:
+            raise InputError("--packing reads the data of a config: name one, for example configs/demo.yaml")
+        compare_packing(run, arguments.rounds)
+    elif arguments.attention:
         from train.throughput_attention import compare_backends
 
         compare_backends(config, device, arguments.lengths, arguments.rounds)
@@ -65,6 +73,7 @@ def parse_arguments() -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--attention", action="store_true", help="compare the attention backends")
     what.add_argument("--decode", action="store_true", help="compare the key-value caches")
+    what.add_argument("--packing", action="store_true", help="compare filled rows with one document a row")
     parser.add_argument("--versus", choices=["transformers"], help="with --decode: against transformers' generate")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
     parser.add_argument("--rounds", type=int, default=5, help="how often each is timed; medians are printed")

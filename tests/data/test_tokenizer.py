@@ -1,11 +1,18 @@
 """Tokenizers: exact round trips, special strings are plain text, transformers gives the same ids."""
 
+import json
+from functools import cache
+from random import Random
+
 import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from configs.loader import InputError
 from data.config import TokenizerConfig
-from data.tokenizer import SPECIAL_TOKENS, load_tokenizer, train_tokenizer
+from data.tokenizer import SPECIAL_TOKENS, cut, load_tokenizer, train_tokenizer
 
 CORPUS = ["Once upon a time, there was a fox named Tiko.\n", "你好，世界。1234 emoji 🦊!\n\ttabs  and  spaces"] * 20
 TEXTS = [*CORPUS[:2], "fox 2026", " <|bos|> is text here", "a<|im_end|>b", "  leading", "trailing \n\n", ""]
@@ -32,6 +39,156 @@ def test_byte_level_tokenizers_know_every_text(kind):
     tokenizer = train_tokenizer(TokenizerConfig(kind=kind, vocab_size=320), ["only english"])
     for text in [*TEXTS, "ß ñ 日本語 \u200d\ufeff \x00 \x7f"]:
         assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.fixture(scope="module", params=["bpe", "byte"])
+def saved(request, tmp_path_factory):
+    """A byte-level tokenizer, and transformers' reading of its directory."""
+    folder = tmp_path_factory.mktemp(request.param)
+    corpus = [*CORPUS, "def f(x):\n    return x  # 数字 42\n", "Ελληνικά, русский, العربية, हिन्दी, 日本語, 한국어"] * 5
+    tokenizer = train_tokenizer(TokenizerConfig(kind=request.param, vocab_size=1024), corpus)
+    tokenizer.save(folder)
+    return tokenizer, AutoTokenizer.from_pretrained(folder)
+
+
+def random_bytes(n: int) -> list[bytes]:
+    """Bytes of all kinds: evenly drawn, of few values, mostly spaces, and cut out of real text wherever."""
+    random = Random(0)
+    texts = "".join([*HARD, *CORPUS]).encode() * 3
+    drawn = []
+    for i in range(n):
+        length = random.randint(0, 60)
+        start = random.randrange(len(texts) - length)
+        drawn.append(
+            [
+                random.randbytes(length),
+                bytes(random.choice(b" \n\t\r\xe4\xbd\xa0aZ0'") for _ in range(length)),
+                texts[start : start + length],
+            ][i % 3]
+        )
+    return drawn
+
+
+HARD = [
+    "你好，世界。中文分词，没有空格；标点！",
+    "🦊🏳️‍🌈👩‍👩‍👧‍👦 e\u0301 \u200d \ufeff \u2028",
+    " ",
+    "   ",
+    "\n\n\n",
+    "\r\n\t \n x  y   z\n ",
+    "\x00\x7f\x80\uffff\U0010ffff",
+    "don't we'll I'M 12345 3.14 x=1_000",
+]
+
+
+def test_ten_thousand_random_byte_strings_come_back_exactly(saved):
+    tokenizer, theirs = saved
+    strings = random_bytes(10_000)
+    assert sum(_is_text(raw) for raw in strings) > 2000
+    for raw in strings:
+        assert tokenizer.decode_bytes(tokenizer.encode_bytes(raw)) == raw
+    # transformers takes texts: the bytes read as text where they are text, else one character a byte
+    texts = [raw.decode("utf-8") if _is_text(raw) else raw.decode("latin-1") for raw in strings] + HARD
+    for text, ids, other in zip(texts, tokenizer.encode_many(texts), theirs(texts).input_ids, strict=True):
+        assert ids == other == tokenizer.encode_bytes(text.encode())
+        assert tokenizer.decode(ids) == text
+
+
+def _is_text(raw: bytes) -> bool:
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def test_bytes_need_a_byte_level_tokenizer():
+    tokenizer = train_tokenizer(TokenizerConfig(kind="char"), ["abc"])
+    with pytest.raises(ValueError, match="no token for every byte"):
+        tokenizer.encode_bytes(b"\xff")
+
+
+@given(st.text(alphabet="ab \n\t0'é你🦊<|>", max_size=80), st.integers(1, 9))
+@settings(derandomize=True, max_examples=300, deadline=None)
+def test_the_ids_of_the_pieces_of_a_text_are_the_ids_of_the_text(text, length):
+    tokenizer = cut_tokenizer()
+    pieces = cut(text, length)
+    assert "".join(pieces) == text
+    assert [i for piece in pieces for i in tokenizer.encode(piece)] == tokenizer.encode(text)
+
+
+@cache
+def cut_tokenizer():
+    tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=1024), CORPUS)
+    assert tokenizer.can_cut
+    return tokenizer
+
+
+# Pretrained ones
+
+
+def gpt2_like(folder, **roles):
+    """A byte-level tokenizer.json as others save it: one special token, no padding token, 300 and odd ids."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=301, special_tokens=["<|endoftext|>", "<|im_end|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(roles))
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("roles", "expected"),
+    [
+        ({}, ("<|pad|>", "<|bos|>", "<|eos|>")),
+        ({"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}, ("<|pad|>", "<|bos|>", "<|endoftext|>")),
+        (
+            {"eos_token": {"content": "<|im_end|>"}, "pad_token": "<|endoftext|>", "bos_token": None},
+            ("<|endoftext|>", "<|bos|>", "<|im_end|>"),
+        ),
+    ],
+)
+def test_a_pretrained_tokenizer_keeps_its_ids_and_gets_what_it_lacks(tmp_path, roles, expected):
+    theirs = gpt2_like(tmp_path, **roles)
+    tokenizer = train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path)), [])
+    assert (tokenizer.roles["pad_token"], tokenizer.bos_token, tokenizer.roles["eos_token"]) == expected
+    assert tokenizer.vocab_size % 64 == 0
+    for text in [*CORPUS, *HARD]:
+        assert tokenizer.encode(text) == theirs.encode(text).ids
+    for token, token_id in theirs.get_vocab().items():
+        assert tokenizer.backend.token_to_id(token) == token_id
+    assert tokenizer.encode("<|bos|><|im_start|>")[0] not in tokenizer.special_ids
+    larger = train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path), vocab_size=1000), [])
+    assert larger.vocab_size == 1024
+    tokenizer.save(tmp_path / "saved")
+    again, hub = load_tokenizer(tmp_path / "saved"), AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert (again.pad_id, again.bos_id, again.eos_id) == (hub.pad_token_id, hub.bos_token_id, hub.eos_token_id)
+    assert hub(CORPUS[1]).input_ids == again.encode(CORPUS[1])
+
+
+def test_adopting_a_tokenizer_of_ours_changes_nothing(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    adopted = train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path / "tokenizer.json")), [])
+    assert adopted.backend.to_str() == tokenizer.backend.to_str()
+    assert adopted.roles == tokenizer.roles
+
+
+def test_a_tokenizer_that_adds_spaces_is_not_cut(tmp_path):
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁a": 0, "x": 1}, unk_token="x"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="always")
+    backend.save(str(tmp_path / "tokenizer.json"))
+    assert not train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path)), []).can_cut
+
+
+def test_a_pretrained_kind_and_a_path_go_together():
+    for values in ({"kind": "pretrained"}, {"kind": "bpe", "path": "x"}):
+        with pytest.raises(ValueError, match="path: name a tokenizer.json with kind: pretrained"):
+            TokenizerConfig.model_validate(values)
 
 
 def test_special_strings_in_a_text_are_plain_text(tokenizer):

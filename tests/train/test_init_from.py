@@ -1,6 +1,7 @@
 """init_from: a new run that starts from the weights of another one."""
 
 import json
+import re
 import math
 import shutil
 import signal
@@ -139,6 +140,14 @@ def test_a_source_that_does_not_fit_is_refused(here, harm):
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
     assert not (here / "runs/tiny").exists()
+
+
+def test_the_remedy_for_another_tokenizer_works(here):
+    """bpe learns from its text, so another text means another tokenizer, unless it is taken over."""
+    (here / "text.txt").write_text("Entirely other words, learned anew and at length. " * 300)
+    config = write_config(here, model=GQA, init_from=str(here / "converted"), data={"tokenizer": {"kind": "char"}})
+    (remedy,) = re.findall(r"'(data\.tokenizer=.*)'", pretrain(config, code=2).stderr)
+    pretrain(config, remedy)
 
 
 def test_another_number_of_heads_is_refused_before_any_data_is_read_and_the_remedy_works(here):

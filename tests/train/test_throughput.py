@@ -1,11 +1,12 @@
 """Benchmarks run from end to end on sizes that take a second, and measure what they say."""
 
+import json
 import time
 
 import pytest
 import torch
 
-from tests.train.helpers import run_module
+from tests.train.helpers import run_module, write_config
 from train.timing import alternate, peak_bytes, table
 
 CPU = torch.device("cpu")
@@ -74,7 +75,7 @@ def test_decoding_is_compared_with_transformers_and_gives_its_tokens(tmp_path):
         (["--decode", "--device", "cuda"], "finds none here"),
         (["--attention", "--rounds", "0"], "must be 1 or more"),
         (["no.yaml", "--decode"], "no.yaml"),
-        ([], "one of the arguments --attention --decode is required"),
+        ([], "one of the arguments --attention --decode --packing is required"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message, monkeypatch):
@@ -82,3 +83,17 @@ def test_bad_arguments_are_named(arguments, message, monkeypatch):
     done = run_module("train.throughput", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_packing_is_measured_on_the_data_of_a_config(tmp_path):
+    text = "".join(json.dumps({"text": "word " * (1 + i % 9)}) + "\n" for i in range(400))
+    (tmp_path / "short.jsonl").write_text(text)
+    source = {"source": {"kind": "files", "path": str(tmp_path / "short.jsonl")}}
+    done = run_module("train.throughput", write_config(tmp_path, data=source), "--packing", "--rounds", "1")
+    assert done.returncode == 0, done.stderr
+    rows = {line.split("|")[1].strip(): line.split("|")[2:] for line in done.stdout.splitlines() if "%" in line}
+    # documents of 7, 12, 17, … bytes and ends, cut at 32, in rows of 32
+    alone = sum(min(32, 5 * words + 2) for words in range(1, 10)) / 9 / 32
+    assert float(rows["one document a row"][0].strip(" %")) == pytest.approx(100 * alone, abs=1.5)
+    assert float(rows["filled rows, documents isolated"][0].strip(" %")) > 99
+    assert run_module("train.throughput", "--packing").stderr.startswith("error: --packing reads the data of a config")

@@ -63,11 +63,10 @@ def compare_packing(config: RunConfig, rounds: int) -> None:
     positions = config.train.tokens_per_step
     real = {name: positions * shares[name] / seconds[name] for name in kinds}
     header = ["", "real tokens", "padding", "positions/s", "real tokens/s", "ratio"]
-    lines = [
-        [name, f"{shares[name]:.1%}", f"{1 - shares[name]:.1%}", f"{positions / seconds[name]:,.0f}"]
-        + [f"{real[name]:,.0f}", f"{real[name] / real['one document a row']:.2f}"]
-        for name in kinds
-    ]
+    lines = []
+    for name in kinds:
+        figures = [f"{shares[name]:.1%}", f"{1 - shares[name]:.1%}", f"{positions / seconds[name]:,.0f}"]
+        lines.append([name, *figures, f"{real[name]:,.0f}", f"{real[name] / real['one document a row']:.2f}"])
     print(f"{config.rows_per_step} rows of {filled.length} tokens a step, {config.data.records}, {device.precision}")
     print(table(header, lines))
 

@@ -49,7 +49,8 @@ def test_fineweb_edu(tmp_path, stories):
         [{"text": text, "id": i, "score": 3.1} for i, text in enumerate(stories)],
     )
     write(tmp_path / "hub/data/000.jsonl", [{"text": "not of the sample"}])
-    card = "---\nconfigs:\n- config_name: default\n  data_files: data/*\n- config_name: sample-10BT\n  data_files: sample/10BT/*\n---\n"
+    card = "---\nconfigs:\n- config_name: default\n  data_files: data/*\n"
+    card += "- config_name: sample-10BT\n  data_files: sample/10BT/*\n---\n"
     (tmp_path / "hub/README.md").write_text(card)
     overrides = [f"data.source.name={tmp_path}/hub", "data.source.max_records=400", "data.validation_fraction=0.1"]
     directory, manifest = run("fineweb_edu", tmp_path, *overrides)

@@ -1,6 +1,7 @@
 """Conversations packed whole; every trained token once; a document neither sees nor touches its neighbours."""
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def test_whole_conversations_share_rows_and_each_token_comes_once(tmp_path):
         ids, labels = rows.row(index)
         assert ids.shape == labels.shape == (150,)
         starts = [*np.flatnonzero(ids == TOKENIZER.bos_id), len(ids[ids != TOKENIZER.pad_id])]
-        for begin, end in zip(starts, starts[1:], strict=False):
+        for begin, end in pairwise(starts):
             seen.append((ids[begin:end].tolist(), (labels[begin:end] != IGNORED).tolist()))
         assert (labels[ids == TOKENIZER.pad_id] == IGNORED).all()
         assert (labels[labels != IGNORED] == ids[labels != IGNORED]).all()

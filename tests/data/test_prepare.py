@@ -9,8 +9,8 @@ from configs.loader import InputError
 from data import prepare as prepare_module
 from data import shards
 from data.config import DataConfig
-from data.prepare import open_prepared, prepare
 from data.fingerprints import fingerprint
+from data.prepare import open_prepared, prepare
 from data.sources import documents, split_of
 
 

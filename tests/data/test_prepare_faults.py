@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import random
 import signal
 import subprocess
@@ -155,7 +154,7 @@ def test_a_full_disk_is_one_clear_line_and_the_work_is_kept(tmp_path, small, mon
     assert contents(prepare(config, tmp_path / "full").directory) == expected
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_really_full_device(tmp_path, small, monkeypatch):
     """Every write to /dev/full fails as on a full disk, at flush time."""
     monkeypatch.setattr(shards.SplitWriter, "_paths", lambda writer, number: [Path("/dev/full")])

@@ -13,12 +13,15 @@ def chat(tmp_path_factory):
     """A pretrained run `base`, and the config of a chat run that goes on from it."""
     folder = tmp_path_factory.mktemp("chat")
     pretrain(write_config(folder, name="base", train={"max_steps": 4}))
-    turns = lambda i: [
-        ("user", f"What is {i} and {i}?"),
-        ("assistant", f"{i + i}."),
-        ("user", "Sure?"),
-        ("assistant", "Yes."),
-    ]  # noqa: E731
+
+    def turns(i):
+        yield from [
+            ("user", f"What is {i} and {i}?"),
+            ("assistant", f"{i + i}."),
+            ("user", "Sure?"),
+            ("assistant", "Yes."),
+        ]
+
     records = [{"conversations": [{"role": r, "content": c} for r, c in turns(i)]} for i in range(400)]
     (folder / "chat.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     config = write_config(

@@ -1,8 +1,8 @@
 """init_from: a new run that starts from the weights of another one."""
 
 import json
-import re
 import math
+import re
 import shutil
 import signal
 from pathlib import Path

@@ -3,9 +3,35 @@
 `tell(seed, index)` writes a story; `parse(text)` recovers every choice that made it and what each one cost
 in bits. On average over stories no language model can pay less than that sum, so a loss curve has a floor.
 Names and songs are invented at random: predicting them means looking back and copying.
+
+A story knows what is true in it (`facts`), so there are questions with known answers (`questions_about`,
+`draw_question`) and conversations about them (`converse`); and it knows which word stands for which
+(`antecedents`, and `align` for any tokenizer). `repeated` gives documents for finding induction heads.
 """
 
-from .pen import Choice
-from .story import Story, parse, tell, tell_many
+from .conversations import converse
+from .mentions import Antecedent, align, antecedents
+from .pen import Choice, Fact, Mention
+from .questions import Question, draw_question, questions_about
+from .repeats import Repeated, repeated
+from .story import Story, parse, read, tell, tell_many
 
-__all__ = ["Choice", "Story", "parse", "tell", "tell_many"]
+__all__ = [
+    "Antecedent",
+    "Choice",
+    "Fact",
+    "Mention",
+    "Question",
+    "Repeated",
+    "Story",
+    "align",
+    "antecedents",
+    "converse",
+    "draw_question",
+    "parse",
+    "questions_about",
+    "read",
+    "repeated",
+    "tell",
+    "tell_many",
+]

@@ -11,11 +11,14 @@ from .pen import Pen
 class Author(Pen):
     """Draws every choice and keeps the text."""
 
-    def __init__(self, lexicon: Lexicon, rng: Random):
-        super().__init__(lexicon)
+    def __init__(self, lexicon: Lexicon, rng: Random, held_out: bool = False):
+        super().__init__(lexicon, held_out)
         self.written: list[str] = []
-        self.write = self.written.append
         self.random = rng.random
+
+    def write(self, text: str) -> None:
+        self.written.append(text)
+        self.at += len(text)
 
     @property
     def text(self) -> str:

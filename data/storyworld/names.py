@@ -16,6 +16,8 @@ UNKIND_PIECES = """
     mur mus naz neg nig pedo pip pis piss poo pup pus put rap ret sek sex suk sul tar tit tur van vul wan
     was wil wop zib
 """
+MORE_UNKIND_PIECES = "peni anus rape bone bike kake jizu toto bolero denali dakota regato"  # in longer names
+HELD_OUT_STRIDE = 211  # of the three-syllable names every 211th is used: a prime, so that all syllables come
 REAL_WORDS = """
     began given giver hider medal maker taker tower jackal fungi rumba tango
     any baby baker balsa banjo barge baron basin begin belle below beta bike biker bimbo body bone boner
@@ -48,3 +50,28 @@ def names() -> tuple[str, ...]:
 def name_set() -> frozenset[str]:
     """The same names, for looking up."""
     return frozenset(names())
+
+
+@cache
+def held_out_names() -> tuple[str, ...]:
+    """Names that no training text holds, for they have a third open syllable: Belora, Timovu, Zunide.
+
+    They are for questions and conversations that ask whether a model copies, or only knows its names by heart.
+    """
+    syllables = [c + v for c in CONSONANTS for v in VOWELS]
+    pool = [a + b + c for a in syllables for b in syllables for c in syllables if c[1] != "e"]
+    unkind = (UNKIND_PIECES + MORE_UNKIND_PIECES).split()
+    real_words = set(REAL_WORDS.split())
+    return tuple(
+        name.capitalize()
+        for name in pool[::HELD_OUT_STRIDE]
+        if len({name[0], name[2], name[4]}) == 3  # no Bababa
+        and name not in real_words
+        and not any(piece in name for piece in unkind)
+    )
+
+
+@cache
+def held_out_name_set() -> frozenset[str]:
+    """The same names, for looking up."""
+    return frozenset(held_out_names())

@@ -14,7 +14,7 @@ from math import log2
 from typing import NamedTuple
 
 from .lexicon import Beat, Lexicon, Part, Pool, Slot
-from .names import name_set, names
+from .names import held_out_name_set, held_out_names, name_set, names
 
 SONG_LENGTHS = range(16, 29)  # words
 PRONOUNS = frozenset(("He", "he", "him", "his", "His"))
@@ -36,6 +36,23 @@ class Choice(NamedTuple):
     bits: float
 
 
+class Fact(NamedTuple):
+    """Something that is true in a story from character `at` on; see Pen.fact for the kinds and their values."""
+
+    at: int
+    kind: str
+    values: dict[str, str]
+
+
+class Mention(NamedTuple):
+    """Characters `start` to `end` of a story were written for a form of its entity number `entity`."""
+
+    start: int
+    end: int
+    entity: int
+    form: str
+
+
 class Entity:
     """Somebody or something in a story. Its texts are settled one facet at a time, when first needed."""
 
@@ -44,6 +61,10 @@ class Entity:
     def __init__(self, role: Mapping[str, Pool | str]):
         self.role = role  # form -> the pool that settles it
         self.texts: dict[str, str] = {}  # form -> text
+
+    @property
+    def chosen(self) -> "Entity":
+        return self
 
 
 class OneOf(Entity):
@@ -60,7 +81,7 @@ class OneOf(Entity):
     def chosen(self) -> Entity:
         if self._chosen is None:
             raise RuntimeError("nothing has mentioned this entity yet, so nothing has chosen it")
-        return self._chosen
+        return self._chosen.chosen
 
     def settle(self, entity: Entity) -> None:
         self._chosen, self.role, self.texts = entity, entity.role, entity.texts
@@ -69,14 +90,22 @@ class OneOf(Entity):
 class Pen:
     """What a story program may ask for. A kind of pen adds `write`, `choose` and `choose_invented`."""
 
-    write: Callable[[str], object]  # put down literal text (Author), or check that it stands there (Reader)
-
-    def __init__(self, lexicon: Lexicon):
+    def __init__(self, lexicon: Lexicon, held_out: bool = False):
         self.lexicon = lexicon
+        self.names = held_out_names() if held_out else names()
+        self.name_set = held_out_name_set() if held_out else name_set()
         self.choices: list[Choice] = []
+        self.at = 0  # characters written or read so far
+        self.entities: list[Entity] = []
+        self.noted: list[tuple[int, str, dict[str, Entity | str]]] = []
+        self.mentioned: list[tuple[int, int, Entity, str]] = []
         self.taken: dict[str, set[str]] = {"name": set()}  # facet -> words in use
         self.untold: dict[str, list[int]] = {}  # beat -> wordings not yet used in this story
         self.begun = False
+
+    def write(self, text: str) -> object:
+        """Put down literal text (Author), or check that it stands there (Reader)."""
+        raise NotImplementedError
 
     def choose(self, n: int, heads: Callable[[int], Iterable[str]], cumulative: Sequence[float] = ()) -> int:
         """Which of n options is taken. `heads(i)`: what option i may write first. Equal odds unless given."""
@@ -88,12 +117,36 @@ class Pen:
 
     def new(self, role: str) -> Entity:
         """Someone or something of a role in words.yaml, with everything about it still open."""
-        return Entity(self.lexicon.roles[role])
+        self.entities.append(Entity(self.lexicon.roles[role]))
+        return self.entities[-1]
 
-    def say(self, key: str, **cast: Entity) -> None:
-        """Write one beat as the next sentence (or two)."""
+    def fact(self, kind: str, **values: Entity | str) -> None:
+        """Note what is true in the story from here on. Draws nothing and writes nothing.
+
+        kind and values (an entity stands for its usual text, a name or a noun; in a string {key} stands
+        for the text of another value):
+        has    who, thing    from now on who holds the thing, and nobody else does
+        at     what, place   from now on a thing or a character is at the place, until somebody has the thing
+                             or another "at" moves it
+        lost   what          from now on nobody is known to have the thing (its place may be noted with "at")
+        wants  who, thing    who would like to have the thing
+        did    who, deed     a deed in the past tense without its subject, in the order of the story:
+                             "found the {toy}" (with toy=toy)
+        feels  who, feeling  "sad", "full of joy": fits after "{who} was". Noted by itself (speech.py) where a
+                             beat says so with one of the feelings in questions.yaml
+        said   who, words    the words between the quotes. Noted by itself (speech.py) where a beat has a verb
+                             of saying and a slot beside the quote
+
+        `asked`, for has, at and did: the only ways to ask for this fact, where the general ones ("Where was
+        {what} at the end of the story?") would not do, separated by bars. They begin with "Who" or "Where":
+        "Where did {what} hide?|Where was {what} hiding?"
+        """
+        self.noted.append((self.at, kind, values))
+
+    def say(self, key: str, **cast: Entity) -> int:
+        """Write one beat as the next sentence (or two). Returns the number of its wording."""
         self._space()
-        self._tell(key, cast)
+        return self._tell(key, cast)
 
     def say_either(self, weights: Mapping[str, float], **cast: Entity) -> str:
         """Let chance decide which of several beats happens, and write it. Returns its key."""
@@ -125,25 +178,27 @@ class Pen:
         """A beat that is told again picks among the wordings that this story has not used yet."""
         return self.untold.get(beat.key) or range(len(beat.templates))
 
-    def _tell(self, key: str, cast: Mapping[str, Entity]) -> None:
+    def _tell(self, key: str, cast: Mapping[str, Entity]) -> int:
         beat = self.lexicon.beats[key]
         templates, fresh = beat.templates, self._fresh(beat)
         template = fresh[self.choose(len(fresh), lambda i: heads_of(templates[fresh[i]], cast))]
         self.choices.append(Choice(beat.key, beat.labels[template], log2(len(fresh))))
         self.untold[beat.key] = [other for other in fresh if other != template]
         self._render(templates[template], cast)
+        return template
 
     def _render(self, parts: Sequence[Part], cast: Mapping[str, Entity]) -> None:
         for part in parts:
             if isinstance(part, str):
                 self.write(part)
             elif isinstance(part, Slot):
-                entity = cast[part.role]
+                entity, start = cast[part.role], self.at
                 text = entity.texts.get(part.form)
                 if text is None:
                     self._settle(entity, part.form)
                 else:
                     self.write(text)
+                self.mentioned.append((start, self.at, entity, part.form))
             else:
                 options = part.templates
                 n = self.choose(len(options), lambda i, options=options: heads_of(options[i], cast))  # type: ignore[misc]
@@ -181,8 +236,8 @@ class Pen:
     def _name(self) -> str:
         """Choose and write a new name."""
         taken = self.taken["name"]
-        name = self.choose_invented(names(), name_set(), taken)
-        self.choices.append(Choice("name", name, log2(len(names()) - len(taken))))
+        name = self.choose_invented(self.names, self.name_set, taken)
+        self.choices.append(Choice("name", name, log2(len(self.names) - len(taken))))
         self.write(name)
         taken.add(name)
         return name

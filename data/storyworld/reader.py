@@ -9,11 +9,9 @@ from .pen import Pen
 class Reader(Pen):
     """Follows the text with a finger, `at`. Raises ValueError where no option stands, or more than one."""
 
-    def __init__(self, lexicon: Lexicon, text: str):
-        super().__init__(lexicon)
+    def __init__(self, lexicon: Lexicon, text: str, held_out: bool = False):
+        super().__init__(lexicon, held_out)
         self.text = text
-        self.at = 0
-        self.write = self._step_over
 
     def choose(self, n: int, heads: Callable[[int], Iterable[str]], cumulative: Sequence[float] = ()) -> int:
         fitting = [i for i in range(n) if any(self._stands_here(text) for text in heads(i))]
@@ -36,7 +34,7 @@ class Reader(Pen):
         if self.at != len(self.text):
             raise self._error("the end of the story")
 
-    def _step_over(self, text: str) -> None:
+    def write(self, text: str) -> None:
         if not self.text.startswith(text, self.at):
             raise self._error(repr(text))
         self.at += len(text)

@@ -1,0 +1,115 @@
+"""Antecedents: which earlier words a mention copies or refers to, in characters and in the tokens of any tokenizer.
+
+The pen knows of every name, noun and pronoun whom or what it means, so these labels are exact. They answer how
+much of a head's attention goes from a mention to the mention that it stands for.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from . import pen
+from .story import Story
+
+Kind = Literal["copies", "refers"]
+PRONOUNS = pen.PRONOUNS | {"himself"}
+
+
+class Antecedent(NamedTuple):
+    """Characters `start` to `end` stand for the same as the earlier `earlier_start` to `earlier_end`.
+
+    kind: "copies", the same text written again: a name, a noun, a whole song; or "refers", a pronoun for a name
+    """
+
+    start: int
+    end: int
+    earlier_start: int
+    earlier_end: int
+    kind: Kind
+
+
+class Naming(NamedTuple):
+    """A mention without its article or preposition: "the river" of "by the river", "red" of "a red"."""
+
+    start: int
+    end: int
+    text: str
+    form: str
+
+
+def antecedents(story: Story, which: Literal["latest", "all"] = "latest") -> list[Antecedent]:
+    """What every mention copies or refers to, in the order of the text; first mentions have nothing.
+
+    A mention copies the latest mention of the same entity with the same text ("to the mill" copies "the mill"),
+    a pronoun refers to the latest mention of its entity by name or noun. "all" gives a label for each earlier
+    mention that fits: a head that looks at the first of three copies is right, too.
+    """
+    earlier: dict[int, list[Naming]] = {}
+    found = []
+    for mention in story.mentions:
+        written = story.text[mention.start : mention.end]
+        naming = trimmed(mention.start, written, mention.form, story.entities[mention.entity])
+        before = earlier.setdefault(mention.entity, [])
+        kind: Kind = "refers" if mention.form in PRONOUNS else "copies"
+        if kind == "refers":
+            fitting = [one for one in before if one.form == ""]
+        else:
+            fitting = [one for one in before if one.text == naming.text]
+            before.append(naming)
+        for one in fitting if which == "all" else fitting[-1:]:
+            found.append(Antecedent(naming.start, naming.end, one.start, one.end, kind))
+    return found
+
+
+def trimmed(start: int, text: str, form: str, texts: Mapping[str, str]) -> Naming:
+    """The part of a mention that other forms of it share: "drum" of "a drum", "red" of "a red"."""
+    core_form = form.removeprefix("a_") if form.startswith("a_") else ""
+    core = texts.get(core_form, text)
+    if form in PRONOUNS or not text.endswith(" " + core):
+        return Naming(start, start + len(text), text, form)
+    end = start + len(text)
+    return Naming(end - len(core), end, core, core_form)
+
+
+def align(antecedents: Iterable[Antecedent], offsets: Sequence[tuple[int, int]]) -> list[tuple[int, list[int]]]:
+    """The labels in tokens: pairs of a token's index and the earlier tokens that it copies or refers to, in order.
+
+    offsets: the characters of every token, as `tokenizers` gives them (Encoding.offsets) for the text of the
+    story alone; tokens may take the space before a word along, share a character (bytes) or be empty (special
+    tokens, which are passed over). If documents begin with a special token, add one to all indices.
+
+    copies: token by token. The second token of a name goes with the second token of its earlier mention. With
+            i copying j, a head's A[i, j] is how much it looks at the same word before; A[i, j + 1], induction,
+            at what followed that time; A[i - 1, j], at what it is about to write again.
+            Where the two are cut differently (a name at the very start of a text has no space), a token goes
+            with the tokens that hold the same characters.
+    refers: every token of the pronoun goes with all tokens of the name.
+    """
+    pairs: dict[int, set[int]] = {}
+    for one in antecedents:
+        tokens = tokens_in(offsets, one.start, one.end)
+        sources = tokens_in(offsets, one.earlier_start, one.earlier_end)
+        shift = one.start - one.earlier_start
+        for rank, token in enumerate(tokens):
+            if one.kind == "refers":
+                chosen = sources
+            elif cuts(offsets, tokens, one.start) == cuts(offsets, sources, one.earlier_start):
+                chosen = sources[rank : rank + 1]
+            else:
+                begin, end = (max(one.start, offsets[token][0]), min(one.end, offsets[token][1]))
+                chosen = [source for source in sources if overlaps(offsets[source], begin - shift, end - shift)]
+            pairs.setdefault(token, set()).update(chosen)
+    return sorted((token, sorted(chosen)) for token, chosen in pairs.items())
+
+
+def overlaps(span: tuple[int, int], start: int, end: int) -> bool:
+    return span[0] < end and start < span[1]
+
+
+def tokens_in(offsets: Sequence[tuple[int, int]], start: int, end: int) -> list[int]:
+    """The tokens that hold at least one of these characters."""
+    return [token for token, span in enumerate(offsets) if overlaps(span, start, end)]
+
+
+def cuts(offsets: Sequence[tuple[int, int]], tokens: Sequence[int], start: int) -> list[tuple[int, int]]:
+    """Where these tokens begin and end, counted from `start`; a space before the first makes no difference."""
+    return [(max(0, offsets[token][0] - start), offsets[token][1] - start) for token in tokens]

@@ -1,0 +1,65 @@
+"""Documents that repeat themselves, for finding induction heads: random words, and then the same words again.
+
+Nothing but looking back helps to predict the second copy, and nothing at all helps to predict the first.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log2
+from random import Random
+
+from .lexicon import lexicon
+from .names import held_out_names, names
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """A document of `times` equal blocks.
+
+    text:   " foom Tiko ladda foom Tiko ladda": every word has a space before it, so all copies are cut alike
+    period: characters of one block. `text[i]` is `text[i - period]` from there on
+    words:  the words of one block, no two alike
+    times:  how often it is written
+    bits:   -log2 of the probability of the text for one who knows how it is made: all of it is spent on the
+            first block (and on `times`, if that was drawn)
+    """
+
+    text: str
+    period: int
+    words: tuple[str, ...]
+    times: int
+    bits: float
+
+
+def repeated(
+    seed: int, index: int, words: int = 25, times: int | Sequence[int] = (2, 3, 4), held_out: bool = False
+) -> Repeated:
+    """Document number `index`: a block of different random words, half of them names, written several times.
+
+    times: how often, or how often it may be, each as likely. The same arguments give the same document on
+    every machine. Raises ValueError for fewer than two words or times, or more words than there are.
+    """
+    pools = (held_out_names() if held_out else names(), lexicon().song_words)
+    choices = (times,) if isinstance(times, int) else tuple(times)
+    if not 2 <= words <= min(map(len, pools)) or not choices or min(choices) < 2:
+        raise ValueError(f"words={words}, times={times}: use 2 to {min(map(len, pools))} words and 2 or more times")
+    rng = Random(f"repeated {seed} {index}")
+    count = choices[int(rng.random() * len(choices))]
+    bits, block = log2(len(choices)), []
+    used: tuple[set[str], set[str]] = (set(), set())
+    for _ in range(words):
+        which = int(rng.random() * 2)
+        word = another(pools[which], used[which], rng)
+        bits += 1 + log2(len(pools[which]) - len(used[which]))
+        used[which].add(word)
+        block.append(word)
+    text = "".join(f" {word}" for word in block)
+    return Repeated(text * count, len(text), tuple(block), count, bits)
+
+
+def another(pool: Sequence[str], used: set[str], rng: Random) -> str:
+    """A word of the pool that is not used yet, each equally likely."""
+    while True:
+        word = pool[int(rng.random() * len(pool))]
+        if word not in used:
+            return word

@@ -1,0 +1,108 @@
+"""Conversations: turns alternate, stories fit what was asked for, answers are the known ones."""
+
+import json
+import re
+from collections import Counter
+
+import pytest
+
+from data.storyworld import converse, read
+from data.storyworld.conversations import CONVERSATION_KINDS
+from data.storyworld.names import held_out_names, name_set
+
+N = 400
+
+
+@pytest.fixture(scope="module")
+def conversations() -> list[dict]:
+    return [converse(0, index) for index in range(N)]
+
+
+def test_the_form_is_the_one_that_chat_data_has(conversations):
+    for conversation in conversations:
+        assert json.loads(json.dumps(conversation)) == conversation
+        assert set(conversation) == {"conversations", "meta"}
+        messages = conversation["conversations"]
+        assert all(set(message) == {"role", "content"} for message in messages)
+        roles = [message["role"] for message in messages]
+        if roles[0] == "system":
+            roles = roles[1:]
+        assert roles == ["user", "assistant"] * (len(roles) // 2)
+        for message in messages:
+            assert re.fullmatch(r"[A-Za-z ,.:!?'\"-]+", message["content"])
+            assert not re.search(r"[{}|]|  | [.?,]|\.\.", message["content"])
+    assert sum(one["conversations"][0]["role"] == "system" for one in conversations) > N / 8
+
+
+def test_all_kinds_come(conversations):
+    kinds = Counter(one["meta"]["kind"] for one in conversations)
+    assert set(kinds) == set(CONVERSATION_KINDS)
+    assert N / 6 < kinds["tell"] < N / 3
+    assert N / 6 < kinds["turns"] < N / 3
+    assert max(len(one["conversations"]) for one in conversations) >= 8
+    asked = Counter(question["kind"] for one in conversations for question in one["meta"]["questions"])
+    assert len(asked) == 7
+    assert min(asked.values()) > N / 20
+
+
+def test_stories_do_not_repeat(conversations):
+    told = Counter(message["content"] for one in conversations for message in one["conversations"][:3])
+    assert max(n for text, n in told.items() if len(text) > 200) == 1
+
+
+def test_a_story_fits_what_was_asked_for(conversations):
+    for one in conversations:
+        if one["meta"]["kind"] != "question":
+            _, request, told, *_ = [{}] * (one["conversations"][0]["role"] == "user") + one["conversations"]
+            assert read(told["content"]).plot == one["meta"]["plot"]
+            assert one["meta"]["contains"]
+            for word in one["meta"]["contains"]:
+                assert re.search(rf"\b{word}\b", request["content"])
+                assert re.search(rf"\b{word}\b", told["content"])
+            for kind, name in re.findall(r"(\w+) named ([A-Z]\w+)", request["content"]):
+                assert re.search(rf"\b{name}\b[^.]*\b{kind}\b|\b{kind} named {name}\b", told["content"])
+        else:
+            assert one["meta"]["contains"] == []
+
+
+def test_answers_answer_the_question_before_them(conversations):
+    for one in conversations:
+        for question in one["meta"]["questions"]:
+            asked, answered = one["conversations"][question["message"] - 1 : question["message"] + 1]
+            assert (asked["role"], answered["role"]) == ("user", "assistant")
+            assert "?" in asked["content"]
+            assert question["answer"] in question["candidates"]
+            if "few words" in asked["content"]:
+                assert answered["content"] == question["answer"]
+            else:
+                assert question["answer"].lower() in answered["content"].lower()
+                assert re.search(r'[.!?]"?$', answered["content"])
+
+
+def test_yes_is_as_likely_as_no(conversations):
+    answers = Counter(
+        question["answer"]
+        for index in range(300)
+        for question in converse(1, index, kind="turns" if index % 2 else "question")["meta"]["questions"]
+        if question["kind"] == "yes_no"
+    )
+    assert abs(answers["yes"] - answers["no"]) < 4 * sum(answers.values()) ** 0.5
+
+
+def test_the_same_arguments_give_the_same_conversation():
+    assert converse(3, 4) == converse(3, 4)
+    assert converse(3, 4) != converse(4, 4) != converse(3, 4, "validation")
+    assert converse(3, 4, kind="turns")["meta"]["kind"] == "turns"
+    with pytest.raises(ValueError, match="unknown kind of conversation 'chat'"):
+        converse(3, 4, kind="chat")
+
+
+def test_names_of_validation_conversations_are_held_out_from_training(conversations):
+    held_out = set(held_out_names())
+    for index in range(80):
+        text = " ".join(message["content"] for message in converse(0, index, "validation")["conversations"])
+        assert set(re.findall(r"\w+", text)) & held_out
+        assert not set(re.findall(r"\w+", text)) & name_set()
+    for one in conversations:
+        text = " ".join(message["content"] for message in one["conversations"])
+        assert not set(re.findall(r"\w+", text)) & held_out

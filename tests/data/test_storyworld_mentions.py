@@ -1,0 +1,240 @@
+"""Antecedents: labels that are true, in characters and in the tokens of every kind of tokenizer; and repeats."""
+
+import re
+from collections import Counter
+from itertools import pairwise
+from math import log2
+
+import pytest
+
+from data.config import TokenizerConfig
+from data.storyworld import Story, align, antecedents, repeated, tell, tell_many
+from data.storyworld.lexicon import lexicon
+from data.storyworld.mentions import PRONOUNS
+from data.storyworld.names import held_out_names, names
+from data.tokenizer import Tokenizer, train_tokenizer
+
+HE_OR_SHE = re.compile(r"(?i:he|him|his|himself|she|her|herself)")
+
+
+@pytest.fixture(scope="module")
+def stories() -> list[Story]:
+    return tell_many(seed=9, start=0, stop=600) + [tell(9, index, held_out_names=True) for index in range(100)]
+
+
+@pytest.fixture(scope="module", params=["bpe", "char", "byte"])
+def tokenizer(request, stories) -> Tokenizer:
+    return train_tokenizer(TokenizerConfig(kind=request.param, vocab_size=512), [story.text for story in stories[:300]])
+
+
+def offsets_of(tokenizer: Tokenizer, text: str) -> list[tuple[int, int]]:
+    return tokenizer.backend.encode(text, add_special_tokens=False).offsets
+
+
+# In characters
+
+
+def test_mentions_are_where_the_text_says_they_are(stories):
+    for story in stories:
+        for start, end, entity, form in story.mentions:
+            assert story.text[start:end] == story.entities[entity][form]
+
+
+def test_copies_copy_and_pronouns_refer_to_a_name(stories):
+    kinds = Counter()
+    for story in stories:
+        for one in antecedents(story):
+            here, there = story.text[one.start : one.end], story.text[one.earlier_start : one.earlier_end]
+            assert one.earlier_end <= one.start
+            kinds[one.kind] += 1
+            if one.kind == "copies":
+                assert here == there
+            else:
+                assert HE_OR_SHE.fullmatch(here)
+                assert there in story.people.values()
+    assert kinds["copies"] > 10 * len(stories)
+    assert kinds["refers"] > len(stories) / 2
+
+
+def test_every_name_but_the_first_has_its_latest_mention_as_antecedent(stories):
+    """Found again with a regular expression, for names and for things that are told once with an article."""
+    for story in stories:
+        labels = {(one.start, one.end): (one.earlier_start, one.earlier_end) for one in antecedents(story)}
+        for name in story.people.values():
+            spans = [match.span() for match in re.finditer(rf"\b{name}\b", story.text)]
+            assert spans[0] not in labels
+            for earlier, span in pairwise(spans):
+                assert labels[span] == earlier
+
+
+def test_a_song_copies_the_song_before_it(stories):
+    songs = 0
+    for story in stories:
+        song = " ".join(choice.option for choice in story.choices if choice.kind == "song")
+        if song:
+            first, *later = [match.start() for match in re.finditer(song, story.text)]
+            labels = {one.start: one for one in antecedents(story) if story.text[one.start : one.end] == song}
+            assert first not in labels
+            assert later
+            assert labels[later[0]].earlier_start == first
+            songs += 1
+    assert songs > 20
+
+
+def test_pronouns_refer_to_somebody_of_their_own_gender_who_was_named_before(stories):
+    checked = 0
+    for story in stories:
+        entity_at = {mention.start: mention.entity for mention in story.mentions}
+        for one in antecedents(story):
+            if one.kind == "refers":
+                entity = entity_at[one.start]
+                assert story.people[entity] == story.text[one.earlier_start : one.earlier_end]
+                assert story.text[one.start : one.end] in {story.entities[entity].get(form) for form in PRONOUNS}
+                between = story.text[one.earlier_end : one.start]
+                assert story.people[entity] not in between
+                checked += 1
+    assert checked > 100
+
+
+def test_all_gives_every_earlier_mention_and_latest_the_last_of_them(stories):
+    longest = 0
+    for story in stories[:100]:
+        latest, every = antecedents(story), antecedents(story, which="all")
+        assert set(latest) <= set(every)
+        by_mention: dict[tuple[int, int], list] = {}
+        for one in every:
+            by_mention.setdefault((one.start, one.end), []).append(one)
+        assert [group[-1] for group in by_mention.values()] == latest
+        longest = max(longest, *map(len, by_mention.values()))
+    assert longest > 3
+
+
+# In tokens
+
+
+def test_aligned_tokens_of_copies_are_the_same_tokens(stories, tokenizer):
+    same = differently_cut = 0
+    for story in stories[:200]:
+        encoding = tokenizer.backend.encode(story.text, add_special_tokens=False)
+        copies = [one for one in antecedents(story) if one.kind == "copies"]
+        for token, sources in align(copies, encoding.offsets):
+            assert sources
+            assert all(source < token for source in sources)
+            if [encoding.ids[source] for source in sources] == [encoding.ids[token]]:
+                same += 1
+            else:  # "Tiko" at the very start has no space before it, or stands in quotes
+                differently_cut += 1
+    assert same > 5000
+    assert differently_cut < 0.03 * same
+
+
+def test_aligned_tokens_cover_exactly_the_labelled_characters(stories, tokenizer):
+    for story in stories[:100]:
+        offsets = offsets_of(tokenizer, story.text)
+        labels = antecedents(story)
+        pairs = dict(align(labels, offsets))
+        for one in labels:
+            tokens = [i for i, (start, end) in enumerate(offsets) if start < one.end and one.start < end]
+            assert tokens
+            sources = sorted({source for token in tokens for source in pairs[token]})
+            begin, stop = offsets[sources[0]][0], offsets[sources[-1]][1]
+            assert begin in (one.earlier_start, one.earlier_start - 1)  # a token may take the space along
+            assert stop == one.earlier_end
+            if one.kind == "refers":
+                assert all(pairs[token] == sources for token in tokens)
+
+
+def test_second_token_of_a_name_goes_with_the_second_token(stories, tokenizer):
+    checked = 0
+    for story in stories[:50]:
+        offsets = offsets_of(tokenizer, story.text)
+        pairs = dict(align(antecedents(story), offsets))
+        for name in story.people.values():
+            spans = [match.span() for match in re.finditer(rf" {name}\b", story.text)]
+            for (early, _), (late, end) in pairwise(spans):
+                for token, (start, stop) in enumerate(offsets):
+                    if late < stop <= end and start >= late and (start, stop) != (late, late + 1):
+                        (source,) = pairs[token]
+                        assert offsets[source] == (start - late + early, stop - late + early)
+                        checked += 1
+    assert checked > 100
+
+
+def test_bytes_that_share_a_character_and_empty_tokens_are_handled():
+    from data.storyworld.mentions import Antecedent
+
+    shared = [(0, 0), (0, 1), (0, 1), (1, 2), (2, 3), (3, 4), (3, 4), (4, 5)]  # é takes two bytes in "éa éa"
+    label = Antecedent(3, 5, 0, 2, "copies")
+    assert align([label], shared) == [(5, [1]), (6, [2]), (7, [3])]
+    label = Antecedent(3, 5, 0, 2, "refers")
+    assert align([label], shared) == [(5, [1, 2, 3]), (6, [1, 2, 3]), (7, [1, 2, 3])]
+
+
+def test_a_name_cut_differently_goes_with_the_same_characters():
+    from data.storyworld.mentions import Antecedent
+
+    offsets = [(0, 1), (1, 3), (3, 4), (4, 8), (8, 11), (11, 13)]  # "T" "ik" "o" " and" " Ti" "ko"
+    assert align([Antecedent(9, 13, 0, 4, "copies")], offsets) == [(4, [0, 1]), (5, [1, 2])]
+
+
+def test_labels_of_the_same_mention_are_joined():
+    from data.storyworld.mentions import Antecedent
+
+    offsets = [(0, 2), (2, 4), (4, 6)]
+    labels = [Antecedent(4, 6, 0, 2, "copies"), Antecedent(4, 6, 2, 4, "copies")]
+    assert align(labels, offsets) == [(2, [0, 1])]
+
+
+# Repeats
+
+
+def test_repeated_documents_repeat_exactly():
+    for index in range(100):
+        document = repeated(0, index)
+        assert document == repeated(0, index)
+        assert document.text == document.text[: document.period] * document.times
+        assert document.text[: document.period].split() == list(document.words)
+        assert document.text.startswith(" ")
+        assert len(set(document.words)) == len(document.words) == 25
+        assert document.times in (2, 3, 4)
+    assert repeated(0, 1) != repeated(0, 2) != repeated(1, 2)
+    assert {repeated(0, index).times for index in range(50)} == {2, 3, 4}
+
+
+def test_every_copy_is_cut_into_the_same_tokens(tokenizer):
+    for index in range(30):
+        document = repeated(1, index, words=12, times=3)
+        ids = tokenizer.encode(document.text)
+        assert len(ids) % 3 == 0
+        assert ids == ids[: len(ids) // 3] * 3
+
+
+def test_bits_of_repeats_are_those_of_the_first_block():
+    pools = {word: len(names()) for word in names()} | {
+        word: len(lexicon().song_words) for word in lexicon().song_words
+    }
+    for index in range(20):
+        document = repeated(2, index, words=6, times=2)
+        bits = 0.0
+        for at, word in enumerate(document.words):
+            taken = sum(pools[other] == pools[word] for other in document.words[:at])
+            bits += 1 + log2(pools[word] - taken)
+        assert document.bits == pytest.approx(bits)
+    assert repeated(2, 0, words=6).bits == pytest.approx(log2(3) + repeated_bits_without_times(6))
+
+
+def repeated_bits_without_times(words: int) -> float:
+    document = repeated(2, 0, words=words)
+    return document.bits - log2(3)
+
+
+def test_held_out_names_repeat_too():
+    words = {word for index in range(20) for word in repeated(0, index, held_out=True).words if word[0].isupper()}
+    assert words <= set(held_out_names())
+    assert len(words) > 100
+
+
+@pytest.mark.parametrize("wrong", [{"words": 1}, {"times": 1}, {"times": ()}, {"words": 10**6}])
+def test_impossible_repeats_are_an_error(wrong):
+    with pytest.raises(ValueError, match="words and 2 or more times"):
+        repeated(0, 0, **wrong)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from configs.loader import InputError, exit_on_bad_input, load_config, validate
-from data import shards, sources
+from data import files, shards, sources
 from data.chat import TRAINED, encode_conversations, segments
 from data.config import DataConfig, FilesSource
 from data.packing import TokenStream
@@ -34,6 +34,7 @@ from data.tokenizer import Tokenizer, cut, load_tokenizer, train_tokenizer
 
 FORMAT_VERSION = 2
 BATCH = 1 << 20  # characters encoded at a time, on all cores
+PACKED = 4  # how much larger than its file a compressed text may be, about
 PIECE = 1 << 16  # a longer document is encoded in pieces, so that every core has something to do
 SAVE_SECONDS = 2.0  # between two notes of how far it is
 SPLITS: tuple[sources.Split, ...] = ("train", "validation")
@@ -196,7 +197,7 @@ def tokenizer_texts(config: DataConfig) -> Iterator[str]:
     for document in sources.read(config, ledger):
         if kind == "bpe":
             if isinstance(config.source, FilesSource) and ledger.total:
-                share = wanted / ledger.total
+                share = wanted / (ledger.total * (PACKED if _is_packed(config.source) else 1))
             if document.split != "train" or document.number >= share * 2**64:
                 continue
             if taken >= wanted:
@@ -204,6 +205,11 @@ def tokenizer_texts(config: DataConfig) -> Iterator[str]:
         for text in _plain_texts(document.content):
             taken += len(text)
             yield text
+
+
+def _is_packed(source: FilesSource) -> bool:
+    found = files.find(source.path, "data.source.path")
+    return any(file.suffix in files.COMPRESSED or file.suffix == ".parquet" for file in found)
 
 
 def _plain_texts(content: str | Conversation, flag: int = 0) -> list[str]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -45,19 +46,19 @@ class Document(NamedTuple):
 @dataclass
 class Ledger:
     """What was met on the way: records, empty texts, exact duplicates, what could not be read and where; and how
-    far it is (done / total, in bytes of the files or in documents; total None = unknown)."""
+    far it is (done / total, in bytes of the files or in records; total None = unknown)."""
 
     records: int = 0
     empty: int = 0
     duplicates: int = 0
     bad: int = 0
     bad_records: list[str] = field(default_factory=list)
-    unit: str = "documents"
+    unit: str = "records"
     done: int = 0
     total: int | None = None
 
-    def advance(self, count: int = 1) -> None:
-        self.done += count
+    def advance(self, count: int, unit: str) -> None:
+        self.done += count * (unit == self.unit)
 
     def note_bad(self, where: str, reason: str, skip: bool) -> None:
         """Raises InputError unless bad records are to be skipped and are fewer than 1 %."""
@@ -136,6 +137,9 @@ def _set_total(source: Any, ledger: Ledger) -> None:
         ledger.total = sum(file.stat().st_size for file in found) if source.max_records is None else None
     elif isinstance(source, StoryworldSource):
         ledger.total = source.documents + source.validation_documents
+    elif isinstance(source, HubSource) and source.max_records is None:
+        counts = [hub.count_rows(source, split) for split in (source.split, source.validation_split) if split]
+        ledger.total = sum(count or 0 for count in counts) or None
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -165,15 +169,28 @@ def _one_source(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[Doc
 
 
 def _storyworld(source: StoryworldSource, config: DataConfig, ledger: Ledger) -> Iterator[Document]:
-    from data.storyworld import tell
-
     counts: dict[Split, int] = {"validation": source.validation_documents, "train": source.documents}
     for split, count in counts.items():
         for index in range(count):
             ledger.records += 1
-            ledger.advance()
-            text = tell(source.seed, index, split).text
-            yield Document(text, split, f"storyworld, {split} {index}", fingerprint(text))
+            ledger.advance(1, "records")
+            content = _invented(source, index, split, config.records)
+            yield Document(content, split, f"storyworld, {split} {index}", _number_of(content))
+
+
+def _invented(source: StoryworldSource, index: int, split: Split, records: str) -> str | Conversation:
+    """A story, a conversation about one, or (at even distances, as often as `repeats` says) words told repeatedly."""
+    from data.storyworld import converse, repeated, tell
+
+    if records == "conversations":
+        return conversation_of(converse(source.seed, index, split, source.level))
+    if int((index + 1) * source.repeats) > int(index * source.repeats):
+        return repeated(source.seed, index, held_out=split == "validation").text
+    return tell(source.seed, index, split, source.level).text
+
+
+def _number_of(content: str | Conversation) -> int:
+    return fingerprint(content if isinstance(content, str) else repr(content))
 
 
 def _contents(
@@ -188,19 +205,18 @@ def _contents(
         if content == "":
             ledger.empty += 1
             continue
-        key = content if isinstance(content, str) else repr(content)
-        yield Document(content, "train", where, fingerprint(key), first, last)
+        yield Document(content, "train", where, _number_of(content), first, last)
 
 
 def _records(source: Any, chosen: Any, ledger: Ledger) -> Iterator[Record]:
     if isinstance(source, HubSource):
         for record in hub.records(source, chosen):
-            ledger.advance()
+            ledger.advance(1, "records")
             yield record
         return
     key = "data.source.validation_path" if chosen is source.validation_path else "data.source.path"
     for file in files.find(chosen, key):
-        yield from files.records(file, source.separator, ledger.advance)
+        yield from files.records(file, source.separator, partial(ledger.advance, unit="B"))
 
 
 def _taken(found: Iterator[Record], limit: int | None) -> Iterator[Record]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ TOOLS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 SPECIAL_TOKENS = [PAD, BOS, EOS, UNK, *CHAT, *TOOLS]
 ROLES = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}  # transformers' names for them
 DEFAULT_VOCAB_SIZE = 2048
+WORD = re.compile(r" ?[^\W\d_]+|[^\S ]+| ?[^\s\w]+")  # about what the pre-tokenizer makes of a text
+DISTINCT_BYTES = 12_000_000  # of different words; learning from them needs up to 120 bytes of memory for each
 BETWEEN_WORDS = re.compile(r"(?<=\S)\n(?=\S)|(?<=\S)(?= \S)")  # no token of a byte-level tokenizer reaches over it
 
 
@@ -106,7 +109,7 @@ class Tokenizer:
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes behind ids, special tokens left out."""
         tokens = [self.backend.id_to_token(token_id) for token_id in ids if token_id not in self.special_ids]
-        return b"".join(_bytes_of(token) for token in tokens)
+        return b"".join(_bytes_of(token or "") for token in tokens)
 
     def _byte_id(self, letter: str) -> int:
         token_id = self.backend.token_to_id(letter)
@@ -175,8 +178,27 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
             initial_alphabet=alphabet,
             show_progress=False,
         )
-        backend.train_from_iterator(texts if config.kind == "bpe" else [], trainer)
+        learned_from = _affordable(texts) if config.train_bytes > DISTINCT_BYTES else texts
+        backend.train_from_iterator(learned_from if config.kind == "bpe" else [], trainer)
     return Tokenizer(_with_reserved(backend))
+
+
+def _affordable(texts: Iterable[str]) -> Iterator[str]:
+    """The texts, up to the point where what they hold of different words would need more than 2 GB of memory.
+
+    In English that point is far away; Chinese is written without spaces, so that nearly every clause is a new word.
+    """
+    seen, distinct, total = set[int](), 0, 0
+    for text in texts:
+        total += len(text)
+        for word in WORD.findall(text):
+            if (number := hash(word)) not in seen:
+                seen.add(number)
+                distinct += len(word.encode("utf-8", "replace"))
+        if distinct > DISTINCT_BYTES:
+            print(f"the tokenizer learns from {total / 1e6:.0f} M characters: more would need 2 GB", file=sys.stderr)
+            return
+        yield text
 
 
 def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:

@@ -110,7 +110,9 @@ def _floor_lines(run: Run) -> list[str]:
         return []
     from data.storyworld import tell
 
-    stories = [tell(source.seed, index, "validation") for index in range(min(count, source.validation_documents))]
+    stories = [
+        tell(source.seed, index, "validation", source.level) for index in range(min(count, source.validation_documents))
+    ]
     longest = run.config.model.max_position_embeddings
     fitting = [s for s in stories if len(run.data.tokenizer.encode(s.text)) + 2 <= longest]
     if not fitting:

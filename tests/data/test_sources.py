@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from configs.loader import InputError
 from data.config import DataConfig
 from data.fingerprints import Seen, fingerprint
+from data.records import conversation_of
 from data.sources import Ledger, documents, identity, read
+from data.storyworld import converse, repeated, tell
 
 
 def config(source, **changes) -> DataConfig:
@@ -106,6 +108,23 @@ def test_the_real_hub(monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     source = {"kind": "hub", "name": "roneneldan/TinyStories", "streaming": True, "max_records": 20}
     assert len(list(documents(config(source), "train"))) > 10
+
+
+# The built-in world
+
+
+def test_the_built_in_world_has_two_levels_conversations_and_repeats():
+    world = {"kind": "storyworld", "documents": 40, "validation_documents": 10}
+    short, long = (list(documents(config(world | {"level": level}), "train")) for level in (1, 2))
+    assert short == [tell(0, i).text for i in range(40)]
+    assert long == [tell(0, i, level=2).text for i in range(40)]
+    assert sum(map(len, long)) > 2 * sum(map(len, short))
+    some = list(documents(config(world | {"repeats": 0.25}), "train"))
+    assert [text in short for text in some] == [True, True, True, False] * 10
+    assert some[3] == repeated(0, 3).text
+    chats = list(documents(config(world, records="conversations"), "validation"))
+    assert len(chats) == 10
+    assert chats[2] == conversation_of(converse(0, 2, "validation"))
 
 
 # Mixing

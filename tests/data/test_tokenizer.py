@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from configs.loader import InputError
+from data import tokenizer as tokenizer_module
 from data.config import TokenizerConfig
 from data.tokenizer import SPECIAL_TOKENS, cut, load_tokenizer, train_tokenizer
 
@@ -251,3 +252,22 @@ def test_a_path_without_a_tokenizer_says_so(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(InputError, match="is not a tokenizer.json"):
         load_tokenizer(tmp_path)
+
+
+def test_learning_stops_where_different_words_would_fill_the_memory(monkeypatch, capsys):
+    """The same words again cost nothing; new ones do."""
+    monkeypatch.setattr(tokenizer_module, "DISTINCT_BYTES", 2000)
+    config, read = TokenizerConfig(kind="bpe", vocab_size=320, train_bytes=1_000_000), []
+
+    def texts(new):
+        for i in range(1000):
+            read.append(i)
+            yield f"word{'' if not new else chr(0x4E00 + i) * 5}。"
+
+    train_tokenizer(config, texts(new=False))
+    assert len(read) == 1000
+    assert capsys.readouterr().err == ""
+    read.clear()
+    train_tokenizer(config, texts(new=True))
+    assert 100 < len(read) < 130  # 19 bytes each
+    assert "more would need 2 GB" in capsys.readouterr().err

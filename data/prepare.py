@@ -132,7 +132,7 @@ def open_prepared(directory: Path) -> PreparedData:
 
 def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any], show_progress: bool) -> dict[str, Any]:
     """Everything but the manifest, which is returned."""
-    tokenizer = _tokenizer(config, directory)
+    tokenizer = _tokenizer(config, directory, show_progress)
     dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
     has_flags = config.records == "conversations"
     if has_flags and not tokenizer.can_cut:
@@ -160,6 +160,7 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any], show
                 "(validation_path, validation_split)"
             )
     return {
+        "source": config.source.model_dump(),  # as it was named; what it held is in depends_on
         "depends_on": depends_on,
         "dtype": dtype,
         "vocab_size": tokenizer.vocab_size,
@@ -174,10 +175,12 @@ def _described(writer: shards.SplitWriter) -> dict[str, Any]:
     return counts | {"bytes_per_token": round(writer.bytes / max(1, writer.trained_tokens), 4)}
 
 
-def _tokenizer(config: DataConfig, directory: Path) -> Tokenizer:
+def _tokenizer(config: DataConfig, directory: Path, show_progress: bool) -> Tokenizer:
     """The tokenizer that an interrupted run has trained, or a new one."""
     if (directory / "tokenizer.json").is_file():
         return load_tokenizer(directory)
+    if show_progress and sys.stderr.isatty() and config.tokenizer.kind == "bpe":
+        print(f"learning a tokenizer from up to {config.tokenizer.train_bytes / 1e6:.0f} MB of the text …", file=sys.stderr)
     tokenizer = train_tokenizer(config.tokenizer, tokenizer_texts(config))
     scratch = directory / "tokenizer.tmp"
     tokenizer.save(scratch)
@@ -297,12 +300,8 @@ class _Progress:
     def __init__(self, ledger: Ledger, show: bool):
         from tqdm import tqdm
 
-        is_bytes = ledger.unit == "B"
         self._ledger, self._text, self._started = ledger, 0, time.monotonic()
-        self._bar = tqdm(
-            desc="prepare", unit=" documents", mininterval=0.5, disable=None if show else True, leave=False
-        )
-        self._bar.unit_scale = is_bytes
+        self._bar = tqdm(desc="prepare", mininterval=0.5, disable=None if show else True, leave=False)
 
     def __enter__(self) -> _Progress:
         return self
@@ -313,8 +312,9 @@ class _Progress:
     def show(self, characters: int) -> None:
         self._text += characters
         bar, ledger = self._bar, self._ledger
-        if bar.total is None and ledger.total is not None:
-            bar.total, bar.unit, bar.unit_scale = ledger.total, ledger.unit, ledger.unit == "B"
+        bar.total, bar.unit, bar.unit_scale = ledger.total, f" {ledger.unit}", ledger.unit == "B"
+        if ledger.total:
+            bar.bar_format = "{desc}: {percentage:.0f} % |{bar}| {n_fmt} of {total_fmt}{unit}, {remaining} left{postfix}"
         seconds = max(time.monotonic() - self._started, 1e-9)
         bar.set_postfix_str(f"{self._text / seconds / 1e6:.1f} MB/s of text", refresh=False)
         bar.update(ledger.done - bar.n)

@@ -251,12 +251,17 @@ def _nearest(key: KeyPath, known: list[KeyPath]) -> str:
     return f", did you mean `{close[0]}`?" if close else ""
 
 
+def _harmless(message: str) -> str:
+    """One line, and nothing in it that could drive a terminal: data and file names may hold any character."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+
+
 def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     """Run a command line: 0 when it is done, one clear line and exit code 2 for bad input."""
     try:
         code = command()
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_harmless(str(error))}", file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
         print("stopped before there was anything to save", file=sys.stderr)

@@ -103,7 +103,8 @@ class ConversationRows:
     """Conversations, packed whole: those that fit a row together share it. One that is longer than a row is cut
     behind the last assistant turn that fits, or left out (too_long="drop", or where not even the first turn fits).
 
-    `cut`, `dropped`: how many. Raises ValueError when none is left.
+    `cut`, `dropped`: how many; `sizes`: tokens of each conversation that are in a row; `members`: the conversations of
+    each row. Raises ValueError when none is left.
     """
 
     def __init__(
@@ -120,12 +121,12 @@ class ConversationRows:
         self.cut = len(long) - self.dropped
         if not sizes.any():
             raise ValueError(f"none of {len(sizes):,} conversations fits into a row of {length} tokens")
-        self._starts, self._sizes = starts, sizes
-        self._members = best_fit(sizes, length)  # row -> numbers of its conversations
-        self.per_epoch = len(self._members)
+        self._starts, self.sizes = starts, sizes
+        self.members = best_fit(sizes, length)  # row -> numbers of its conversations
+        self.per_epoch = len(self.members)
 
     def row(self, index: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        spans = [(int(self._starts[i]), int(self._sizes[i])) for i in self._members[index]]
+        spans = [(int(self._starts[i]), int(self.sizes[i])) for i in self.members[index]]
         ids = np.concatenate([self.stream.read(*span) for span in spans])
         trained = np.concatenate([self.stream.read_flags(*span) for span in spans]) & TRAINED
         targets = np.where(trained, ids, IGNORED)

@@ -180,7 +180,10 @@ def _tokenizer(config: DataConfig, directory: Path, show_progress: bool) -> Toke
     if (directory / "tokenizer.json").is_file():
         return load_tokenizer(directory)
     if show_progress and sys.stderr.isatty() and config.tokenizer.kind == "bpe":
-        print(f"learning a tokenizer from up to {config.tokenizer.train_bytes / 1e6:.0f} MB of the text …", file=sys.stderr)
+        print(
+            f"learning a tokenizer from up to {config.tokenizer.train_bytes / 1e6:.0f} MB of the text …",
+            file=sys.stderr,
+        )
     tokenizer = train_tokenizer(config.tokenizer, tokenizer_texts(config))
     scratch = directory / "tokenizer.tmp"
     tokenizer.save(scratch)
@@ -206,7 +209,7 @@ def tokenizer_texts(config: DataConfig) -> Iterator[str]:
             if taken >= wanted:
                 return
         for text in _plain_texts(document.content):
-            taken += len(text)
+            taken += len(text.encode("utf-8", "surrogatepass"))
             yield text
 
 
@@ -314,7 +317,9 @@ class _Progress:
         bar, ledger = self._bar, self._ledger
         bar.total, bar.unit, bar.unit_scale = ledger.total, f" {ledger.unit}", ledger.unit == "B"
         if ledger.total:
-            bar.bar_format = "{desc}: {percentage:.0f} % |{bar}| {n_fmt} of {total_fmt}{unit}, {remaining} left{postfix}"
+            bar.bar_format = (
+                "{desc}: {percentage:.0f} % |{bar}| {n_fmt} of {total_fmt}{unit}, {remaining} left{postfix}"
+            )
         seconds = max(time.monotonic() - self._started, 1e-9)
         bar.set_postfix_str(f"{self._text / seconds / 1e6:.1f} MB/s of text", refresh=False)
         bar.update(ledger.done - bar.n)

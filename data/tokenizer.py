@@ -128,7 +128,7 @@ class Tokenizer:
         if token_id in self.special_ids:
             return token.replace("<|", "<").replace("|>", ">")
         text = self.backend.decode([token_id], skip_special_tokens=False)
-        if "\ufffd" in text and isinstance(self.backend.model, models.BPE):  # part of a character
+        if "\ufffd" in text and set(token) <= _letter_bytes().keys():  # part of a character, byte-level
             readable = _bytes_of(token).decode("utf-8", "backslashreplace")
             text = re.sub(r"\\x(..)", lambda match: f"⟨{match[1].upper()}⟩", readable)
         return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
@@ -157,8 +157,8 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     if config.kind == "pretrained":
         return adopt(str(config.path), config.vocab_size or 0)
     if config.kind == "char":
-        characters = sorted(set().union(*texts))
-        vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *characters])}
+        characters = {character for text in texts for character in text}
+        vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *sorted(characters)])}
         backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
         one_character = tokenizers.Regex(r"[\s\S]")
         backend.pre_tokenizer = pre_tokenizers.Split(one_character, behavior="isolated")

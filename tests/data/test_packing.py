@@ -144,7 +144,7 @@ def test_packed_conversations_have_the_loss_that_they_have_alone(packed, backend
         with torch.no_grad():
             together, count = lm(**batch.for_model())
         alone, counts = 0.0, 0
-        for i in rows._members[index]:
+        for i in rows.members[index]:
             ((ids, flags),) = encode_conversations(TOKENIZER, [said[i]])
             targets = np.where(flags & TRAINED, ids, IGNORED)
             with torch.no_grad():

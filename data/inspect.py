@@ -1,0 +1,395 @@
+"""Look at the rows that training will see: `python -m data.inspect configs/x.yaml [section.key=value ...]`
+
+Row p (p = 0, 1, 2, … over all epochs) is the same row whatever the batch size, so they are asked for one at a time,
+with the config's seed. After them comes a summary of the corpus.
+
+Nothing of a row is hidden, and nothing in it can drive the terminal: the marks ⟦ ⟧ ⟨ ⟩ ⏎ ⇥ mean what the legend says,
+and where a text itself holds one of them, or a control character, it is shown by its number: ⟨U+001B⟩.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import re
+import shutil
+import sys
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, groupby, islice, pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from configs.loader import InputError, LoadedConfig, exit_on_bad_input, load_config, validate
+from data.batches import Batch, TrainBatches, make_rows, validation_batches
+from data.chat import TRAINED
+from data.config import DataConfig
+from data.packing import IGNORED, SCAN, ConversationRows, HeldOutRows, Rows, TokenStream, conversation_starts
+from data.prepare import SPLITS, PreparedData, prepare
+from data.sources import Split
+from data.tokenizer import Tokenizer
+
+# SGR codes. What is trained on is green, special tokens are in reverse video.
+COLORS = {"trained": "32", "context": "2", "document": "1;36", "padding": "33", "title": "1"}
+MARK = re.compile(r"(⏎\n?|⇥|␍|⟨[^⟩]*⟩)")  # what `visible` puts into a text
+MARKS = {"\n": "⏎\n", "\t": "⇥", "\r": "␍"} | {mark: f"⟨U+{ord(mark):04X}⟩" for mark in "⟦⟧⟨⟩⏎⇥␍"}
+INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode categories
+JOINERS = "\u200c\u200d"  # invisible too, but parts of Persian words and of emoji
+LONGEST_CHARACTER = 4  # bytes of UTF-8
+LENGTHS = ["tokens a document: fewest", "    10 % have at most", "    median", "    90 % have at most", "    most"]
+TAB_STOP = 10  # columns, in the form with ids
+LISTED = 10  # bad records
+BARS, BAR_WIDTH = 8, 40  # of the histogram
+
+
+# ---------------------------------------------------------------------------------------------------------
+# text that is safe and readable in a terminal
+
+
+def escape(text: str) -> str:
+    """One line without a character that moves the cursor, changes colours or does not show."""
+    return "".join("⏎" if c == "\n" else _by_number(c) if _is_hidden(c) else c for c in text)
+
+
+def visible(text: str, specials: re.Pattern) -> str:
+    """A text with visible line ends, tabs and control characters. What only looks like a special token is marked."""
+    parts = specials.split(text)
+    shown = ["".join(MARKS.get(c) or (_by_number(c) if _is_hidden(c) else c) for c in part) for part in parts]
+    return "".join(f"⟨text: {part}⟩" if i % 2 else part for i, part in enumerate(shown))
+
+
+def _is_hidden(character: str) -> bool:
+    return unicodedata.category(character) in INVISIBLE and character not in JOINERS
+
+
+def _by_number(character: str) -> str:
+    return f"⟨U+{ord(character):04X}⟩"
+
+
+def columns(text: str) -> int:
+    """Columns of a terminal that a text takes: two for a Chinese character, none for an accent."""
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return len(text) + wide - sum(bool(unicodedata.combining(c)) for c in text)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# one row
+
+
+class Span(NamedTuple):
+    """Neighbouring tokens of a row that look alike. kind: text | special | document | padding."""
+
+    kind: str
+    trained: bool
+    ids: list[int]
+
+
+def spans(ids: Sequence[int], labels: Sequence[int], tokenizer: Tokenizer) -> list[Span]:
+    """(T,) ids and labels -> spans that together are the row. A document's first token is a span by itself."""
+
+    def looks(place: int) -> tuple[str, bool, int]:
+        token_id, trained = ids[place], labels[place] != IGNORED
+        if token_id == tokenizer.bos_id:
+            return "document", trained, place
+        if token_id == tokenizer.pad_id:
+            return "padding", trained, 0
+        return "special" if token_id in tokenizer.special_ids else "text", trained, 0
+
+    runs = [(look, list(places)) for look, places in groupby(range(len(ids)), looks)]
+    return [Span(kind, trained, [ids[place] for place in places]) for (kind, trained, _), places in runs]
+
+
+class Painter:
+    """Writes rows in ANSI colours, or with plain marks: ⟦ ⟧ around what is trained on, where not all is."""
+
+    def __init__(self, tokenizer: Tokenizer, color: bool, conversations: bool, width: int = 100):
+        self.tokenizer, self.color, self.marks, self.width = tokenizer, color, conversations and not color, width
+        special = sorted((str(tokenizer.backend.id_to_token(i)) for i in tokenizer.special_ids), key=len, reverse=True)
+        self._specials = re.compile(f"({'|'.join(map(re.escape, special))})")
+
+    def paint(self, text: str, code: str) -> str:
+        """Text in colour, the marks inside it fainter, and each line by itself, as pagers need it."""
+        if not self.color:
+            return text
+        parts = [(part, f"\x1b[{code}{';2' * (i % 2)}m") for i, part in enumerate(MARK.split(text))]
+        return "".join(re.sub(r"[^\n]+", f"{start}\\g<0>\x1b[0m", part) for part, start in parts)
+
+    def row(self, ids: Sequence[int], labels: Sequence[int]) -> str:
+        """A row as text. Without the marks, and the line ends that stand behind no ⏎, it is the decoded row."""
+        out, document, inside = "", 0, False
+        if ids[0] != self.tokenizer.bos_id:
+            out = self._boundary("document 0: it began in another row")
+        for span in spans(ids, labels, self.tokenizer):
+            if self.marks and span.trained != inside:
+                out, inside = out + ("⟧" if inside else "⟦"), span.trained
+            if span.kind in ("document", "padding") and out and not out.endswith("\n"):
+                out += "\n"
+            if span.kind == "document":
+                document += 1
+                out += self._boundary(f"{self.tokenizer.bos_token} document {document}")
+            elif span.kind == "padding":
+                out += self.paint(f"({len(span.ids)} × padding)", COLORS["padding"])
+            else:
+                out += self.paint(self._text(span), self._code(span))
+        return out + "⟧" * inside
+
+    def row_ids(self, ids: Sequence[int], labels: Sequence[int]) -> str:
+        """A row as `id:label` of each token, in columns."""
+        out, column = "", 0
+        for span in spans(ids, labels, self.tokenizer):
+            names = [f"{i}:{escape(t)}" for i, t in zip(span.ids, self.tokenizer.token_labels(span.ids), strict=True)]
+            if span.kind == "padding":
+                names = [f"({len(names)} × {names[0]})"]
+            for name in names:
+                cell = f"⟦{name}⟧" if self.marks and span.trained else name
+                if column and column + columns(cell) > self.width:
+                    out, column = out.rstrip(" ") + "\n", 0
+                wide = -(-(columns(cell) + 2) // TAB_STOP) * TAB_STOP
+                out += self.paint(cell, self._code(span)) + " " * (wide - columns(cell))
+                column += wide
+        return out.rstrip(" ")
+
+    def legend(self, config: DataConfig) -> str:
+        """What the colours and marks of `row` mean."""
+        chat = config.records == "conversations"
+        named = [self.paint("⟦trained on⟧" if self.marks else "trained on", COLORS["trained"])]
+        named += [self.paint("not trained on", COLORS["context"])] if chat else []
+        named += [self.paint("<|special token|>", self._code(Span("special", not chat, [])))]
+        named += [self.paint("──── document ────", COLORS["document"]), self.paint("(n × padding)", COLORS["padding"])]
+        isolated, can = ("true", "cannot") if config.isolate_documents else ("false", "can")
+        lines = [
+            "   ".join(named),
+            "⏎ line end   ⇥ tab   ⟨E4⟩ byte of a cut character   ⟨U+001B⟩ hidden character",
+            "⟨text: <|…|>⟩ looks like a special token, but is ordinary text",
+            f"data.isolate_documents: {isolated}, so a document {can} see those before it in its row",
+        ]
+        if not chat:
+            lines.append("All but document starts and padding is trained on; nothing precedes a row's first token.")
+        return "\n".join(lines)
+
+    def _boundary(self, name: str) -> str:
+        return self.paint(f"──── {name} ".ljust(64, "─"), COLORS["document"]) + "\n"
+
+    def _code(self, span: Span) -> str:
+        if span.kind in ("document", "padding"):
+            return COLORS[span.kind]
+        return COLORS["trained" if span.trained else "context"] + ";7" * (span.kind == "special")
+
+    def _text(self, span: Span) -> str:
+        """The tokens of a span, decoded together: a byte-level token may be a part of a character."""
+        if span.kind == "special":
+            return "".join(str(self.tokenizer.backend.id_to_token(token_id)) for token_id in span.ids)
+        start, end = _whole_characters(span.ids, self.tokenizer)
+        before, after = ("".join(self.tokenizer.token_labels(ids)) for ids in (span.ids[:start], span.ids[end:]))
+        text = self.tokenizer.decode(span.ids[start:end], skip_special_tokens=False)
+        return escape(before.replace("␣", " ")) + visible(text, self._specials) + escape(after.replace("␣", " "))
+
+
+def _whole_characters(ids: list[int], tokenizer: Tokenizer) -> tuple[int, int]:
+    """The part [start, end) of a run of ids without the tokens at its ends that hold parts of a character."""
+    cut = "\ufffd"
+
+    def text(start: int, end: int) -> str:
+        return tokenizer.decode(ids[start:end], skip_special_tokens=False)
+
+    end, few = len(ids), range(min(LONGEST_CHARACTER, len(ids)) + 1)
+    start = next((k for k in few if not text(k, end).startswith(cut)), 0)
+    return start, next((end - k for k in few if not text(start, end - k).endswith(cut)), end)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# the whole corpus
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one epoch of a split is made of. lengths: (N,) tokens of each document as it was read; the rest are counts
+    of rows, of places in them, of documents that were cut or left out because they are longer than a row."""
+
+    lengths: np.ndarray
+    rows: int
+    places: int
+    padding: int
+    padding_alone: float  # share of the places, if each document began a row of its own
+    trained: int
+    unknown: int | None  # tokens that stand for a character without an id; None where every character has one
+    cut: int = 0
+    dropped: int = 0
+
+
+def measure(config: DataConfig, data: PreparedData, split: Split, rows: Rows) -> Epoch:
+    """Read through a split, a block at a time."""
+    stream, length, counts = data.stream(split), config.sequence_length, data.manifest[split]
+    starts = conversation_starts(stream, data.tokenizer.bos_id)
+    sizes = np.diff(starts, append=len(stream))
+    kept, trained, cut, dropped = sizes, counts["trained_tokens"], 0, 0
+    if isinstance(rows, ConversationRows):
+        kept, cut, dropped = rows.sizes, rows.cut, rows.dropped
+        trained -= _lost(stream, starts, sizes, kept)
+    filled = int(kept.sum())
+    if isinstance(rows, HeldOutRows):
+        filled += rows.per_epoch - 1  # each row begins with the last token of the one before
+    places = rows.per_epoch * length
+    alone = 1 - kept.sum() / max(1, (-(-kept // length)).sum() * length)
+    unknown = None if data.tokenizer.unk_id is None else _count(stream, data.tokenizer.unk_id)
+    return Epoch(sizes, rows.per_epoch, places, places - filled, float(alone), trained, unknown, cut, dropped)
+
+
+def _lost(stream: TokenStream, starts: np.ndarray, sizes: np.ndarray, kept: np.ndarray) -> int:
+    """Trained tokens that are in no row, because what fits of their conversation ends before them."""
+    ends = [(int(starts[i] + kept[i]), int(sizes[i] - kept[i])) for i in np.flatnonzero(kept < sizes)]
+    return sum(int(np.count_nonzero(stream.read_flags(*end) & TRAINED)) for end in ends)
+
+
+def _count(stream: TokenStream, token_id: int) -> int:
+    total = len(stream)
+    return sum(int((stream.read(at, min(SCAN, total - at)) == token_id).sum()) for at in range(0, total, SCAN))
+
+
+def summary(config: DataConfig, data: PreparedData, epochs: dict[Split, Epoch]) -> str:
+    """The table of both splits."""
+    chat, row = config.records == "conversations", config.sequence_length
+    counted = [data.manifest[split] for split in SPLITS]
+    measured = [epochs[split] for split in SPLITS]
+    lengths = [np.quantile(e.lengths, [0, 0.1, 0.5, 0.9, 1], method="inverted_cdf").astype(int) for e in measured]
+    table: list[tuple[str, list[str]]] = [
+        ("", list(SPLITS)),
+        ("documents", [f"{c['documents']:,}" for c in counted]),
+        ("tokens", [f"{c['tokens']:,}" for c in counted]),
+        ("bytes of text trained on" if chat else "bytes of text", [f"{c['bytes']:,}" for c in counted]),
+        ("bytes per token trained on" if chat else "bytes per token", [f"{c['bytes_per_token']:.3f}" for c in counted]),
+        *((name, [f"{length[i]:,}" for length in lengths]) for i, name in enumerate(LENGTHS)),
+        ("    longer than a row", [_share(int((e.lengths > row).sum()), e.lengths.size) for e in measured]),
+        ("rows an epoch", [f"{e.rows:,}" for e in measured]),
+        ("padding in them", [_share(e.padding, e.places) for e in measured]),
+        ("    if no documents shared a row", [f"{e.padding_alone:.2%}" for e in measured]),
+        ("trained on", [_share(e.trained, e.places) for e in measured]),
+    ]
+    if chat:
+        table.append(("cut to whole turns that fit", [f"{e.cut:,}" for e in measured]))
+        table.append(("left out: too long for a row", [f"{e.dropped:,}" for e in measured]))
+    if measured[0].unknown is not None:
+        table.append(("unknown tokens", [f"{e.unknown:,}" for e in measured]))
+    return "\n".join(f"{name:32}" + "".join(f"{cell:>14}" for cell in cells) for name, cells in table)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.2%}"
+
+
+def histogram(lengths: np.ndarray) -> str:
+    """How many documents are how long: bars of equal width, or of doubling width where lengths differ a lot."""
+    low, high = int(lengths.min()), int(lengths.max())
+    if high < 8 * low:
+        step = max(1, -(-(high - low + 1) // BARS))
+        edges = np.arange(low, high + step + 1, step)
+    else:
+        edges = 2 ** np.arange(low.bit_length() - 1, high.bit_length() + 1)
+    counts, _ = np.histogram(lengths, edges)
+    bars = ["█" * -(-int(count) * BAR_WIDTH // int(counts.max())) for count in counts]
+    names = [f"{first:,} … {last - 1:,}" for first, last in pairwise(edges)]
+    return "\n".join(f"{n:>19}  {c:>9,}  {b}" for n, c, b in zip(names, counts, bars, strict=True))
+
+
+def notes(data: PreparedData) -> list[str]:
+    """What was left out while reading, and the first bad records with file and line."""
+    read = data.manifest["read"]
+    dropped = data.manifest["depends_on"]["drop_duplicates"]
+    verb = "left out" if dropped else "kept (data.drop_duplicates: true leaves them out)"
+    lines = [f"{read['duplicates']:,} exact duplicates {verb}"] if read["duplicates"] else []
+    lines += [f"{read['empty']:,} empty texts left out"] if read["empty"] else []
+    if read["bad"]:
+        shown = read["bad_records"][:LISTED]
+        lines += [f"{read['bad']:,} bad records left out:", *(f"    {escape(record)}" for record in shown)]
+        lines += [f"    … and {read['bad'] - len(shown):,} more"] if read["bad"] > len(shown) else []
+    return lines or [f"{read['records']:,} records read, none of them empty or bad"]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# the command
+
+
+def batches_of(
+    config: DataConfig, data: PreparedData, rows: dict[Split, Rows], split: Split, seed: int
+) -> Iterator[Batch]:
+    """Batches of one row: training row 0, 1, 2, … without end, or the held-out rows in their order."""
+    packed_as = (config.isolate_documents, config.restart_positions)
+    if split == "validation":
+        return validation_batches(rows[split], data.tokenizer, 1, *packed_as)
+    batches = TrainBatches(rows[split], data.tokenizer, 1, seed, *packed_as)
+    return (batches.batch(k) for k in count())
+
+
+def print_rows(batches: Iterator[Batch], painter: Painter, rows: Rows, split: Split, with_ids: bool) -> None:
+    for batch in batches:
+        ids, labels = batch.input_ids[0].tolist(), batch.labels[0].tolist()
+        number, trained = batch.row_ids[0], sum(label != IGNORED for label in labels)
+        begin, padding = ids.count(painter.tokenizer.bos_id), ids.count(painter.tokenizer.pad_id)
+        place = f" (epoch {number // rows.per_epoch})" if split == "train" else ""
+        title = f"{split} row {number:,}{place}: {len(ids):,} tokens, {trained:,} trained on, "
+        title += f"{begin:,} document{'s' * (begin != 1)} begin{'s' * (begin == 1)}, {padding:,} padding"
+        forms = [painter.row(ids, labels).rstrip("\n"), *([painter.row_ids(ids, labels)] if with_ids else [])]
+        print(painter.paint(title, COLORS["title"]), *forms, sep="\n", end="\n\n")
+
+
+def print_summary(config: DataConfig, data: PreparedData, rows: dict[Split, Rows], split: Split) -> None:
+    epochs = {each: measure(config, data, each, rows[each]) for each in SPLITS}
+    print(f"prepared data    {escape(str(data.directory))}")
+    print(f"tokenizer        {config.tokenizer.kind}, {data.tokenizer.vocab_size:,} ids")
+    print(f"row              {config.sequence_length:,} tokens\n")
+    print(f"{summary(config, data, epochs)}\n")
+    print(f"{split} documents by length in tokens\n{histogram(epochs[split].lengths)}\n")
+    print("\n".join(notes(data)))
+
+
+def seed_of(loaded: LoadedConfig) -> int:
+    """The run's seed, which draws the order of the rows. Raises InputError if it is none."""
+    seed = loaded.values.get("seed", 0)
+    if type(seed) is not int or seed < 0:
+        raise InputError(f"{loaded.where(('seed',))}: `seed` is {seed!r}: must be a whole number, 0 or more")
+    return seed
+
+
+def is_colored(choice: str) -> bool:
+    """auto: in a terminal, unless NO_COLOR (no-color.org) or TERM=dumb ask for none."""
+    asked_not_to = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return choice == "always" or (choice == "auto" and sys.stdout.isatty() and not asked_not_to)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Show the rows that training will see, and what the corpus is like.")
+    parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example data.sequence_length=64")
+    parser.add_argument("--rows", type=int, default=3, metavar="N", help="how many rows (default 3)")
+    parser.add_argument("--ids", action="store_true", help="also show each token with its id")
+    parser.add_argument("--split", choices=SPLITS, default="train", help="which rows (default train)")
+    parser.add_argument("--color", choices=["auto", "always", "never"], default="auto", help="default: in a terminal")
+    arguments = parser.parse_intermixed_args()
+    if arguments.rows < 0:
+        raise InputError(f"--rows {arguments.rows}: must be 0 (only the summary) or more")
+    loaded = load_config(arguments.config, arguments.overrides)
+    config, seed = validate(DataConfig, loaded, "data"), seed_of(loaded)
+    data = prepare(config, Path(str(loaded.values.get("output_dir", "runs"))), show_progress=sys.stderr.isatty())
+    rows: dict[Split, Rows] = {split: make_rows(config, data, split) for split in SPLITS}
+    width = shutil.get_terminal_size((100, 24)).columns
+    painter = Painter(data.tokenizer, is_colored(arguments.color), config.records == "conversations", width)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that does not know ⏎ still gets a row
+    try:
+        if arguments.rows:
+            print(f"{painter.legend(config)}\n")
+        shown = islice(batches_of(config, data, rows, arguments.split, seed), arguments.rows)
+        print_rows(shown, painter, rows[arguments.split], arguments.split, arguments.ids)
+        print_summary(config, data, rows, arguments.split)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of a pipe (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

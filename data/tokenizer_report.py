@@ -1,0 +1,289 @@
+"""Which vocabulary suits a text? `python -m data.tokenizer configs/x.yaml --report [section.key=value ...]`
+
+Every tokenizer of the table is made as a run would make it, from the same text (data.prepare.tokenizer_texts), and
+measured on a part of that text and on held-out documents, which bpe has not seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import NamedTuple
+
+from configs.loader import InputError, exit_on_bad_input, load_config, validate
+from data import sources
+from data.chat import segments
+from data.config import DataConfig, TokenizerConfig
+from data.inspect import columns, escape
+from data.prepare import PIECE, tokenizer_texts
+from data.records import Conversation
+from data.tokenizer import DEFAULT_VOCAB_SIZE, Tokenizer, adopt, cut, train_tokenizer
+
+SIZES = "512,1024,2048,4096,8192"
+LIMITS = (320, 1 << 20)  # of a size
+MEASURED = 2_000_000  # characters, about, that each column is measured on
+LARGEST_ALPHABET = 10_000  # characters; with more of them `char` is left out, unless the config asks for it
+HIDDEN_SIZE = 256  # of the column with embedding parameters
+SMALL_GAIN = 0.05  # of twice the vocabulary: tokens longer by this share
+
+
+class Sample(NamedTuple):
+    """Texts to measure on. ended: how many documents end in them, each with a token of its own."""
+
+    texts: list[str]
+    ended: int
+
+
+class Candidate(NamedTuple):
+    """A tokenizer of the table. kind: that of TokenizerConfig. seconds: to train it, None where nothing was trained.
+    own: it is the one that the config asks for."""
+
+    kind: str
+    name: str
+    tokenizer: Tokenizer
+    seconds: float | None
+    own: bool
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A line of the table. Bytes per token count the token that ends a document, as a run's manifest does."""
+
+    kind: str
+    name: str
+    vocab_size: int
+    bytes_on_sample: float
+    bytes_on_held_out: float
+    characters_in_row: float  # of held-out text
+    unknown: float  # share of held-out tokens that stand for a character without an id
+    seconds: float | None
+    own: bool
+
+
+def compare(config: DataConfig, sizes: Sequence[int], also: Sequence[str] = ()) -> list[Measured]:
+    """Bytes; characters, unless there are too many; bpe at every size; and tokenizers that exist (`also`: paths).
+
+    Raises InputError for a text or a tokenizer that cannot be read, and where nothing is held out.
+    """
+    learned_from = list(tokenizer_texts(_with(config, "bpe")))
+    step = max(1, sum(map(len, learned_from)) // MEASURED)
+    ended = config.records == "text"
+    sample = Sample(learned_from[::step], len(learned_from[::step]) * ended)
+    held_out = held_out_sample(config)
+    return [
+        _measured(candidate, sample, held_out, config.sequence_length)
+        for candidate in _candidates(config, sizes, also, learned_from)
+    ]
+
+
+def _candidates(
+    config: DataConfig, sizes: Sequence[int], also: Sequence[str], learned_from: list[str]
+) -> Iterator[Candidate]:
+    wanted = config.tokenizer
+    existing = [(path, adopt(path), False) for path in also]
+    if wanted.kind == "pretrained":
+        existing.insert(0, (str(wanted.path), adopt(str(wanted.path), wanted.vocab_size or 0), True))
+    yield _trained("byte", _with(config, "byte"), [], wanted.kind == "byte")
+    begun = time.perf_counter()
+    alphabet = _alphabet(config)
+    if alphabet:
+        seen = time.perf_counter() - begun
+        made = _trained("char", _with(config, "char"), [alphabet], wanted.kind == "char")
+        yield made._replace(seconds=seen + (made.seconds or 0))
+    own_size = _round_up(wanted.vocab_size or DEFAULT_VOCAB_SIZE)
+    for size in sorted({*sizes, own_size} if wanted.kind == "bpe" else set(sizes)):
+        yield _trained(
+            f"bpe {size:,}", _with(config, "bpe", size), learned_from, wanted.kind == "bpe" and size == own_size
+        )
+    for path, tokenizer, own in existing:
+        yield Candidate("pretrained", escape(path), tokenizer, None, own)
+
+
+def _with(config: DataConfig, kind: str, size: int | None = None) -> DataConfig:
+    """The config with another tokenizer, learned from as much text."""
+    fields = {"kind": kind, "vocab_size": size, "train_bytes": config.tokenizer.train_bytes}
+    return config.model_copy(update={"tokenizer": TokenizerConfig.model_validate(fields)})
+
+
+def _trained(name: str, config: DataConfig, texts: list[str], own: bool) -> Candidate:
+    begun = time.perf_counter()
+    tokenizer = train_tokenizer(config.tokenizer, texts)
+    return Candidate(config.tokenizer.kind, name, tokenizer, time.perf_counter() - begun, own)
+
+
+def _alphabet(config: DataConfig) -> str:
+    """Every character of the corpus, once; nothing if there are more than a table of sizes has use for."""
+    characters: set[str] = set()
+    for text in tokenizer_texts(_with(config, "char")):
+        characters.update(text)
+        if len(characters) > LARGEST_ALPHABET and config.tokenizer.kind != "char":
+            return ""
+    return "".join(characters)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# measuring
+
+
+def held_out_sample(config: DataConfig) -> Sample:
+    """The first held-out documents, of conversations their plain text. Raises InputError where there are none."""
+    texts: list[str] = []
+    left, ended = MEASURED, 0
+    for document in sources.read(config):
+        if document.split != "validation":
+            continue
+        for text in _plain_texts(document.content):
+            texts.append(text[:left])
+            left -= len(texts[-1])
+        ended += document.last and config.records == "text"
+        if left <= 0:
+            break
+    if not texts:
+        raise InputError("data.source: no document is held out: raise data.validation_fraction, or name held-out files")
+    return Sample(texts, ended)
+
+
+def _plain_texts(content: str | Conversation) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    return [segment.text for segment in segments(content) if not segment.special]
+
+
+def _measured(candidate: Candidate, sample: Sample, held_out: Sample, row: int) -> Measured:
+    (on_sample, _), (tokens, unknown) = (count_tokens(candidate.tokenizer, each) for each in (sample, held_out))
+    return Measured(
+        candidate.kind,
+        candidate.name,
+        candidate.tokenizer.vocab_size,
+        _bytes(sample) / on_sample,
+        _bytes(held_out) / tokens,
+        row * sum(map(len, held_out.texts)) / tokens,
+        unknown / tokens,
+        candidate.seconds,
+        candidate.own,
+    )
+
+
+def count_tokens(tokenizer: Tokenizer, sample: Sample) -> tuple[int, int]:
+    """(tokens, those of them that are unknown)."""
+    tokens, unknown, unk_id = sample.ended, 0, tokenizer.unk_id
+    pieces = iter(piece for text in sample.texts for piece in (cut(text, PIECE) if tokenizer.can_cut else [text]))
+    while some := list(islice(pieces, 1000)):
+        for ids in tokenizer.encode_many(some):
+            tokens += len(ids)
+            unknown += ids.count(unk_id) if unk_id is not None else 0
+    return tokens, unknown
+
+
+def _bytes(sample: Sample) -> int:
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in sample.texts)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# telling
+
+
+def table(found: Sequence[Measured], row: int) -> str:
+    """Aligned columns; `*` stands before the config's own tokenizer."""
+    heads = [
+        ["", "", "bytes/token", "bytes/token", "characters in", "", "embedding", "seconds"],
+        [
+            "tokenizer",
+            "vocabulary",
+            "on sample",
+            "held out",
+            f"a row of {row:,}",
+            "unknown",
+            f"at {HIDDEN_SIZE}",
+            "to train",
+        ],
+    ]
+    body = [
+        [
+            f"{'*' if m.own else ' '} {m.name}",
+            f"{m.vocab_size:,}",
+            f"{m.bytes_on_sample:.2f}",
+            f"{m.bytes_on_held_out:.2f}",
+            f"{m.characters_in_row:,.0f}",
+            f"{m.unknown:.2%}",
+            f"{m.vocab_size * HIDDEN_SIZE:,}",
+            "-" if m.seconds is None else f"{m.seconds:.1f}",
+        ]
+        for m in found
+    ]
+    lines = [*heads, *body]
+    widths = [max(columns(line[i]) for line in lines) for i in range(len(heads[0]))]
+    first = [line[0] + " " * (widths[0] - columns(line[0])) for line in lines]
+    rest = ["".join(f"  {cell:>{width}}" for cell, width in zip(line[1:], widths[1:], strict=True)) for line in lines]
+    return "\n".join(map(str.__add__, first, rest))
+
+
+def advice(found: Sequence[Measured]) -> str:
+    """What to read from the table."""
+    bpe = [m for m in found if m.kind == "bpe"]
+    lines = [
+        "Longer tokens: more text in a row, fewer tokens an epoch. The price: the embedding, and as much for the head."
+    ]
+    for smaller, larger in pairwise(bpe):
+        if larger.vocab_size == smaller.vocab_size:
+            lines.append(f"There is nothing left to merge: {larger.name} ends with {larger.vocab_size:,} ids.")
+            break
+        doublings = math.log2(larger.vocab_size / smaller.vocab_size)
+        if (larger.bytes_on_held_out / smaller.bytes_on_held_out) ** (1 / doublings) < 1 + SMALL_GAIN:
+            lines.append(
+                f"From {smaller.vocab_size:,} ids on, twice as many make held-out tokens less than {SMALL_GAIN:.0%} "
+                f"longer, for {smaller.vocab_size * HIDDEN_SIZE:,} more embedding parameters."
+            )
+            break
+    if bpe and bpe[-1].bytes_on_sample > (1 + 2 * SMALL_GAIN) * bpe[-1].bytes_on_held_out:
+        lines.append("Held-out tokens are much shorter than those of the sample: too little text for the larger sizes.")
+    lines.append("Losses per token of two tokenizers cannot be compared; bits per byte can.")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# the command
+
+
+def sizes_of(text: str) -> list[int]:
+    """ "512,1024" -> sizes as they are after rounding. Raises InputError."""
+    smallest, largest = LIMITS
+    sizes = []
+    for part in text.split(","):
+        if not part.strip().isdecimal() or not smallest <= int(part) <= largest:
+            raise InputError(f"--sizes {text}: `{part}` is no vocabulary size from {smallest} to {largest:,}")
+        sizes.append(_round_up(int(part)))
+    return sizes
+
+
+def _round_up(size: int) -> int:
+    return -(-size // 64) * 64  # as data.tokenizer does with reserved tokens
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m data.tokenizer", description="Compare vocabularies on the text of a config."
+    )
+    parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example data.source.path=x.txt")
+    parser.add_argument("--report", action="store_true", help="print the table (there is nothing else to do)")
+    parser.add_argument("--sizes", default=SIZES, metavar="N,N,…", help=f"vocabularies of bpe (default {SIZES})")
+    parser.add_argument(
+        "--also", action="append", default=[], metavar="PATH", help="a tokenizer.json or a run; repeatable"
+    )
+    arguments = parser.parse_intermixed_args()
+    if not arguments.report:
+        raise InputError("what to do? add --report; `python -m data.prepare` trains the tokenizer of a config")
+    sizes = sizes_of(arguments.sizes)
+    config = validate(DataConfig, load_config(arguments.config, arguments.overrides), "data")
+    found = compare(config, sizes, arguments.also)
+    print(f"{table(found, config.sequence_length)}\n\n{advice(found)}")
+    return 0
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

@@ -24,6 +24,9 @@ from data.prepare import PreparedData
 from data.sources import Split
 from data.tokenizer import Tokenizer
 
+JOINED = (1, 2, 4, 8)  # how many rows data.rows_joined=auto may join: as few as make ENOUGH of their positions real
+ENOUGH = 0.95
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -63,16 +66,30 @@ class Batch:
         return Batch(**changed, row_ids=row_ids)  # type: ignore[arg-type]
 
 
-def make_rows(config: DataConfig, data: PreparedData, split: Split) -> Rows:
-    """The rows of a split. Raises InputError where no conversation fits into a row."""
+def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_step: int = 8) -> Rows:
+    """The rows of a split; of conversations to train on, data.rows_joined of them are joined into one.
+
+    Raises InputError where no conversation fits into a row.
+    """
     stream, tokenizer = data.stream(split), data.tokenizer
     measures = (stream, config.sequence_length, tokenizer.bos_id, tokenizer.pad_id)
     if config.records == "text":
         return DocumentRows(*measures) if split == "train" else HeldOutRows(*measures)
     try:
-        return ConversationRows(*measures, config.too_long)
+        rows = ConversationRows(*measures, config.too_long)
     except ValueError as error:
         raise InputError(f"data.sequence_length: {error}, {split} part: raise it") from None
+    if split == "train" and config.isolate_documents:
+        choices = (
+            [n for n in JOINED if rows_per_step % n == 0] if config.rows_joined == "auto" else [config.rows_joined]
+        )
+        share = {}
+        for n in choices:
+            share[n] = rows.join(n)
+            if share[n] >= ENOUGH:
+                return rows
+        rows.join(max(share, key=lambda n: share[n]))
+    return rows
 
 
 class TrainBatches:

@@ -119,6 +119,11 @@ class DataConfig(_Section):
         lt=1,
         description="Held-out share of files and datasets: documents chosen by hash, or the end of a single text.",
     )
+    rows_joined: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        "auto",
+        description="Conversations: rows that are joined into one, which whole conversations fill better. auto = as "
+        "few as make 95 % of the positions real tokens, with isolate_documents; 1 = none.",
+    )
     too_long: Literal["truncate", "drop"] = Field(
         "truncate", description="Conversations longer than a row: cut after the last whole turn that fits | left out."
     )
@@ -133,4 +138,6 @@ class DataConfig(_Section):
             raise ValueError(
                 "restart_positions needs isolate_documents: true, else documents that share positions see each other"
             )
+        if self.rows_joined not in ("auto", 1) and not self.isolate_documents:
+            raise ValueError("rows_joined needs isolate_documents: true, else a document would see too far back")
         return self

@@ -15,65 +15,26 @@ import os
 import re
 import shutil
 import sys
-import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import count, groupby, islice, pairwise
+from itertools import count, groupby, islice
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from configs.loader import InputError, LoadedConfig, exit_on_bad_input, load_config, validate
-from data.batches import Batch, TrainBatches, make_rows, validation_batches
-from data.chat import TRAINED
+from data.batches import JOINED, Batch, TrainBatches, make_rows, validation_batches
 from data.config import DataConfig
-from data.packing import IGNORED, SCAN, ConversationRows, HeldOutRows, Rows, TokenStream, conversation_starts
+from data.corpus_summary import histogram, measure, notes, summary
+from data.packing import IGNORED, Rows
 from data.prepare import SPLITS, PreparedData, prepare
+from data.readable import columns, escape, visible
 from data.sources import Split
 from data.tokenizer import Tokenizer
 
 # SGR codes. What is trained on is green, special tokens are in reverse video.
 COLORS = {"trained": "32", "context": "2", "document": "1;36", "padding": "33", "title": "1"}
 MARK = re.compile(r"(⏎\n?|⇥|␍|⟨[^⟩]*⟩)")  # what `visible` puts into a text
-MARKS = {"\n": "⏎\n", "\t": "⇥", "\r": "␍"} | {mark: f"⟨U+{ord(mark):04X}⟩" for mark in "⟦⟧⟨⟩⏎⇥␍"}
-INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode categories
-JOINERS = "\u200c\u200d"  # invisible too, but parts of Persian words and of emoji
 LONGEST_CHARACTER = 4  # bytes of UTF-8
-LENGTHS = ["tokens a document: fewest", "    10 % have at most", "    median", "    90 % have at most", "    most"]
 TAB_STOP = 10  # columns, in the form with ids
-LISTED = 10  # bad records
-BARS, BAR_WIDTH = 8, 40  # of the histogram
-
-
-# ---------------------------------------------------------------------------------------------------------
-# text that is safe and readable in a terminal
-
-
-def escape(text: str) -> str:
-    """One line without a character that moves the cursor, changes colours or does not show."""
-    return "".join("⏎" if c == "\n" else _by_number(c) if _is_hidden(c) else c for c in text)
-
-
-def visible(text: str, specials: re.Pattern) -> str:
-    """A text with visible line ends, tabs and control characters. What only looks like a special token is marked."""
-    parts = specials.split(text)
-    shown = ["".join(MARKS.get(c) or (_by_number(c) if _is_hidden(c) else c) for c in part) for part in parts]
-    return "".join(f"⟨text: {part}⟩" if i % 2 else part for i, part in enumerate(shown))
-
-
-def _is_hidden(character: str) -> bool:
-    return unicodedata.category(character) in INVISIBLE and character not in JOINERS
-
-
-def _by_number(character: str) -> str:
-    return f"⟨U+{ord(character):04X}⟩"
-
-
-def columns(text: str) -> int:
-    """Columns of a terminal that a text takes: two for a Chinese character, none for an accent."""
-    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
-    return len(text) + wide - sum(bool(unicodedata.combining(c)) for c in text)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -202,114 +163,6 @@ def _whole_characters(ids: list[int], tokenizer: Tokenizer) -> tuple[int, int]:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# the whole corpus
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """What one epoch of a split is made of. lengths: (N,) tokens of each document as it was read; the rest are counts
-    of rows, of places in them, of documents that were cut or left out because they are longer than a row."""
-
-    lengths: np.ndarray
-    rows: int
-    places: int
-    padding: int
-    padding_alone: float  # share of the places, if each document began a row of its own
-    trained: int
-    unknown: int | None  # tokens that stand for a character without an id; None where every character has one
-    cut: int = 0
-    dropped: int = 0
-
-
-def measure(config: DataConfig, data: PreparedData, split: Split, rows: Rows) -> Epoch:
-    """Read through a split, a block at a time."""
-    stream, length, counts = data.stream(split), config.sequence_length, data.manifest[split]
-    starts = conversation_starts(stream, data.tokenizer.bos_id)
-    sizes = np.diff(starts, append=len(stream))
-    kept, trained, cut, dropped = sizes, counts["trained_tokens"], 0, 0
-    if isinstance(rows, ConversationRows):
-        kept, cut, dropped = rows.sizes, rows.cut, rows.dropped
-        trained -= _lost(stream, starts, sizes, kept)
-    filled = int(kept.sum())
-    if isinstance(rows, HeldOutRows):
-        filled += rows.per_epoch - 1  # each row begins with the last token of the one before
-    places = rows.per_epoch * length
-    alone = 1 - kept.sum() / max(1, (-(-kept // length)).sum() * length)
-    unknown = None if data.tokenizer.unk_id is None else _count(stream, data.tokenizer.unk_id)
-    return Epoch(sizes, rows.per_epoch, places, places - filled, float(alone), trained, unknown, cut, dropped)
-
-
-def _lost(stream: TokenStream, starts: np.ndarray, sizes: np.ndarray, kept: np.ndarray) -> int:
-    """Trained tokens that are in no row, because what fits of their conversation ends before them."""
-    ends = [(int(starts[i] + kept[i]), int(sizes[i] - kept[i])) for i in np.flatnonzero(kept < sizes)]
-    return sum(int(np.count_nonzero(stream.read_flags(*end) & TRAINED)) for end in ends)
-
-
-def _count(stream: TokenStream, token_id: int) -> int:
-    total = len(stream)
-    return sum(int((stream.read(at, min(SCAN, total - at)) == token_id).sum()) for at in range(0, total, SCAN))
-
-
-def summary(config: DataConfig, data: PreparedData, epochs: dict[Split, Epoch]) -> str:
-    """The table of both splits."""
-    chat, row = config.records == "conversations", config.sequence_length
-    counted = [data.manifest[split] for split in SPLITS]
-    measured = [epochs[split] for split in SPLITS]
-    lengths = [np.quantile(e.lengths, [0, 0.1, 0.5, 0.9, 1], method="inverted_cdf").astype(int) for e in measured]
-    table: list[tuple[str, list[str]]] = [
-        ("", list(SPLITS)),
-        ("documents", [f"{c['documents']:,}" for c in counted]),
-        ("tokens", [f"{c['tokens']:,}" for c in counted]),
-        ("bytes of text trained on" if chat else "bytes of text", [f"{c['bytes']:,}" for c in counted]),
-        ("bytes per token trained on" if chat else "bytes per token", [f"{c['bytes_per_token']:.3f}" for c in counted]),
-        *((name, [f"{length[i]:,}" for length in lengths]) for i, name in enumerate(LENGTHS)),
-        ("    longer than a row", [_share(int((e.lengths > row).sum()), e.lengths.size) for e in measured]),
-        ("rows an epoch", [f"{e.rows:,}" for e in measured]),
-        ("padding in them", [_share(e.padding, e.places) for e in measured]),
-        ("    if no documents shared a row", [f"{e.padding_alone:.2%}" for e in measured]),
-        ("trained on", [_share(e.trained, e.places) for e in measured]),
-    ]
-    if chat:
-        table.append(("cut to whole turns that fit", [f"{e.cut:,}" for e in measured]))
-        table.append(("left out: too long for a row", [f"{e.dropped:,}" for e in measured]))
-    if measured[0].unknown is not None:
-        table.append(("unknown tokens", [f"{e.unknown:,}" for e in measured]))
-    return "\n".join(f"{name:32}" + "".join(f"{cell:>14}" for cell in cells) for name, cells in table)
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.2%}"
-
-
-def histogram(lengths: np.ndarray) -> str:
-    """How many documents are how long: bars of equal width, or of doubling width where lengths differ a lot."""
-    low, high = int(lengths.min()), int(lengths.max())
-    if high < 8 * low:
-        step = max(1, -(-(high - low + 1) // BARS))
-        edges = np.arange(low, high + step + 1, step)
-    else:
-        edges = 2 ** np.arange(low.bit_length() - 1, high.bit_length() + 1)
-    counts, _ = np.histogram(lengths, edges)
-    bars = ["█" * -(-int(count) * BAR_WIDTH // int(counts.max())) for count in counts]
-    names = [f"{first:,} … {last - 1:,}" for first, last in pairwise(edges)]
-    return "\n".join(f"{n:>19}  {c:>9,}  {b}" for n, c, b in zip(names, counts, bars, strict=True))
-
-
-def notes(data: PreparedData) -> list[str]:
-    """What was left out while reading, and the first bad records with file and line."""
-    read = data.manifest["read"]
-    dropped = data.manifest["depends_on"]["drop_duplicates"]
-    verb = "left out" if dropped else "kept (data.drop_duplicates: true leaves them out)"
-    lines = [f"{read['duplicates']:,} exact duplicates {verb}"] if read["duplicates"] else []
-    lines += [f"{read['empty']:,} empty texts left out"] if read["empty"] else []
-    if read["bad"]:
-        shown = read["bad_records"][:LISTED]
-        lines += [f"{read['bad']:,} bad records left out:", *(f"    {escape(record)}" for record in shown)]
-        lines += [f"    … and {read['bad'] - len(shown):,} more"] if read["bad"] > len(shown) else []
-    return lines or [f"{read['records']:,} records read, none of them empty or bad"]
-
-
-# ---------------------------------------------------------------------------------------------------------
 # the command
 
 
@@ -340,7 +193,9 @@ def print_summary(config: DataConfig, data: PreparedData, rows: dict[Split, Rows
     epochs = {each: measure(config, data, each, rows[each]) for each in SPLITS}
     print(f"prepared data    {escape(str(data.directory))}")
     print(f"tokenizer        {config.tokenizer.kind}, {data.tokenizer.vocab_size:,} ids")
-    print(f"row              {config.sequence_length:,} tokens\n")
+    joined = rows["train"].length // config.sequence_length
+    note = f" (training joins {joined} rows into one of {rows['train'].length:,})" if joined > 1 else ""
+    print(f"row              {config.sequence_length:,} tokens{note}\n")
     print(f"{summary(config, data, epochs)}\n")
     print(f"{split} documents by length in tokens\n{histogram(epochs[split].lengths)}\n")
     print("\n".join(notes(data)))
@@ -352,6 +207,13 @@ def seed_of(loaded: LoadedConfig) -> int:
     if type(seed) is not int or seed < 0:
         raise InputError(f"{loaded.where(('seed',))}: `seed` is {seed!r}: must be a whole number, 0 or more")
     return seed
+
+
+def rows_of_a_step(loaded: LoadedConfig, sequence_length: int) -> int:
+    """Of train.tokens_per_step, which decides how many rows may be joined."""
+    train = loaded.values.get("train")
+    tokens = train.get("tokens_per_step") if isinstance(train, dict) else None
+    return max(1, tokens // sequence_length) if isinstance(tokens, int) else max(JOINED)
 
 
 def is_colored(choice: str) -> bool:
@@ -374,7 +236,8 @@ def main() -> int:
     loaded = load_config(arguments.config, arguments.overrides)
     config, seed = validate(DataConfig, loaded, "data"), seed_of(loaded)
     data = prepare(config, Path(str(loaded.values.get("output_dir", "runs"))), show_progress=sys.stderr.isatty())
-    rows: dict[Split, Rows] = {split: make_rows(config, data, split) for split in SPLITS}
+    rows_per_step = rows_of_a_step(loaded, config.sequence_length)
+    rows: dict[Split, Rows] = {split: make_rows(config, data, split, rows_per_step) for split in SPLITS}
     width = shutil.get_terminal_size((100, 24)).columns
     painter = Painter(data.tokenizer, is_colored(arguments.color), config.records == "conversations", width)
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -110,7 +110,7 @@ class ConversationRows:
     def __init__(
         self, stream: TokenStream, length: int, bos_id: int, pad_id: int, too_long: Literal["truncate", "drop"]
     ):
-        self.stream, self.length, self.pad_id, self.offsets = stream, length, pad_id, 1
+        self.stream, self.pad_id, self.offsets, self._longest = stream, pad_id, 1, length
         starts = conversation_starts(stream, bos_id)
         sizes = np.diff(starts, append=len(stream))
         long = np.flatnonzero(sizes > length)
@@ -122,8 +122,14 @@ class ConversationRows:
         if not sizes.any():
             raise ValueError(f"none of {len(sizes):,} conversations fits into a row of {length} tokens")
         self._starts, self.sizes = starts, sizes
-        self.members = best_fit(sizes, length)  # row -> numbers of its conversations
+        self.join(1)
+
+    def join(self, rows: int) -> float:
+        """Join so many rows into one from now on; returns the share of real tokens in an epoch."""
+        self.length = self._longest * rows
+        self.members = best_fit(self.sizes, self.length)
         self.per_epoch = len(self.members)
+        return float(self.sizes.sum()) / (self.per_epoch * self.length)
 
     def row(self, index: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
         spans = [(int(self._starts[i]), int(self.sizes[i])) for i in self.members[index]]

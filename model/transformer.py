@@ -216,8 +216,8 @@ class LanguageModel(nn.Module):
         -ln p over the token_count trained positions; the caller divides, by the global count.
         logits_to_keep: logits of the last positions only; 0 = of all.
 
-        Raises ValueError for a sequence longer than max_position_embeddings, masks of another shape, and a backend
-        that cannot serve.
+        Raises ValueError for a sequence longer than max_position_embeddings (document_ids together with position_ids
+        tell that it is several), masks of another shape, and a backend that cannot serve.
         """
         if not torch.compiler.is_compiling():
             self._check_inputs(input_ids, attention_mask, document_ids, position_ids, kv_cache)
@@ -238,7 +238,8 @@ class LanguageModel(nn.Module):
     ) -> None:
         (B, T), longest = input_ids.shape, self.config.max_position_embeddings
         past = kv_cache.length if kv_cache is not None else 0
-        if past + T > longest:
+        packed = document_ids is not None and position_ids is not None  # then no document need be as long as the row
+        if past + T > longest and not packed:
             raise ValueError(
                 f"the sequence has {past + T} tokens, more than max_position_embeddings ({longest}): shorten it or "
                 "raise model.max_position_embeddings"

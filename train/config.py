@@ -95,6 +95,12 @@ class RunConfig(_Section):
                 f"tokens_per_step ({self.train.tokens_per_step}) must be a multiple of data.sequence_length "
                 f"({length}): use {below} or {below + length}"
             )
+        joined = self.data.rows_joined
+        if joined != "auto" and self.rows_per_step % joined:
+            raise ValueError(
+                f"data.rows_joined ({joined}) must divide the {self.rows_per_step} rows of a step "
+                "(tokens_per_step / sequence_length)"
+            )
         rows, micro = self.rows_per_step, self.train.micro_batch_size
         if isinstance(micro, int) and (micro < 1 or rows % micro):
             raise ValueError(

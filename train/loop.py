@@ -53,7 +53,8 @@ class NonFiniteLoss(Exception):
 def train(run: Run) -> int:
     """Train from run.state.step to max_steps. Returns the exit code: 0, 3 (non-finite), 130 / 143 (signal)."""
     config, state = run.config, run.state
-    micro_rows = micro_batch_rows(config, run.device)
+    micro_tokens = micro_batch_rows(config, run.device) * config.data.sequence_length
+    micro_rows = max(1, micro_tokens // run.batches.rows.length)
     started = time.perf_counter() - state.seconds
     forward = compiled(run, micro_rows) if run.device.compile else run.lm
     if state.step == 0:

@@ -87,14 +87,16 @@ def training_batches(config: RunConfig, data: PreparedData) -> TrainBatches:
     """The rows of every step. Raises InputError if an epoch does not fill a single step."""
     from data.batches import TrainBatches, make_rows
 
-    rows, wanted = make_rows(config.data, data, "train"), config.rows_per_step
+    rows = make_rows(config.data, data, "train", config.rows_per_step)
+    wanted = config.train.tokens_per_step // rows.length
     if rows.per_epoch < wanted:
         raise InputError(
             f"data.source: the training text has {data.manifest['train']['tokens']:,} tokens, which make "
             f"{rows.per_epoch:,} rows, fewer than the {wanted:,} of a step (train.tokens_per_step): "
             "give more text or lower train.tokens_per_step"
         )
-    packed_as = (config.data.isolate_documents, config.data.restart_positions)
+    is_joined = rows.length > config.data.sequence_length
+    packed_as = (config.data.isolate_documents, config.data.restart_positions or is_joined)
     return TrainBatches(rows, data.tokenizer, wanted, config.seed, *packed_as)
 
 

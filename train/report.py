@@ -22,15 +22,16 @@ def opening(run: Run) -> str:
     """What is about to happen, in a few lines."""
     c, m = run.config, run.config.model
     toggle = {m.num_attention_heads: "MHA", 1: "MQA"}.get(m.kv_heads, "GQA")
-    epochs = c.train.max_steps * c.rows_per_step / run.batches.rows.per_epoch
-    rows = micro_batch_rows(c, run.device)
+    epochs = c.train.max_steps * run.batches.rows_per_batch / run.batches.rows.per_epoch
+    rows, joined = micro_batch_rows(c, run.device), run.batches.rows.length // c.data.sequence_length
+    together = f", {joined} joined into one" if joined > 1 else ""
     return "\n".join(
         [
             f"{c.name}: {run.lm.num_parameters():,} parameters, {m.num_hidden_layers} layers x {m.hidden_size}, "
             f"{m.num_attention_heads} query heads / {m.kv_heads} key-value heads ({toggle})",
             "; ".join(run.device.notes),
             f"{c.train.max_steps:,} steps of {c.train.tokens_per_step:,} tokens ({c.rows_per_step} rows of "
-            f"{c.data.sequence_length}, {rows} at a time), {epochs:.2f} epochs"
+            f"{c.data.sequence_length}, {rows} at a time{together}), {epochs:.2f} epochs"
             + (f"; starts from {c.init_from}" if c.init_from else ""),
         ]
     )

@@ -1,5 +1,6 @@
 """Conversations packed whole; every trained token once; a document neither sees nor touches its neighbours."""
 
+import json
 from collections import Counter
 from itertools import pairwise
 
@@ -9,10 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.batches import TrainBatches, make_batch
+from data.batches import TrainBatches, make_batch, make_rows
 from data.chat import MAY_END, TRAINED, encode_conversations
-from data.config import TokenizerConfig
+from data.config import DataConfig, TokenizerConfig
 from data.packing import IGNORED, ConversationRows, DocumentRows, TokenStream, best_fit
+from data.prepare import prepare
 from data.records import Conversation, Message
 from data.storyworld import tell_many
 from data.tokenizer import train_tokenizer
@@ -121,6 +123,50 @@ def test_most_positions_of_a_chat_batch_are_real_tokens(tmp_path):
     rows = rows_of(said, 512, tmp_path)
     ids = np.stack([rows.row(i)[0] for i in range(rows.per_epoch)])
     assert (ids != TOKENIZER.pad_id).mean() >= 0.95
+
+
+@pytest.fixture(scope="module")
+def story_chats(tmp_path_factory):
+    """Stories of about 200 tokens as answers, prepared: two of them hardly fit into a row of 256."""
+    folder = tmp_path_factory.mktemp("chats")
+    records = [{"prompt": "Tell me a story.", "completion": story.text} for story in tell_many(0, 0, 1200)]
+    (folder / "chat.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    config = DataConfig.model_validate(
+        {
+            "source": {"kind": "files", "path": str(folder / "chat.jsonl")},
+            "records": "conversations",
+            "tokenizer": {"kind": "bpe", "vocab_size": 2048},
+            "isolate_documents": True,
+        }
+    )
+    return config, prepare(config, folder / "runs")
+
+
+def real_share(rows) -> float:
+    return float(np.mean([(rows.row(i)[0] != TOKENIZER.pad_id).mean() for i in range(rows.per_epoch)]))
+
+
+def test_rows_are_joined_until_whole_conversations_fill_them(story_chats):
+    config, data = story_chats
+    alone = make_rows(config.model_copy(update={"rows_joined": 1}), data, "train")
+    joined = make_rows(config, data, "train", rows_per_step=16)
+    assert alone.length == 256
+    assert real_share(alone) < 0.85
+    assert joined.length in (512, 1024, 2048)
+    assert real_share(joined) >= 0.95
+    assert joined.sizes.max() <= 256  # what fits together is longer; a conversation is not
+    assert sorted(i for row in joined.members for i in row) == sorted(i for row in alone.members for i in row)
+
+
+def test_rows_are_joined_only_where_a_step_can_be_made_of_them_and_nobody_sees_further(story_chats):
+    config, data = story_chats
+    assert make_rows(config, data, "train", rows_per_step=6).length in (256, 512)
+    assert make_rows(config, data, "train", rows_per_step=5).length == 256
+    assert make_rows(config, data, "validation", rows_per_step=16).length == 256
+    assert make_rows(config.model_copy(update={"isolate_documents": False}), data, "train", 16).length == 256
+    assert make_rows(config.model_copy(update={"rows_joined": 3}), data, "train", 6).length == 768
+    with pytest.raises(ValueError, match="rows_joined needs isolate_documents"):
+        DataConfig(rows_joined=2)
 
 
 # Isolation: what shares a row does not share anything else

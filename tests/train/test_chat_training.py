@@ -71,6 +71,22 @@ def test_a_moved_tokenizer_is_the_same_run(chat):
     assert one.identity() != load_run_config(config, ["data.records=text"]).identity()
 
 
+def test_joined_rows_train_on_the_same_tokens(chat):
+    """75 tokens in rows of 96: one each, a fifth padding; four rows joined hold five. An epoch is the same tokens."""
+    folder, config = chat
+    for name, joined in (("alone", 1), ("joined", "auto")):
+        small = ["data.sequence_length=96", "train.tokens_per_step=1536", "train.max_steps=3", "eval.every=3"]
+        said = pretrain(config, f"name={name}", f"data.rows_joined={joined}", *small).stdout
+        assert ("joined into one" in said) == (name == "joined")
+    alone, joined = (metrics(folder / "runs" / name) for name in ("alone", "joined"))
+    assert alone[0]["loss"] == joined[0]["loss"]  # the held-out rows are the same
+    shares = [[line["padding_share"] for line in lines if line["split"] == "train"] for lines in (alone, joined)]
+    assert min(shares[0]) > 0.15
+    assert max(shares[1]) < 0.06
+    done = pretrain(config, "name=odd", "data.rows_joined=7", code=2)
+    assert "data.rows_joined (7) must divide the 8 rows of a step" in done.stderr
+
+
 def test_a_row_too_short_for_any_conversation_says_so(chat):
     _, config = chat
     done = pretrain(config, "name=short", "data.sequence_length=16", code=2)

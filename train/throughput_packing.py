@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ from train.device import Device, resolve_device
 from train.optimizer import build_optimizers
 from train.pretrain import with_tokenizer
 from train.timing import alternate, table
+
+ALONE = "one document a row"
 
 
 class OneDocumentRows:
@@ -47,38 +50,49 @@ def compare_packing(config: RunConfig, rounds: int) -> None:
     """Print a table: share of real tokens in an epoch, tokens/s, real tokens/s, and the ratio to one a row."""
     data = prepare(config.data, Path(config.output_dir))
     config, device = with_tokenizer(config, data.tokenizer), resolve_device(config)
-    filled, alone = make_rows(config.data, data, "train"), OneDocumentRows(make_rows(config.data, data, "train"), data)
-    kinds: dict[str, tuple[Rows, bool]] = {
-        "one document a row": (alone, False),
-        "filled rows": (filled, False),
-        "filled rows, documents isolated": (filled, True),
-    }
     steps, shares = {}, {}
-    for name, (rows, isolated) in kinds.items():
-        batches = TrainBatches(rows, data.tokenizer, config.rows_per_step, config.seed, isolated)
-        steps[name] = _steps(config, device, batches)
-        count = rows.per_epoch if rows is filled else 0
-        shares[name] = _real_share(rows, count, data) if count else alone.real_share()
+    for name, rows, isolated in kinds_of_rows(config, data):
+        steps[name] = _steps(config, device, rows, data, isolated)
+        shares[name] = rows.real_share() if isinstance(rows, OneDocumentRows) else _real_share(rows, data)
     seconds = alternate(steps, rounds, device.device, patience_s=300.0)
     positions = config.train.tokens_per_step
-    real = {name: positions * shares[name] / seconds[name] for name in kinds}
-    header = ["", "real tokens", "padding", "positions/s", "real tokens/s", "ratio"]
+    real = {name: positions * shares[name] / seconds[name] for name in steps}
     lines = []
-    for name in kinds:
+    for name in steps:
         figures = [f"{shares[name]:.1%}", f"{1 - shares[name]:.1%}", f"{positions / seconds[name]:,.0f}"]
-        lines.append([name, *figures, f"{real[name]:,.0f}", f"{real[name] / real['one document a row']:.2f}"])
-    print(f"{config.rows_per_step} rows of {filled.length} tokens a step, {config.data.records}, {device.precision}")
-    print(table(header, lines))
+        lines.append([name, *figures, f"{real[name]:,.0f}", f"{real[name] / real[ALONE]:.2f}"])
+    print(
+        f"{positions:,} tokens a step, rows of {config.data.sequence_length}, {config.data.records}, {device.precision}"
+    )
+    print(table(["", "real tokens", "padding", "positions/s", "real tokens/s", "ratio"], lines))
 
 
-def _real_share(rows: Rows, count: int, data: PreparedData) -> float:
+def kinds_of_rows(config: RunConfig, data: PreparedData) -> list[tuple[str, Rows, bool]]:
+    """(name, rows, whether documents are isolated) of everything that is compared."""
+
+    def made(joined: int | Literal["auto"]) -> Rows:
+        changes = {"rows_joined": joined, "isolate_documents": True}
+        return make_rows(config.data.model_copy(update=changes), data, "train", config.rows_per_step)
+
+    one, auto = made(1), made("auto")
+    alone: list[tuple[str, Rows, bool]] = [(ALONE, OneDocumentRows(one, data), False)]
+    if config.data.records == "text":
+        return [*alone, ("filled rows", one, False), ("filled rows, documents isolated", one, True)]
+    joined = auto.length // one.length
+    packed: list[tuple[str, Rows, bool]] = [("packed whole, isolated", one, True)]
+    return alone + packed + ([(f"the same, {joined} rows joined into one", auto, True)] if joined > 1 else [])
+
+
+def _real_share(rows: Rows, data: PreparedData) -> float:
     """Of a whole epoch of rows, counted."""
-    pad_id = data.tokenizer.pad_id
-    return float(np.mean([np.count_nonzero(rows.row(i)[0] != pad_id) for i in range(count)])) / rows.length
+    real = [np.count_nonzero(rows.row(i)[0] != data.tokenizer.pad_id) for i in range(rows.per_epoch)]
+    return float(np.mean(real)) / rows.length
 
 
-def _steps(config: RunConfig, device: Device, batches: TrainBatches) -> Callable[[], None]:
+def _steps(config: RunConfig, device: Device, rows: Rows, data: PreparedData, isolated: bool) -> Callable[[], None]:
     """A function that takes the next optimizer step of a model of its own."""
+    count, is_joined = config.train.tokens_per_step // rows.length, rows.length > config.data.sequence_length
+    batches = TrainBatches(rows, data.tokenizer, count, config.seed, isolated, is_joined)
     torch.manual_seed(config.seed)
     lm = LanguageModel(config.model).to(device.device)
     lm.set_attn_implementation(device.attention)

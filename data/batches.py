@@ -92,6 +92,16 @@ def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_ste
     return rows
 
 
+def too_long(rows: Rows, config: DataConfig) -> str:
+    """What did not fit into a row, in a line; empty if everything did."""
+    if not isinstance(rows, ConversationRows) or not rows.cut + rows.dropped:
+        return ""
+    return (
+        f"of {len(rows.sizes):,} conversations, {rows.cut:,} were cut at a turn and {rows.dropped:,} left out, because "
+        f"they are longer than data.sequence_length ({config.sequence_length}); data.too_long: {config.too_long}"
+    )
+
+
 class TrainBatches:
     """The training batches of a run. `batch(k)` can be asked for in any order.
 
@@ -114,6 +124,8 @@ class TrainBatches:
     def batch(self, k: int, rank: int = 0, world_size: int = 1) -> Batch:
         """Batch k, or the share of it that process `rank` of `world_size` trains on: a run of its rows."""
         first = k * self.rows_per_batch
+        if world_size > self.rows_per_batch:
+            raise ValueError(f"{self.rows_per_batch} rows of a step cannot be shared by {world_size} processes")
         begin, end = (first + self.rows_per_batch * share // world_size for share in (rank, rank + 1))
         row_ids = list(range(begin, end))
         return make_batch([self._row(p) for p in row_ids], row_ids, self.tokenizer, *self.packed_as)

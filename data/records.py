@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -90,7 +90,7 @@ def checked_conversation(messages: Sequence[Message | dict], tools: Any = ()) ->
     checked, lists_of_tools = [], [_tools(tools)]
     for number, message in enumerate(messages, 1):
         try:
-            checked.append(message if isinstance(message, Message) else _message(message))
+            checked.append(_message(message if isinstance(message, dict) else asdict(message)))
             if isinstance(message, dict):  # MiniMind keeps the tools in the system message
                 lists_of_tools.append(_tools(message.get("tools") or message.get("functions") or ()))
         except BadRecord as error:

@@ -27,6 +27,7 @@ PAD, BOS, EOS, UNK = "<|pad|>", "<|bos|>", "<|eos|>", "<|unk|>"
 CHAT = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
 TOOLS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 SPECIAL_TOKENS = [PAD, BOS, EOS, UNK, *CHAT, *TOOLS]
+HEADERS = ["system\n", "user\n", "assistant\n", "tool\n"]  # what the chat template itself writes as text
 ROLES = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}  # transformers' names for them
 DEFAULT_VOCAB_SIZE = 2048
 WORD = re.compile(r" ?[^\W\d_]+|[^\S ]+| ?[^\s\w]+")  # about what the pre-tokenizer makes of a text
@@ -157,7 +158,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     if config.kind == "pretrained":
         return adopt(str(config.path), config.vocab_size or 0)
     if config.kind == "char":
-        characters = {character for text in texts for character in text}
+        characters = {character for text in (*HEADERS, *texts) for character in text}
         vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *sorted(characters)])}
         backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
         one_character = tokenizers.Regex(r"[\s\S]")
@@ -223,7 +224,14 @@ def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
     backend.add_special_tokens([*roles.values(), *CHAT, *TOOLS])
     backend.no_padding()
     backend.no_truncation()
-    return Tokenizer(_with_reserved(backend, at_least), roles)
+    tokenizer = Tokenizer(_with_reserved(backend, at_least), roles)
+    for token in (*roles.values(), *CHAT, *TOOLS):
+        if tokenizer.special_id(token) in tokenizer.encode(f"a {token} b"):
+            raise InputError(
+                f"{file}: a text that holds {token} would get the id of the special token, so anybody could open a "
+                "turn or a document by typing it: use a byte-level BPE tokenizer"
+            )
+    return tokenizer
 
 
 def cut(text: str, length: int) -> list[str]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def main() -> int:
     # 1. The config: one YAML file, checked before anything heavy is imported or written.
     config = parse_command_line("Train a language model from scratch.")
-    from data.batches import make_rows
+    from data.batches import make_rows, too_long
     from data.prepare import describe, prepare
     from model import LanguageModel
     from train import report, run_directory
@@ -65,7 +65,8 @@ def main() -> int:
     run_directory.open_for(config, state.step)
     tracker = Tracker(config, state.step, state.wandb_id)
     run = Run(config, device, data, batches, held_out, lm, optimizers, state, tracker)
-    tracker.say(report.opening(run) + "\n" + describe(data))
+    notes = [report.opening(run), describe(data), too_long(batches.rows, config.data)]
+    tracker.say("\n".join(filter(None, notes)))
     if start.checkpoint is not None:
         tracker.say(f"resumed from {start.checkpoint}, step {state.step:,}")
 

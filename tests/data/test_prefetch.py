@@ -78,6 +78,11 @@ def test_prefetched_batches_are_the_batches(batches):
     assert k == 8
 
 
+def test_more_processes_than_rows_is_an_error(batches):
+    with pytest.raises(ValueError, match="6 rows of a step cannot be shared by 7 processes"):
+        batches.batch(0, 0, 7)
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])
 def test_the_ranks_of_any_world_share_a_batch(batches, world_size):
     for k in range(4):

@@ -186,6 +186,24 @@ def test_a_tokenizer_that_adds_spaces_is_not_cut(tmp_path):
     assert not train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path)), []).can_cut
 
 
+def test_a_tokenizer_that_knows_its_special_tokens_as_text_is_refused(tmp_path):
+    """A Unigram model finds the pieces <s> and </s> in what a person typed."""
+    pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *((letter, -1.0) for letter in "▁abcxy<>/|")]
+    backend = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=0))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="never")
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    with pytest.raises(InputError, match="a text that holds (<s>|</s>) would get the id of the special token"):
+        train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path)), [])
+
+
+def test_a_character_tokenizer_can_write_the_turns_of_a_chat():
+    tokenizer = train_tokenizer(TokenizerConfig(kind="char"), ["只有中文"])
+    for header in ("system\n", "user\n", "assistant\n", "tool\n"):
+        assert tokenizer.decode(tokenizer.encode(header)) == header
+
+
 def test_a_pretrained_kind_and_a_path_go_together():
     for values in ({"kind": "pretrained"}, {"kind": "bpe", "path": "x"}):
         with pytest.raises(ValueError, match="path: name a tokenizer.json with kind: pretrained"):

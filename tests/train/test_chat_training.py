@@ -1,6 +1,7 @@
 """Fine-tuning on conversations through the real program: from a pretrained run's weights and tokenizer."""
 
 import json
+import re
 
 import pytest
 
@@ -83,6 +84,11 @@ def test_joined_rows_train_on_the_same_tokens(chat):
     shares = [[line["padding_share"] for line in lines if line["split"] == "train"] for lines in (alone, joined)]
     assert min(shares[0]) > 0.15
     assert max(shares[1]) < 0.06
+    assert "left out" not in said  # every conversation fits
+    short = pretrain(config, "name=cut", "data.sequence_length=64", "train.tokens_per_step=1024", "train.max_steps=1")
+    cut = re.search(r"of (\d+) conversations, (\d+) were cut at a turn and 0 left out, because", short.stdout)
+    assert cut is not None
+    assert cut[1] == cut[2] != "0"
     done = pretrain(config, "name=odd", "data.rows_joined=7", code=2)
     assert "data.rows_joined (7) must divide the 8 rows of a step" in done.stderr
 

@@ -155,11 +155,14 @@ def _set(into: LoadedConfig, key: KeyPath, value: Any, place: str) -> None:
     _put(into.values, key, value)
 
 
-def _get(values: dict[str, Any], key: KeyPath) -> Any:
+def _get(values: Any, key: KeyPath) -> Any:
     for part in key:
-        if not isinstance(values, dict) or part not in values:
+        if isinstance(values, list) and part.isdecimal() and int(part) < len(values):
+            values = values[int(part)]
+        elif isinstance(values, dict) and part in values:
+            values = values[part]
+        else:
             return None
-        values = values[part]
     return values
 
 
@@ -196,24 +199,29 @@ def validate(schema: type[Model], loaded: LoadedConfig, section: str | None = No
 def _explain(problem: Any, schema: type[BaseModel], prefix: KeyPath, loaded: LoadedConfig) -> tuple[str, str]:
     """(where and which key, what is wrong with it), so that the members of a union can be told together."""
     # pydantic puts the tag of a discriminated union into the location ("source", "files", "path"): leave it out
-    location = [str(part) for part in problem["loc"]]
-    key = prefix + tuple(p for i, p in enumerate(location) if not _is_union_tag(location, i, prefix, loaded))
+    key = prefix
+    for part in map(str, problem["loc"]):
+        parent = _get(loaded.values, key)
+        is_tag = isinstance(parent, dict) and parent.get("kind") == part and part not in parent
+        key = key if is_tag else (*key, part)
     known = [prefix + path for path in key_paths(schema)]
     if problem["type"] == "extra_forbidden":
         return f"{loaded.where(key)}: unknown key `{'.'.join(key)}`{_nearest(key, known)}", ""
     if problem["type"] == "missing":
         return f"{loaded.where(key)}: `{'.'.join(key)}` is missing", ""
+    if problem["type"] == "union_tag_not_found":
+        return f"{loaded.where(key)}: `{'.'.join(key)}.kind` is missing", ""
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     if problem["type"] == "value_error":
         return f"{loaded.where(_blamed_key(message, known, key, loaded))}: ", message
-    while len(key) > 1 and key not in known and key[:-1] in known:
-        key = key[:-1]  # the member of a union ("int"), or the place in a list
+    while len(key) > 1 and _without_places(key) not in known and _get(loaded.values, key) is None:
+        key = key[:-1]  # the member of a union ("int", "list[str]"), or what is not there
     return f"{loaded.where(key)}: `{'.'.join(key)}` is {_get(loaded.values, key)!r}: ", message
 
 
-def _is_union_tag(location: list[str], index: int, prefix: KeyPath, loaded: LoadedConfig) -> bool:
-    parent = _get(loaded.values, prefix + tuple(location[:index])) if index else None
-    return isinstance(parent, dict) and parent.get("kind") == location[index]
+def _without_places(key: KeyPath) -> KeyPath:
+    """parts.0.weight -> parts.weight, as key_paths writes it."""
+    return tuple(part for part in key if not part.isdecimal())
 
 
 def _blamed_key(message: str, known: list[KeyPath], section: KeyPath, loaded: LoadedConfig) -> KeyPath:
@@ -242,7 +250,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _nearest(key: KeyPath, known: list[KeyPath]) -> str:
-    siblings = [path for path in known if path[:-1] == key[:-1]]
+    siblings = [path for path in known if path[:-1] == _without_places(key[:-1])]
     close = difflib.get_close_matches(key[-1], [path[-1] for path in siblings], n=1, cutoff=0.5)
     if close:
         return f", did you mean `{'.'.join((*key[:-1], close[0]))}`?"
@@ -264,6 +272,6 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
         print(f"error: {_harmless(str(error))}", file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
-        print("stopped before there was anything to save", file=sys.stderr)
+        print("stopped; the same command goes on from what had been saved", file=sys.stderr)
         code = 130
     sys.exit(code or 0)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Name = Annotated[str, Field(min_length=1)]
+Names = Name | Annotated[list[Name], Field(min_length=1)]
 
 
 class _Section(BaseModel):
@@ -31,13 +35,24 @@ class _WithText(_Section):
     )
     max_records: int | None = Field(None, ge=1, description="Read only so many records; null = all.")
 
+    @field_validator("document_start")
+    @classmethod
+    def _check_pattern(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"document_start is no regular expression: {error}") from None
+        return pattern
+
 
 class FilesSource(_WithText):
     """Local files: .txt .md .jsonl .json .csv .tsv .parquet, also as .gz and .zst."""
 
     kind: Literal["files"]
-    path: str | list[str] = Field(description="A file, a folder or a pattern such as books/*.txt, or a list of these.")
-    validation_path: str | list[str] | None = Field(
+    path: Names = Field(
+        description="A file, a folder or a pattern such as books/*.txt, or a list of these.",
+    )
+    validation_path: Names | None = Field(
         None, description="Held-out files; null = validation_fraction is cut from `path`."
     )
     separator: str = Field("<|endoftext|>", min_length=1, description="Stands between two documents of a .txt or .md.")
@@ -47,9 +62,9 @@ class HubSource(_WithText):
     """A dataset of the Hugging Face Hub, or a local folder that `datasets` can read."""
 
     kind: Literal["hub"]
-    name: str = Field(description="Dataset name, for example roneneldan/TinyStories.")
+    name: Name = Field(description="Dataset name, for example roneneldan/TinyStories.")
     subset: str | None = Field(None, description="Its configuration, where it has several (wikitext-103-raw-v1).")
-    data_files: str | list[str] | None = Field(None, description="Only these files of it.")
+    data_files: Names | None = Field(None, description="Only these files of it.")
     revision: str | None = Field(None, description="Branch, tag or commit; null = the newest.")
     split: str = Field("train", description="Split that is trained on.")
     validation_split: str | None = Field(
@@ -57,11 +72,19 @@ class HubSource(_WithText):
     )
     streaming: bool = Field(False, description="true: read while downloading, keep no copy (with max_records).")
 
+    @model_validator(mode="after")
+    def _check_splits(self) -> HubSource:
+        if self.split == self.validation_split:
+            raise ValueError(f"validation_split is {self.split}, the split that is trained on: name another, or null")
+        return self
+
 
 class MixPart(_Section):
     """One source of a mix."""
 
-    weight: float = Field(1.0, gt=0, description="Share of the mix's text, relative to the other parts' weights.")
+    weight: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="Share of the mix's text, relative to the other parts' weights."
+    )
     source: Annotated[StoryworldSource | FilesSource | HubSource, Field(discriminator="kind")] = Field(
         description="Where this part comes from."
     )

@@ -17,7 +17,6 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import count, groupby, islice
-from pathlib import Path
 from typing import NamedTuple
 
 from configs.loader import InputError, LoadedConfig, exit_on_bad_input, load_config, validate
@@ -25,7 +24,7 @@ from data.batches import JOINED, Batch, TrainBatches, make_rows, validation_batc
 from data.config import DataConfig
 from data.corpus_summary import histogram, measure, notes, summary
 from data.packing import IGNORED, Rows
-from data.prepare import SPLITS, PreparedData, prepare
+from data.prepare import SPLITS, PreparedData, output_directory, prepare
 from data.readable import columns, escape, visible
 from data.sources import Split
 from data.tokenizer import Tokenizer
@@ -235,7 +234,7 @@ def main() -> int:
         raise InputError(f"--rows {arguments.rows}: must be 0 (only the summary) or more")
     loaded = load_config(arguments.config, arguments.overrides)
     config, seed = validate(DataConfig, loaded, "data"), seed_of(loaded)
-    data = prepare(config, Path(str(loaded.values.get("output_dir", "runs"))), show_progress=sys.stderr.isatty())
+    data = prepare(config, output_directory(loaded), show_progress=sys.stderr.isatty())
     rows_per_step = rows_of_a_step(loaded, config.sequence_length)
     rows: dict[Split, Rows] = {split: make_rows(config, data, split, rows_per_step) for split in SPLITS}
     width = shutil.get_terminal_size((100, 24)).columns

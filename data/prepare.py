@@ -22,10 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from configs.loader import InputError, exit_on_bad_input, load_config, validate
-from data import files, shards, sources
-from data.chat import TRAINED, encode_conversations, segments
-from data.config import DataConfig, FilesSource
+from configs.loader import InputError, LoadedConfig, exit_on_bad_input, load_config, validate
+from data import shards, sources
+from data.chat import CHAT_TEMPLATE, TRAINED, encode_conversations
+from data.config import DataConfig
+from data.learning_text import plain_texts, tokenizer_texts
 from data.packing import TokenStream
 from data.prefetch import prefetched
 from data.records import Conversation
@@ -34,7 +35,6 @@ from data.tokenizer import Tokenizer, cut, load_tokenizer, train_tokenizer
 
 FORMAT_VERSION = 2
 BATCH = 1 << 20  # characters encoded at a time, on all cores
-PACKED = 4  # how much larger than its file a compressed text may be, about
 PIECE = 1 << 16  # a longer document is encoded in pieces, so that every core has something to do
 SAVE_SECONDS = 2.0  # between two notes of how far it is
 SPLITS: tuple[sources.Split, ...] = ("train", "validation")
@@ -82,13 +82,13 @@ def dependencies(config: DataConfig) -> dict[str, Any]:
     """Everything that the shards depend on."""
     tokenizer = config.tokenizer.model_dump()
     if config.tokenizer.path is not None:
-        saved = train_tokenizer(config.tokenizer, []).backend.to_str()
-        tokenizer["path"] = hashlib.sha256(saved.encode()).hexdigest()
+        tokenizer["path"] = train_tokenizer(config.tokenizer, []).sha256()
     keys = {"records", "validation_fraction", "drop_duplicates", "on_bad_record"}
     return {
         "format": FORMAT_VERSION,
         "source": sources.identity(config.source),
         "tokenizer": tokenizer,
+        "chat_template": hashlib.sha256(CHAT_TEMPLATE.encode()).hexdigest(),  # it lies beside the tokenizer
         **config.model_dump(include=keys),
     }
 
@@ -110,7 +110,12 @@ def _prepare_alone(config: DataConfig, directory: Path, depends_on: dict[str, An
             return
         partial.mkdir(exist_ok=True)
         manifest = _write(config, partial, depends_on, show_progress)
+        if dependencies(config) != depends_on:
+            (partial / shards.PROGRESS).unlink(missing_ok=True)
+            raise InputError("data.source: the text or the tokenizer changed while it was read: prepare it again")
         shards.write_json(partial / "manifest.json", manifest)
+        if directory.exists():
+            shutil.rmtree(directory)  # without a manifest it is nothing
         partial.replace(directory)
         (directory / shards.PROGRESS).unlink(missing_ok=True)
     finally:
@@ -121,32 +126,39 @@ def _prepare_alone(config: DataConfig, directory: Path, depends_on: dict[str, An
 
 def open_prepared(directory: Path) -> PreparedData:
     """Read a prepared corpus. Raises InputError for a shard that is not as long as the manifest says."""
-    manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
+    remedy = f"delete {directory}, it will be prepared afresh"
+    try:
+        manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
+        tokenizer = load_tokenizer(directory)
+    except (ValueError, InputError) as error:
+        raise InputError(f"{directory}: is damaged ({error}): {remedy}") from None
     for shard in itertools.chain.from_iterable(manifest[split]["shards"] for split in SPLITS):
         for key in ("", "flags_"):
             file = directory / shard.get(f"{key}file", shard["file"])
             if not file.is_file() or file.stat().st_size != shard.get(f"{key}bytes", shard["bytes"]):
-                raise InputError(f"{file}: is missing or damaged: delete {directory}, it will be prepared afresh")
-    return PreparedData(directory, manifest, load_tokenizer(directory))
+                raise InputError(f"{file}: is missing or damaged: {remedy}")
+    return PreparedData(directory, manifest, tokenizer)
 
 
 def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any], show_progress: bool) -> dict[str, Any]:
     """Everything but the manifest, which is returned."""
-    tokenizer = _tokenizer(config, directory, show_progress)
-    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
     has_flags = config.records == "conversations"
+    found = _interrupted(directory, has_flags)
+    if found is None:
+        shutil.rmtree(directory)
+        directory.mkdir()
+        tokenizer = _new_tokenizer(config, directory, show_progress)
+        writers, already = _writers(directory, tokenizer, has_flags), 0
+    else:
+        tokenizer, writers, already = found
     if has_flags and not tokenizer.can_cut:
         raise InputError(
             "data.tokenizer: this one puts a space before every text that it gets, so turns cannot be encoded one by "
             "one: use another for conversations (byte-level ones, such as kind: bpe, do not)"
         )
-    writers = {split: shards.SplitWriter(directory, split, dtype, has_flags) for split in SPLITS}
-    done = shards.load_progress(directory) or {"read": 0}
-    for split in writers.keys() & done.keys():
-        writers[split].resume(done[split])
     ledger = Ledger()
     try:
-        _encode_all(config, tokenizer, writers, ledger, done["read"], show_progress)
+        _encode_all(config, tokenizer, writers, ledger, already, show_progress)
         for writer in writers.values():
             writer.close()
     finally:
@@ -162,9 +174,9 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any], show
     return {
         "source": config.source.model_dump(),  # as it was named; what it held is in depends_on
         "depends_on": depends_on,
-        "dtype": dtype,
+        "dtype": writers["train"].dtype,
         "vocab_size": tokenizer.vocab_size,
-        "tokenizer_sha256": hashlib.sha256(tokenizer.backend.to_str().encode()).hexdigest(),
+        "tokenizer_sha256": tokenizer.sha256(),
         "read": {key: value for key, value in asdict(ledger).items() if key not in ("unit", "done", "total")},
         **{split: _described(writers[split]) for split in SPLITS},
     }
@@ -175,54 +187,40 @@ def _described(writer: shards.SplitWriter) -> dict[str, Any]:
     return counts | {"bytes_per_token": round(writer.bytes / max(1, writer.trained_tokens), 4)}
 
 
-def _tokenizer(config: DataConfig, directory: Path, show_progress: bool) -> Tokenizer:
-    """The tokenizer that an interrupted run has trained, or a new one."""
-    if (directory / "tokenizer.json").is_file():
-        return load_tokenizer(directory)
+Writers = dict[sources.Split, shards.SplitWriter]
+
+
+def _writers(directory: Path, tokenizer: Tokenizer, has_flags: bool) -> Writers:
+    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+    return {split: shards.SplitWriter(directory, split, dtype, has_flags) for split in SPLITS}
+
+
+def _interrupted(directory: Path, has_flags: bool) -> tuple[Tokenizer, Writers, int] | None:
+    """What an interrupted run has left to go on with; None if nothing, or if it is not what was noted."""
+    try:
+        tokenizer, done = load_tokenizer(directory), shards.load_progress(directory)
+        writers = _writers(directory, tokenizer, has_flags)
+        if done is None:
+            return tokenizer, writers, 0
+        for split, writer in writers.items():
+            writer.resume(done[split])
+        return tokenizer, writers, done["read"]
+    except (ValueError, KeyError, TypeError, OSError, InputError):
+        return None
+
+
+def _new_tokenizer(config: DataConfig, directory: Path, show_progress: bool) -> Tokenizer:
     if show_progress and sys.stderr.isatty() and config.tokenizer.kind == "bpe":
-        print(
-            f"learning a tokenizer from up to {config.tokenizer.train_bytes / 1e6:.0f} MB of the text …",
-            file=sys.stderr,
-        )
+        megabytes = config.tokenizer.train_bytes / 1e6
+        print(f"learning a tokenizer from up to {megabytes:.0f} MB of the text …", file=sys.stderr)
     tokenizer = train_tokenizer(config.tokenizer, tokenizer_texts(config))
     scratch = directory / "tokenizer.tmp"
     tokenizer.save(scratch)
     for name in ("tokenizer_config.json", "tokenizer.json"):  # the second one says that both are there
+        shards.sync_file(scratch / name)
         (scratch / name).replace(directory / name)
     scratch.rmdir()
     return tokenizer
-
-
-def tokenizer_texts(config: DataConfig) -> Iterator[str]:
-    """What a tokenizer is learned from: for char everything; for bpe about train_bytes of the training part, of
-    files spread over all of them (documents chosen by their fingerprint), else the first ones."""
-    kind, wanted = config.tokenizer.kind, config.tokenizer.train_bytes
-    if kind in ("byte", "pretrained"):
-        return
-    ledger, taken, share = Ledger(), 0, 1.0
-    for document in sources.read(config, ledger):
-        if kind == "bpe":
-            if isinstance(config.source, FilesSource) and ledger.total:
-                share = wanted / (ledger.total * (PACKED if _is_packed(config.source) else 1))
-            if document.split != "train" or document.number >= share * 2**64:
-                continue
-            if taken >= wanted:
-                return
-        for text in _plain_texts(document.content):
-            taken += len(text.encode("utf-8", "surrogatepass"))
-            yield text
-
-
-def _is_packed(source: FilesSource) -> bool:
-    found = files.find(source.path, "data.source.path")
-    return any(file.suffix in files.COMPRESSED or file.suffix == ".parquet" for file in found)
-
-
-def _plain_texts(content: str | Conversation, flag: int = 0) -> list[str]:
-    """The text of a document; of a conversation what is not special, and (where asked) has the flag."""
-    if isinstance(content, str):
-        return [content]
-    return [s.text for s in segments(content) if not s.special and s.flags & flag == flag]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -294,7 +292,7 @@ def _count(document: Document, ids: np.ndarray, flags: np.ndarray | None, writer
         writer.bytes += len(document.content.encode("utf-8", "surrogatepass"))
     elif flags is not None:
         writer.trained_tokens += int(np.count_nonzero(flags & TRAINED))
-        writer.bytes += sum(len(text.encode()) for text in _plain_texts(document.content, TRAINED))
+        writer.bytes += sum(len(text.encode()) for text in plain_texts(document.content, TRAINED))
 
 
 class _Progress:
@@ -342,14 +340,26 @@ def describe(prepared: PreparedData) -> str:
     return "\n".join([*lines, *([", ".join(notes)] if notes else [])])
 
 
+def output_directory(loaded: LoadedConfig) -> Path:
+    """The config's output_dir, under which prepared data lies. Raises InputError unless it is a name."""
+    value = loaded.values.get("output_dir", "runs")
+    if not isinstance(value, str) or not value:
+        raise InputError(f"{loaded.where(('output_dir',))}: `output_dir` is {value!r}: must be the name of a folder")
+    return Path(value)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Tokenize the corpus of a config, without training.")
     parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example data.records=text")
     arguments = parser.parse_args()
     loaded = load_config(arguments.config, arguments.overrides)
-    output_dir = Path(str(loaded.values.get("output_dir", "runs")))
-    prepared = prepare(validate(DataConfig, loaded, "data"), output_dir, show_progress=sys.stderr.isatty())
+    config, output_dir = validate(DataConfig, loaded, "data"), output_directory(loaded)
+    try:
+        prepared = prepare(config, output_dir, show_progress=sys.stderr.isatty())
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 130
     print(f"{prepared.directory}\n{describe(prepared)}")
     return 0
 

@@ -78,9 +78,15 @@ class SplitWriter:
         return {key: getattr(self, key) for key in keys}
 
     def resume(self, saved: dict[str, Any]) -> None:
-        """Go on behind what `sync` returned: longer files are cut, later ones deleted."""
+        """Go on behind what `sync` returned: longer files are cut, later ones deleted.
+
+        Raises ValueError, KeyError or OSError where the files are not what was noted.
+        """
         for key in self.counts():
             setattr(self, key, saved[key])
+        for shard in self.shards:
+            for key in [key for key in ("", "flags_") if f"{key}file" in shard]:
+                _check_size(self.directory / shard[f"{key}file"], shard[f"{key}bytes"], exactly=True)
         known = {shard[key] for shard in self.shards for key in ("file", "flags_file") if key in shard}
         if saved["open"] is not None:
             self._size = saved["open"]
@@ -102,7 +108,14 @@ class SplitWriter:
                 file.close()
 
 
+def _check_size(path: Path, size: int, exactly: bool) -> None:
+    there = path.stat().st_size
+    if there < size or (exactly and there > size):
+        raise ValueError(f"{path} has {there} bytes, not {size}")
+
+
 def _reopened(path: Path, length: int) -> tuple[BinaryIO, Any]:
+    _check_size(path, length, exactly=False)
     file = path.open("r+b")
     file.truncate(length)
     digest = hashlib.sha256()
@@ -128,6 +141,12 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
         file.write((json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
         _sync(file)
     temporary.replace(path)
+
+
+def sync_file(path: Path) -> None:
+    """What was written to this file is on the disk when this returns."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def load_progress(directory: Path) -> dict[str, Any] | None:

@@ -105,8 +105,8 @@ def identity(source: StoryworldSource | FilesSource | HubSource | MixSource) -> 
     if isinstance(source, MixSource):
         described["parts"] = [{"weight": part.weight, "source": identity(part.source)} for part in source.parts]
     elif isinstance(source, FilesSource):
-        for key in ("path", "validation_path"):
-            described[key] = _hashes(getattr(source, key), f"data.source.{key}")
+        described["path"] = _hashes(files_of(source))
+        described["validation_path"] = _hashes(files_of(source, held_out=True))
     elif isinstance(source, StoryworldSource):
         digest = hashlib.sha256()
         for part in sorted(Path(__file__).with_name("storyworld").rglob("*")):
@@ -118,7 +118,19 @@ def identity(source: StoryworldSource | FilesSource | HubSource | MixSource) -> 
     return described
 
 
-def _hashes(path: str | list[str] | None, key: str) -> list[str]:
+def files_of(source: FilesSource, held_out: bool = False) -> list[Path]:
+    """The files that are trained on, or the held-out ones; no file is both. Raises InputError if there are none."""
+    validation = files.find(source.validation_path, "data.source.validation_path") if source.validation_path else []
+    if held_out:
+        return validation
+    taken = {file.resolve() for file in validation}
+    found = [file for file in files.find(source.path, "data.source.path") if file.resolve() not in taken]
+    if not found:
+        raise InputError("data.source.path: names only files that validation_path names too: give others to train on")
+    return found
+
+
+def _hashes(found: list[Path]) -> list[str]:
     """Kind and SHA-256 of every file: where they lie does not matter."""
 
     def one(file: Path) -> str:
@@ -126,18 +138,26 @@ def _hashes(path: str | list[str] | None, key: str) -> list[str]:
             return f"{''.join(file.suffixes[-2:])} {hashlib.file_digest(raw, 'sha256').hexdigest()}"
 
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(one, files.find(path, key) if path else []))
+        return list(pool.map(one, found))
 
 
 def _set_total(source: Any, ledger: Ledger) -> None:
     if isinstance(source, FilesSource):
-        ledger.unit = "B"
-        found = [*files.find(source.path, "data.source.path")]
-        found += files.find(source.validation_path, "data.source.validation_path") if source.validation_path else []
-        ledger.total = sum(file.stat().st_size for file in found) if source.max_records is None else None
+        ledger.total = source.max_records
+        if source.max_records is None:
+            found = files_of(source) + files_of(source, held_out=True)
+            ledger.unit, ledger.total = "B", sum(file.stat().st_size for file in found)
     elif isinstance(source, StoryworldSource):
         ledger.total = source.documents + source.validation_documents
-    elif isinstance(source, HubSource) and source.max_records is None:
+    elif isinstance(source, MixSource):
+        parts = [Ledger() for _ in source.parts]
+        for part, of_part in zip(source.parts, parts, strict=True):
+            _set_total(part.source, of_part)
+        if len({of_part.unit for of_part in parts}) == 1 and all(of_part.total for of_part in parts):
+            ledger.unit, ledger.total = parts[0].unit, sum(of_part.total or 0 for of_part in parts)
+    elif source.max_records is not None:
+        ledger.total = source.max_records
+    elif isinstance(source, HubSource):
         counts = [hub.count_rows(source, split) for split in (source.split, source.validation_split) if split]
         ledger.total = sum(count or 0 for count in counts) or None
 
@@ -152,19 +172,17 @@ def _one_source(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[Doc
         yield from _storyworld(source, config, ledger)
         return
     seen, fraction = Seen(), config.validation_fraction
-    held_out = source.validation_path if isinstance(source, FilesSource) else source.validation_split
-    if held_out is not None:
-        for document in _unique(_contents(source, held_out, config, ledger), seen, config, ledger):
+    if (source.validation_path if isinstance(source, FilesSource) else source.validation_split) is not None:
+        for document in _unique(_contents(source, True, config, ledger), seen, config, ledger):
             yield document._replace(split="validation")
         fraction = 0.0
-    chosen = source.path if isinstance(source, FilesSource) else source.split
     if fraction and isinstance(source, FilesSource) and config.records == "text":
         length = _length_of_single_text(source)
         if length is not None:
-            pieces = _contents(source, chosen, config, ledger, in_pieces=True)
+            pieces = _contents(source, False, config, ledger, in_pieces=True)
             yield from _cut_at(pieces, int(length * (1 - fraction)))
             return
-    for document in _unique(_contents(source, chosen, config, ledger), seen, config, ledger):
+    for document in _unique(_contents(source, False, config, ledger), seen, config, ledger):
         yield document._replace(split=split_of(document.number, fraction))
 
 
@@ -194,29 +212,27 @@ def _number_of(content: str | Conversation) -> int:
 
 
 def _contents(
-    source: Any, chosen: Any, config: DataConfig, ledger: Ledger, in_pieces: bool = False
+    source: Any, held_out: bool, config: DataConfig, ledger: Ledger, in_pieces: bool = False
 ) -> Iterator[Document]:
     """Records -> texts or conversations, split not yet known; bad and empty ones are noted in the ledger."""
-    found = _taken(_records(source, chosen, ledger), source.max_records)
+    found = _taken(_records(source, held_out, config, ledger), source.max_records)
     pieces = _parsed(found if in_pieces else _whole(found), source.text_field, config, ledger)
     if source.document_start is not None and config.records == "text":
         pieces = _joined(pieces, re.compile(source.document_start))
     for where, content, first, last in pieces:
-        if content == "":
+        if isinstance(content, str) and first and last and not content.strip():
             ledger.empty += 1
             continue
         yield Document(content, "train", where, _number_of(content), first, last)
 
 
-def _records(source: Any, chosen: Any, ledger: Ledger) -> Iterator[Record]:
+def _records(source: Any, held_out: bool, config: DataConfig, ledger: Ledger) -> Iterator[Record]:
     if isinstance(source, HubSource):
-        for record in hub.records(source, chosen):
-            ledger.advance(1, "records")
-            yield record
+        yield from hub.records(source, str(source.validation_split if held_out else source.split))
         return
-    key = "data.source.validation_path" if chosen is source.validation_path else "data.source.path"
-    for file in files.find(chosen, key):
-        yield from files.records(file, source.separator, partial(ledger.advance, unit="B"))
+    column = source.text_field.partition(".")[0] if config.records == "text" else None
+    for file in files_of(source, held_out):
+        yield from files.records(file, source.separator, partial(ledger.advance, unit="B"), column)
 
 
 def _taken(found: Iterator[Record], limit: int | None) -> Iterator[Record]:
@@ -232,6 +248,8 @@ def _whole(found: Iterable[Record]) -> Iterator[Record]:
     """Texts that come in pieces, put together."""
     pieces: list[Record] = []
     for record in found:
+        if record.problem:
+            pieces.clear()  # of the same document: the rest of it does not come
         if record.problem or (record.first and record.last):
             yield record
             continue
@@ -247,12 +265,13 @@ Piece = tuple[str, Any, bool, bool]  # where, content, first, last
 def _parsed(found: Iterable[Record], text_field: str, config: DataConfig, ledger: Ledger) -> Iterator[Piece]:
     for record in found:
         ledger.records += record.first
+        ledger.advance(record.first, "records")
         problem, content = record.problem, record.value
         if not problem:
             try:
                 if config.records == "conversations":
                     content = conversation_of(record.value)
-                elif not isinstance(record.value, str):
+                else:
                     content = text_of(record.value, text_field)
             except BadRecord as error:
                 problem = str(error)
@@ -294,14 +313,14 @@ def _unique(found: Iterable[Document], seen: Seen, config: DataConfig, ledger: L
 
 def _length_of_single_text(source: FilesSource) -> int | None:
     """Characters of a source that is a single plain text, which is split by position; None for any other."""
-    found = files.find(source.path, "data.source.path")
-    if len(found) > 1 or files.kind_of(found[0]) not in files.PLAIN or source.max_records or source.document_start:
+    found = files_of(source)
+    if len(found) > 1 or files.kind_of(found[0]) not in files.PLAIN or source.document_start:
         return None
     length = 0
     for number, record in enumerate(files.records(found[0], source.separator, lambda count: None)):
         if record.first and number:
             return None
-        length += len(record.value or "")
+        length += len(record.value or record.problem)  # reading it again will tell the problem
     if not length:
         raise InputError(f"{found[0]}: is empty: give a file with text in it")
     return length

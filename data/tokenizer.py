@@ -7,6 +7,7 @@ tokenizer keeps its ids; what it lacks is added behind them.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import re
@@ -71,6 +72,10 @@ class Tokenizer:
         unk = getattr(self.backend.model, "unk_token", None)
         return self.backend.token_to_id(unk) if unk else None
 
+    def sha256(self) -> str:
+        """Of everything that decides about ids."""
+        return hashlib.sha256((self.backend.to_str() + json.dumps(self.roles)).encode()).hexdigest()
+
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without first and last token of a document."""
         return self.backend.encode(text, add_special_tokens=False).ids
@@ -99,6 +104,8 @@ class Tokenizer:
         What is valid UTF-8 has the ids of the text; each other byte is a token. Raises ValueError for a tokenizer
         that is not byte-level.
         """
+        if self.backend.normalizer is not None:
+            raise ValueError("this tokenizer normalizes its text, so bytes do not come back as they were")
         text, ids, byte = raw.decode("utf-8", "surrogateescape"), list[int](), _byte_letters()
         for is_text, run in itertools.groupby(text, lambda letter: not "\udc80" <= letter <= "\udcff"):
             if is_text:
@@ -108,7 +115,7 @@ class Tokenizer:
         return ids
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The bytes behind ids, special tokens left out."""
+        """The bytes behind ids, special tokens left out. Of a byte-level tokenizer; KeyError for another."""
         tokens = [self.backend.id_to_token(token_id) for token_id in ids if token_id not in self.special_ids]
         return b"".join(_bytes_of(token or "") for token in tokens)
 
@@ -138,7 +145,7 @@ class Tokenizer:
         """Write tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        self.backend.save(str(directory / "tokenizer.json"))
+        (directory / "tokenizer.json").write_text(self.backend.to_str(pretty=True), encoding="utf-8")
         settings: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",  # any other class would replace our pre-tokenizer
             **self.roles,
@@ -209,29 +216,42 @@ def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
     and none of the chat's, since it is what marks where a document begins. Raises InputError.
     """
     file = _tokenizer_file(path)
-    backend = _read(file)
-    settings_file = file.with_name("tokenizer_config.json")
-    settings = json.loads(settings_file.read_text(encoding="utf-8")) if settings_file.is_file() else {}
+    backend, settings = _read(file), _settings(file)
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    if max(vocabulary.values(), default=-1) + 1 != len(vocabulary):
+        last = max(vocabulary.values())
+        raise InputError(f"{file}: its ids have gaps ({len(vocabulary):,} tokens, the last one is {last:,})")
     roles = {}
     for role, ours in ROLES.items():
         theirs = settings.get(role)
         theirs = theirs.get("content") if isinstance(theirs, dict) else theirs
-        roles[role] = theirs if isinstance(theirs, str) and backend.token_to_id(theirs) is not None else ours
+        roles[role] = theirs if isinstance(theirs, str) and theirs in vocabulary else ours
     if roles["bos_token"] in (roles["eos_token"], roles["pad_token"], *CHAT):
         roles["bos_token"] = BOS
-    if roles["pad_token"] == roles["eos_token"]:
+    if roles["pad_token"] in (roles["eos_token"], getattr(backend.model, "unk_token", None)):
         roles["pad_token"] = PAD
     backend.add_special_tokens([*roles.values(), *CHAT, *TOOLS])
     backend.no_padding()
     backend.no_truncation()
+    backend.post_processor = None  # it would add first and last tokens of its own in transformers
     tokenizer = Tokenizer(_with_reserved(backend, at_least), roles)
-    for token in (*roles.values(), *CHAT, *TOOLS):
-        if tokenizer.special_id(token) in tokenizer.encode(f"a {token} b"):
+    _check_typed(tokenizer, file)
+    return tokenizer
+
+
+def _check_typed(tokenizer: Tokenizer, file: Path) -> None:
+    """A special token is one that nobody can type. Raises InputError."""
+    for token in (*tokenizer.roles.values(), *CHAT, *TOOLS):
+        try:
+            typed = tokenizer.encode(f"a {token} b") + tokenizer.encode(token)
+        except Exception as error:  # the library raises nothing more precise
+            reason = f"cannot write {token!r} as text ({error})"
+            raise InputError(f"{file}: {reason}: use a byte-level BPE tokenizer") from None
+        if tokenizer.special_id(token) in typed:
             raise InputError(
                 f"{file}: a text that holds {token} would get the id of the special token, so anybody could open a "
                 "turn or a document by typing it: use a byte-level BPE tokenizer"
             )
-    return tokenizer
 
 
 def cut(text: str, length: int) -> list[str]:
@@ -245,7 +265,8 @@ def cut(text: str, length: int) -> list[str]:
 
 def _with_reserved(backend: tokenizers.Tokenizer, at_least: int = 0) -> tokenizers.Tokenizer:
     used = backend.get_vocab_size(with_added_tokens=True)
-    backend.add_special_tokens([f"<|reserved_{i}|>" for i in range(_round_up(max(used, at_least)) - used)])
+    names = (name for i in itertools.count() if backend.token_to_id(name := f"<|reserved_{i}|>") is None)
+    backend.add_special_tokens(list(itertools.islice(names, _round_up(max(used, at_least)) - used)))
     return backend
 
 
@@ -255,9 +276,20 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     Raises InputError when there is none.
     """
     file = _tokenizer_file(path)
-    settings_file = file.with_name("tokenizer_config.json")
-    settings = json.loads(settings_file.read_text(encoding="utf-8")) if settings_file.is_file() else {}
+    settings = _settings(file)
     return Tokenizer(_read(file), {role: settings.get(role, ours) for role, ours in ROLES.items()})
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """The tokenizer_config.json beside a tokenizer.json; empty if there is none."""
+    path = file.with_name("tokenizer_config.json")
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise InputError(f"{path}: is not valid JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise InputError(f"{path}: must hold an object of settings")
+    return settings
 
 
 def _tokenizer_file(path: str | Path) -> Path:

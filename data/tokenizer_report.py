@@ -18,7 +18,8 @@ from configs.loader import InputError, exit_on_bad_input, load_config, validate
 from data import sources
 from data.chat import segments
 from data.config import DataConfig, TokenizerConfig
-from data.prepare import PIECE, tokenizer_texts
+from data.learning_text import tokenizer_texts
+from data.prepare import PIECE
 from data.readable import columns, escape
 from data.records import Conversation
 from data.tokenizer import DEFAULT_VOCAB_SIZE, Tokenizer, adopt, cut, train_tokenizer

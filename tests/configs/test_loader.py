@@ -75,7 +75,10 @@ def test_another_kind_of_source_inherits_nothing(tmp_path):
         ("train:\n  micro_batch_size: 7\n", "x.yaml:2: micro_batch_size .7. must divide the 64 rows"),
         ("model: {num_key_value_heads: gga}\n", "`model.num_key_value_heads` is 'gga': .*'mha', 'gqa' or 'mqa'$"),
         ("model: {num_key_value_heads: [1, 2]}\n", "`model.num_key_value_heads` is .1, 2.: must be a valid integer or"),
-        ("train:\n  optimizer: {betas: [0.9, 1.5]}\n", "x.yaml:2: `train.optimizer.betas` is .*must be less than 1"),
+        (
+            "train:\n  optimizer: {betas: [0.9, 1.5]}\n",
+            "x.yaml:2: `train.optimizer.betas.1` is 1.5: must be less than 1",
+        ),
         ("model: &a {hidden_size: *a}\n", "x.yaml: uses an alias"),
         ("name: 2020-13-45\n", "x.yaml:1: cannot be read as a value: month must be in 1..12"),
         (
@@ -83,6 +86,19 @@ def test_another_kind_of_source_inherits_nothing(tmp_path):
             "model: {max_position_embeddings: 64}\ndata: {sequence_length: 64}\n",
             "x.yaml:3: eval.attention.max_tokens .100. is longer",
         ),
+        (
+            "data:\n  source:\n    kind: mix\n    parts: [{weight: heavy, source: {kind: files, path: a}}]\n",
+            "x.yaml:4: `data.source.parts.0.weight` is 'heavy': must be a valid number$",
+        ),
+        (
+            "data:\n  source: {kind: mix, parts: [{source: {kind: files, path: a, pathh: b}}]}\n",
+            "unknown key `data.source.parts.0.source.pathh`, did you mean `data.source.parts.0.source.path`.$",
+        ),
+        (
+            "data:\n  source: {kind: mix, parts: [{source: {path: a}}]}\n",
+            "`data.source.parts.0.source.kind` is missing$",
+        ),
+        ("data: {source: {kind: hub, name: x, document_start: '('}}\n", "document_start.*is no regular expression"),
         ("name: a/b\n", "x.yaml:1: `name` is 'a/b'"),
         ("seed: 1\nseed: 2\n", "x.yaml:2: `seed` is given twice .first at .*x.yaml:1"),
         ("seed: [1\n", "x.yaml:.*not valid YAML"),

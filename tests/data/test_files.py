@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import re
+from functools import cache
 from pathlib import Path
 
 import pyarrow
@@ -13,8 +15,10 @@ from pyarrow import parquet
 
 from configs.loader import InputError
 from data import files
+from data.config import TokenizerConfig
 from data.files import find, records
 from data.records import text_of
+from data.tokenizer import train_tokenizer
 
 TEXTS = ["One fox.", 'Two "quoted", with a comma', "Drei\nZeilen\n\nund ß 你好 🦊", " spaces "]
 SEPARATOR = "<|endoftext|>"
@@ -140,7 +144,8 @@ def test_folders_patterns_and_lists_give_each_file_once_in_a_fixed_order(tmp_pat
         ),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl:2", "is not valid JSON"),
         ("a.jsonl", b'{"text": "a"}\n' + b"[" * 100_000 + b"\n", "a.jsonl:2", "is not valid JSON"),
-        ("a.txt", b"fine\nb\xffd\nfine\n", "a.txt:2", "byte 1 .0xff. is not valid UTF-8"),
+        ("a.txt", b"fine\n<|endoftext|>\nb\xffd\nmore<|endoftext|>x", "a.txt:3", "byte 1 .0xff. is not valid UTF-8"),
+        ("a.csv", b'text,n\nok,1\n"b\n\xffd\n",2\nfine,3\n', "a.csv:3", "not valid UTF-8"),
         ("a.csv", b"text,n\nok,1\nb\xffd,2\nfine,3\n", "a.csv:3", "not valid UTF-8"),
         ("a.csv", b"text,n\nok,1\nbad,2,3\nfine,4\n", "a.csv:3", "not as many fields .* .2."),
         ("a.csv", b"text,n\nok,1\nbad\nfine,4\n", "a.csv:3", "not as many fields"),
@@ -149,8 +154,6 @@ def test_folders_patterns_and_lists_give_each_file_once_in_a_fixed_order(tmp_pat
 def test_a_record_that_cannot_be_read_tells_its_place_and_the_others_still_come(
     tmp_path, name, content, place, problem
 ):
-    import re
-
     (tmp_path / name).write_bytes(content)
     found = list(records(tmp_path / name, SEPARATOR, lambda count: None))
     bad = [record for record in found if record.problem]
@@ -169,12 +172,123 @@ def test_a_record_that_cannot_be_read_tells_its_place_and_the_others_still_come(
         ("a.txt", b"text \0 more", "a.txt: holds zero bytes"),
         ("a.txt.gz", b"plain text", "a.txt.gz: is truncated or damaged"),
         ("a.txt.zst", b"plain text", "a.txt.zst: is truncated or damaged"),
+        ("a.txt.zst", b"", "a.txt.zst: is truncated or damaged"),
+        ("a.jsonl.gz", b"", "a.jsonl.gz: is truncated or damaged"),
+        ("a.json", b'[{"text": "a"} {"text": "b"}]', "a.json: is not valid JSON: a comma is missing"),
+        ("a.json", b'[{"text": "a"},]', "a.json: is not valid JSON"),
+        ("a.json", b'[{"text": "caf\xe9"}]', "a.json: is not valid UTF-8"),
+        ("a.json", b'[{"text": "a"}', "a.json: is not valid JSON: the list is not closed"),
     ],
 )
 def test_a_file_that_cannot_be_read_on_is_one_clear_line(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message):
         texts(tmp_path / name)
+
+
+def documents(folder, raw: bytes, separator=SEPARATOR) -> list[str]:
+    """The whole documents of a .txt, in which pieces are joined."""
+    (folder / "x.txt").write_bytes(raw)
+    texts = []
+    for record in records(folder / "x.txt", separator, lambda count: None):
+        texts.append("") if record.first else None
+        texts[-1] += record.value
+    return texts
+
+
+@pytest.mark.parametrize("separator", ["<|endoftext|>", "\n\n", "\n===\n", "-"])
+@pytest.mark.parametrize("piece", [5, 1 << 18])
+def test_a_separator_may_hold_line_ends_and_stand_anywhere(tmp_path, monkeypatch, separator, piece):
+    monkeypatch.setattr(files, "PIECE", piece)
+    monkeypatch.setattr(files, "BLOCK", 7)
+    wanted = ["one two three four", "five six", "seven\neight nine ten eleven", "last"]
+    assert documents(tmp_path, separator.join(wanted).encode(), separator) == wanted
+    if separator == SEPARATOR:
+        assert documents(tmp_path, b"\r\n\n<|endoftext|>\n\n a\n\n<|endoftext|>\r\nb \n", separator) == ["", " a", "b "]
+
+
+@given(st.text(alphabet="ab \n\r\u3000\u00a0\u0301é你。🦊0'", max_size=120), st.integers(1, 9))
+@settings(derandomize=True, max_examples=400, deadline=None)
+def test_the_ids_of_the_pieces_of_a_file_are_the_ids_of_its_text(tmp_path_factory, text, piece):
+    file = tmp_path_factory.getbasetemp() / "pieces.txt"
+    file.write_bytes((text + "x").encode())
+    before, files.PIECE = files.PIECE, piece
+    try:
+        pieces = [record.value for record in records(file, SEPARATOR, lambda count: None)]
+    finally:
+        files.PIECE = before
+    assert "".join(pieces) == text + "x"
+    assert [i for part in pieces for i in bpe().encode(part)] == bpe().encode(text + "x")
+
+
+@cache
+def bpe():
+    return train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=512), ["a b\n\nab 你。\n\n ab  é"] * 9)
+
+
+@pytest.mark.parametrize(
+    "text", ["word " * 60_000, "line of a book\r\n" * 20_000, "слово " * 40_000, "一行。\n" * 60_000]
+)
+def test_long_texts_of_any_kind_are_not_held_in_memory(tmp_path, monkeypatch, text):
+    """CRLF, one endless line, and other scripts come in pieces as well."""
+    monkeypatch.setattr(files, "PIECE", 1 << 14)
+    monkeypatch.setattr(files, "BLOCK", 1 << 14)
+    (tmp_path / "x.txt").write_bytes(text.encode())
+    pieces = [record.value for record in records(tmp_path / "x.txt", SEPARATOR, lambda count: None)]
+    assert "".join(pieces) == text
+    assert max(len(piece.encode()) for piece in pieces) < 4 * (1 << 14)
+
+
+def test_a_text_without_any_space_is_cut_somewhere(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "ENDLESS", 1 << 19)
+    text = "你" * 1_000_000
+    (tmp_path / "x.txt").write_bytes(text.encode())
+    pieces = [record.value for record in records(tmp_path / "x.txt", SEPARATOR, lambda count: None)]
+    assert "".join(pieces) == text
+    assert len(pieces) > 2
+
+
+def test_a_damaged_document_is_left_out_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PIECE", 8)
+    monkeypatch.setattr(files, "BLOCK", 16)
+    (tmp_path / "x.txt").write_bytes(
+        b"doc one\n<|endoftext|>doc two is long and has a \xff byte in it and goes on<|endoftext|>doc 3"
+    )
+    found = list(records(tmp_path / "x.txt", SEPARATOR, lambda count: None))
+    bad = [i for i, record in enumerate(found) if record.problem]
+    assert len(bad) == 1
+    assert "".join(record.value for record in found[bad[0] + 1 :]) == "doc 3"
+    assert found[bad[0] + 1].first
+
+
+@given(
+    st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=9), st.lists, max_leaves=9),
+    st.integers(1, 9),
+)
+@settings(derandomize=True, max_examples=200, deadline=None)
+def test_a_json_list_is_read_as_the_library_reads_it_whole(tmp_path_factory, value, block):
+    file = tmp_path_factory.getbasetemp() / "list.json"
+    value = [value, {"text": 'a, ]} "b', "n": [1.5, 10**30]}, value, 12]
+    file.write_text(json.dumps(value, indent=block % 3), encoding="utf-8")
+    before, files.BLOCK = files.BLOCK, block
+    try:
+        assert [record.value for record in records(file, SEPARATOR, lambda count: None)] == value
+    finally:
+        files.BLOCK = before
+
+
+def test_what_pandas_writes_can_be_read(tmp_path):
+    """Its first column, the index, has no name."""
+    (tmp_path / "a.csv").write_text(",text\n0,one\n1,two\n")
+    assert texts(tmp_path / "a.csv") == ["one", "two"]
+
+
+def test_only_the_wanted_column_of_a_table_is_read(tmp_path):
+    parquet.write_table(pyarrow.table({"text": ["a"], "n": [1]}), tmp_path / "a.parquet")
+    (record,) = records(tmp_path / "a.parquet", SEPARATOR, lambda count: None, "text")
+    assert record.value == {"text": "a"}
+    (record,) = records(tmp_path / "a.parquet", SEPARATOR, lambda count: None, "other")
+    assert record.value == {"text": "a", "n": 1}
 
 
 def test_bytes_read_are_told(tmp_path):

@@ -132,6 +132,97 @@ def test_whatever_was_written_behind_the_last_note_is_written_again(tmp_path, sm
     assert done.directory == open_prepared(done.directory).directory
 
 
+@pytest.mark.parametrize(
+    "damage", ["short", "missing", "empty_note", "half_note", "no_tokenizer", "bad_tokenizer", "bad_roles"]
+)
+def test_what_is_left_of_a_killed_run_is_not_trusted(tmp_path, small, monkeypatch, damage):
+    config = text_config(tmp_path)
+    expected = contents(prepare(config, tmp_path / "whole").directory)
+    real = shards.save_progress
+
+    def stop(*arguments):
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shards, "save_progress", stop)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config, tmp_path / "stopped")
+    monkeypatch.setattr(shards, "save_progress", real)
+    (partial,) = (tmp_path / "stopped" / ".prepared").glob("*.partial")
+    shard = partial / "train_00000.bin"
+    {
+        "short": lambda: shard.write_bytes(shard.read_bytes()[:1000]),
+        "missing": shard.unlink,
+        "empty_note": lambda: (partial / "progress.json").write_text(""),
+        "half_note": lambda: (partial / "progress.json").write_text('{"read": 3}'),
+        "no_tokenizer": (partial / "tokenizer.json").unlink,
+        "bad_tokenizer": lambda: (partial / "tokenizer.json").write_text("{}"),
+        "bad_roles": lambda: (partial / "tokenizer_config.json").write_text("[]"),
+    }[damage]()
+    assert contents(prepare(config, tmp_path / "stopped").directory) == expected
+
+
+def test_a_text_that_changes_while_it_is_read_is_not_kept(tmp_path, monkeypatch):
+    config, file = text_config(tmp_path), tmp_path / "stories.jsonl"
+    before, real = file.read_bytes(), prepare_module._write
+
+    def edit(*arguments):
+        file.write_bytes(before.replace(b"fox", b"owl"))
+        return real(*arguments)
+
+    monkeypatch.setattr(prepare_module, "_write", edit)
+    with pytest.raises(InputError, match="changed while it was read: prepare it again"):
+        prepare(config, tmp_path / "runs")
+    monkeypatch.setattr(prepare_module, "_write", real)
+    file.write_bytes(before)
+    data = prepare(config, tmp_path / "runs")
+    assert "fox" in data.tokenizer.decode(data.stream("train").read(0, 100_000))
+
+
+def test_a_damaged_manifest_says_what_to_do_and_a_missing_one_is_made_again(tmp_path):
+    config = text_config(tmp_path)
+    directory = prepare(config, tmp_path / "runs").directory
+    expected = contents(directory)
+    (directory / "manifest.json").write_text("{")
+    with pytest.raises(InputError, match=f"is damaged .*: delete {directory}, it will be prepared afresh"):
+        prepare(config, tmp_path / "runs")
+    (directory / "manifest.json").unlink()
+    assert contents(prepare(config, tmp_path / "runs").directory) == expected
+
+
+def test_another_first_token_of_a_pretrained_tokenizer_makes_a_new_entry(tmp_path):
+    config = text_config(tmp_path)
+    prepare(config, tmp_path / "runs").tokenizer.save(tmp_path / "t")
+    values = config.model_dump() | {"tokenizer": {"kind": "pretrained", "path": str(tmp_path / "t")}}
+    adopting = DataConfig.model_validate(values)
+    first = prepare(adopting, tmp_path / "runs").directory
+    settings = json.loads((tmp_path / "t/tokenizer_config.json").read_text())
+    (tmp_path / "t/tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<|reserved_0|>"}))
+    again = prepare(adopting, tmp_path / "runs")
+    assert again.directory != first
+    assert again.tokenizer.roles["eos_token"] == "<|reserved_0|>"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_stopped_by_hand_it_says_that_it_goes_on(tmp_path, number, code):
+    config = text_config(tmp_path)
+    values = {"output_dir": str(tmp_path / "out"), "data": config.model_dump(exclude_none=True)}
+    (tmp_path / "c.yaml").write_text(json.dumps(values))
+    script = f"import sys\nfrom data import prepare, shards\n{SMALL}\nimport configs.loader as l\nl.exit_on_bad_input(prepare.main)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "c.yaml")], stderr=subprocess.PIPE, text=True
+    )
+    while process.poll() is None and not notes(tmp_path / "out"):
+        time.sleep(0.005)
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == code
+    assert ("stopped; the same command goes on from here" in said) == (number == signal.SIGINT)
+    assert "Traceback" not in said
+    assert notes(tmp_path / "out")
+
+
 def test_a_full_disk_is_one_clear_line_and_the_work_is_kept(tmp_path, small, monkeypatch):
     config = text_config(tmp_path)
     expected = contents(prepare(config, tmp_path / "whole").directory)

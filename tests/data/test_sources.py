@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from configs.loader import InputError
 from data.config import DataConfig
 from data.fingerprints import Seen, fingerprint
+from data.learning_text import tokenizer_texts
 from data.records import conversation_of
 from data.sources import Ledger, documents, identity, read
 from data.storyworld import converse, repeated, tell
@@ -46,6 +47,43 @@ def test_held_out_files_are_the_validation_part(tmp_path):
     source["validation_path"] = write_jsonl(tmp_path / "held_out.jsonl", numbered(5, start=50))["path"]
     assert list(documents(config(source), "train")) == numbered(50)
     assert list(documents(config(source), "validation")) == numbered(5, start=50)
+
+
+def test_a_held_out_file_in_the_folder_is_not_trained_on(tmp_path):
+    write_jsonl(tmp_path / "train.jsonl", numbered(50))
+    write_jsonl(tmp_path / "val.jsonl", ["held out"])
+    source = {"kind": "files", "path": str(tmp_path), "validation_path": f"{tmp_path}/../{tmp_path.name}/val.jsonl"}
+    assert list(documents(config(source), "train")) == numbered(50)
+    assert list(documents(config(source), "validation")) == ["held out"]
+    with pytest.raises(InputError, match="names only files that validation_path names too"):
+        list(read(config(source | {"path": str(tmp_path / "val.jsonl")})))
+
+
+@pytest.mark.parametrize(("megabytes", "wanted"), [(0.4, 200_000), (0.4, 40_000), (0.4, 8000)])
+def test_a_tokenizer_learns_from_as_much_as_was_asked_for_from_all_over(tmp_path, megabytes, wanted):
+    """The sample must not be drawn by the bits that choose the held-out documents."""
+    texts = [f"{i} " + f"word{i % 50} " * (1 + i % 30) for i in range(int(megabytes * 1e6 / 110))]
+    source = write_jsonl(tmp_path / "x.jsonl", texts)
+    tokenizer = {"kind": "bpe", "vocab_size": 512, "train_bytes": wanted}
+    learned = list(tokenizer_texts(config(source, tokenizer=tokenizer)))
+    size = sum(map(len, learned))
+    assert 0.8 * wanted < size < 1.2 * wanted + 400
+    train = set(documents(config(source), "train"))
+    assert set(learned) <= train
+    numbers = [int(text.split()[0]) for text in learned]
+    assert numbers == sorted(numbers)
+    assert numbers[-1] > 0.8 * len(texts)
+
+
+def test_a_tokenizer_learns_from_parts_of_a_few_large_documents(tmp_path):
+    for i in range(6):
+        (tmp_path / f"{i}.md").write_text(f"book {i} has words\n" * 8000)
+    (tmp_path / "held.txt").write_text("held out")
+    source = {"kind": "files", "path": str(tmp_path), "validation_path": str(tmp_path / "held.txt")}
+    tokenizer = {"kind": "bpe", "vocab_size": 512, "train_bytes": 200_000}
+    learned = list(tokenizer_texts(config(source, tokenizer=tokenizer)))
+    assert 160_000 < sum(map(len, learned)) < 240_000
+    assert {text.split()[1] for text in learned} == set("012345")
 
 
 def test_a_held_out_split_of_a_dataset_is_the_validation_part(tmp_path):
@@ -165,6 +203,24 @@ def test_a_small_part_is_repeated_until_the_last_has_ended(tmp_path):
     held_out = list(documents(config(mix), "validation"))
     assert len(held_out) == len(set(held_out))
     assert not set(held_out) & set(counts)
+
+
+def test_progress_is_counted_in_one_unit(tmp_path):
+    one, other = (part["source"] for part in parts(tmp_path, [100, 100], [1.0, 1.0]))
+    story = {"kind": "storyworld", "documents": 30, "validation_documents": 5}
+    size = (tmp_path / "0.jsonl").stat().st_size
+    both = {"kind": "mix", "parts": [{"source": one}, {"source": other}], "stopping_strategy": "all_exhausted"}
+    for source, unit, total in [
+        (one, "B", size),
+        (one | {"max_records": 40}, "records", 40),
+        (story, "records", 35),
+        (both, "B", size + (tmp_path / "1.jsonl").stat().st_size),
+        ({"kind": "mix", "parts": [{"source": one}, {"source": story}]}, "records", None),
+    ]:
+        ledger = Ledger()
+        list(read(config(source), ledger))
+        assert (ledger.unit, ledger.total) == (unit, total)
+        assert ledger.done == total or (total is None and ledger.done > 30)
 
 
 def test_a_mix_keeps_the_held_out_documents_of_every_part(tmp_path):

@@ -198,6 +198,39 @@ def test_a_tokenizer_that_knows_its_special_tokens_as_text_is_refused(tmp_path):
         train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path)), [])
 
 
+def test_a_tokenizer_with_gaps_between_its_ids_is_refused(tmp_path):
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 70_000}, "a")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(InputError, match="its ids have gaps .2 tokens, the last one is 70,000."):
+        train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path)), [])
+
+
+@pytest.mark.parametrize(("name", "content"), [("tokenizer_config.json", "{"), ("tokenizer_config.json", "[]")])
+def test_damaged_settings_are_one_clear_line(tokenizer, tmp_path, name, content):
+    tokenizer.save(tmp_path)
+    (tmp_path / name).write_text(content)
+    for read in (load_tokenizer, lambda path: train_tokenizer(TokenizerConfig(kind="pretrained", path=str(path)), [])):
+        with pytest.raises(InputError, match=name):
+            read(tmp_path)
+
+
+def test_a_tokenizer_of_ours_can_be_made_larger(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    for size in (1000, 65_536, 65_537):
+        config = TokenizerConfig(kind="pretrained", path=str(tmp_path), vocab_size=size)
+        assert train_tokenizer(config, []).vocab_size == -(-size // 64) * 64
+
+
+def test_a_pretrained_tokenizer_adds_no_tokens_of_its_own_in_transformers(tmp_path):
+    backend = gpt2_like(tmp_path)
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    ours = train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path)), [])
+    ours.save(tmp_path / "saved")
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved")("fox").input_ids == ours.encode("fox")
+
+
 def test_a_character_tokenizer_can_write_the_turns_of_a_chat():
     tokenizer = train_tokenizer(TokenizerConfig(kind="char"), ["只有中文"])
     for header in ("system\n", "user\n", "assistant\n", "tool\n"):

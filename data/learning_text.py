@@ -1,0 +1,50 @@
+"""The text that a tokenizer is learned from: all of it for char, an even sample for bpe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from data import files, sources
+from data.chat import segments
+from data.config import DataConfig, FilesSource
+from data.records import Conversation
+from data.sources import Ledger
+from data.tokenizer import cut
+
+EXCERPT = 1 << 14  # characters of a long document that a tokenizer learns from at a time
+PACKED = 4  # how much larger than its file a compressed text may be, about
+
+
+def tokenizer_texts(config: DataConfig) -> Iterator[str]:
+    """What a tokenizer is learned from: for char everything; for bpe about train_bytes of the training part, of
+    files spread evenly over all of them, of other sources the first ones."""
+    kind, wanted = config.tokenizer.kind, config.tokenizer.train_bytes
+    if kind in ("byte", "pretrained"):
+        return
+    ledger, seen, taken = Ledger(), 0, 0
+    documents = sources.read(config, ledger)
+    for document in documents:
+        if kind == "bpe" and document.split != "train":
+            continue
+        share = 1.0
+        if kind == "bpe" and isinstance(config.source, FilesSource) and ledger.unit == "B" and ledger.total:
+            share = wanted / (ledger.total * (PACKED if _is_packed(config.source) else 1))
+        for text in plain_texts(document.content):
+            for piece in cut(text, EXCERPT):
+                if kind == "char" or taken <= share * seen:
+                    yield piece
+                    taken += len(piece.encode("utf-8", "surrogatepass"))
+                seen += len(piece.encode("utf-8", "surrogatepass"))
+        if kind == "bpe" and taken >= wanted:
+            return
+
+
+def _is_packed(source: FilesSource) -> bool:
+    return any(file.suffix in {*files.COMPRESSED, ".parquet"} for file in sources.files_of(source))
+
+
+def plain_texts(content: str | Conversation, flag: int = 0) -> list[str]:
+    """The text of a document; of a conversation what is not special, and (where asked) has the flag."""
+    if isinstance(content, str):
+        return [content]
+    return [s.text for s in segments(content) if not s.special and s.flags & flag == flag]

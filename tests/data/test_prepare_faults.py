@@ -197,10 +197,10 @@ def test_another_first_token_of_a_pretrained_tokenizer_makes_a_new_entry(tmp_pat
     adopting = DataConfig.model_validate(values)
     first = prepare(adopting, tmp_path / "runs").directory
     settings = json.loads((tmp_path / "t/tokenizer_config.json").read_text())
-    (tmp_path / "t/tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<|reserved_0|>"}))
+    (tmp_path / "t/tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<|im_end|>"}))
     again = prepare(adopting, tmp_path / "runs")
     assert again.directory != first
-    assert again.tokenizer.roles["eos_token"] == "<|reserved_0|>"
+    assert again.tokenizer.roles["eos_token"] == "<|im_end|>"
 
 
 @pytest.mark.slow
@@ -209,10 +209,10 @@ def test_stopped_by_hand_it_says_that_it_goes_on(tmp_path, number, code):
     config = text_config(tmp_path)
     values = {"output_dir": str(tmp_path / "out"), "data": config.model_dump(exclude_none=True)}
     (tmp_path / "c.yaml").write_text(json.dumps(values))
-    script = f"import sys\nfrom data import prepare, shards\n{SMALL}\nimport configs.loader as l\nl.exit_on_bad_input(prepare.main)"
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path / "c.yaml")], stderr=subprocess.PIPE, text=True
-    )
+    script = f"from configs.loader import exit_on_bad_input\nfrom data import prepare, shards\n{SMALL}\n"
+    script += "exit_on_bad_input(prepare.main)"
+    command = [sys.executable, "-c", script, str(tmp_path / "c.yaml")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and not notes(tmp_path / "out"):
         time.sleep(0.005)
     process.send_signal(number)

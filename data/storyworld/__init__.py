@@ -10,9 +10,10 @@ A story knows what is true in it (`facts`), so there are questions with known an
 """
 
 from .conversations import converse
+from .draw import draw_question
 from .mentions import Antecedent, align, antecedents
 from .pen import Choice, Fact, Mention
-from .questions import Question, draw_question, questions_about
+from .questions import Question, questions_about
 from .repeats import Repeated, repeated
 from .story import Story, parse, read, tell, tell_many
 

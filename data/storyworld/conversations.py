@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from .questions import KINDS, Question, draw_question, questions_about
+from .draw import draw_question
+from .questions import KINDS, Question, questions_about
 from .story import Split, Story, tell
 from .wordings import wordings
 
@@ -120,7 +121,7 @@ def described(story: Story, number: int, rng: Random) -> str:
 
 
 def more_questions(story: Story, asked: Question, rng: Random) -> list[Question]:
-    """One to three more questions about the story, each of another kind, yes as likely as no."""
+    """One to three more questions about the story, each of another kind and none asked before, yes as likely as no."""
     more: list[Question] = []
     kinds = [kind for kind in KINDS if kind != asked.kind]
     for _ in range(1 + int(rng.random() * 3)):
@@ -129,6 +130,13 @@ def more_questions(story: Story, asked: Question, rng: Random) -> list[Question]
         if kind == "yes_no":
             answer = pick(rng, ("yes", "no"))
             found = [question for question in found if question.answer == answer]
+        found = [one for one in found if not any(repeats(one.text, before.text) for before in (asked, *more))]
         if found:
             more.append(found[int(rng.random() * len(found))])
     return more
+
+
+def repeats(one: str, other: str) -> bool:
+    """Whether one question asks what the other does: "Who sang first?" and "Is it true that Tiko sang first?"."""
+    shorter, longer = sorted((one, other), key=len)
+    return longer.endswith(shorter.removeprefix("Who"))

@@ -25,7 +25,7 @@ def tell_letter(pen: Pen) -> None:
     cast |= {"seal": pen.new("seal"), "saying": pen.new("saying"), "other": pen.new("saying")}
     pen.say("letter.opening", **cast)
     pen.say("letter.write", **cast)
-    pen.fact("did", who=cast["sender"], deed="wrote a letter")
+    pen.fact("did", who=cast["sender"], deed="wrote a letter", who_did="Who wrote the letter?")
     pen.fact("wants", who=cast["sender"], thing=cast["thing"])
     pen.say("letter.seal", **cast)
     carriers = [pen.new("friend")]
@@ -65,8 +65,8 @@ def carry_letter(pen: Pen, carriers: list[Entity], cast: Cast) -> tuple[Entity |
         event = pen.say_either(weights, carrier=carrier, **cast)
         if event == "letter.peek":
             peeker = carrier
-            asked = "Who broke the seal?|Who opened the letter on the way?"
-            pen.fact("did", who=carrier, deed="broke the seal", asked=asked)
+            broke = "Who broke the seal?|Who opened the letter on the way?"
+            pen.fact("did", who=carrier, deed="broke the seal", who_did=broke)
         wet = wet or event == "letter.wet"
         following = pen.new("friend")
         weights = {"letter.pass": len(carriers) < 4, "letter.arrive": may_arrive}
@@ -112,14 +112,17 @@ def tell_theft(pen: Pen) -> None:
         pen.fact("at", what=who, place=claim["spot"], asked=asked)
     pen.say("meanwhile.day")
     pen.say("theft.gone", **cast)
-    pen.fact("did", who=owner, deed="missed the {toy}", toy=toy)
+    pen.fact("did", who=owner, deed="missed the {toy}", toy=toy, who_did="Who missed the {toy}?")
+    searched = pen.say_either({"theft.search": 1, "meanwhile.day": 1}, wrong=pen.new("spot"), **cast) == "theft.search"
     pen.say("theft.detective", **cast)
+    pen.fact("did", who=detective, who_did="Who asked the neighbors where they had been?")
     question_suspects(pen, claims, cast)
     thief = find_thief(pen, claims, cast)
     cast |= {"thief": thief, **claims[thief]}
     cast |= dict(zip(("one", "two"), (who for who in suspects if who is not thief), strict=True))
     pen.say("theft.accuse", **cast)
     get_it_back(pen, cast)
+    pen.say_either({"theft.later": 1, "meanwhile.day": int(searched)}, rest=pen.new("spot"), **cast)
     pen.say("theft.honest", **cast)
     pen.say("theft.end", **cast)
 
@@ -213,16 +216,16 @@ def spread_rumor(pen: Pen, tellers: list[Entity], seen: Cast) -> tuple[Cast, Cas
             part = event.removeprefix("rumor.new_")
             heard[part] = cast["more" if part == "number" else "elsewhere"]
             changed_by[part] = teller
-            asked = f"Who changed the {part}?|Who got the {part} wrong?"
-            pen.fact("did", who=teller, deed=f"got the {part} wrong", asked=asked)
+            changed = f"Who changed the {part}?|Who got the {part} wrong?"
+            pen.fact("did", who=teller, deed=f"got the {part} wrong", who_did=changed)
         note_telling(pen, teller, listener, seen["flock"])
     return heard, changed_by
 
 
 def note_telling(pen: Pen, teller: Entity, listener: Entity, flock: Entity) -> None:
     """Note that one has told the other."""
-    asked = "Who told {listener} about the {flock}?"
-    pen.fact("did", who=teller, deed="spoke to {listener}", listener=listener, flock=flock, asked=asked)
+    told = "Who told {listener} about the {flock}?"
+    pen.fact("did", who=teller, deed="spoke to {listener}", listener=listener, flock=flock, who_did=told)
 
 
 def trace_back(pen: Pen, part: str, culprit: Entity, tellers: list[Entity], seen: Cast, heard: Cast) -> None:

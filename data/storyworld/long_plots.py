@@ -5,7 +5,7 @@ Programs like those in plots.py; those in which words travel from mouth to mouth
 
 from .hearsay import Cast, counted, tell_letter, tell_rumor, tell_theft
 from .pen import Entity, OneOf, Pen
-from .plots import PLOT_WEIGHTS, PLOTS, three_friends
+from .plots import IN_EXCHANGE, PLOT_WEIGHTS, PLOTS, three_friends
 
 
 def tell_ferry(pen: Pen) -> None:
@@ -16,6 +16,7 @@ def tell_ferry(pen: Pen) -> None:
     cast |= {"load_a": loads[a], "load_b": loads[b], "load_c": loads[c]}
     insult_of = {a: pen.new("insult"), c: pen.new("insult")}
     pen.say("ferry.opening", **cast)
+    pen.fact("did", who=ferry, who_did="Who rowed the boat?|Who rowed over the lake and back?")
     pen.say("ferry.guests", **cast)
     pen.say("ferry.load", **cast)
     for who, load in loads.items():
@@ -72,6 +73,7 @@ def tell_feast(pen: Pen) -> None:
     foods = {pen.new("dainty"): guest for guest in guests}
     gifts = {pen.new("thing"): guest for guest in guests}
     pen.say("feast.opening", host=host)
+    pen.fact("did", who=host, who_did="Who gave the feast?")
     for guest, seat, food, gift in zip(guests, seats, foods, gifts, strict=True):
         pen.say("feast.arrive", guest=guest, food=food, gift=gift)
         pen.say("feast.sit", guest=guest, seat=seat, host=host)
@@ -101,7 +103,8 @@ def draw_gifts(pen: Pen, host: Entity, gifts: dict[Entity, Entity]) -> dict[Enti
     wanted = OneOf(*(gift for gift, giver in gifts.items() if giver is not wisher.chosen))
     cast = {"host": host, "wisher": wisher, "wanted": wanted}
     pen.say("feast.whisper", **cast)
-    pen.fact("wants", who=wisher, thing=wanted)
+    asked = "Who hoped for the {thing}?|Who hoped to get the {thing}?"  # whoever gets it may want to keep it
+    pen.fact("wants", who=wisher, thing=wanted, asked=asked)
     pen.say("feast.rule", host=host)
     taken: dict[Entity, Entity] = {}  # guest -> gift
     for guest in gifts.values():
@@ -142,7 +145,7 @@ def tell_bargain(pen: Pen) -> None:
     trader, item, price = pen.new("friend"), wish, pen.new("thing")
     pen.say("bargain.first", trader=trader, item=item, price=price, **cast)
     pen.fact("has", who=trader, thing=item)
-    pen.fact("wants", who=trader, thing=price)
+    pen.fact("wants", who=trader, thing=price, item=item, asked=IN_EXCHANGE)
     stalls = [(trader, item)]
     agreed = ""
     while agreed != "bargain.bottom":
@@ -154,7 +157,10 @@ def tell_bargain(pen: Pen) -> None:
         weights = {"bargain.deeper": 5 - len(stalls), "bargain.bottom": 0 if len(stalls) == 2 else 1}
         agreed = pen.say_either(weights, trader=trader, item=item, price=price, **cast)
         pen.fact("has", who=trader, thing=item)
-        pen.fact("wants", who=trader, thing=have if agreed == "bargain.bottom" else price)
+        if agreed == "bargain.bottom":  # which the hero has, so nobody else can want it
+            pen.fact("wants", who=trader, thing=have, asked="Who wanted the {thing}?|Who wanted to have the {thing}?")
+        else:
+            pen.fact("wants", who=trader, thing=price, item=item, asked=IN_EXCHANGE)
     pen.say("meanwhile.day")
     holder_of = swap_back(pen, stalls, cast)
     pen.say("bargain.joy", count=counted(pen, len(stalls)), **cast)
@@ -175,7 +181,8 @@ def swap_back(pen: Pen, stalls: list[tuple[Entity, Entity]], cast: Cast) -> dict
         may_be_gone = 1 if len(holder_of) == len(stalls) - stalls.index((trader, item)) - 1 else 0
         if pen.say_either({"bargain.unwind": 3, "bargain.gone": may_be_gone}, **swap, **cast) == "bargain.gone":
             pen.fact("has", who=swap["buyer"], thing=swap["extra"])
-            note_swap(pen, swap["buyer"], item, trader, swap["extra"])
+            pen.fact("wants", who=swap["buyer"], thing=item)
+            note_swap(pen, swap["buyer"], item, trader, swap["extra"], earlier=True)
             pen.say("bargain.buy", **swap, **cast)
             holder_of[swap["extra"]] = trader
             trader = swap["buyer"]
@@ -185,11 +192,12 @@ def swap_back(pen: Pen, stalls: list[tuple[Entity, Entity]], cast: Cast) -> dict
     return holder_of
 
 
-def note_swap(pen: Pen, one: Entity, got: Entity, other: Entity, for_it: Entity) -> None:
-    """Note that one now has what the other had, and the other way round."""
+def note_swap(pen: Pen, one: Entity, got: Entity, other: Entity, for_it: Entity, earlier: bool = False) -> None:
+    """Note that one now has what the other had, and the other way round; earlier: nobody knows since when."""
     pen.fact("has", who=one, thing=got)
     pen.fact("has", who=other, thing=for_it)
-    pen.fact("did", who=one, deed="got the {got} from {other}", got=got, other=other)
+    if not earlier:
+        pen.fact("did", who=one, deed="got the {got} from {other}", got=got, other=other)
 
 
 LONG_PLOTS = PLOTS | {

@@ -25,8 +25,9 @@ class Choice(NamedTuple):
 
     kind:   "plot"; "branch", what happens next; "beat:hide.first", how that is said; "word", a choice inside
             a sentence; "who" of several; at first mention "name", "kind", "trait", "gender", "thing",
-            "colour", "clothes", "place", "time", "food" or "dish"; "song", a nonsense word; "song:end",
-            whether the song stops there
+            "colour", "clothes", "place", "time", "food" or "dish" and, at level 2, "seal", "saying", "day",
+            "errand", "insult", "seat", "flock" or "number"; "song", a nonsense word; "song:end", whether the
+            song stops there
     option: what was chosen: a word, the key of a branch, the number of a wording
     bits:   -log2 of its probability, given all that stands before it
     """
@@ -131,15 +132,17 @@ class Pen:
         lost   what          from now on nobody is known to have the thing (its place may be noted with "at")
         wants  who, thing    who would like to have the thing
         did    who, deed     a deed in the past tense without its subject, in the order of the story:
-                             "found the {toy}" (with toy=toy)
+                             "found the {toy}" (with toy=toy). Without `deed` it is not put in order with
+                             others, for what is told later may have happened before or meanwhile
         feels  who, feeling  "sad", "full of joy": fits after "{who} was". Noted by itself (speech.py) where a
                              beat says so with one of the feelings in questions.yaml
         said   who, words    the words between the quotes. Noted by itself (speech.py) where a beat has a verb
                              of saying and a slot beside the quote
 
-        `asked`, for has, at and did: the only ways to ask for this fact, where the general ones ("Where was
-        {what} at the end of the story?") would not do, separated by bars. They begin with "Who" or "Where":
-        "Where did {what} hide?|Where was {what} hiding?"
+        `asked`, for has, at, wants and did: the only ways to ask for this fact, where the general ones ("Where
+        was {what} at the end of the story?") would not do, separated by bars. They begin with "Who" or "Where":
+        "Where did {what} hide?|Where was {what} hiding?" For did they ask for the order ("Who helped first?");
+        `who_did` holds those that do not ("Who broke the seal?").
         """
         self.noted.append((self.at, kind, values))
 

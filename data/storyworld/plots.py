@@ -6,22 +6,24 @@ predict it has to remember what happened.
 """
 
 from collections.abc import Callable, Mapping
+from math import log2
 
-from .pen import Entity, OneOf, Pen
+from .pen import Choice, Entity, OneOf, Pen
 
 Plots = Mapping[str, Callable[[Pen], None]]
 
 
-def tell_with(pen: Pen, level: int = 1) -> str:
-    """Choose a plot of this level, tell it with this pen and return the plot's name."""
-    plot = choose_plot(pen, level)
-    plots_of(level)[0][plot](pen)
+def tell_with(pen: Pen, level: int = 1, plot: str | None = None) -> str:
+    """Choose a plot of this level (or take the one given), tell it with this pen and return the plot's name."""
+    plots, weights = plots_of(level)
+    if plot is None:
+        plot = pen.decide("plot", weights, lambda plot: pen.heads(f"{plot}.opening", {}))
+    elif plot in plots:  # not drawn, but as dear as ever: the price of a text is that under `tell`
+        pen.choices.append(Choice("plot", plot, log2(sum(weights.values()) / weights[plot])))
+    else:
+        raise ValueError(f"unknown plot {plot!r} at level {level}: use one of {', '.join(plots)}")
+    plots[plot](pen)
     return plot
-
-
-def choose_plot(pen: Pen, level: int) -> str:
-    """The first choice of every story."""
-    return pen.decide("plot", plots_of(level)[1], lambda plot: pen.heads(f"{plot}.opening", {}))
 
 
 def plots_of(level: int) -> tuple[Plots, Mapping[str, int]]:
@@ -48,7 +50,7 @@ def tell_pass(pen: Pen) -> None:
     found = "Where did {who} find the {what}?|Where was the {what} found?"
     pen.fact("at", what=toy, place=place, who=hero, asked=found)
     pen.fact("has", who=hero, thing=toy)
-    pen.fact("did", who=hero, deed="found the {toy}", toy=toy)
+    pen.fact("did", who=hero, deed="found the {toy}", toy=toy, who_did="Who found the {toy}?")
     pen.say("pass.joy", hero=hero, toy=toy)
     pen.say("aside.day")
     pen.say("pass.friends", hero=hero, friend=friend, third=third)
@@ -78,7 +80,6 @@ def tell_hide(pen: Pen) -> None:
         pen.say("hide.hide", hider=hider, spot=spot_of[hider], clothes=clothes_of[hider])
         pen.fact("at", what=hider, place=spot_of[hider], asked="Where did {what} hide?|Where was {what} hiding?")
         pen.fact("has", who=hider, thing=clothes_of[hider], asked="Who wore the {thing}?|Who had the {thing} on?")
-        pen.fact("did", who=hider, deed="hid")
     pen.say_either({"hide.ready": 1, "hide.wrong": 1}, seeker=seeker, wrong=pen.new("spot"))
     seen = OneOf(clothes_of[one], clothes_of[two])
     look = {"seeker": seeker, "wrong": pen.new("spot"), "seen": seen}
@@ -89,7 +90,7 @@ def tell_hide(pen: Pen) -> None:
     asked = "Who was found first?|Who was the first to be found?|Who was found by {seeker} first?"
     pen.fact("did", who=first, deed="was found", seeker=seeker, asked=asked)
     pen.say_either({"hide.last": 2, "hide.give_up": 1}, seeker=seeker, last=last, spot=spot_of[last])
-    asked = "Who was the last to come out?|Who hid the longest?"
+    asked = "Who was the last to come out?|Who came out last?"
     pen.fact("did", who=last, deed="came out", asked=asked)
     pen.say("hide.turn", seeker=seeker, found=first)
     asked = "Who had to count after {seeker}?|Who was the next to count?"
@@ -116,7 +117,7 @@ def tell_lost(pen: Pen) -> None:
         pen.fact("at", what=hero, place=place, before=early, asked=LOST_STOPS[places_left])
     assert dropped_at is not None
     pen.say("lost.gone", **cast)
-    pen.fact("did", who=hero, deed="missed the {toy}", toy=toy)
+    pen.fact("did", who=hero, deed="missed the {toy}", toy=toy, who_did="Who missed the {toy}?|Who lost the {toy}?")
     pen.say("lost.friend", **cast)
     pen.say("lost.remember", place=dropped_at, **cast)
     way_back = {early: "lost.past_two", middle: "lost.past_one", late: "lost.past_none"}
@@ -144,21 +145,25 @@ def tell_trade(pen: Pen) -> None:
     pen.fact("wants", who=hero, thing=wish)
     pen.say("trade.ask", **cast)
     pen.fact("has", who=owner, thing=wish)
-    pen.fact("wants", who=owner, thing=need)
+    pen.fact("wants", who=owner, thing=need, item=wish, asked=IN_EXCHANGE)
     pen.say("trade.search", **cast)
     pen.fact("has", who=helper, thing=need)
     swapped = pen.say_either({"trade.swap": 2, "trade.help": 1}, **cast) == "trade.swap"
     if swapped:
         pen.fact("has", who=helper, thing=have)
     pen.fact("has", who=hero, thing=need)
-    pen.fact("did", who=helper, deed="gave {hero} the {need}", **cast)
+    pen.fact("did", who=helper, deed="gave {hero} the {need}", who_did="Who gave {hero} the {need}?", **cast)
     pen.say("trade.return", **cast)
     paid = pen.say_either({"trade.deal": 2, "trade.gift": 1}, **cast) == "trade.deal"
     if paid:
         pen.fact("has", who=owner, thing=need)
     pen.fact("has", who=hero, thing=wish)
-    pen.fact("did", who=owner, deed="gave {hero} the {wish}", **cast)
+    pen.fact("did", who=owner, deed="gave {hero} the {wish}", who_did="Who gave {hero} the {wish}?", **cast)
     pen.say(f"trade.end_{'swap' if swapped else 'help'}_{'deal' if paid else 'gift'}", **cast)
+
+
+# What the owner asks for, the hero then needs too. But only the owner wants it for something else.
+IN_EXCHANGE = "Who wanted the {thing} in exchange for the {item}?|Who asked for the {thing} in exchange for the {item}?"
 
 
 def tell_race(pen: Pen) -> None:
@@ -205,6 +210,7 @@ def tell_wish(pen: Pen) -> None:
     for who in (one, two):
         pen.fact("wants", who=who, thing=wish_of[who])
     pen.say("wish.made", maker=maker)
+    pen.fact("did", who=maker, who_did="Who made the presents?|Who put the presents into boxes?")
     for who in (one, two):
         pen.fact("has", who=maker, thing=wish_of[who])
     visited = OneOf(one, two)
@@ -213,7 +219,7 @@ def tell_wish(pen: Pen) -> None:
     cast = {"maker": maker, "first": first, "second": second}
     cast |= {"right": wish_of[first], "wrong": wish_of[second]}
     asked = "Who was the first to get a box?|Who got a box first?"
-    pen.fact("did", who=first, deed="got a box", asked=asked)
+    pen.fact("did", who=first, asked=asked)  # a box and what is in it are got at the same time
     if pen.say_either({"wish.right": 1, "wish.mixed": 1}, **cast) == "wish.mixed":
         pen.fact("has", who=first, thing=wish_of[second])
         pen.say("wish.fix", **cast)
@@ -226,7 +232,8 @@ def tell_wish(pen: Pen) -> None:
     pen.say("wish.end", **wishes)
     thanks, giver = pen.new("thing"), OneOf(one, two)
     pen.say("wish.thanks", maker=maker, thanks=thanks, giver=giver)
-    pen.fact("has", who=giver, thing=thanks, maker=maker, asked="Who gave {maker} the {thing}?|Who thanked {maker}?")
+    asked = "Who gave {maker} the {thing}?|Who thanked {maker} with the {thing}?"
+    pen.fact("has", who=giver, thing=thanks, maker=maker, asked=asked)
 
 
 def tell_soup(pen: Pen) -> None:
@@ -237,6 +244,7 @@ def tell_soup(pen: Pen) -> None:
     pen.say("soup.opening", one=one, two=two, **cast)
     for food in foods:
         pen.fact("wants", who=cook, thing=food)
+    pen.fact("did", who=cook, who_did="Who cooked the {dish}?|Who made the {dish}?", **cast)
     pen.say("soup.go", cook=cook)
     gift = OneOf(*foods)
     pen.say("soup.lend", cook=cook, giver=neighbors[0], gift=gift)
@@ -272,12 +280,14 @@ def tell_message(pen: Pen) -> None:
     pen.fact("wants", who=sender, thing=cast["thing"])
     asked = "Where did {what} want {guest} to be?|Where did {what} want to see {guest}?"
     pen.fact("at", what=sender, place=cast["place"], guest=guest, asked=asked)
-    pen.fact("did", who=sender, deed="called {runner}", runner=runner)
+    sent = "Who sent the message?|Who had a message for {guest}?"
+    pen.fact("did", who=sender, deed="called {runner}", runner=runner, guest=guest, who_did=sent)
     pen.say("message.way", past=pen.new("place"), **cast)
     pen.say("aside.day")
     arrives = {"message.right": 2, "message.wrong_place": 1, "message.wrong_thing": 1}
     heard = pen.say_either(arrives, **cast)
-    pen.fact("did", who=runner, deed="spoke to {guest}", guest=guest)
+    carried = "Who carried the message?|Who took the message to {guest}?"
+    pen.fact("did", who=runner, deed="spoke to {guest}", guest=guest, who_did=carried)
     consequences = {
         "message.right": ["message.met"],
         "message.wrong_place": ["message.apart", "message.joined"],
@@ -301,7 +311,8 @@ def tell_song(pen: Pen) -> None:
     pen.say("song.opening", **cast)
     pen.say("aside.day")
     listener = pen.say_either({"song.valley": 1, "song.bird": 1, "song.teach": 1}, **cast)
-    pen.fact("did", who=cast["singer"], deed="sang a song", asked="Who sang the song first?|Who made up the song?")
+    made_up = "Who made up the song?"
+    pen.fact("did", who=cast["singer"], deed="sang a song", asked="Who sang the song first?", who_did=made_up)
     pen.say(f"{listener}_back", **cast)
     if listener != "song.valley":
         listening = cast["bird" if listener == "song.bird" else "friend"]

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from .author import Author
 from .lexicon import lexicon
 from .pen import Choice, Entity, Fact, Mention, Pen
-from .plots import choose_plot, tell_with
+from .plots import tell_with
 from .reader import Reader
 from .speech import Listener
 from .wordings import feelings
@@ -86,29 +86,27 @@ class Story:
         return sorted(spans)
 
 
-def tell(seed: int, index: int, split: Split = "train", level: int = 1, held_out_names: bool = False) -> Story:
+def tell(
+    seed: int,
+    index: int,
+    split: Split = "train",
+    level: int = 1,
+    held_out_names: bool = False,
+    plot: str | None = None,
+) -> Story:
     """Story number `index` of the endless book that `seed` opens; the two splits are two different books.
 
     level: 1, nine plots, or 2, which adds longer ones. held_out_names: the same story with names of another
-    shape, which no other text of the world holds. The same arguments give the same story on every machine.
-    Raises ValueError for an unknown split or level.
+    shape, which no other text of the world holds. plot: the only plot that it may have (then it is another
+    story than without). The same arguments give the same story on every machine. Raises ValueError for an
+    unknown split, level or plot.
     """
-    author = author_of(seed, index, split, level, held_out_names)
-    plot = tell_with(author, level)
-    return finished(author, author.text, plot)
-
-
-def plot_of(seed: int, index: int, split: Split = "train", level: int = 1) -> str:
-    """The plot of a story, without telling it."""
-    return choose_plot(author_of(seed, index, split, level), level)
-
-
-def author_of(seed: int, index: int, split: Split, level: int, held_out_names: bool = False) -> Author:
-    """A pen at the beginning of this story."""
     if split not in get_args(Split):
         raise ValueError(f"unknown split {split!r}: use 'train' or 'validation'")
     book = f"storyworld {split} {seed} {index}" + (f" level {level}" if level > 1 else "")
-    return Author(lexicon(), Random(book), held_out_names)
+    author = Author(lexicon(), Random(book if plot is None else f"{book} {plot}"), held_out_names)
+    plot = tell_with(author, level, plot)
+    return finished(author, author.text, plot)
 
 
 def tell_many(

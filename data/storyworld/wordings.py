@@ -22,4 +22,4 @@ def split(value: Any) -> Any:
 @cache
 def feelings() -> tuple[str, ...]:
     """All feelings that can be asked for."""
-    return tuple(word for group in wordings("questions")["feelings"] for word in group.split(", "))
+    return tuple(wordings("questions")["feelings"].split(", "))

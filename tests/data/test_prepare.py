@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from configs.loader import InputError
+from data import files, shards
 from data import prepare as prepare_module
-from data import shards
 from data.config import DataConfig
 from data.fingerprints import fingerprint
 from data.prepare import open_prepared, prepare
@@ -41,6 +41,21 @@ def test_a_text_file_is_split_by_position(text_file, tmp_path):
     assert "".join(decoded) == text
     assert len(decoded[1]) == pytest.approx(0.1 * len(text), abs=1)
     assert data.manifest["train"]["bytes"] + data.manifest["validation"]["bytes"] == len(text.encode())
+
+
+def test_a_text_read_in_pieces_begins_and_ends_once(text_file, tmp_path, monkeypatch):
+    """An end token stands at the real end of a document, however many pieces and rows it fills."""
+    whole = prepare(config(text_file), tmp_path / "whole")
+    monkeypatch.setattr(files, "PIECE", 50)
+    monkeypatch.setattr(prepare_module, "PIECE", 20)
+    pieces = prepare(config(text_file), tmp_path / "pieces")
+    for split in ("train", "validation"):
+        stream, tokenizer = pieces.stream(split), pieces.tokenizer
+        ids = stream.read(0, len(stream))
+        assert np.flatnonzero(ids == tokenizer.bos_id).tolist() == [0]
+        assert np.flatnonzero(ids == tokenizer.eos_id).tolist() == [len(ids) - 1]
+        assert np.array_equal(ids, whole.stream(split).read(0, len(ids)))
+        assert pieces.manifest[split]["documents"] == 1
 
 
 def test_documents_are_split_by_their_own_hash(jsonl_file):

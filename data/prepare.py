@@ -16,6 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -230,7 +231,7 @@ def _new_tokenizer(config: DataConfig, directory: Path, show_progress: bool) -> 
 def _encode_all(
     config: DataConfig,
     tokenizer: Tokenizer,
-    writers: dict[sources.Split, shards.SplitWriter],
+    writers: Writers,
     ledger: Ledger,
     already: int,
     show_progress: bool,
@@ -238,7 +239,7 @@ def _encode_all(
     read, saved_at = 0, time.monotonic()
     batches = prefetched(_batches(sources.read(config, ledger), already))
     encoded = prefetched((batch, _encoded(batch, tokenizer)) for batch in batches)
-    with _Progress(ledger, show_progress) as progress:
+    with closing(encoded), _Progress(ledger, show_progress) as progress:
         for batch, arrays in encoded:
             for document, (ids, flags) in zip(batch, arrays, strict=True):
                 writer = writers[document.split]

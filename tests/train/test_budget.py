@@ -267,7 +267,7 @@ def test_the_vocabulary_is_the_one_that_the_tokenizer_will_have(tmp_path, tokeni
 
 def test_a_char_vocabulary_is_assumed_until_the_text_is_prepared(tmp_path):
     path = write_config(tmp_path, data={"tokenizer": {"kind": "char"}})
-    (tmp_path / "text.txt").write_text("".join(chr(0x4E00 + i) for i in range(300)) * 9, encoding="utf-8")
+    (tmp_path / "text.txt").write_text("".join(chr(0x4E00 + i) for i in range(290)) * 9, encoding="utf-8")
     run = load_run_config(path)
     planned, known = with_vocabulary(run)
     assert planned.model.vocab_size == 128

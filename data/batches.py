@@ -171,8 +171,8 @@ def make_batch(
 ) -> Batch:
     """(ids, labels) of rows, each (T,) -> tensors (B, T). isolate: with document_ids; restart: with position_ids."""
     ids, targets = (np.stack(arrays) for arrays in zip(*rows, strict=True))
-    documents = [packing.document_ids(row, tokenizer.bos_id) for row in ids]
-    positions = [packing.restarted_positions(row) for row in documents]
+    documents = [packing.document_ids(row, tokenizer.bos_id) for row in ids] if isolate or restart else []
+    positions = [packing.restarted_positions(row) for row in documents] if restart else []
     return Batch(
         torch.from_numpy(ids),
         torch.from_numpy(targets),

@@ -145,7 +145,7 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 
 def sync_file(path: Path) -> None:
     """What was written to this file is on the disk when this returns."""
-    with path.open("rb") as file:
+    with path.open("r+b") as file:  # Windows syncs only what may be written
         os.fsync(file.fileno())
 
 

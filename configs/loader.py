@@ -6,6 +6,7 @@ Also home of `InputError`, the one exception for bad input: a command prints its
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -136,7 +137,8 @@ def _apply_override(override: str, into: LoadedConfig) -> None:
     try:
         value = yaml.load(text, Loader=_YamlLoader) if text else ""
     except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{place}: not valid YAML: {_first_line(getattr(error, 'problem', error))}") from None
+        hint = ": put the whole argument in quotes" if text.count("{") > text.count("}") else ""
+        raise InputError(f"{place}: not valid YAML: {_first_line(getattr(error, 'problem', error))}{hint}") from None
     key = tuple(name.split("."))
     for length in range(1, len(key)):
         if not isinstance(_get(into.values, key[:length]), dict):
@@ -182,6 +184,8 @@ def validate(schema: type[Model], loaded: LoadedConfig, section: str | None = No
     Raises InputError with one line: every problem found, each with its file and line.
     """
     prefix = (section,) if section else ()
+    if section:
+        _check_top_level(loaded, [(*prefix, *path) for path in key_paths(schema)])
     values = loaded.values.get(section, {}) if section else loaded.values
     if not isinstance(values, dict):
         raise InputError(f"{loaded.where(prefix)}: `{section}` must hold keys, not {values!r}")
@@ -196,6 +200,14 @@ def validate(schema: type[Model], loaded: LoadedConfig, section: str | None = No
         raise InputError("; ".join(place + " or ".join(parts) for place, parts in problems.items())) from None
 
 
+def _check_top_level(loaded: LoadedConfig, known: list[KeyPath]) -> None:
+    """A room that reads only its own section still refuses a key that is nobody's. Raises InputError."""
+    sections = json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8"))["properties"]
+    for name in sorted(loaded.values.keys() - sections.keys()):
+        nearest = _nearest((name,), [*[(section,) for section in sections], *known])
+        raise InputError(f"{loaded.where((name,))}: unknown key `{name}`{nearest}")
+
+
 def _explain(problem: Any, schema: type[BaseModel], prefix: KeyPath, loaded: LoadedConfig) -> tuple[str, str]:
     """(where and which key, what is wrong with it), so that the members of a union can be told together."""
     # pydantic puts the tag of a discriminated union into the location ("source", "files", "path"): leave it out
@@ -205,10 +217,19 @@ def _explain(problem: Any, schema: type[BaseModel], prefix: KeyPath, loaded: Loa
         is_tag = isinstance(parent, dict) and parent.get("kind") == part and part not in parent
         key = key if is_tag else (*key, part)
     known = [prefix + path for path in key_paths(schema)]
+    if problem["type"] == "extra_forbidden" and _without_places(key) in known:
+        name, kind = ".".join(key), ".".join((*key[:-1], "kind"))
+        return f"{loaded.where(key)}: `{name}` belongs to another kind: set `{kind}` as well", ""
     if problem["type"] == "extra_forbidden":
         return f"{loaded.where(key)}: unknown key `{'.'.join(key)}`{_nearest(key, known)}", ""
     if problem["type"] == "missing":
         return f"{loaded.where(key)}: `{'.'.join(key)}` is missing", ""
+    if problem["type"] == "union_tag_invalid":
+        tag, tags = problem["ctx"]["tag"], re.findall(r"'(\w+)'", problem["ctx"]["expected_tags"])
+        close = "".join(f", did you mean {name}?" for name in difflib.get_close_matches(tag, tags, 1))
+        return f"{loaded.where(key)}: `{'.'.join(key)}.kind` is {tag!r}: must be {' | '.join(tags)}{close}", ""
+    if problem["type"] in ("model_attributes_type", "model_type", "dict_type"):
+        return f"{loaded.where(key)}: `{'.'.join(key)}` is {_get(loaded.values, key)!r}: ", "must be {key: value, …}"
     if problem["type"] == "union_tag_not_found":
         return f"{loaded.where(key)}: `{'.'.join(key)}.kind` is missing", ""
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
@@ -251,7 +272,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def _nearest(key: KeyPath, known: list[KeyPath]) -> str:
     siblings = [path for path in known if path[:-1] == _without_places(key[:-1])]
-    close = difflib.get_close_matches(key[-1], [path[-1] for path in siblings], n=1, cutoff=0.5)
+    close = difflib.get_close_matches(key[-1], [path[-1] for path in siblings], n=1, cutoff=0.6)
     if close:
         return f", did you mean `{'.'.join((*key[:-1], close[0]))}`?"
     elsewhere = [".".join(path) for path in known if path[-1] == key[-1]]

@@ -98,7 +98,8 @@ def too_long(rows: Rows, config: DataConfig) -> str:
         return ""
     return (
         f"of {len(rows.sizes):,} conversations, {rows.cut:,} were cut at a turn and {rows.dropped:,} left out, because "
-        f"they are longer than data.sequence_length ({config.sequence_length}); data.too_long: {config.too_long}"
+        f"they are longer than data.sequence_length ({config.sequence_length}): raise it, and with it "
+        "model.max_position_embeddings, to keep them"
     )
 
 

@@ -62,7 +62,7 @@ def find(path: str | list[str], key: str) -> list[Path]:
 
 
 def _expand(path: str, key: str) -> list[Path]:
-    given, known = Path(path), " ".join(KINDS)
+    given, known = Path(path).expanduser(), " ".join(KINDS)
     if given.is_file():
         if kind_of(given) not in KINDS:
             raise InputError(f"{key}: {path} is a {given.suffix or 'nameless kind of'} file: use one of {known}")
@@ -70,7 +70,7 @@ def _expand(path: str, key: str) -> list[Path]:
     if given.is_dir():
         inside = [file for file in given.rglob("*") if not _is_hidden(file.relative_to(given))]
     else:
-        inside = [Path(name) for name in glob.glob(path, recursive=True)]  # noqa: PTH207 (it knows absolute patterns)
+        inside = [Path(name) for name in glob.glob(str(given), recursive=True)]  # noqa: PTH207 (it knows absolute patterns)
     files = [file for file in inside if file.is_file() and kind_of(file) in KINDS]
     if files:
         return files
@@ -274,7 +274,8 @@ def _json(file: Path, stream: Any) -> Iterator[Record]:
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: is not valid UTF-8: {error.reason}: save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{file}: is not valid JSON: {error}") from None
+        hint = ": if it holds an object a line, name it .jsonl" if "Extra data" in str(error) else ""
+        raise InputError(f"{file}: is not valid JSON: {error}{hint}") from None
     lists = [inside for inside in value.values() if isinstance(inside, list)] if isinstance(value, dict) else []
     is_wrapped = len(lists) == 1 and len(value) == 1 and next(iter(value)) not in ("messages", "conversations")
     for number, one in enumerate(lists[0] if is_wrapped else [value], 1):

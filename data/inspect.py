@@ -123,7 +123,7 @@ class Painter:
         isolated, can = ("true", "cannot") if config.isolate_documents else ("false", "can")
         lines = [
             "   ".join(named),
-            "⏎ line end   ⇥ tab   ⟨E4⟩ byte of a cut character   ⟨U+001B⟩ hidden character",
+            "⏎ line end   ␍ carriage return   ⇥ tab   ⟨E4⟩ byte of a cut character   ⟨U+001B⟩ hidden character",
             "⟨text: <|…|>⟩ looks like a special token, but is ordinary text",
             f"data.isolate_documents: {isolated}, so a document {can} see those before it in its row",
         ]

@@ -167,10 +167,11 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any], show
             writer.abandon()
     for split in SPLITS:
         if not writers[split].documents:
+            there = sum(writer.documents for writer in writers.values())
             raise InputError(
-                f"data.source: no document falls into the {split} part: give more documents, change "
-                f"data.validation_fraction ({config.validation_fraction}), or name held-out files or a held-out split "
-                "(validation_path, validation_split)"
+                f"data.source: none of {there:,} documents falls into the {split} part, which a hash of each decides: "
+                f"give more, try another data.validation_fraction ({config.validation_fraction} now), or name held-out "
+                "files or a held-out split (validation_path, validation_split)"
             )
     return {
         "source": config.source.model_dump(),  # as it was named; what it held is in depends_on
@@ -303,7 +304,7 @@ class _Progress:
         from tqdm import tqdm
 
         self._ledger, self._text, self._started = ledger, 0, time.monotonic()
-        self._bar = tqdm(desc="prepare", mininterval=0.5, disable=None if show else True, leave=False)
+        self._bar = tqdm(desc="prepare", mininterval=0.5, delay=0.5, disable=None if show else True, leave=False)
 
     def __enter__(self) -> _Progress:
         return self
@@ -338,7 +339,20 @@ def describe(prepared: PreparedData) -> str:
     notes = [f"{read['duplicates']:,} exact duplicates {verb}"] if read["duplicates"] else []
     notes += [f"{read['empty']:,} empty texts left out"] if read["empty"] else []
     notes += [f"{read['bad']:,} bad records left out (listed in manifest.json)"] if read["bad"] else []
-    return "\n".join([*lines, *([", ".join(notes)] if notes else [])])
+    return "\n".join([*lines, *_parts(read["parts"]), *([", ".join(notes)] if notes else [])])
+
+
+def _parts(parts: list[dict[str, Any]]) -> list[str]:
+    """A line a part of a mix."""
+    whole = sum(part["characters"] for part in parts)
+    lines = []
+    for number, part in enumerate(parts, 1):
+        share, held_out = part["characters"] / max(1, whole), part["validation"]
+        times = f", read {part['read']} times" if part["read"] > 1 else ""
+        nothing = "" if held_out else ": nothing of it is held out, so validation does not see it"
+        counts = f"{part['documents']:,} training documents, {held_out:,} held out"
+        lines.append(f"part {number}: {share:.0%} of the training text, {counts}{times}{nothing}")
+    return lines
 
 
 def output_directory(loaded: LoadedConfig) -> Path:

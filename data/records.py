@@ -66,7 +66,8 @@ def text_of(record: Any, text_field: str = "text") -> str:
 def conversation_of(record: Any) -> Conversation:
     """The conversation in a record of any layout that docs/data_formats.md lists. Raises BadRecord."""
     if not isinstance(record, dict):
-        raise BadRecord(f"is {_kind(record)}, not an object with a field `messages` or `conversations`")
+        remedy = ": set data.records: text" if isinstance(record, str) else ""
+        raise BadRecord(f"is {_kind(record)}, not an object with a field `messages` or `conversations`{remedy}")
     fields = {name: value for name, value in record.items() if value is not None}
     if "chosen" in fields and "rejected" in fields:
         raise BadRecord(
@@ -257,16 +258,16 @@ def _checked(value: Any, what: str) -> str:
 def _why_no_text(record: dict, text_field: str) -> str:
     missing = f"has no field `{text_field}` (it has {_names(record)})"
     if text_field in record:
-        return f"field `{text_field}` is null: leave the record out, or name another field in text_field"
+        return f"field `{text_field}` is null: leave the record out, or name another field in data.source.text_field"
     try:
         conversation_of(record)
     except BadRecord:
-        return f"{missing}: name the one with the text in text_field"
-    return f"{missing}: it is a conversation, so set data.records: conversations (or text_field)"
+        return f"{missing}: name the one with the text in data.source.text_field"
+    return f"{missing}: it is a conversation, so set data.records: conversations (or data.source.text_field)"
 
 
 def _names(record: dict) -> str:
-    return ", ".join(map(str, record)) or "no fields"
+    return ", ".join(str(name) or "one without a name" for name in record) or "no fields"
 
 
 def _kind(value: Any) -> str:

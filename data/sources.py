@@ -53,6 +53,7 @@ class Ledger:
     duplicates: int = 0
     bad: int = 0
     bad_records: list[str] = field(default_factory=list)
+    parts: list[dict[str, Any]] = field(default_factory=list)  # of a mix: what came of each
     unit: str = "records"
     done: int = 0
     total: int | None = None
@@ -74,7 +75,7 @@ class Ledger:
             shown = "; ".join(self.bad_records[:3])
             raise InputError(
                 f"data.source: {self.bad:,} of {self.records:,} records cannot be used, more than 1 %: {shown}"
-                f"{'; …' if self.bad > 3 else ''}"
+                f"{'; …' if self.bad > 3 else ''}: mend them, or name only the files that are meant (data.source.path)"
             )
 
 
@@ -348,6 +349,7 @@ def _mix(mix: MixSource, config: DataConfig, ledger: Ledger) -> Iterator[Documen
     weights = [part.weight for part in mix.parts]
     taken, ended = [0.0] * len(weights), [False] * len(weights)
     streams = [_one_source(part.source, config, ledger) for part in mix.parts]
+    ledger.parts += [{"weight": w, "documents": 0, "characters": 0, "validation": 0, "read": 1} for w in weights]
     while True:
         i = min(range(len(weights)), key=lambda n: taken[n] / weights[n])
         document = next(streams[i], None)
@@ -358,12 +360,15 @@ def _mix(mix: MixSource, config: DataConfig, ledger: Ledger) -> Iterator[Documen
             if mix.stopping_strategy == "first_exhausted" or all(ended):
                 return
             streams[i] = _one_source(mix.parts[i].source, config, Ledger())
+            ledger.parts[i]["read"] += 1
             continue
         if document.split == "validation" and ended[i]:
             continue  # it was there the first time
+        ledger.parts[i]["documents" if document.split == "train" else "validation"] += 1
         yield document
         taken[i] += document.size * (document.split == "train")
         while not document.last:
             document = next(streams[i])
             yield document
             taken[i] += document.size * (document.split == "train")
+        ledger.parts[i]["characters"] = int(taken[i])

@@ -62,6 +62,11 @@ class Tokenizer:
         return self.roles["bos_token"]
 
     @property
+    def stop_ids(self) -> list[int]:
+        """What ends a document, and what ends a turn."""
+        return list(dict.fromkeys([self.eos_id, self.special_id("<|im_end|>")]))
+
+    @property
     def vocab_size(self) -> int:
         """Number of ids, special and reserved ones included; a multiple of 64."""
         return self.backend.get_vocab_size(with_added_tokens=True)

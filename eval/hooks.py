@@ -92,6 +92,7 @@ def samples(event: EvalEvent) -> None:
                 event.config.temperature,
                 event.config.top_p,
                 begin_document=many_documents,
+                chat=event.data_config.records == "conversations",
             )
             file.write(json.dumps({"step": event.step, "prompt": prompt, "text": text}, ensure_ascii=False) + "\n")
 

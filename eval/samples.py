@@ -7,6 +7,7 @@ import argparse
 import torch
 
 from configs.loader import InputError, exit_on_bad_input
+from data.chat import prompt_ids
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import LanguageModel, generate, load
 
@@ -20,15 +21,18 @@ def complete(
     top_p: float | None = 0.95,
     seed: int = 0,
     begin_document: bool = True,
+    chat: bool = False,
 ) -> str:
-    """The prompt and its continuation, up to the end of the document.
+    """The prompt and its continuation, up to the end of the document; or, chat: the answer to the prompt.
 
     begin_document puts the first token of a document in front, as training did; an empty prompt needs it.
     Raises InputError for a prompt that fills the context.
     """
-    ids = tokenizer.encode(prompt)
-    if begin_document or not ids:
-        ids = [tokenizer.bos_id, *ids]
+    if chat and prompt:
+        ids = prompt_ids(tokenizer, [{"role": "user", "content": prompt}])
+    else:
+        ids = tokenizer.encode(prompt)
+        ids = [tokenizer.bos_id, *ids] if begin_document or not ids else ids
     longest = lm.config.max_position_embeddings
     if len(ids) >= longest:
         raise InputError(f"the prompt has {len(ids)} tokens, the context {longest}: shorten it")
@@ -39,16 +43,17 @@ def complete(
         max_new_tokens,
         temperature=temperature,
         top_p=top_p,
-        stop_ids=[tokenizer.eos_id],
+        stop_ids=tokenizer.stop_ids,
         seed=seed,
     )
-    return tokenizer.decode(output[0].tolist())
+    return tokenizer.decode(output[0, len(ids) if chat and prompt else 0 :].tolist())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Let a run continue a prompt.")
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
     parser.add_argument("prompt", nargs="?", default="", help="text to continue; default: a document's beginning")
+    parser.add_argument("--chat", action="store_true", help="the prompt is a question: print the answer")
     parser.add_argument("--max-new-tokens", type=int, default=200)
     parser.add_argument("--temperature", type=float, default=0.8, help="0 = always the likeliest token")
     parser.add_argument("--top-p", type=float, default=0.95)
@@ -56,7 +61,8 @@ def main() -> int:
     given = parser.parse_args()
     try:
         lm, tokenizer = load(given.run), load_tokenizer(given.run)
-        text = complete(lm, tokenizer, given.prompt, given.max_new_tokens, given.temperature, given.top_p, given.seed)
+        options = (given.max_new_tokens, given.temperature, given.top_p, given.seed)
+        text = complete(lm, tokenizer, given.prompt, *options, chat=given.chat)
     except ValueError as error:
         raise InputError(str(error)) from None
     print(text)

@@ -147,8 +147,6 @@ def from_hugging_face(fields: dict[str, Any], file: Path) -> ModelConfig:
         if fields.get(name, wanted) != wanted:
             raise ValueError(f"{file}: {name} is {fields[name]!r}; Headlight builds {wanted!r} only")
     values = {name: fields[name] for name in SAME_NAME if fields.get(name) is not None}
-    if isinstance(values.get("eos_token_id"), list):  # some have several; the first one ends a document
-        values["eos_token_id"] = values["eos_token_id"][0]
     values |= {"qk_norm": model_type == "qwen3"}
     if isinstance(fields.get("headlight"), dict):
         values |= fields["headlight"]

@@ -104,7 +104,9 @@ class ModelConfig(BaseModel):
         "varlen, or one kernel: flash3 | flash4 | sdpa_efficient | sdpa_cudnn | sdpa_math.",
     )
     bos_token_id: int | None = Field(None, description="First token of a document; the tokenizer sets it.")
-    eos_token_id: int | None = Field(None, description="Last token of a document; the tokenizer sets it.")
+    eos_token_id: int | list[int] | None = Field(
+        None, description="Last token of a document, or of a document and of a turn; the tokenizer sets it."
+    )
     pad_token_id: int | None = Field(None, description="Padding token; the tokenizer sets it.")
 
     @model_validator(mode="before")

@@ -111,7 +111,7 @@ def with_tokenizer(config: RunConfig, tokenizer) -> RunConfig:
     ids = {
         "vocab_size": tokenizer.vocab_size,
         "bos_token_id": tokenizer.bos_id,
-        "eos_token_id": tokenizer.eos_id,
+        "eos_token_id": tokenizer.stop_ids if config.data.records == "conversations" else tokenizer.eos_id,
         "pad_token_id": tokenizer.pad_id,
     }
     return config.model_copy(update={"model": config.model.model_copy(update=ids)})

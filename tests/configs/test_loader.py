@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from configs.loader import InputError, load_config, validate
+from data.config import DataConfig
 from train.config import RunConfig, json_schema, load_run_config
 
 CONFIGS = sorted(Path("configs").glob("*.yaml"))
@@ -67,7 +68,10 @@ def test_another_kind_of_source_inherits_nothing(tmp_path):
             "x.yaml:2: unknown key `data.source.pth`, did you mean `data.source.path`",
         ),
         ("data:\n  source: {kind: files}\n", "x.yaml:2: `data.source.path` is missing"),
-        ("data:\n  source: {kind: file}\n", "x.yaml:2: `data.source` .*'storyworld', 'files', 'hub'"),
+        (
+            "data:\n  source: {kind: file}\n",
+            "x.yaml:2: `data.source.kind` is 'file': must be storyworld . files . hub . mix, did you",
+        ),
         ("model:\n  hidden_size: 6\n  num_attention_heads: 2\n", "x.yaml:3: head_dim .3. must be even"),
         ("model:\n  num_attention_heads: 8\n  num_key_value_heads: 3\n", "x.yaml:3: .*use 1, 2, 4 or 8"),
         ("data:\n  sequence_length: 1024\n", "x.yaml:2: sequence_length .1024. is longer than model.max_position_emb"),
@@ -99,6 +103,8 @@ def test_another_kind_of_source_inherits_nothing(tmp_path):
             "`data.source.parts.0.source.kind` is missing$",
         ),
         ("data: {source: {kind: hub, name: x, document_start: '('}}\n", "document_start.*is no regular expression"),
+        ("data: {source: {path: a.txt, kind: storyworld}}\n", "`data.source.path` belongs to another kind: set"),
+        ("data: {source: a.txt}\n", "`data.source` is 'a.txt': must be {key: value, …}"),
         ("name: a/b\n", "x.yaml:1: `name` is 'a/b'"),
         ("seed: 1\nseed: 2\n", "x.yaml:2: `seed` is given twice .first at .*x.yaml:1"),
         ("seed: [1\n", "x.yaml:.*not valid YAML"),
@@ -151,3 +157,24 @@ def test_every_key_of_base_yaml_is_known_and_every_key_has_a_sentence():
 def test_the_json_schema_is_up_to_date():
     message = "run: python -m train.config > configs/schema.json"
     assert Path("configs/schema.json").read_text(encoding="utf-8") == json_schema(), message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("too_long: drop\n", "x.yaml:1: unknown key `too_long`, did you mean `data.too_long`.$"),
+        ("output_dri: x\ndata: {}\n", "x.yaml:1: unknown key `output_dri`, did you mean `output_dir`.$"),
+    ],
+)
+def test_a_program_that_reads_one_section_refuses_a_key_that_is_nobodys(tmp_path, text, message):
+    path = write(tmp_path, "x.yaml", text)
+    with pytest.raises(InputError, match=message):
+        validate(DataConfig, load_config(path), "data")
+    write(tmp_path, "x.yaml", "train: {what: ever}\ndata: {}\n")  # another room's section is that room's own
+    assert validate(DataConfig, load_config(path), "data") == DataConfig()
+
+
+def test_an_argument_that_the_shell_has_cut_says_so(tmp_path):
+    path = write(tmp_path, "x.yaml", "seed: 1\n")
+    with pytest.raises(InputError, match="put the whole argument in quotes"):
+        load_config(path, ["data.source={kind:"])

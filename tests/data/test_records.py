@@ -230,7 +230,11 @@ def test_text_of_a_field_of_an_inner_field_of_a_list_and_of_a_plain_text():
 @pytest.mark.parametrize(
     ("record", "field", "reason"),
     [
-        ({"story": "x", "id": 1}, "text", r"has no field `text` \(it has story, id\): name the one .* in text_field"),
+        (
+            {"story": "x", "id": 1},
+            "text",
+            r"no field `text` \(it has story, id\): name the one .* in data.source.text_field",
+        ),
         ({}, "text", "it has no fields"),
         ({"a": {"b": 1}}, "a.c", r"has no field `a.c`"),
         ({"a": "x"}, "a.b", r"has no field `a.b`"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +14,7 @@ from configs.loader import InputError
 from data.config import DataConfig
 from data.fingerprints import Seen, fingerprint
 from data.learning_text import tokenizer_texts
+from data.prepare import describe, prepare
 from data.records import conversation_of
 from data.sources import Ledger, documents, identity, read
 from data.storyworld import converse, repeated, tell
@@ -219,6 +221,20 @@ def test_progress_is_counted_in_one_unit(tmp_path):
         list(read(config(source), ledger))
         assert (ledger.unit, ledger.total) == (unit, total)
         assert ledger.done == total or (total is None and ledger.done > 30)
+
+
+def test_what_came_of_each_part_is_told(tmp_path):
+    mix = {"kind": "mix", "parts": parts(tmp_path, [400, 20], [3.0, 1.0]), "stopping_strategy": "all_exhausted"}
+    prepared = prepare(config(mix), tmp_path / "runs")
+    lines = [line for line in describe(prepared).splitlines() if line.startswith("part ")]
+    found = Counter(int(text.split()[1]) for text in documents(config(mix), "train"))
+    for number, line in enumerate(lines):
+        assert f"{(0.75, 0.25)[number]:.0%} of the training text, {found[number]:,} training documents" in line
+    assert re.search(r"read \d+ times", lines[1])
+    none_held_out = {"kind": "mix", "parts": parts(tmp_path, [200, 2], [1.0, 0.01])}
+    said = describe(prepare(config(none_held_out, validation_fraction=0.02), tmp_path / "runs"))
+    assert "part 2: " in said
+    assert "nothing of it is held out, so validation does not see it" in said
 
 
 def test_a_mix_keeps_the_held_out_documents_of_every_part(tmp_path):

@@ -4,8 +4,14 @@ import json
 import re
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from data import load_tokenizer
+from data.chat import prompt_ids
 from data.prepare import prepare
+from eval.samples import complete
+from model import generate, load
 from tests.train.helpers import metrics, pretrain, write_config
 from train.config import load_run_config
 from train.pretrain import training_batches
@@ -64,6 +70,32 @@ def test_the_tokenizer_is_the_pretrained_runs(chat):
     folder, _ = chat
     files = [next((folder / "runs" / name).glob("checkpoints/step_*/tokenizer.json")) for name in ("base", "sft")]
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_whoever_generates_stops_at_the_end_of_a_turn(chat):
+    folder, _ = chat
+    (directory,) = (folder / "runs/sft/checkpoints").glob("step_00000016")
+    tokenizer = load_tokenizer(directory)
+    assert tokenizer.stop_ids == [tokenizer.eos_id, tokenizer.special_id("<|im_end|>")]
+    theirs = AutoModelForCausalLM.from_pretrained(directory)
+    assert theirs.generation_config.eos_token_id == tokenizer.stop_ids
+    assert load(directory).config.eos_token_id == tokenizer.stop_ids
+    (base,) = (folder / "runs/base/checkpoints").glob("step_00000004")
+    assert load(base).config.eos_token_id == tokenizer.eos_id
+
+
+def test_samples_of_a_chat_are_answers(chat):
+    folder, config = chat
+    pretrain(config, "name=asked", "eval.prompts=['What is 2 and 2?', '']", "train.max_steps=1", "eval.every=1")
+    lines = (folder / "runs/asked/samples.jsonl").read_text(encoding="utf-8").splitlines()
+    samples = [json.loads(line) for line in lines]
+    assert {sample["prompt"] for sample in samples} == {"What is 2 and 2?", ""}
+    assert not any("What is" in sample["text"] for sample in samples if sample["prompt"])
+    lm, tokenizer = load(folder / "runs/sft"), load_tokenizer(folder / "runs/sft")
+    answer = complete(lm, tokenizer, "What is 2 and 2?", 8, temperature=0.0, chat=True)
+    ids = torch.tensor([prompt_ids(tokenizer, [{"role": "user", "content": "What is 2 and 2?"}])])
+    output = generate(lm, ids, 8, temperature=0.0, stop_ids=tokenizer.stop_ids)
+    assert answer == tokenizer.decode(output[0, ids.shape[1] :].tolist())
 
 
 def test_a_moved_tokenizer_is_the_same_run(chat):

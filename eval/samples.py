@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument("--temperature", type=float, default=0.8, help="0 = always the likeliest token")
     parser.add_argument("--top-p", type=float, default=0.95)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     try:
         lm, tokenizer = load(given.run), load_tokenizer(given.run)
         options = (given.max_new_tokens, given.temperature, given.top_p, given.seed)

@@ -26,7 +26,7 @@ def opening(run: Run) -> str:
     rows, joined = micro_batch_rows(c, run.device), run.batches.rows.length // c.data.sequence_length
     together = f", {joined} joined into one" if joined > 1 else ""
     if together and run.device.device.type == "cpu":
-        together += " (on a CPU data.rows_joined=1 may be quicker)"
+        together += "; on a CPU data.rows_joined=1 may be quicker"
     return "\n".join(
         [
             f"{c.name}: {run.lm.num_parameters():,} parameters, {m.num_hidden_layers} layers x {m.hidden_size}, "

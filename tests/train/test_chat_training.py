@@ -12,7 +12,7 @@ from data.chat import prompt_ids
 from data.prepare import prepare
 from eval.samples import complete
 from model import generate, load
-from tests.train.helpers import metrics, pretrain, write_config
+from tests.train.helpers import metrics, pretrain, run_module, write_config
 from train.config import load_run_config
 from train.pretrain import training_batches
 
@@ -96,6 +96,9 @@ def test_samples_of_a_chat_are_answers(chat):
     ids = torch.tensor([prompt_ids(tokenizer, [{"role": "user", "content": "What is 2 and 2?"}])])
     output = generate(lm, ids, 8, temperature=0.0, stop_ids=tokenizer.stop_ids)
     assert answer == tokenizer.decode(output[0, ids.shape[1] :].tolist())
+    options = ["--chat", "What is 2 and 2?", "--temperature", "0", "--max-new-tokens", "8"]
+    done = run_module("eval.samples", folder / "runs/sft", *options)
+    assert (done.returncode, done.stdout) == (0, answer + "\n"), done.stderr
 
 
 def test_a_moved_tokenizer_is_the_same_run(chat):

@@ -257,6 +257,8 @@ def _jsonl(file: Path, stream: BinaryIO) -> Iterator[Record]:
                 yield Record(where, json.loads(line))
         except UnicodeDecodeError as error:
             yield Record(where, None, _why(raw, error.start))
+        except json.JSONDecodeError as error:
+            yield Record(where, None, f"is not valid JSON: {error.msg} (character {error.pos})")
         except (ValueError, RecursionError) as error:
             yield Record(where, None, f"is not valid JSON: {error}")
 
@@ -325,7 +327,10 @@ def _after_space(buffer: str, at: int) -> int:
 def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Record]:
     lines = (raw.decode("utf-8", "surrogateescape") for _, raw in _lines(file, stream))
     reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
-    columns = len(reader.fieldnames or [])
+    names = reader.fieldnames or []
+    columns = len(names)
+    if columns == 1 and (other := re.search(r"[;|\t]", names[0])):
+        raise InputError(f"{file}:1: its fields seem to be separated by {other[0]!r}: {delimiter!r} is what is read")
     while True:
         where = f"{file}:{reader.line_num + 1}"
         try:

@@ -328,12 +328,13 @@ class _Progress:
 def describe(prepared: PreparedData) -> str:
     """Two lines, what was read and how many tokens it made; and one for what was left out, if anything was."""
     lines = []
+    what = "conversation" if prepared.manifest["depends_on"]["records"] == "conversations" else "document"
     for split in SPLITS:
         c = prepared.manifest[split]
-        lines.append(
-            f"{split}: {c['documents']:,} documents, {c['bytes'] / 1e6:.1f} MB, {c['tokens'] / 1e6:.2f} M tokens "
-            f"({c['bytes_per_token']:.2f} bytes per token)"
-        )
+        size = f"{c['bytes'] / 1e6:.1f} MB" if c["bytes"] >= 1e6 else f"{c['bytes'] / 1e3:.1f} kB"
+        tokens = f"{c['tokens'] / 1e6:.2f} M" if c["tokens"] >= 1e6 else f"{c['tokens']:,}"
+        documents = f"{c['documents']:,} {what}{'s' * (c['documents'] != 1)}"
+        lines.append(f"{split}: {documents}, {size}, {tokens} tokens ({c['bytes_per_token']:.2f} bytes per token)")
     read = prepared.manifest["read"]
     verb = "left out" if prepared.manifest["depends_on"]["drop_duplicates"] else "kept"
     notes = [f"{read['duplicates']:,} exact duplicates {verb}"] if read["duplicates"] else []

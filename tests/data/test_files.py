@@ -166,6 +166,8 @@ def test_a_record_that_cannot_be_read_tells_its_place_and_the_others_still_come(
     ("name", "content", "message"),
     [
         ("a.json", b'[{"text": "a"}, {"text": ', "a.json: is not valid JSON"),
+        ("a.json", b'{"text": "a"}\n{"text": "b"}\n', "a.json: .*if it holds an object a line, name it .jsonl"),
+        ("a.csv", b"id;text\n1;one\n", "a.csv:1: its fields seem to be separated by ';'"),
         ("a.json", b'{"text"', "a.json: is not valid JSON"),
         ("a.csv", b'text,n\n"never closed,1\n', "a.csv:2: is not valid CSV: .*end of data"),
         ("a.parquet", b"PAR1nonsense", "a.parquet: is not a readable Parquet file"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import sys
 from pathlib import Path
@@ -73,8 +74,11 @@ class Tracker:
 
     def say(self, text: str) -> None:
         """Print a line without tearing the progress bar."""
-        self.bar.write(text, file=sys.stdout)
-        sys.stdout.flush()
+        try:
+            self.bar.write(text, file=sys.stdout)
+            sys.stdout.flush()
+        except BrokenPipeError:  # whoever read along (head, less) has left: the run goes on without
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def close(self, exit_code: int = 0) -> None:
         self.bar.close()

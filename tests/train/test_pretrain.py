@@ -356,3 +356,16 @@ def test_the_built_in_world_is_compared_with_its_floor_and_can_be_sampled(tmp_pa
     prepared = run_module("data.prepare", config)
     assert "train: 60 documents" in prepared.stdout
     assert run_module("data.prepare", config, "data.sourse=1").returncode == 2
+
+
+def test_a_reader_of_the_output_that_leaves_does_not_stop_the_run(tmp_path):
+    """`python -m train.pretrain … | head -1`"""
+    command = [sys.executable, "-m", "train.pretrain", str(write_config(tmp_path))]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert process.stderr is not None
+    assert "BrokenPipe" not in process.stderr.read()
+    assert (tmp_path / "runs/tiny/checkpoints/step_00000012").is_dir()

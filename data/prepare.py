@@ -144,7 +144,7 @@ def open_prepared(directory: Path) -> PreparedData:
 def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any], show_progress: bool) -> dict[str, Any]:
     """Everything but the manifest, which is returned."""
     has_flags = config.records == "conversations"
-    found = _interrupted(directory, has_flags)
+    found = _interrupted(directory, has_flags, sources.stamps(config.source))
     if found is None:
         shutil.rmtree(directory)
         directory.mkdir()
@@ -197,13 +197,15 @@ def _writers(directory: Path, tokenizer: Tokenizer, has_flags: bool) -> Writers:
     return {split: shards.SplitWriter(directory, split, dtype, has_flags) for split in SPLITS}
 
 
-def _interrupted(directory: Path, has_flags: bool) -> tuple[Tokenizer, Writers, int] | None:
+def _interrupted(directory: Path, has_flags: bool, stamps: list) -> tuple[Tokenizer, Writers, int] | None:
     """What an interrupted run has left to go on with; None if nothing, or if it is not what was noted."""
     try:
         tokenizer, done = load_tokenizer(directory), shards.load_progress(directory)
         writers = _writers(directory, tokenizer, has_flags)
         if done is None:
             return tokenizer, writers, 0
+        if done["stamps"] != [list(stamp) for stamp in stamps]:
+            return None  # a file was touched since: what was read of it may have been another text
         for split, writer in writers.items():
             writer.resume(done[split])
         return tokenizer, writers, done["read"]
@@ -237,7 +239,7 @@ def _encode_all(
     already: int,
     show_progress: bool,
 ) -> None:
-    read, saved_at = 0, time.monotonic()
+    read, saved_at, stamps = 0, time.monotonic(), sources.stamps(config.source)
     batches = prefetched(_batches(sources.read(config, ledger), already))
     encoded = prefetched((batch, _encoded(batch, tokenizer)) for batch in batches)
     with closing(encoded), _Progress(ledger, show_progress) as progress:
@@ -251,7 +253,8 @@ def _encode_all(
             read += len(batch)
             progress.show(sum(len(d.content) for d in batch if isinstance(d.content, str)))
             if time.monotonic() - saved_at > SAVE_SECONDS:
-                shards.save_progress(writers["train"].directory, already + read, list(writers.values()))
+                directory = writers["train"].directory
+                shards.save_progress(directory, already + read, list(writers.values()), stamps)
                 saved_at = time.monotonic()
 
 

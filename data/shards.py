@@ -129,9 +129,10 @@ def _sync(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def save_progress(directory: Path, read: int, writers: Sequence[SplitWriter]) -> None:
-    """Note that the first `read` documents are on disk, once they are."""
-    write_json(directory / PROGRESS, {"read": read} | {writer.split: writer.sync() for writer in writers})
+def save_progress(directory: Path, read: int, writers: Sequence[SplitWriter], stamps: list[tuple[int, int]]) -> None:
+    """Note that the first `read` documents are on disk, once they are, and the stamps of the files they come from."""
+    synced = {writer.split: writer.sync() for writer in writers}
+    write_json(directory / PROGRESS, {"read": read, "stamps": stamps} | synced)
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:

@@ -131,6 +131,14 @@ def files_of(source: FilesSource, held_out: bool = False) -> list[Path]:
     return found
 
 
+def stamps(source: Any) -> list[tuple[int, int]]:
+    """Size and time of change of every file: whether a text was touched since a run was interrupted."""
+    if isinstance(source, MixSource):
+        return [stamp for part in source.parts for stamp in stamps(part.source)]
+    found = files_of(source) + files_of(source, held_out=True) if isinstance(source, FilesSource) else []
+    return [(file.stat().st_size, file.stat().st_mtime_ns) for file in found]
+
+
 def _hashes(found: list[Path]) -> list[str]:
     """Kind and SHA-256 of every file: where they lie does not matter."""
 

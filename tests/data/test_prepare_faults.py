@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import random
 import signal
 import subprocess
@@ -133,7 +134,8 @@ def test_whatever_was_written_behind_the_last_note_is_written_again(tmp_path, sm
 
 
 @pytest.mark.parametrize(
-    "damage", ["short", "missing", "empty_note", "half_note", "no_tokenizer", "bad_tokenizer", "bad_roles"]
+    "damage",
+    ["short", "missing", "other_text", "empty_note", "half_note", "no_tokenizer", "bad_tokenizer", "bad_roles"],
 )
 def test_what_is_left_of_a_killed_run_is_not_trusted(tmp_path, small, monkeypatch, damage):
     config = text_config(tmp_path)
@@ -153,6 +155,7 @@ def test_what_is_left_of_a_killed_run_is_not_trusted(tmp_path, small, monkeypatc
     {
         "short": lambda: shard.write_bytes(shard.read_bytes()[:1000]),
         "missing": shard.unlink,
+        "other_text": lambda: (shard.write_bytes(bytes(shard.stat().st_size)), os.utime(tmp_path / "stories.jsonl")),
         "empty_note": lambda: (partial / "progress.json").write_text(""),
         "half_note": lambda: (partial / "progress.json").write_text('{"read": 3}'),
         "no_tokenizer": (partial / "tokenizer.json").unlink,

@@ -133,10 +133,10 @@ def test_whatever_was_written_behind_the_last_note_is_written_again(tmp_path, sm
     assert done.directory == open_prepared(done.directory).directory
 
 
-@pytest.mark.parametrize(
-    "damage",
-    ["short", "missing", "other_text", "empty_note", "half_note", "no_tokenizer", "bad_tokenizer", "bad_roles"],
-)
+DAMAGE = "short missing other_text empty_note half_note no_tokenizer bad_tokenizer bad_roles".split()
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_what_is_left_of_a_killed_run_is_not_trusted(tmp_path, small, monkeypatch, damage):
     config = text_config(tmp_path)
     expected = contents(prepare(config, tmp_path / "whole").directory)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from data import files, sources
 from data.chat import segments
 from data.config import DataConfig, FilesSource
 from data.records import Conversation
-from data.sources import Ledger
 from data.tokenizer import cut
 
 EXCERPT = 1 << 14  # characters of a long document that a tokenizer learns from at a time
@@ -21,14 +21,11 @@ def tokenizer_texts(config: DataConfig) -> Iterator[str]:
     kind, wanted = config.tokenizer.kind, config.tokenizer.train_bytes
     if kind in ("byte", "pretrained"):
         return
-    ledger, seen, taken = Ledger(), 0, 0
-    documents = sources.read(config, ledger)
-    for document in documents:
+    share = _share(config.source, wanted) if kind == "bpe" else 1.0
+    seen = taken = 0
+    for document in sources.read(config):
         if kind == "bpe" and document.split != "train":
             continue
-        share = 1.0
-        if kind == "bpe" and isinstance(config.source, FilesSource) and ledger.unit == "B" and ledger.total:
-            share = wanted / (ledger.total * (PACKED if _is_packed(config.source) else 1))
         for text in plain_texts(document.content):
             for piece in cut(text, EXCERPT):
                 if kind == "char" or taken <= share * seen:
@@ -39,8 +36,14 @@ def tokenizer_texts(config: DataConfig) -> Iterator[str]:
             return
 
 
-def _is_packed(source: FilesSource) -> bool:
-    return any(file.suffix in {*files.COMPRESSED, ".parquet"} for file in sources.files_of(source))
+def _share(source: Any, wanted: int) -> float:
+    """The share of the text that makes about so many bytes; all of it where its size is not known beforehand."""
+    if not isinstance(source, FilesSource) or source.max_records is not None:
+        return 1.0
+    found = sources.files_of(source)
+    is_packed = any(file.suffix in {*files.COMPRESSED, ".parquet"} for file in found)
+    size = sum(file.stat().st_size for file in found) * (PACKED if is_packed else 1)
+    return wanted / max(1, size)
 
 
 def plain_texts(content: str | Conversation, flag: int = 0) -> list[str]:

@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 from configs.loader import InputError
+from data import sources
 from data.config import DataConfig
 from data.fingerprints import Seen, fingerprint
 from data.learning_text import tokenizer_texts
@@ -73,6 +74,14 @@ def test_a_tokenizer_learns_from_as_much_as_was_asked_for_from_all_over(tmp_path
     numbers = [int(text.split()[0]) for text in learned]
     assert numbers == sorted(numbers)
     assert numbers[-1] > 0.8 * len(texts)
+
+
+def test_the_files_are_not_looked_for_again_at_every_document(tmp_path, monkeypatch):
+    found, real = [], sources.files_of
+    monkeypatch.setattr(sources, "files_of", lambda *arguments, **given: found.append(1) or real(*arguments, **given))
+    source = write_jsonl(tmp_path / "x.jsonl", numbered(2000))
+    assert len(list(tokenizer_texts(config(source, tokenizer={"kind": "bpe", "vocab_size": 512})))) > 1500
+    assert len(found) < 10
 
 
 def test_a_tokenizer_learns_from_parts_of_a_few_large_documents(tmp_path):

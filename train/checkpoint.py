@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,15 @@ class TrainerState:
     best_step: int | None = None
     wandb_id: str | None = None
     identity: dict[str, Any] | None = None
+    resolved: dict[str, Any] = field(default_factory=dict)
+    scaler: dict[str, Any] | None = None
+    spikes: dict[str, float] | None = None
+    world_size: int = 1
     torch_version: str = torch.__version__
+
+
+class SaveError(Exception):
+    """A checkpoint could not be written."""
 
 
 def step_name(step: int) -> str:

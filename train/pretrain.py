@@ -1,24 +1,29 @@
 """Pretraining: `python -m train.pretrain configs/demo.yaml [section.key=value ...]`
 
-Reads top to bottom: config, processes, device, data, model, optimizer and where to go on, train, report.
-Several GPUs: `torchrun --nproc_per_node=N -m train.pretrain configs/x.yaml`.
+Several GPUs: `torchrun --nproc_per_node=N -m train.pretrain configs/x.yaml`. `run` reads top to bottom: processes,
+device, data, model, optimizer and where to go on, train, report. train/sft.py calls the same.
 """
 
 from __future__ import annotations
 
 from configs.loader import exit_on_bad_input
-from train.config import parse_command_line
+from train.config import RunConfig, parse_command_line
 
 
 def main() -> int:
-    # 1. The config: one YAML file, checked before anything heavy is imported or written.
-    config = parse_command_line("Train a language model from scratch.")
+    # The config: one YAML file, checked before anything heavy is imported or written.
+    return run(parse_command_line("Train a language model from scratch."), "train.pretrain")
+
+
+def run(config: RunConfig, script: str) -> int:
+    """One run from its config to its report. Returns the exit code. script: whose command it is."""
     from train import parts, report
     from train.distributed import processes
     from train.initial_weights import find_initial_weights
     from train.loop import train
     from train.run_directory import find_start
 
+    # 1. This process and the others, if torchrun started several.
     with processes(config.train.parallel, config.train.device) as world:
         parts.check_processes(config, world)
 
@@ -39,7 +44,7 @@ def main() -> int:
         lm = parts.build_model(config, device, world, initial, tokenizer)
 
         # 5. How gradients become steps; go on where the run stopped.
-        run = parts.build_run(config, start, device, world, material, lm, "train.pretrain")
+        run = parts.build_run(config, start, device, world, material, lm, script)
 
         # 6. Train.
         exit_code = 1

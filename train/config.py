@@ -74,6 +74,7 @@ class RunConfig(_Section):
     output_dir: str = Field("runs", description="Parent of run directories and of prepared data.")
     seed: int = Field(0, ge=0, lt=2**63, description="Of the weights, the row order and dropout.")
     resume: str = Field("auto", description="auto | never | a checkpoint directory.")
+    allow_mismatch: bool = Field(False, description="Go on although data or settings differ from the run's own.")
     init_from: str | None = Field(None, description="A run or model directory to start from; null = random weights.")
     model: ModelConfig = Field(ModelConfig(), description="How it computes.")
     data: DataConfig = Field(DataConfig(), description="What it reads.")

@@ -61,7 +61,7 @@ def main() -> int:
         state = load_checkpoint(start.checkpoint, lm, optimizers)
         if start.checkpoint.parent != config.directory / "checkpoints":
             state.wandb_id = None  # another run goes on under a name of its own
-    run_directory.check_contents(state, data)
+    run_directory.check_contents(config, state, data)
     run_directory.open_for(config, state.step)
     tracker = Tracker(config, state.step, state.wandb_id)
     run = Run(config, device, data, batches, held_out, lm, optimizers, state, tracker)

@@ -233,7 +233,7 @@ def _random_states() -> dict[str, Tensor]:
     mine = {"rng.cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         mine["rng.cuda"] = torch.cuda.get_rng_state()
-    states = {}
+    states: dict[str, Tensor] = {}
     for name, state in mine.items():
         everyone = [state]
         if _world_size() > 1:

@@ -5,7 +5,7 @@
     step_X.tmp  ->  step_X          one rename: at no moment is step_X half a checkpoint
     latest, best                    replaced: they hold the old name or the new one
 
-A process that is killed at any moment leaves the checkpoints before it whole. Besides step_X there may be, after a kill,
+A process killed at any moment leaves the checkpoints before it whole. Besides step_X there may be, after a kill,
     step_X.tmp       on its way in or out: never read, removed at the next start
     step_X.old       the whole one that a new step_X is just taking the place of: counts until the new one is there
     step_X.damaged1  found damaged at a start: out of the way, and left for a person to look at and delete
@@ -20,6 +20,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def drop_old(checkpoints: Path, newest: Path, keep_last: int, keep_best: bool) -
 
 
 def newest_intact(checkpoints: Path) -> Path | None:
-    """The newest checkpoint whose files are what its manifest says; a damaged one is named on stderr. Writes nothing."""
+    """The newest checkpoint whose files are what its manifest says; a damaged one is named on stderr."""
     directories = [*checkpoints.glob(STEPS), *checkpoints.glob(STEPS + ".old")]
     for directory in sorted(directories, key=lambda path: (path.stem, path.suffix == ""), reverse=True):
         problem = damage(directory)
@@ -195,10 +196,8 @@ def _finish_replacing(checkpoints: Path) -> None:
 
 def _undo(checkpoints: Path, temporary: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
-    try:
+    with suppress(OSError):  # if the disk refuses, step_X.old stays; it is whole, and counts at the next start
         _finish_replacing(checkpoints)
-    except OSError:
-        pass  # the disk refuses; step_X.old stays, is whole, and counts at the next start
 
 
 def _remove(directory: Path) -> None:

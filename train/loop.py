@@ -14,7 +14,8 @@ import torch
 from configs.loader import InputError
 from eval.hooks import EvalEvent, run_hooks
 from train import trace
-from train.checkpoint import SaveError, save_checkpoint
+from train.checkpoint import save_checkpoint
+from train.checkpoint_files import SaveError
 from train.compilation import compiled
 from train.distributed import wrap
 from train.meters import Meter, Reading
@@ -197,6 +198,7 @@ def save(run: Run, meter: Meter, needed: bool) -> None:
                 run.data.tokenizer,
                 state,
                 run.config.train.keep_last,
+                run.config.train.keep_best,
             )
         run.saved_at = state.step
     except SaveError as error:

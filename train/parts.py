@@ -115,7 +115,7 @@ def build_run(
         state = load_checkpoint(start.checkpoint, lm, optimizers)
         if start.checkpoint.parent != config.directory / "checkpoints":
             state.wandb_id = None  # another run goes on under a name of its own
-    run_directory.check_contents(state, data)
+    run_directory.check_contents(config, state, data)
     world.first(lambda: run_directory.open_for(config, state.step))
     scaler = torch.amp.GradScaler(device.device.type, enabled=device.precision == "fp16")
     if state.scaler and scaler.is_enabled():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,18 @@ from typing import Any
 from configs.loader import InputError
 from data.prepare import PreparedData
 from train import report
-from train.checkpoint import TrainerState, damage, newest_intact, read_state
+from train.checkpoint import TrainerState, read_state
+from train.checkpoint_files import any_checkpoint, damage, newest_intact, settle
 from train.config import LIMITS, RunConfig, load_run_config
 from train.tracking import truncate_after
 
 CONTENTS = "data.contents"  # key of the identity that says what the prepared data was made of
+# what the tensors of a checkpoint are: with another value none would fit, or none would mean the same
+FIXED = [
+    *(f"model.{key}" for key in "hidden_size intermediate_size num_hidden_layers num_attention_heads".split()),
+    *(f"model.{key}" for key in "num_key_value_heads head_dim qk_norm tie_word_embeddings".split()),
+    "train.optimizer.name",
+]
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ def _find_start(config: RunConfig) -> Start:
     if exists:
         _refuse_foreign(config)
     newest = newest_intact(directory / "checkpoints")
-    if newest is None and any(directory.glob("checkpoints/step_????????")):
+    if newest is None and any_checkpoint(directory / "checkpoints"):
         raise InputError(f"{directory}/checkpoints: none of them is whole: move {directory} away to start afresh")
     if config.resume in ("auto", "never"):
         checkpoint = newest
@@ -74,24 +82,32 @@ def _find_start(config: RunConfig) -> Start:
     return Start(checkpoint, finished and report.is_finished(directory, state.step), state)
 
 
-def check_contents(state: TrainerState, data: PreparedData) -> None:
-    """The text itself must be what the run was trained on, wherever it lies. Raises InputError if it changed."""
-    identity = state.identity = dict(state.identity or {})
-    if identity.setdefault(CONTENTS, data.directory.name) != data.directory.name:
-        raise InputError(
-            "data.source: the text, or what generates it, is no longer what this run was trained on: "
-            "put it back, or choose another name"
-        )
+def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -> None:
+    """The text itself must be what the run was trained on, wherever it lies. Raises InputError if it changed.
+
+    state.identity becomes that of the run as it goes on.
+    """
+    contents = (state.identity or {}).get(CONTENTS, data.directory.name)
+    if contents != data.directory.name:
+        problem = "data.source: the text, or what generates it, is no longer what this run was trained on"
+        if not config.allow_mismatch:
+            raise InputError(f"{problem}: put it back, choose another name, or set allow_mismatch=true")
+        _warn(problem)
+    state.identity = config.identity() | {CONTENTS: data.directory.name}
 
 
 def open_for(config: RunConfig, step: int) -> None:
-    """Make the run directory and write config.yaml; drop what an interrupted run logged after `step`."""
+    """Make the run directory and write config.yaml; drop what an interrupted run left half done or logged after `step`.
+
+    For one process, and after the checkpoint was read.
+    """
     directory = config.directory
     checkpoints = directory / "checkpoints"
     try:
         checkpoints.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=checkpoints):
             pass  # better to learn it now than at the first save
+        settle(checkpoints)
         (directory / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
         for name in ("samples.jsonl", "trace.jsonl"):
             truncate_after(directory / name, step or -1)
@@ -126,13 +142,22 @@ def _refuse_other_identity(config: RunConfig, saved: dict[str, Any], where: str)
     layer_types = ["full_attention"] * config.model.num_hidden_layers
     saved = {"data.restart_positions": False, "model.layer_types": layer_types} | saved
     saved.pop(CONTENTS, None)
-    different = [
-        f"{key} (there {saved.get(key)!r}, here {wanted.get(key)!r})"
-        for key in sorted(wanted.keys() | saved.keys())
-        if saved.get(key) != wanted.get(key)
-    ]
-    if different:
+    different = [key for key in sorted(wanted.keys() | saved.keys()) if saved.get(key) != wanted.get(key)]
+    if not different:
+        return
+    listed = ", ".join(f"{key} (there {saved.get(key)!r}, here {wanted.get(key)!r})" for key in different)
+    if not config.allow_mismatch:
         raise InputError(
-            f"{where} belongs to another run; these keys differ: {', '.join(different)}: "
+            f"{where} belongs to another run; these keys differ: {listed}: "
+            "choose another name, or set them back; allow_mismatch=true goes on nevertheless"
+        )
+    if fixed := [key for key in different if key in FIXED]:
+        raise InputError(
+            f"{where} has other tensors ({listed}): allow_mismatch cannot help with {', '.join(fixed)}: "
             "choose another name, or set them back"
         )
+    _warn(f"{where} was trained with other settings: {listed}")
+
+
+def _warn(problem: str) -> None:
+    print(f"warning: {problem}: going on, because allow_mismatch is set", file=sys.stderr)

@@ -7,6 +7,7 @@ Only what the assistant says is trained on (data/chat.py).
 from __future__ import annotations
 
 from configs.loader import InputError, exit_on_bad_input
+from model.config import ModelConfig
 from train.config import RunConfig, parse_command_line
 
 
@@ -38,7 +39,8 @@ def as_fine_tuning(config: RunConfig) -> RunConfig:
     if tokenizer.kind != "pretrained":
         tokenizer = tokenizer.model_copy(update={"kind": "pretrained", "path": config.init_from})
     data = config.data.model_copy(update={"tokenizer": tokenizer})
-    return config.model_copy(update={"model": config.model.model_copy(update=taken_over), "data": data})
+    model = ModelConfig.model_validate(config.model.model_dump() | taken_over)
+    return config.model_copy(update={"model": model, "data": data})
 
 
 if __name__ == "__main__":

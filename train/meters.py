@@ -19,7 +19,7 @@ from train.device import Device
 
 SPIKE_DEVIATIONS = 6.0  # how far above its moving average a loss is a spike, in standard deviations
 SPIKE_AFTER = 30  # steps that the average is learned from first
-SPIKE_MEMORY = 0.97
+SPIKE_MEMORY = (0.9, 0.97)  # of the average, which must keep up with a falling loss, and of the variance around it
 
 
 @dataclass(frozen=True)
@@ -168,13 +168,13 @@ class SpikeDetector:
     def is_spike(self, loss: float) -> bool:
         """Take in the loss of one step; whether it is a spike."""
         self.steps += 1
-        memory = min(SPIKE_MEMORY, 1 - 1 / self.steps)
+        memory, slow = (min(longest, 1 - 1 / self.steps) for longest in SPIKE_MEMORY)
         difference = loss - self.mean
         allowed = SPIKE_DEVIATIONS * math.sqrt(self.variance)
         spike = self.steps > SPIKE_AFTER and difference > max(allowed, 0.05 * self.mean)
         step = min(difference, allowed) if spike else difference
         self.mean += (1 - memory) * step
-        self.variance = memory * (self.variance + (1 - memory) * step * step)
+        self.variance = slow * (self.variance + (1 - slow) * step * step)
         return spike
 
     def state(self) -> dict[str, float]:

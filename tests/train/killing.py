@@ -12,14 +12,13 @@ from pathlib import Path
 
 import matplotlib.pyplot  # noqa: F401
 import torch
-import torch._dynamo  # noqa: F401
+import torch._dynamo
 
-import eval.hooks
 import model.checkpoint_format
 import train.checkpoint
 import train.loop
 import train.report
-import train.run_directory  # noqa: F401
+import train.run_directory
 from configs.loader import exit_on_bad_input
 from train.pretrain import main
 

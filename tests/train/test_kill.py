@@ -117,7 +117,7 @@ def test_killed_again_while_it_tidies_up(copy, whole):
 
 
 def test_killed_at_twenty_random_times_it_ends_where_it_would_have(tmp_path):
-    """Every life of the run ends some steps and milliseconds after it began, a quarter of them before the first step."""
+    """Every life of the run ends some steps and milliseconds after it began, some before the first step."""
     sections = SECTIONS | {
         "train": {"max_steps": 160, "checkpoint_every": 3},
         "eval": {"every": 40, "sample_tokens": 2},

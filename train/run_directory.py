@@ -13,7 +13,7 @@ from data.prepare import PreparedData
 from train import report
 from train.checkpoint import TrainerState, read_state
 from train.checkpoint_files import any_checkpoint, damage, newest_intact, settle
-from train.config import RunConfig, load_run_config
+from train.config import LIMITS, RunConfig, load_run_config
 from train.tracking import truncate_after
 
 CONTENTS = "data.contents"  # key of the identity that says what the prepared data was made of
@@ -31,6 +31,11 @@ class Start:
 
     checkpoint: Path | None
     finished: bool
+    state: TrainerState | None = None
+
+    def is_own(self, config: RunConfig) -> bool:
+        """Whether it goes on from a checkpoint of its own, and not from another run's."""
+        return self.checkpoint is not None and self.checkpoint.parent == config.directory / "checkpoints"
 
 
 def find_start(config: RunConfig) -> Start:
@@ -64,15 +69,17 @@ def _find_start(config: RunConfig) -> Start:
         return Start(None, False)
     state = read_state(checkpoint)
     _refuse_other_identity(config, state.identity or {}, str(checkpoint))
-    if state.step > config.train.max_steps:
+    limit = next((name for name in LIMITS[1:] if getattr(config.train, name) is not None), LIMITS[0])
+    if config.max_steps is not None and state.step > config.max_steps:
         raise InputError(
-            f"train.max_steps is {config.train.max_steps:,}, but {checkpoint} is at step {state.step:,}: "
+            f"train.{limit} makes {config.max_steps:,} steps, but {checkpoint} is at step {state.step:,}: "
             "raise it or choose another name"
         )
-    if state.step == config.train.max_steps and newest is None:
-        raise InputError(f"resume: {checkpoint} is at step {state.step:,} already: raise train.max_steps")
-    finished = state.step == config.train.max_steps and checkpoint == newest
-    return Start(checkpoint, finished and report.is_finished(directory, state.step))
+    is_over = config.progress(state.step, state.seconds) >= 1
+    if is_over and newest is None:
+        raise InputError(f"resume: {checkpoint} is at step {state.step:,} already: raise train.{limit}")
+    finished = is_over and checkpoint == newest
+    return Start(checkpoint, finished and report.is_finished(directory, state.step), state)
 
 
 def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -> None:
@@ -102,7 +109,8 @@ def open_for(config: RunConfig, step: int) -> None:
             pass  # better to learn it now than at the first save
         settle(checkpoints)
         (directory / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-        truncate_after(directory / "samples.jsonl", step or -1)
+        for name in ("samples.jsonl", "trace.jsonl"):
+            truncate_after(directory / name, step or -1)
     except OSError as error:
         raise InputError(f"output_dir: {directory} cannot be written: {error.strerror}") from None
 

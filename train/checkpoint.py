@@ -83,18 +83,15 @@ def save_checkpoint(
             drop_old(checkpoints, directory, keep_last, keep_best)
         except SaveError as error:
             problem = error
-    if _world_size() > 1:
-        failed = torch.tensor(int(problem is not None))
-        dist.broadcast(failed, src=0)
-        if failed and _rank() > 0:
-            problem = SaveError("the first process could not save, and says why")
+    if not _first_says(problem is None) and problem is None:
+        problem = SaveError("the first process could not save, and says why")
     if problem is not None:
         raise problem
     return directory
 
 
 def gather(lm: LanguageModel, optimizers: list[torch.optim.Optimizer]) -> Tensors:
-    """Every tensor of the run, whole, in the first process; nothing in the others. Every process calls it."""
+    """Every tensor of the run, whole, for the first process to write; others keep none. Every process calls it."""
     weights = lm.state_dict()
     if lm.config.tie_word_embeddings:
         del weights["lm_head.weight"]
@@ -128,7 +125,8 @@ def read_state(directory: Path) -> TrainerState:
 
 
 def load_checkpoint(directory: Path, lm: LanguageModel, optimizers: list[torch.optim.Optimizer]) -> TrainerState:
-    """Restore weights, optimizer state and the random state. Every process reads the files and keeps its own share.
+    """Restore weights, optimizer state and the random state. Every process reads the files and keeps its own share;
+    all return when all have read, so that one may tidy up after that.
 
     Raises InputError, naming the tensor, if one is missing, of another shape, or none of this run's.
     """
@@ -145,6 +143,7 @@ def load_checkpoint(directory: Path, lm: LanguageModel, optimizers: list[torch.o
         _restore_random_state(random)
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{directory}: cannot go on from here: {error}") from None
+    _first_says(True)
     return state
 
 
@@ -254,6 +253,15 @@ def _restore_random_state(states: dict[str, Tensor]) -> None:
         torch.set_rng_state(states.get(f"rng.cpu.{rank}", first))
     if torch.cuda.is_initialized() and f"rng.cuda.{rank}" in states:
         torch.cuda.set_rng_state(states[f"rng.cuda.{rank}"])
+
+
+def _first_says(fine: bool) -> bool:
+    """What the first process says, told to all once every process has come here."""
+    if _world_size() == 1:
+        return fine
+    answer = torch.tensor(int(fine and _rank() == 0))
+    dist.all_reduce(answer)  # over gloo
+    return bool(answer)
 
 
 def _is_one_of_many() -> bool:

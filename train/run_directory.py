@@ -122,7 +122,8 @@ def _refuse_foreign(config: RunConfig) -> None:
         there = load_run_config(directory / "config.yaml")
     except InputError:
         raise InputError(f"{directory} exists and is not a run: choose another name or output_dir") from None
-    _refuse_other_identity(config, there.identity(), str(directory))
+    if not config.allow_mismatch:  # else the checkpoint says what matters, and a run without one starts afresh
+        _refuse_other_identity(config, there.identity(), str(directory))
 
 
 def _refuse_as_start(config: RunConfig, checkpoint: Path, newest: Path | None) -> None:

@@ -10,20 +10,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib.pyplot  # noqa: F401
 import torch
-import torch._dynamo
 
 import model.checkpoint_format
 import train.checkpoint
-import train.loop
-import train.report
-import train.run_directory
 from configs.loader import exit_on_bad_input
 from train.pretrain import main
 
 _children = multiprocessing.get_context("forkserver")
-_children.set_forkserver_preload([__name__])
+_children.set_forkserver_preload(
+    "torch._dynamo matplotlib.pyplot pytest train.loop train.report train.run_directory "
+    "tests.train.helpers tests.train.killing".split()
+)
 
 
 def in_child(function: Callable, *arguments) -> multiprocessing.process.BaseProcess:
@@ -76,7 +74,7 @@ def watch_operations(kill_at: str | int | None, trace: Path | None = None) -> No
 
     for name in ("rename", "replace", "unlink", "rmdir"):
         watch(os, name, lambda path, *rest: Path(path).name)
-    watch(os, "fsync", lambda handle: Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+    watch(os, "fsync", lambda handle: Path(f"/proc/self/fd/{handle}").readlink().name)
     half = lambda file, text, *rest: file.open("w").write(text[: len(text) // 2])  # noqa: E731
     watch(Path, "write_text", lambda file, *rest: file.name, half)
     zeros = lambda tensors, file: file.write_bytes(bytes(10_000))  # noqa: E731

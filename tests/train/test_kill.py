@@ -116,8 +116,30 @@ def test_killed_again_while_it_tidies_up(copy, whole):
     assert figures(copy.parent) == whole[0]
 
 
+def pretrain_on_a_full_disk(config: Path) -> None:
+    """No file may grow beyond 60 kB: the figures have room, the weights (140 kB) do not."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+    pretrain_child(config)
+
+
+def test_on_a_full_disk_it_trains_on_says_so_and_what_was_saved_is_whole(copy, whole):
+    checkpoints, told = copy.parent / "runs/tiny/checkpoints", copy.with_name("child.txt")
+    assert exit_code(pretrain_on_a_full_disk, copy) == 2
+    lines = told.read_text().splitlines()
+    warning = [line for line in lines if line.startswith("warning: the checkpoint of step 6 could not be written")]
+    assert len(warning) == 1
+    assert "File too large" in warning[0]
+    assert lines[-1].startswith("error: the checkpoint of step 8 could not be written")
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["best", "latest", "step_00000004"]
+    assert newest_intact(checkpoints) == checkpoints / "step_00000004"
+    assert exit_code(pretrain_child, copy) == 0
+    assert figures(copy.parent) == whole[0]
+
+
 def test_killed_at_twenty_random_times_it_ends_where_it_would_have(tmp_path):
-    """Every life of the run ends some steps and milliseconds after it began, a quarter of them before the first step."""
+    """Every life of the run ends some steps and milliseconds after it began, some before the first step."""
     sections = SECTIONS | {
         "train": {"max_steps": 160, "checkpoint_every": 3},
         "eval": {"every": 40, "sample_tokens": 2},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -290,7 +291,8 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     try:
         code = command()
     except InputError as error:
-        print(f"error: {_harmless(str(error))}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # under torchrun every process finds the same error
+            print(f"error: {_harmless(str(error))}", file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
         print("stopped; the same command goes on from what had been saved", file=sys.stderr)

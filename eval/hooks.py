@@ -28,7 +28,11 @@ from model import LanguageModel
 
 @dataclass(frozen=True)
 class EvalEvent:
-    """What a hook may read: the moment, the uncompiled model, the data; and two functions to log with."""
+    """What a hook may read: the moment, the uncompiled model, the data; and two functions to log with.
+
+    Where a run has several processes, each of them runs every hook, because each may hold a share of the model only;
+    the first one, which `writes`, leaves files. any_process: whether something is true in one of them.
+    """
 
     step: int
     is_last: bool
@@ -42,6 +46,8 @@ class EvalEvent:
     autocast: Callable[[], AbstractContextManager]
     log: Callable[[str, dict[str, Any]], None]
     log_image: Callable[[str, Path], None]
+    writes: bool = True
+    any_process: Callable[[bool], bool] = bool
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -59,42 +65,51 @@ def validation(event: EvalEvent) -> None:
     """Loss (nats a token), perplexity and bits per byte on the held-out part."""
     if not event.due(event.config.every):
         return
-    batches = validation_batches(
-        event.held_out,
-        event.tokenizer,
-        event.rows_per_batch,
-        event.data_config.isolate_documents,
-        event.data_config.restart_positions,
-        event.config.final_max_tokens if event.is_last else event.config.max_tokens,
-    )
-    loss = mean_loss(event.lm, batches, event.autocast())
+    while_training, at_the_end = event.config.max_tokens, event.config.final_max_tokens
+    loss = _held_out_loss(event, at_the_end if event.is_last else while_training)
     counts = event.data.manifest["validation"]
     values = {
         "loss": loss,
         "perplexity": math.exp(min(loss, 700)),
         "bits_per_byte": bits_per_byte(loss, counts["trained_tokens"], counts["bytes"]),
     }
+    if event.is_last and while_training != at_the_end:  # of the same tokens as before, so that the best can be told
+        values["loss_comparable"] = _held_out_loss(event, while_training)
     event.log("val", values)
+
+
+def _held_out_loss(event: EvalEvent, max_tokens: int | None) -> float:
+    batches = validation_batches(
+        event.held_out,
+        event.tokenizer,
+        event.rows_per_batch,
+        event.data_config.isolate_documents,
+        event.data_config.restart_positions,
+        max_tokens,
+    )
+    return mean_loss(event.lm, batches, event.autocast())
 
 
 def samples(event: EvalEvent) -> None:
     """Continue the fixed prompts and append them to samples.jsonl."""
     if not event.due(event.config.every):
         return
-    many_documents = event.data.manifest["train"]["documents"] > 1
-    with (event.directory / "samples.jsonl").open("a", encoding="utf-8") as file:
-        for prompt in event.config.prompts:
-            text = complete(
-                event.lm,
-                event.tokenizer,
-                prompt,
-                event.config.sample_tokens,
-                event.config.temperature,
-                event.config.top_p,
-                begin_document=many_documents,
-                chat=event.data_config.records == "conversations",
-            )
-            file.write(json.dumps({"step": event.step, "prompt": prompt, "text": text}, ensure_ascii=False) + "\n")
+    many_documents, lines = event.data.manifest["train"]["documents"] > 1, []
+    for prompt in event.config.prompts:
+        text = complete(
+            event.lm,
+            event.tokenizer,
+            prompt,
+            event.config.sample_tokens,
+            event.config.temperature,
+            event.config.top_p,
+            begin_document=many_documents,
+            chat=event.data_config.records == "conversations",
+        )
+        lines.append(json.dumps({"step": event.step, "prompt": prompt, "text": text}, ensure_ascii=False) + "\n")
+    if event.writes:
+        with (event.directory / "samples.jsonl").open("a", encoding="utf-8") as file:
+            file.writelines(lines)
 
 
 def attention(event: EvalEvent) -> None:
@@ -110,6 +125,8 @@ def attention(event: EvalEvent) -> None:
     ids = probe_ids(event)
     device = next(event.lm.parameters()).device
     maps = capture(event.lm, torch.tensor([ids], device=device))
+    if not event.writes:
+        return
     folder = event.directory / "attention"
     folder.mkdir(exist_ok=True)
     stem = f"step_{event.step:08d}"
@@ -139,8 +156,12 @@ def run_hooks(event: EvalEvent, switched_off: set[Hook], warn: Callable[[str], N
     for hook in HOOKS:
         if hook in switched_off:
             continue
+        problem = "it failed in another process"
         try:
             hook(event)
+            failed = False
         except Exception as error:
+            failed, problem = True, f"{type(error).__name__}: {error}"
+        if event.any_process(failed):
             switched_off.add(hook)
-            warn(f"warning: the {hook.__name__} hook is off from here: {type(error).__name__}: {error}")
+            warn(f"warning: the {hook.__name__} hook is off from here: {problem}")

@@ -17,6 +17,7 @@ import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from model.config import ModelConfig
 from model.transformer import LanguageModel
@@ -28,8 +29,11 @@ SAME_NAME = (
 ).split()
 
 
-def save(lm: LanguageModel, directory: str | Path) -> None:
-    """Write model.safetensors, config.json and generation_config.json. The directory is made if needed."""
+def save(lm: LanguageModel, directory: str | Path, weights: dict[str, Tensor] | None = None) -> None:
+    """Write model.safetensors, config.json and generation_config.json. The directory is made if needed.
+
+    weights: the state_dict of a model whose parameters are spread over several processes, put together.
+    """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     config = to_hugging_face(lm.config)
@@ -37,9 +41,10 @@ def save(lm: LanguageModel, directory: str | Path) -> None:
     tokens = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     _write_json(directory / "config.json", config)
     _write_json(directory / "generation_config.json", tokens)
-    tensors = {name: tensor.contiguous() for name, tensor in lm.state_dict().items()}
+    weights = lm.state_dict() if weights is None else weights
+    tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
     if lm.config.tie_word_embeddings:
-        del tensors["lm_head.weight"]  # one matrix, stored once, as transformers does
+        tensors.pop("lm_head.weight", None)  # one matrix, stored once, as transformers does
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -57,6 +62,11 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
 
 def load_weights(lm: LanguageModel, directory: Path) -> None:
     """Copy model.safetensors into a model; every tensor must be there and fit, and none may be left over."""
+    lm.load_state_dict(read_weights(lm, directory), strict=not lm.config.tie_word_embeddings)
+
+
+def read_weights(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
+    """model.safetensors, checked against a model; with tied embeddings there is no lm_head. Raises ValueError."""
     file = directory / "model.safetensors"
     try:
         tensors = load_file(file)
@@ -74,7 +84,7 @@ def load_weights(lm: LanguageModel, directory: Path) -> None:
     ]
     if problems:
         raise ValueError(f"{file}: is of another architecture: {'; '.join(sorted(problems)[:3])}")
-    lm.load_state_dict(tensors, strict=not lm.config.tie_word_embeddings)
+    return tensors
 
 
 def checkpoint_directory(path: str | Path) -> Path:
@@ -84,7 +94,10 @@ def checkpoint_directory(path: str | Path) -> Path:
         return path
     latest = path / "checkpoints" / "latest"
     if latest.is_file():
-        return latest.parent / latest.read_text(encoding="utf-8").strip()
+        newest = latest.parent / latest.read_text(encoding="utf-8").strip()
+        if not (newest / "config.json").is_file():
+            raise ValueError(f"{latest}: names {newest.name}, which is not there: give a checkpoint directory instead")
+        return newest
     raise ValueError(f"{path}: is neither a run (checkpoints/latest) nor a model directory (config.json)")
 
 

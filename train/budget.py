@@ -295,7 +295,7 @@ def parameters_table(config: ModelConfig) -> str:
 
 def memory_table(run: RunConfig, device: Device, memory: tuple[float, str] | None) -> str:
     """A micro-batch as the run would take it, in float32 and under autocast, and the largest that fits."""
-    from train.loop import micro_batch_rows
+    from train.run import micro_batch_rows
 
     kind, rows, step = device.device.type, micro_batch_rows(run, device), run.rows_per_step
     both = [step_memory(run, rows, half=half, device=kind) for half in (False, True)]
@@ -332,20 +332,26 @@ def cache_table(config: ModelConfig) -> str:
 
 def compute_table(run: RunConfig, peak: tuple[float, str] | None, mfu: float) -> str:
     """FLOPs and, where the peak (TFLOPS, in words whose) is known, the minutes of the training steps alone."""
-    length, tokens = run.data.sequence_length, run.train.max_steps * run.train.tokens_per_step
+    length, steps = run.data.sequence_length, run.max_steps
     forward = flops_per_token(run.model, length, training=False)
     training = flops_per_token(run.model, length)
     rows = [
         ("a token, forward", f"{forward / 1e6:,.2f} MFLOP"),
         ("a token, training (3 x forward)", f"{training / 1e6:,.2f} MFLOP"),
-        (f"all {tokens:,} tokens of the run", f"{tokens * training / 1e15:,.3f} PFLOP"),
     ]
-    if peak is None:
-        rows.append(("minutes: give --tflops, the peak of your device", "?"))
+    of_peak = f"at {mfu:.0%} (assumed: --mfu) of {peak[0]:g} TFLOPS ({peak[1]})" if peak else ""
+    if steps is None:
+        minutes = run.train.max_minutes or 0.0
+        found = f"{minutes * 60 * peak[0] * 1e12 * mfu / training:,.0f}" if peak else "?"
+        rows.append(
+            (f"tokens in {minutes:g} minutes " + (of_peak or "(give --tflops, the peak of your device)"), found)
+        )
     else:
-        minutes = tokens * training / (peak[0] * 1e12 * mfu) / 60
-        label = f"minutes at {mfu:.0%} (assumed: --mfu) of {peak[0]:g} TFLOPS ({peak[1]})"
-        rows.append((label, f"{minutes:,.1f}" if minutes >= 1 else f"{minutes:.2g}"))
+        tokens = steps * run.train.tokens_per_step
+        rows.append((f"all {tokens:,} tokens of the run", f"{tokens * training / 1e15:,.3f} PFLOP"))
+        minutes = tokens * training / (peak[0] * 1e12 * mfu) / 60 if peak else 0.0
+        shown = f"{minutes:,.1f}" if minutes >= 1 else f"{minutes:.2g}"
+        rows.append((f"minutes {of_peak}", shown) if peak else ("minutes: give --tflops, the peak of your device", "?"))
     return _table((f"Compute, rows of {length:,} tokens", ""), rows)
 
 

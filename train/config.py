@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -38,25 +39,48 @@ class OptimizerConfig(_Section):
 class TrainConfig(_Section):
     """The `train:` section."""
 
-    max_steps: int = Field(1000, ge=1, description="Optimizer steps in all.")
+    max_steps: int | None = Field(None, ge=1, description="Optimizer steps in all. One of three limits; none = 1000.")
+    max_tokens: int | None = Field(None, ge=1, description="Tokens in all, rounded up to whole steps.")
+    max_minutes: float | None = Field(
+        None, gt=0, description="Minutes in all; the schedule follows the clock, so two runs are never exactly equal."
+    )
     tokens_per_step: int = Field(16384, ge=2, description="Tokens an optimizer step sees, over all micro-batches.")
     micro_batch_size: int | Literal["auto"] = Field(
         "auto",
-        description="Rows a forward pass; the rest of a step is accumulated. auto = a guess that fits.",
+        description="Rows a forward pass; the rest of a step is accumulated. auto: a guess, halved if memory runs out.",
     )
-    schedule: Literal["wsd", "cosine"] = Field("wsd", description="wsd (constant, then linear down) | cosine.")
+    schedule: Literal["wsd", "cosine", "constant"] = Field(
+        "wsd", description="wsd (constant, then linear down) | cosine | constant."
+    )
     warmup_steps: int = Field(0, ge=0, description="Steps from zero to the peak learning rate.")
     cooldown: float = Field(0.7, ge=0, le=1, description="wsd: share of the steps that the way down takes.")
     final_lr_fraction: float = Field(0.05, ge=0, le=1, description="Last learning rate / peak.")
     grad_clip: float = Field(1.0, ge=0, description="Largest norm of the gradient; 0 = no clipping.")
-    precision: Literal["auto", "bf16", "fp32"] = Field(
-        "auto", description="auto | bf16 (autocast over fp32 weights) | fp32. auto: bf16 where it is quick."
+    precision: Literal["auto", "bf16", "fp16", "tf32", "fp32"] = Field(
+        "auto",
+        description="auto | bf16, fp16 (autocast over fp32 weights; fp16 with loss scaling) | tf32 (fp32 with quicker "
+        "products, CUDA) | fp32. auto: bf16 where it is quick.",
     )
-    compile: Literal["auto"] | bool = Field("auto", description="torch.compile. auto: on CUDA only.")
+    compile: Literal["auto"] | bool = Field(
+        "auto", description="torch.compile. auto: where the run is long enough to pay for it."
+    )
+    activation_checkpointing: bool = Field(
+        False, description="Compute every layer again in the backward pass: less memory, about a third more time."
+    )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="auto | cpu | cuda | mps.")
     log_every: int = Field(10, ge=1, description="Steps between two lines of metrics.jsonl.")
     checkpoint_every: int = Field(500, ge=0, description="Steps between checkpoints; 0 = only at the end.")
-    keep_last: int = Field(2, ge=1, description="Checkpoints kept; the best one is kept besides.")
+    keep_last: int = Field(2, ge=1, description="Newest checkpoints kept.")
+    keep_best: bool = Field(True, description="Keep the one of the lowest validation loss besides.")
+    skip_non_finite: int = Field(
+        0, ge=0, description="Steps whose loss or gradient is no number that are passed over before the run stops."
+    )
+    parallel: Literal["ddp", "fsdp2"] = Field(
+        "ddp", description="Under torchrun: ddp (a copy of the model in each process) | fsdp2 (a share of it)."
+    )
+    trace: bool = Field(
+        False, description="trace.jsonl: hash of the batch, loss, gradient norm and lr of every step, to the last bit."
+    )
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="How gradients become steps.")
 
 
@@ -74,6 +98,7 @@ class RunConfig(_Section):
     output_dir: str = Field("runs", description="Parent of run directories and of prepared data.")
     seed: int = Field(0, ge=0, lt=2**63, description="Of the weights, the row order and dropout.")
     resume: str = Field("auto", description="auto | never | a checkpoint directory.")
+    allow_mismatch: bool = Field(False, description="Go on although data or settings differ from the run's own.")
     init_from: str | None = Field(None, description="A run or model directory to start from; null = random weights.")
     model: ModelConfig = Field(ModelConfig(), description="How it computes.")
     data: DataConfig = Field(DataConfig(), description="What it reads.")
@@ -83,6 +108,12 @@ class RunConfig(_Section):
 
     @model_validator(mode="after")
     def _check_across_sections(self) -> RunConfig:
+        limits = {name: value for name in LIMITS if (value := getattr(self.train, name)) is not None}
+        if len(limits) > 1:
+            listed = " and ".join(f"train.{name} ({value:,})" for name, value in limits.items())
+            *_, last = limits
+            others = " ".join(f"train.{name}=null" for name in limits if name != last)
+            raise ValueError(f"{listed} both limit the run: give one and set the other to null, for example {others}")
         length, longest = self.data.sequence_length, self.model.max_position_embeddings
         if length > longest:
             raise ValueError(
@@ -118,6 +149,22 @@ class RunConfig(_Section):
         return self.train.tokens_per_step // self.data.sequence_length
 
     @property
+    def max_steps(self) -> int | None:
+        """Optimizer steps in all, from max_steps or max_tokens; None if the clock decides (max_minutes)."""
+        if self.train.max_minutes is not None:
+            return None
+        if self.train.max_tokens is not None:
+            return math.ceil(self.train.max_tokens / self.train.tokens_per_step)
+        return self.train.max_steps or DEFAULT_STEPS
+
+    def progress(self, step: int, seconds: float) -> float:
+        """Share of the run that is over, 0 … 1: of the steps, or of the minutes if they are the limit."""
+        if self.max_steps is None:
+            assert self.train.max_minutes is not None
+            return min(1.0, seconds / (60 * self.train.max_minutes))
+        return step / self.max_steps
+
+    @property
     def directory(self) -> Path:
         return Path(self.output_dir) / self.name
 
@@ -136,6 +183,8 @@ class RunConfig(_Section):
         return identity
 
 
+LIMITS = ("max_steps", "max_tokens", "max_minutes")
+DEFAULT_STEPS = 1000
 # the tokenizer fills in the ids, and files are known by their contents (run_directory.check_contents)
 NOT_IDENTITY = (
     "model.attn_implementation model.vocab_size model.bos_token_id model.eos_token_id model.pad_token_id "
@@ -169,10 +218,10 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None) -> Run
     return config.model_copy(update={"name": name})
 
 
-def parse_command_line(description: str) -> RunConfig:
+def parse_command_line(description: str, example: str = "configs/demo.yaml") -> RunConfig:
     """`configs/x.yaml [section.key=value ...]` -> RunConfig."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
+    parser.add_argument("config", help=f"a YAML file, for example {example}")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example seed=1")
     arguments = parser.parse_args()
     return load_run_config(arguments.config, arguments.overrides)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from configs.loader import InputError
 from data.tokenizer import Tokenizer, load_tokenizer
@@ -28,6 +29,21 @@ def find_initial_weights(config: RunConfig) -> Path | None:
     """
     if config.init_from is None:
         return None
+    directory, different = different_keys(config)
+    if different:
+        here = config.model.model_dump()
+        listed = ", ".join(f"{k} is {json.dumps(here[k])} here and {json.dumps(v)}" for k, v in different.items())
+        remedy = " ".join(f"model.{key}={json.dumps(value)}" for key, value in different.items())
+        raise InputError(f"init_from: {listed} in {directory / 'config.json'}: set {remedy}")
+    return directory
+
+
+def different_keys(config: RunConfig) -> tuple[Path, dict[str, Any]]:
+    """The model directory that init_from names, and what of its architecture `model:` says otherwise.
+
+    Raises InputError if there is no model.
+    """
+    assert config.init_from is not None
     try:
         directory = checkpoint_directory(config.init_from)
         there, here = read_config(directory).model_dump(), config.model.model_dump()
@@ -35,12 +51,7 @@ def find_initial_weights(config: RunConfig) -> Path | None:
         raise InputError(f"init_from: {error}") from None
     free = {*MAY_DIFFER, *(MAY_BE_ADDED[:1] if there["rope_scaling"] is None else ())}
     free |= set(MAY_BE_ADDED[1:]) if there["sliding_window"] is None else set()
-    different = [key for key in here if here[key] != there[key] and key not in free]
-    if different:
-        listed = ", ".join(f"{key} is {json.dumps(here[key])} here and {json.dumps(there[key])}" for key in different)
-        remedy = " ".join(f"model.{key}={json.dumps(there[key])}" for key in different)
-        raise InputError(f"init_from: {listed} in {directory / 'config.json'}: set {remedy}")
-    return directory
+    return directory, {key: there[key] for key in here if here[key] != there[key] and key not in free}
 
 
 def load_initial_weights(lm: LanguageModel, directory: Path, tokenizer: Tokenizer) -> None:

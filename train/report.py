@@ -13,7 +13,7 @@ from data.config import StoryworldSource
 from data.prepare import describe
 from eval.language_modeling import compare_with_floor
 from train.device import machine
-from train.loop import Run, micro_batch_rows
+from train.run import Run
 
 RESULT_HEADING = "## Result"
 
@@ -22,8 +22,8 @@ def opening(run: Run) -> str:
     """What is about to happen, in a few lines."""
     c, m = run.config, run.config.model
     toggle = {m.num_attention_heads: "MHA", 1: "MQA"}.get(m.kv_heads, "GQA")
-    epochs = c.train.max_steps * run.batches.rows_per_batch / run.batches.rows.per_epoch
-    rows, joined = micro_batch_rows(c, run.device), run.batches.rows.length // c.data.sequence_length
+    joined = run.batches.rows.length // c.data.sequence_length
+    rows = run.micro_rows * joined
     together = f", {joined} joined into one" if joined > 1 else ""
     if together and run.device.device.type == "cpu":
         together += "; on a CPU data.rows_joined=1 may be quicker"
@@ -32,29 +32,47 @@ def opening(run: Run) -> str:
             f"{c.name}: {run.lm.num_parameters():,} parameters, {m.num_hidden_layers} layers x {m.hidden_size}, "
             f"{m.num_attention_heads} query heads / {m.kv_heads} key-value heads ({toggle})",
             "; ".join(run.device.notes),
-            f"{c.train.max_steps:,} steps of {c.train.tokens_per_step:,} tokens ({c.rows_per_step} rows of "
-            f"{c.data.sequence_length}, {rows} at a time{together}), {epochs:.2f} epochs"
+            f"{_extent(run)} of {c.train.tokens_per_step:,} tokens ({c.rows_per_step} rows of "
+            f"{c.data.sequence_length}, {rows} at a time{together}){_epochs(run)}"
             + (f"; starts from {c.init_from}" if c.init_from else ""),
+            *([f"{run.world.size} processes, {run.world.parallel}"] if run.world.size > 1 else []),
         ]
     )
 
 
+def _extent(run: Run) -> str:
+    steps, minutes = run.config.max_steps, run.config.train.max_minutes
+    return (
+        f"{steps:,} steps" if steps else f"{minutes:g} minutes by the clock (so never twice exactly the same) in steps"
+    )
+
+
+def _epochs(run: Run) -> str:
+    steps = run.config.max_steps
+    return f", {steps * run.batches.rows_per_batch / run.batches.rows.per_epoch:.2f} epochs" if steps else ""
+
+
 def write(run: Run) -> None:
-    """Measure what is only measured once, and write report.md and loss.png."""
-    directory = run.config.directory
+    """Measure what is only measured once, and write report.md and loss.png. Every process measures, one writes."""
+    directory, floor = run.config.directory, _floor_lines(run)
+    if not run.world.is_first:
+        return
     metrics = [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     plot_loss(metrics, directory / "loss.png")
     last_val = [m for m in metrics if m["split"] == "val"][-1:]
-    speeds = sorted(m["tokens_per_s"] for m in metrics if m["split"] == "train")
+    train = [m for m in metrics if m["split"] == "train"]
+    speeds = sorted(m["tokens_per_s"] for m in train)
+    apart = sum(m["eval_s"] + m["save_s"] for m in train if "eval_s" in m)
     result = [
         *[
             f"validation loss {val['loss']:.4f} nats per token   perplexity {val['perplexity']:.2f}   "
             f"bits per byte {val['bits_per_byte']:.4f}"
             for val in last_val
         ],
-        *_floor_lines(run),
-        f"{run.state.seconds / 60:.1f} minutes, {run.state.tokens:,} tokens, "
-        f"{speeds[len(speeds) // 2]:,.0f} tokens/s (median), {_finished_at(run.state.step)}",
+        *floor,
+        f"{run.state.seconds / 60:.1f} minutes ({apart / 60:.1f} of them evaluating and saving), "
+        f"{run.state.tokens:,} tokens, {speeds[len(speeds) // 2]:,.0f} tokens/s (median), "
+        f"{_finished_at(run.state.step)}",
     ]
     sample = _last_sample(directory / "samples.jsonl")
     picture = sorted((directory / "attention").glob("step_*.png"))[-1:]
@@ -62,7 +80,7 @@ def write(run: Run) -> None:
     lines += [RESULT_HEADING, "", "```", *result, "```", "", "A sample, as the model wrote it:", "", "```"]
     lines += [sample, "```", "", "## Figures", "", "![loss](loss.png)", ""]
     lines += [f"![every attention head](attention/{picture[0].name})", ""] if picture else []
-    lines += ["## Made with", "", f"`python -m train.pretrain` from `{run.config.directory}/config.yaml`, "]
+    lines += ["## Made with", "", f"`python -m {run.script}` from `{run.config.directory}/config.yaml`, "]
     lines += [f"torch {torch.__version__}, Python {platform.python_version()}, {machine(run.device.device)}.", ""]
     (directory / "report.md").write_text("\n".join(lines), encoding="utf-8")
 
@@ -98,7 +116,7 @@ def plot_loss(metrics: list[dict[str, Any]], path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for split, style in (("train", {"lw": 0.8, "alpha": 0.6}), ("val", {"ls": "none", "marker": "o"})):
-        chosen = [m for m in metrics if m["split"] == split]
+        chosen = [m for m in metrics if m["split"] == split and m["loss"] is not None]
         axes.plot([m["tokens"] / 1e6 for m in chosen], [m["loss"] for m in chosen], label=split, **style)
     axes.set(xlabel="million tokens seen", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)
@@ -126,7 +144,7 @@ def _floor_lines(run: Run) -> list[str]:
 
 
 def _last_sample(file: Path) -> str:
-    lines = file.read_text(encoding="utf-8").splitlines()
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     return json.loads(lines[-1])["text"].replace("```", "'''") if lines else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,18 @@ from typing import Any
 from configs.loader import InputError
 from data.prepare import PreparedData
 from train import report
-from train.checkpoint import TrainerState, damage, newest_intact, read_state
-from train.config import RunConfig, load_run_config
+from train.checkpoint import TrainerState, read_state
+from train.checkpoint_files import any_checkpoint, damage, newest_intact, settle
+from train.config import LIMITS, RunConfig, load_run_config
 from train.tracking import truncate_after
 
 CONTENTS = "data.contents"  # key of the identity that says what the prepared data was made of
+# what the tensors of a checkpoint are: with another value none would fit, or none would mean the same
+FIXED = [
+    *(f"model.{key}" for key in "hidden_size intermediate_size num_hidden_layers num_attention_heads".split()),
+    *(f"model.{key}" for key in "num_key_value_heads head_dim qk_norm tie_word_embeddings".split()),
+    "train.optimizer.name",
+]
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,11 @@ class Start:
 
     checkpoint: Path | None
     finished: bool
+    state: TrainerState | None = None
+
+    def is_own(self, config: RunConfig) -> bool:
+        """Whether it goes on from a checkpoint of its own, and not from another run's."""
+        return self.checkpoint is not None and self.checkpoint.parent == config.directory / "checkpoints"
 
 
 def find_start(config: RunConfig) -> Start:
@@ -45,7 +58,7 @@ def _find_start(config: RunConfig) -> Start:
     if exists:
         _refuse_foreign(config)
     newest = newest_intact(directory / "checkpoints")
-    if newest is None and any(directory.glob("checkpoints/step_????????")):
+    if newest is None and any_checkpoint(directory / "checkpoints"):
         raise InputError(f"{directory}/checkpoints: none of them is whole: move {directory} away to start afresh")
     if config.resume in ("auto", "never"):
         checkpoint = newest
@@ -56,37 +69,48 @@ def _find_start(config: RunConfig) -> Start:
         return Start(None, False)
     state = read_state(checkpoint)
     _refuse_other_identity(config, state.identity or {}, str(checkpoint))
-    if state.step > config.train.max_steps:
+    limit = next((name for name in LIMITS[1:] if getattr(config.train, name) is not None), LIMITS[0])
+    if config.max_steps is not None and state.step > config.max_steps:
         raise InputError(
-            f"train.max_steps is {config.train.max_steps:,}, but {checkpoint} is at step {state.step:,}: "
+            f"train.{limit} makes {config.max_steps:,} steps, but {checkpoint} is at step {state.step:,}: "
             "raise it or choose another name"
         )
-    if state.step == config.train.max_steps and newest is None:
-        raise InputError(f"resume: {checkpoint} is at step {state.step:,} already: raise train.max_steps")
-    finished = state.step == config.train.max_steps and checkpoint == newest
-    return Start(checkpoint, finished and report.is_finished(directory, state.step))
+    is_over = config.progress(state.step, state.seconds) >= 1
+    if is_over and newest is None:
+        raise InputError(f"resume: {checkpoint} is at step {state.step:,} already: raise train.{limit}")
+    finished = is_over and checkpoint == newest
+    return Start(checkpoint, finished and report.is_finished(directory, state.step), state)
 
 
-def check_contents(state: TrainerState, data: PreparedData) -> None:
-    """The text itself must be what the run was trained on, wherever it lies. Raises InputError if it changed."""
-    identity = state.identity = dict(state.identity or {})
-    if identity.setdefault(CONTENTS, data.directory.name) != data.directory.name:
-        raise InputError(
-            "data.source: the text, or what generates it, is no longer what this run was trained on: "
-            "put it back, or choose another name"
-        )
+def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -> None:
+    """The text itself must be what the run was trained on, wherever it lies. Raises InputError if it changed.
+
+    state.identity becomes that of the run as it goes on.
+    """
+    contents = (state.identity or {}).get(CONTENTS, data.directory.name)
+    if contents != data.directory.name:
+        problem = "data.source: the text, or what generates it, is no longer what this run was trained on"
+        if not config.allow_mismatch:
+            raise InputError(f"{problem}: put it back, choose another name, or set allow_mismatch=true")
+        _warn(problem)
+    state.identity = config.identity() | {CONTENTS: data.directory.name}
 
 
 def open_for(config: RunConfig, step: int) -> None:
-    """Make the run directory and write config.yaml; drop what an interrupted run logged after `step`."""
+    """Make the run directory and write config.yaml; drop what an interrupted run left half done or logged after `step`.
+
+    For one process, and after the checkpoint was read.
+    """
     directory = config.directory
     checkpoints = directory / "checkpoints"
     try:
         checkpoints.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=checkpoints):
             pass  # better to learn it now than at the first save
+        settle(checkpoints)
         (directory / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-        truncate_after(directory / "samples.jsonl", step or -1)
+        for name in ("samples.jsonl", "trace.jsonl"):
+            truncate_after(directory / name, step or -1)
     except OSError as error:
         raise InputError(f"output_dir: {directory} cannot be written: {error.strerror}") from None
 
@@ -98,7 +122,8 @@ def _refuse_foreign(config: RunConfig) -> None:
         there = load_run_config(directory / "config.yaml")
     except InputError:
         raise InputError(f"{directory} exists and is not a run: choose another name or output_dir") from None
-    _refuse_other_identity(config, there.identity(), str(directory))
+    if not config.allow_mismatch:  # else the checkpoint says what matters, and a run without one starts afresh
+        _refuse_other_identity(config, there.identity(), str(directory))
 
 
 def _refuse_as_start(config: RunConfig, checkpoint: Path, newest: Path | None) -> None:
@@ -118,13 +143,22 @@ def _refuse_other_identity(config: RunConfig, saved: dict[str, Any], where: str)
     layer_types = ["full_attention"] * config.model.num_hidden_layers
     saved = {"data.restart_positions": False, "model.layer_types": layer_types} | saved
     saved.pop(CONTENTS, None)
-    different = [
-        f"{key} (there {saved.get(key)!r}, here {wanted.get(key)!r})"
-        for key in sorted(wanted.keys() | saved.keys())
-        if saved.get(key) != wanted.get(key)
-    ]
-    if different:
+    different = [key for key in sorted(wanted.keys() | saved.keys()) if saved.get(key) != wanted.get(key)]
+    if not different:
+        return
+    listed = ", ".join(f"{key} (there {saved.get(key)!r}, here {wanted.get(key)!r})" for key in different)
+    if not config.allow_mismatch:
         raise InputError(
-            f"{where} belongs to another run; these keys differ: {', '.join(different)}: "
+            f"{where} belongs to another run; these keys differ: {listed}: "
+            "choose another name, or set them back; allow_mismatch=true goes on nevertheless"
+        )
+    if fixed := [key for key in different if key in FIXED]:
+        raise InputError(
+            f"{where} has other tensors ({listed}): allow_mismatch cannot help with {', '.join(fixed)}: "
             "choose another name, or set them back"
         )
+    _warn(f"{where} was trained with other settings: {listed}")
+
+
+def _warn(problem: str) -> None:
+    print(f"warning: {problem}: going on, because allow_mismatch is set", file=sys.stderr)

@@ -20,7 +20,7 @@ from model import LanguageModel
 from train.config import RunConfig
 from train.device import Device, resolve_device
 from train.optimizer import build_optimizers
-from train.pretrain import with_tokenizer
+from train.parts import with_tokenizer
 from train.timing import alternate, table
 
 ALONE = "one document a row"

@@ -1,17 +1,24 @@
-"""Where figures go: metrics.jsonl always, a progress bar, and wandb on top. A tracker never stops a run."""
+"""Where figures go: metrics.jsonl always, a progress bar, and wandb on top. A tracker never stops or slows a run."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import queue
 import secrets
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from train.config import RunConfig
+
+PATIENCE_S = 30.0  # how long the end of a run waits for wandb
+WAITING = 1000  # things to log that may wait for wandb; what comes beyond is dropped there (it is on the disk)
 
 
 def truncate_after(file: Path, step: int) -> None:
@@ -31,49 +38,66 @@ def truncate_after(file: Path, step: int) -> None:
 
 
 def append_line(file: Path, record: dict[str, Any]) -> None:
+    """A line of JSON; what is no number (NaN, infinity) is null."""
+    numbers = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
     with file.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(record, ensure_ascii=False) + "\n")
+        stream.write(json.dumps(numbers, ensure_ascii=False) + "\n")
 
 
 class Tracker:
-    """One run's metrics.jsonl, progress bar and wandb run."""
+    """One run's metrics.jsonl, progress bar and wandb run. writes=False: of a process that is not the first."""
 
-    def __init__(self, config: RunConfig, start_step: int, wandb_id: str | None):
+    def __init__(self, config: RunConfig, start_step: int, wandb_id: str | None, writes: bool = True):
         self.file = config.directory / "metrics.jsonl"
-        truncate_after(self.file, start_step or -1)  # a fresh start begins with an empty file
+        self.writes = writes
+        self._minutes = config.train.max_minutes if config.max_steps is None else None
+        self._disk_failed = False
+        if writes:
+            truncate_after(self.file, start_step or -1)  # a fresh start begins with an empty file
+        unit = {"unit": "step", "initial": start_step} if config.max_steps else {"unit": "min"}
         self.bar = tqdm(
-            total=config.train.max_steps,
-            initial=start_step,
+            total=config.max_steps or config.train.max_minutes,
             desc=config.name,
-            unit="step",
             dynamic_ncols=True,
             mininterval=0.5,
-            bar_format="{desc} {percentage:3.0f}%|{bar:20}| {n}/{total} [{elapsed}<{remaining}{postfix}]",
-            disable=None,  # only on a terminal
+            bar_format="{desc} {percentage:3.0f}%|{bar:20}| {n:.4g}/{total} {unit} [{elapsed}<{remaining}{postfix}]",
+            disable=None if writes else True,  # None: only on a terminal
+            **unit,
         )
+        self._wandb: _Wandb | None = None
         self.wandb_id = wandb_id
-        self._wandb: Any = None
-        self._start_wandb(config)
+        if writes and config.tracking.wandb != "disabled":
+            self.wandb_id = wandb_id or secrets.token_hex(4)
+            self._wandb = _Wandb(config, self.wandb_id, self.say)
 
     def log(self, split: str, step: int, tokens: int, time_s: float, values: dict[str, Any]) -> None:
         """One line of metrics.jsonl; the same figures go to wandb as `train/loss`, `val/loss`, …"""
+        if not self.writes:
+            return
         record = {"step": step, "tokens": tokens, "time_s": round(time_s, 3), "split": split, **values}
-        append_line(self.file, record)
-        self._to_wandb({f"{split}/{key}": value for key, value in values.items()}, step)
+        try:
+            append_line(self.file, record)
+        except OSError as error:
+            if not self._disk_failed:
+                self.say(f"warning: {self.file} cannot be written ({error.strerror}); training goes on")
+            self._disk_failed = True
+        if self._wandb is not None:
+            self._wandb.log({f"{split}/{key}": value for key, value in values.items()}, step)
 
     def log_image(self, name: str, path: Path, step: int) -> None:
         """A picture that lies on the disk, to wandb."""
         if self._wandb is not None:
-            import wandb
+            self._wandb.log_image(name, path, step)
 
-            self._to_wandb({name: wandb.Image(str(path))}, step)
-
-    def progress(self, step: int, **shown: str) -> None:
+    def progress(self, step: int, seconds: float, **shown: str) -> None:
         self.bar.set_postfix(shown, refresh=False)
-        self.bar.update(step - self.bar.n)
+        position = step if self._minutes is None else min(seconds / 60, self._minutes)
+        self.bar.update(position - self.bar.n)
 
     def say(self, text: str) -> None:
         """Print a line without tearing the progress bar."""
+        if not self.writes:
+            return
         try:
             self.bar.write(text, file=sys.stdout)
             sys.stdout.flush()
@@ -83,39 +107,69 @@ class Tracker:
     def close(self, exit_code: int = 0) -> None:
         self.bar.close()
         if self._wandb is not None:
-            self._guard(lambda: self._wandb.finish(exit_code=exit_code))
+            self._wandb.close(exit_code)
 
-    def _start_wandb(self, config: RunConfig) -> None:
-        if config.tracking.wandb == "disabled":
-            return
 
-        def start() -> None:
+class _Wandb:
+    """wandb in a thread of its own: what it raises switches it off, and while it blocks nobody waits for it."""
+
+    def __init__(self, config: RunConfig, run_id: str, warn: Callable[[str], None]):
+        self._config, self._id, self._warn = config, run_id, warn
+        self._run: Any = None
+        self._todo: queue.Queue[Callable[[], None] | None] = queue.Queue(WAITING)
+        self._is_off = False
+        self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
+        self._thread.start()
+        self._put(self._start)
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        self._put(lambda: self._run.log({**values, "step": step}))
+
+    def log_image(self, name: str, path: Path, step: int) -> None:
+        def send() -> None:
             import wandb
 
-            self.wandb_id = self.wandb_id or secrets.token_hex(4)
-            self._wandb = wandb.init(
-                project=config.tracking.project,
-                name=config.name,
-                id=self.wandb_id,
-                resume="allow",
-                mode=config.tracking.wandb,
-                dir=str(config.directory),
-                config=config.model_dump(),
-                settings=wandb.Settings(silent=True),
-            )
-            self._wandb.define_metric("step")
-            self._wandb.define_metric("*", step_metric="step")
+            self._run.log({name: wandb.Image(str(path)), "step": step})
 
-        self._guard(start)
+        self._put(send)
 
-    def _to_wandb(self, values: dict[str, Any], step: int) -> None:
-        if self._wandb is not None:
-            self._guard(lambda: self._wandb.log({**values, "step": step}))
+    def close(self, exit_code: int) -> None:
+        """Wait for what is still to be sent, but not for ever."""
+        self._put(lambda: self._run.finish(exit_code=exit_code))
+        self._put(None)
+        self._thread.join(PATIENCE_S)
+        if self._thread.is_alive():
+            self._warn(f"warning: wandb did not finish within {PATIENCE_S:.0f} s; all figures are in metrics.jsonl")
 
-    def _guard(self, action: Any) -> None:
-        """A tracker that fails is switched off; the run goes on."""
+    def _start(self) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=self._config.tracking.project,
+            name=self._config.name,
+            id=self._id,
+            resume="allow",
+            mode=self._config.tracking.wandb,
+            dir=str(self._config.directory),
+            config=self._config.model_dump(),
+            settings=wandb.Settings(silent=True),
+        )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def _put(self, action: Callable[[], None] | None) -> None:
+        if self._is_off:
+            return
         try:
-            action()
+            self._todo.put_nowait(action)
+        except queue.Full:
+            self._is_off = True
+            self._warn("warning: wandb is off from here: it does not keep up; all figures are in metrics.jsonl")
+
+    def _work(self) -> None:
+        try:
+            while (action := self._todo.get()) is not None:
+                action()
         except Exception as error:
-            self._wandb = None
-            self.say(f"warning: wandb is off from here: {type(error).__name__}: {error}")
+            self._is_off = True
+            self._warn(f"warning: wandb is off from here: {type(error).__name__}: {error}")

@@ -66,6 +66,10 @@ def pretrain(config: Path, *overrides, code: int = 0) -> Done:
 
 def metrics(run: Path, *, without_clocks: bool = True) -> list[dict]:
     """metrics.jsonl, without the figures that a clock or the system decides."""
-    clocks = {"time_s", "tokens_per_s", "data_wait_share", "memory_gb"} if without_clocks else set()
+    clocks = (
+        {"time_s", "tokens_per_s", "data_wait_share", "memory_gb", "tflops", "eval_s", "save_s"}
+        if without_clocks
+        else set()
+    )
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [{k: v for k, v in json.loads(line).items() if k not in clocks} for line in lines]

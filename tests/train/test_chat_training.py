@@ -14,7 +14,7 @@ from eval.samples import complete
 from model import generate, load
 from tests.train.helpers import metrics, pretrain, run_module, write_config
 from train.config import load_run_config
-from train.pretrain import training_batches
+from train.parts import training_batches
 
 
 @pytest.fixture(scope="module")

@@ -179,7 +179,7 @@ def test_adamw_alone_takes_everything():
 
 
 def factors(schedule, warmup, cooldown=0.5, final=0.1, steps=100):
-    return [lr_factor(step, steps, schedule, warmup, cooldown, final) for step in range(steps)]
+    return [lr_factor(step / steps, step, schedule, warmup, cooldown, final) for step in range(steps)]
 
 
 def test_wsd_warms_up_stays_and_cools_down_linearly():
@@ -193,10 +193,15 @@ def test_wsd_warms_up_stays_and_cools_down_linearly():
 
 def test_cosine_warms_up_and_falls_to_the_final_rate():
     f = factors("cosine", warmup=10)
-    assert f[9] == 1.0
-    assert f[55] == pytest.approx(0.1 + 0.9 * 0.5)
+    assert f[0] == pytest.approx(0.1)
+    assert max(f) == f[9] > 0.98
+    assert f[50] == pytest.approx(0.1 + 0.9 * 0.5)
     assert f[99] == pytest.approx(0.1, abs=2e-3)
     assert all(0 < x <= 1 for x in f)
+
+
+def test_constant_stays_at_the_peak_after_the_warm_up():
+    assert factors("constant", warmup=4) == [0.25, 0.5, 0.75] + [1.0] * 97
 
 
 def test_no_cooldown_stays_at_the_peak():

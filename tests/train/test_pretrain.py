@@ -137,10 +137,10 @@ def test_an_interrupted_run_that_is_resumed_equals_one_that_was_not(tmp_path, ch
 KILLER = """
 import os, signal, train.loop as loop
 step = loop.training_step
-def killed(run, *rest):
+def killed(run, *rest, **more):
     if run.state.step == {at}:
         os.kill(os.getpid(), signal.SIG{name})
-    return step(run, *rest)
+    return step(run, *rest, **more)
 loop.training_step = killed
 from configs.loader import exit_on_bad_input
 from train.pretrain import main

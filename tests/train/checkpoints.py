@@ -1,0 +1,59 @@
+"""A tiny model in training, for the tests of checkpoints: no data, no command line, a few milliseconds a step."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from data.config import TokenizerConfig
+from data.tokenizer import train_tokenizer
+from model import LanguageModel
+from tests.conftest import tiny_config
+from train.checkpoint import TrainerState, load_checkpoint, save_checkpoint
+from train.config import OptimizerConfig
+from train.optimizer import build_optimizers
+
+TOKENIZER = train_tokenizer(TokenizerConfig(kind="byte"), [])
+
+
+@dataclass
+class Training:
+    lm: LanguageModel
+    optimizers: list[torch.optim.Optimizer]
+    state: TrainerState
+
+    def steps(self, count: int) -> None:
+        """Steps on random rows with dropout: what a step does depends on the random state as well."""
+        self.lm.train()
+        for _ in range(count):
+            ids = torch.randint(0, 192, (2, 16))
+            loss_sum, trained = self.lm(ids, labels=ids)
+            (loss_sum / trained).backward()
+            for optimizer in self.optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            self.state.step += 1
+
+    def save(self, checkpoints: Path, keep_last: int = 2, keep_best: bool = True) -> Path:
+        return save_checkpoint(checkpoints, self.lm, self.optimizers, TOKENIZER, self.state, keep_last, keep_best)
+
+    def load(self, directory: Path) -> "Training":
+        self.state = load_checkpoint(directory, self.lm, self.optimizers)
+        return self
+
+
+def adamw(lm, fused: bool) -> list[torch.optim.Optimizer]:
+    return [torch.optim.AdamW(lm.parameters(), lr=1e-2, fused=fused)]
+
+
+OPTIMIZERS = {
+    "adamw": lambda lm: adamw(lm, fused=False),
+    "fused adamw": lambda lm: adamw(lm, fused=True),
+    "muon": lambda lm: build_optimizers(lm, OptimizerConfig()),
+}
+
+
+def training(optimizer: str = "muon", seed: int = 0, **changes) -> Training:
+    torch.manual_seed(seed)
+    lm = LanguageModel(tiny_config(hidden_dropout=0.1, **changes))
+    return Training(lm, OPTIMIZERS[optimizer](lm), TrainerState())

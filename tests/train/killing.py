@@ -1,0 +1,82 @@
+"""Real training commands in processes that can be killed anywhere. They are forked from a process that has imported
+everything already, so that one takes a fraction of a second. Nothing in the product knows of this: a child wraps the
+few operating system calls that change a checkpoint before it runs the command."""
+
+import itertools
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import model.checkpoint_format
+import train.checkpoint
+from configs.loader import exit_on_bad_input
+from train.pretrain import main
+
+_children = multiprocessing.get_context("forkserver")
+_children.set_forkserver_preload(
+    "torch._dynamo matplotlib.pyplot pytest train.loop train.report train.run_directory "
+    "tests.train.helpers tests.train.killing".split()
+)
+
+
+def in_child(function: Callable, *arguments) -> multiprocessing.process.BaseProcess:
+    """Start function(*arguments) in a process of its own."""
+    process = _children.Process(target=function, args=arguments)
+    process.start()
+    return process
+
+
+def exit_code(function: Callable, *arguments) -> int | None:
+    """Run it to its end; minus the signal that killed it."""
+    process = in_child(function, *arguments)
+    process.join(timeout=120)
+    return process.exitcode
+
+
+def pretrain_child(config: Path, kill_at: str | None = None, trace: Path | None = None) -> None:
+    """`python -m train.pretrain config`; what it prints is in config's folder, child.txt."""
+    torch.set_num_threads(1)
+    output = os.open(config.with_name("child.txt"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    watch_operations(kill_at, trace)
+    sys.argv = ["pretrain", str(config)]
+    exit_on_bad_input(main)
+
+
+def watch_operations(kill_at: str | int | None, trace: Path | None = None) -> None:
+    """From here on: SIGKILL just before the operation of this label, a write being half done; each label to `trace`.
+
+    A label is the call and the name of what it is called on: "rename step_00000006.tmp". A number counts from 0.
+    """
+    count = itertools.count()
+
+    def watch(owner, name: str, label: Callable[..., str], begin: Callable | None = None) -> None:
+        call = getattr(owner, name)
+
+        def watched(*arguments, **options):
+            here = f"{name} {label(*arguments)}"
+            if trace is not None:
+                with trace.open("a") as stream:
+                    stream.write(here + "\n")
+            if kill_at in (here, next(count)):
+                if begin is not None:
+                    begin(*arguments)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments, **options)
+
+        setattr(owner, name, watched)
+
+    for name in ("rename", "replace", "unlink", "rmdir"):
+        watch(os, name, lambda path, *rest: Path(path).name)
+    watch(os, "fsync", lambda handle: Path(f"/proc/self/fd/{handle}").readlink().name)
+    half = lambda file, text, *rest: file.open("w").write(text[: len(text) // 2])  # noqa: E731
+    watch(Path, "write_text", lambda file, *rest: file.name, half)
+    zeros = lambda tensors, file: file.write_bytes(bytes(10_000))  # noqa: E731
+    for module in (model.checkpoint_format, train.checkpoint):
+        watch(module, "save_file", lambda tensors, file: file.name, zeros)

@@ -1,0 +1,175 @@
+"""What a checkpoint holds: going on from it equals never having stopped, and what does not fit is named."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from configs.loader import InputError
+from tests.train.checkpoints import OPTIMIZERS, training
+from train import checkpoint
+from train.checkpoint import TrainerState, load_checkpoint, read_state
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_going_on_from_a_checkpoint_equals_not_having_stopped(optimizer, tied, tmp_path):
+    whole = training(optimizer, tie_word_embeddings=tied)
+    whole.steps(3)
+    directory = whole.save(tmp_path)
+    whole.steps(3)
+    torch.manual_seed(99)
+    resumed = training(optimizer, seed=1, tie_word_embeddings=tied).load(directory)
+    assert resumed.state.step == 3
+    resumed.steps(3)
+    for (name, ours), theirs in zip(resumed.lm.state_dict().items(), whole.lm.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs), name
+    for ours, theirs in zip(resumed.optimizers, whole.optimizers, strict=True):
+        assert_same_state(ours, theirs)
+
+
+def assert_same_state(ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer) -> None:
+    """Values, and also where and as what they are kept."""
+    mine, other = ours.state_dict()["state"], theirs.state_dict()["state"]
+    assert mine.keys() == other.keys()
+    assert mine
+    for number, expected in other.items():
+        assert mine[number].keys() == expected.keys()
+        for key, value in expected.items():
+            found = mine[number][key]
+            assert (found.dtype, found.device, found.stride()) == (value.dtype, value.device, value.stride())
+            assert torch.equal(found, value), key
+
+
+def test_the_random_state_goes_on(tmp_path):
+    run = training()
+    run.steps(1)
+    directory = run.save(tmp_path)
+    expected = torch.rand(3)
+    run.load(directory)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_process_that_is_new_draws_numbers_of_its_own_and_always_the_same(tmp_path, monkeypatch):
+    run = training()
+    run.steps(1)
+    directory = run.save(tmp_path)
+    drawn = []
+    for rank in (0, 1, 2, 1):
+        monkeypatch.setattr(checkpoint, "_rank", lambda rank=rank: rank)
+        torch.manual_seed(5)
+        load_checkpoint(directory, run.lm, run.optimizers)
+        drawn.append(torch.rand(1).item())
+    assert len(set(drawn[:3])) == 3
+    assert drawn[3] == drawn[1]
+
+
+def test_a_checkpoint_from_before_the_first_step_is_a_start(tmp_path):
+    run = training()
+    directory = run.save(tmp_path)
+    other = training(seed=1).load(directory)
+    run.steps(1)
+    expected = {name: tensor.clone() for name, tensor in run.lm.state_dict().items()}
+    other.load(directory)
+    other.steps(1)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in other.lm.state_dict().items())
+
+
+def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path):
+    run = training()
+    run.steps(1)
+    assert {file.suffix for file in run.save(tmp_path).iterdir()} == {".json", ".safetensors"}
+
+
+EMBEDDING, MOMENT = "model.embed_tokens.weight", "adamw.model.norm.weight.exp_avg_sq"
+BUFFER = "muon.model.layers.0.self_attn.q_proj.weight.momentum_buffer"
+UNFIT = [
+    ("model", lambda t: t.pop(EMBEDDING), f"{EMBEDDING} is missing"),
+    ("model", lambda t: t.update(extra=torch.ones(1)), "extra is not part of this model"),
+    ("model", lambda t: t.update({EMBEDDING: torch.ones(2, 2)}), f"{EMBEDDING} has shape [2, 2]"),
+    ("optimizer", lambda t: t.pop(MOMENT), f"{MOMENT} is missing"),
+    ("optimizer", lambda t: t.pop("adamw.model.norm.weight.step"), "adamw.model.norm.weight.step is missing"),
+    ("optimizer", lambda t: t.pop(BUFFER), f"{BUFFER} is missing"),
+    ("optimizer", lambda t: t.update(extra=torch.ones(1)), "extra is not part of this run"),
+    ("optimizer", lambda t: t.update({MOMENT: torch.ones(7)}), f"{MOMENT} has shape [7], its parameter has [32]"),
+    ("optimizer", lambda t: t.update({BUFFER: torch.ones(7)}), f"{BUFFER} has shape [7]"),
+    ("optimizer", lambda t: t.pop("rng.cpu.0"), "rng.cpu.0 is missing"),
+    ("optimizer", dict.clear, "nothing is there for muon.model.layers.0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"), UNFIT, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_tensor_that_does_not_fit_is_named(file, change, message, tmp_path):
+    run = training()
+    run.steps(1)
+    path = run.save(tmp_path) / f"{file}.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    with pytest.raises(InputError) as caught:
+        training().load(path.parent)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_optimizer_or_architecture_is_refused_and_named(tmp_path):
+    run = training("muon")
+    run.steps(1)
+    directory = run.save(tmp_path)
+    with pytest.raises(InputError, match="adamw.model.layers.0.self_attn.q_proj.weight.exp_avg is missing"):
+        training("adamw").load(directory)
+    with pytest.raises(InputError, match="another architecture: model.layers.2"):
+        training(num_hidden_layers=3).load(directory)
+
+
+def test_the_state_is_read_as_it_was_written(tmp_path):
+    run = training()
+    state = run.state = TrainerState(
+        step=3,
+        tokens=2**40,
+        seconds=0.1,
+        best_loss=1 / 3,
+        best_step=2,
+        wandb_id="abc",
+        identity={"seed": 0, "data.mix": [1, None]},
+        resolved={"compile": False, "micro_batch_size": 8},
+        scaler={"scale": 65536.0, "growth_factor": 2.0, "_growth_tracker": 7},
+        spikes={"mean": 3.3, "recent": [3.2, float("inf")]},
+    )
+    run.steps(1)
+    assert read_state(run.save(tmp_path)) == state
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    state.scaler = scaler.state_dict()
+    assert read_state(run.save(tmp_path)).scaler == scaler.state_dict()
+
+
+def test_what_an_older_version_did_not_write_has_its_default_and_what_a_newer_one_writes_is_an_error(tmp_path):
+    file = tmp_path / "trainer_state.json"
+    file.write_text('{"step": 3, "tokens": 5}')
+    assert read_state(tmp_path) == TrainerState(step=3, tokens=5)
+    for text, message in [
+        ('{"step": 3, "stp": 4}', "nothing here knows the key 'stp'"),
+        ('{"tokens": 3}', "no key 'step'"),
+        ("[]", "no key 'step'"),
+        ("3", "cannot go on from here"),
+        ("{", "cannot go on from here"),
+    ]:
+        file.write_text(text)
+        with pytest.raises(InputError, match="trainer_state.json: cannot go on from here") as caught:
+            read_state(tmp_path)
+        assert message in str(caught.value)
+
+
+def test_a_random_state_of_before_it_had_a_number_is_read(tmp_path):
+    run = training()
+    run.steps(1)
+    path = run.save(tmp_path) / "optimizer.safetensors"
+    tensors = load_file(path)
+    save_file({name.replace("rng.cpu.0", "rng.cpu"): tensor for name, tensor in tensors.items()}, path)
+    expected = torch.rand(3)
+    run.load(path.parent)
+    assert torch.equal(torch.rand(3), expected)
+    assert json.loads((path.parent / "trainer_state.json").read_text())["world_size"] == 1

@@ -1,0 +1,263 @@
+"""How a checkpoint reaches the disk, and how a whole one is told from one that is not.
+
+    files  ->  step_X.tmp           each flushed to the disk
+    manifest.json  ->  step_X.tmp   sizes and sha256 of the files; flushed last, then the directory
+    step_X.tmp  ->  step_X          one rename: at no moment is step_X half a checkpoint
+    latest, best                    replaced: they hold the old name or the new one
+
+A process killed at any moment leaves the checkpoints before it whole. Besides step_X there may be, after a kill,
+    step_X.tmp       on its way in or out: never read, removed at the next start
+    step_X.old       the whole one that a new step_X is just taking the place of: counts until the new one is there
+    step_X.damaged1  found damaged at a start: out of the way, and left for a person to look at and delete
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+MANIFEST = "manifest.json"
+STATE = "trainer_state.json"
+STEPS = "step_????????"
+POINTERS = ("latest", "best")
+SMALL_FILES = 4_000_000  # bytes of everything but tensors: the tokenizer and a few short texts
+
+
+class SaveError(Exception):
+    """A checkpoint could not be saved: one line that says why and what to do. Those before it are as they were."""
+
+
+def step_name(step: int) -> str:
+    return f"step_{step:08d}"
+
+
+def commit(checkpoints: Path, step: int, fill: Callable[[Path], None], tensor_bytes: int) -> Path:
+    """Let `fill` write its files into a directory, and make it the checkpoint of this step, all or nothing.
+
+    Raises SaveError, with the disk as it was before, if there is no room or a write fails.
+    """
+    directory = checkpoints / step_name(step)
+    temporary = directory.with_suffix(".tmp")
+    try:
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        _finish_replacing(checkpoints)
+        shutil.rmtree(temporary, ignore_errors=True)
+        _check_room(checkpoints, tensor_bytes + SMALL_FILES)
+        fill(temporary)
+        _seal(temporary)
+        _put_in_place(temporary, directory)
+        point(checkpoints, directory)
+    except (OSError, SafetensorError) as error:
+        _undo(checkpoints, temporary)
+        raise SaveError(
+            f"the checkpoint of step {step:,} could not be written to {checkpoints}: {_reason(error)} "
+            f"({_megabytes(tensor_bytes)} to write{_free(checkpoints)}): free space there or lower train.keep_last; "
+            "the checkpoints before it are untouched"
+        ) from error
+    return directory
+
+
+def drop_old(checkpoints: Path, newest: Path, keep_last: int, keep_best: bool) -> None:
+    """Keep the newest `keep_last` (at least the newest one) and the best; raises SaveError if one cannot be removed."""
+    best = _read_pointer(checkpoints / "best")
+    # a later one is not ours to judge: a run removes no checkpoint that it did not pass
+    directories = sorted(path for path in checkpoints.glob(STEPS) if path.name <= newest.name)
+    kept = {path.name for path in directories[-max(1, keep_last) :]} | ({best} if keep_best else set())
+    try:
+        for directory in directories:
+            if directory.name not in kept:
+                if directory.name == best:
+                    (checkpoints / "best").unlink()
+                _remove(directory)
+    except OSError as error:
+        raise SaveError(f"{checkpoints}: an old checkpoint could not be removed: {_reason(error)}") from error
+
+
+def newest_intact(checkpoints: Path) -> Path | None:
+    """The newest checkpoint whose files are what its manifest says; a damaged one is named on stderr."""
+    directories = [*checkpoints.glob(STEPS), *checkpoints.glob(STEPS + ".old")]
+    for directory in sorted(directories, key=lambda path: (path.stem, path.suffix == ""), reverse=True):
+        problem = damage(directory)
+        if problem is None:
+            return directory
+        print(f"warning: {problem}: trying the checkpoint before it", file=sys.stderr)
+    return None
+
+
+def any_checkpoint(checkpoints: Path) -> bool:
+    """Whether a checkpoint was ever finished here, be it damaged now."""
+    return any(path.suffix != ".tmp" for path in checkpoints.glob(STEPS + "*"))
+
+
+def damage(directory: Path) -> str | None:
+    """What is wrong with a checkpoint directory, in words, or None."""
+    try:
+        text = (directory / MANIFEST).read_text(encoding="utf-8")
+        manifest = json.loads(text)
+        if text != _manifest_text(manifest):
+            return f"{directory / MANIFEST} is damaged"
+        there = {file.name for file in directory.iterdir()} - {MANIFEST}
+        for name in sorted(manifest.keys() - there):
+            return f"{directory / name} is missing"
+        for name in sorted(there - manifest.keys()):
+            return f"{directory / name} is not one of the checkpoint's files ({MANIFEST})"
+        for name, expected in manifest.items():
+            file = directory / name
+            if file.stat().st_size != expected["bytes"] or _sha256(file) != expected["sha256"]:
+                return f"{file} is damaged"
+        step = json.loads((directory / STATE).read_text(encoding="utf-8"))["step"]
+        named = re.fullmatch(r"step_(\d{8})(\.old)?", directory.name)
+        if named and int(named[1]) != step:
+            return f"{directory} holds step {step}, not the one it is named after"
+    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+        return f"{directory} is not a whole checkpoint ({error})"
+    return None
+
+
+def settle(checkpoints: Path) -> None:
+    """Tidy up after a run that stopped, however it did: for one process, before the run goes on.
+
+    What was half written or half removed goes, damaged checkpoints are renamed out of the way and named on stderr,
+    and `latest` and `best` point at what is there.
+    """
+    _finish_replacing(checkpoints)
+    for leftover in checkpoints.glob(STEPS + ".tmp"):
+        shutil.rmtree(leftover)
+    for name in POINTERS:
+        (checkpoints / name).with_suffix(".tmp").unlink(missing_ok=True)
+    newest = None
+    for directory in sorted(checkpoints.glob(STEPS)):
+        problem = damage(directory)
+        if problem is None:
+            newest = directory
+        else:
+            aside = _put_aside(directory)
+            print(f"warning: {problem}: kept as {aside.name}, delete it when you like", file=sys.stderr)
+    if newest is not None:
+        point(checkpoints, newest)
+
+
+def point(checkpoints: Path, newest: Path) -> None:
+    """`latest` names the newest checkpoint, `best` the one that it says is the best, if that one is still there."""
+    best_step = json.loads((newest / STATE).read_text(encoding="utf-8")).get("best_step")
+    best = "" if best_step is None else step_name(best_step)
+    for pointer, name in zip((checkpoints / name for name in POINTERS), (newest.name, best), strict=True):
+        if not name or not (checkpoints / name).is_dir():
+            pointer.unlink(missing_ok=True)
+        elif _read_pointer(pointer) != name:
+            temporary = pointer.with_suffix(".tmp")
+            temporary.write_text(name + "\n", encoding="utf-8")
+            _flush(temporary)
+            temporary.replace(pointer)
+
+
+def _seal(directory: Path) -> None:
+    """Flush every file, then say in manifest.json what they are."""
+    files = sorted(directory.iterdir())
+    for file in files:
+        _flush(file)
+    manifest = {file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in files}
+    (directory / MANIFEST).write_text(_manifest_text(manifest), encoding="utf-8")
+    _flush(directory / MANIFEST)
+    _flush(directory)
+
+
+def _put_in_place(temporary: Path, directory: Path) -> None:
+    replaced = directory.with_suffix(".old")
+    if directory.exists():  # the same step, saved before
+        directory.rename(replaced)
+    temporary.rename(directory)
+    _flush(directory.parent)
+    if replaced.exists():
+        _remove(replaced)
+
+
+def _finish_replacing(checkpoints: Path) -> None:
+    """Where a kill came between the two renames of a replacement, decide: the new one if it is there, else the old."""
+    for replaced in checkpoints.glob(STEPS + ".old"):
+        directory = replaced.with_suffix("")
+        if directory.exists() and damage(directory) is None:
+            _remove(replaced)
+            continue
+        if directory.exists():
+            _put_aside(directory)
+        replaced.rename(directory)
+
+
+def _undo(checkpoints: Path, temporary: Path) -> None:
+    shutil.rmtree(temporary, ignore_errors=True)
+    with suppress(OSError):  # if the disk refuses, step_X.old stays; it is whole, and counts at the next start
+        _finish_replacing(checkpoints)
+
+
+def _remove(directory: Path) -> None:
+    """Remove a checkpoint. It loses its name first: killed half-way, it is not mistaken for a damaged one."""
+    doomed = directory.with_suffix(".tmp")
+    shutil.rmtree(doomed, ignore_errors=True)
+    directory.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def _put_aside(directory: Path) -> Path:
+    number = 1
+    while (aside := directory.with_suffix(f".damaged{number}")).exists():
+        number += 1
+    return directory.rename(aside)
+
+
+def _check_room(checkpoints: Path, needed: int) -> None:
+    free = shutil.disk_usage(checkpoints).free
+    if free < needed:
+        raise SaveError(
+            f"no room for a checkpoint in {checkpoints}: it needs {_megabytes(needed)} and {_megabytes(free)} are "
+            "free: free space there or lower train.keep_last; the checkpoints before it are untouched"
+        )
+
+
+def _free(checkpoints: Path) -> str:
+    try:
+        return f", {_megabytes(shutil.disk_usage(checkpoints).free)} free"
+    except OSError:
+        return ""
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _read_pointer(pointer: Path) -> str:
+    return pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else ""
+
+
+def _manifest_text(manifest: dict[str, Any]) -> str:
+    return json.dumps(manifest, indent=2) + "\n"
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or on POSIX a directory's entries, are on the disk."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows has no such call for directories
+    handle = os.open(path, os.O_RDONLY if path.is_dir() or os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,142 @@
+"""One run on several processes, started by torchrun: DDP or FSDP2, and the little that they tell each other.
+
+    torchrun --nproc_per_node=N -m train.pretrain configs/x.yaml train.parallel=fsdp2
+
+Each process takes an equal share of the rows of every step. Gradients are averaged by DDP or FSDP2; with the loss of
+a step as (own token sum / trained tokens of all) * processes, that average is the gradient of one process alone.
+Small numbers travel between the CPUs (gloo), so that no GPU waits for them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from configs.loader import InputError
+from model import LanguageModel
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a run, as one of them sees them. A run of one process has rank 0 of 1."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    parallel: Literal["ddp", "fsdp2"] = "ddp"
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.rank == 0
+
+    def sum(self, *numbers: int) -> list[int]:
+        """Each number, added up over the processes."""
+        if self.size == 1:
+            return list(numbers)
+        totals = torch.tensor(numbers, dtype=torch.int64)
+        dist.all_reduce(totals)
+        return totals.tolist()
+
+    def sum_tensor(self, value: Tensor) -> Tensor:
+        """A tensor on the device, added up over the processes."""
+        if self.size > 1:
+            dist.all_reduce(value)
+        return value
+
+    def first(self, ask: Callable[[], Value]) -> Value:
+        """What the first process finds; an InputError there is raised in every process."""
+        if self.size == 1:
+            return ask()
+        answer: list[Any] = [None, None]
+        if self.is_first:
+            try:
+                answer[0] = ask()
+            except InputError as error:
+                answer[1] = str(error)
+        dist.broadcast_object_list(answer, src=0)
+        if answer[1] is not None:
+            raise InputError(answer[1])
+        return answer[0]
+
+    def say(self, text: str) -> None:
+        """Print once, not once a process."""
+        if self.is_first:
+            print(text)
+
+    def gather(self, value: Value) -> list[Value]:
+        """The values of all processes, in the order of their ranks."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+
+@contextmanager
+def processes(parallel: Literal["ddp", "fsdp2"], device: str) -> Iterator[World]:
+    """The world that torchrun describes in the environment; without torchrun, one process."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield World()
+        return
+    on_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    world = World(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")), parallel)
+    if on_cuda:
+        torch.cuda.set_device(world.local_rank)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")
+    try:
+        yield world
+    finally:
+        dist.destroy_process_group()
+
+
+def shard(lm: LanguageModel, world: World, dtype: torch.dtype) -> None:
+    """With fsdp2, leave each process its share of every parameter, gathered block by block when needed.
+
+    Call before the optimizers are built: they hold the shares. dtype: of matrix products; gradients are added up in
+    float32. Zhao et al. 2023, PyTorch FSDP (arXiv 2304.11277).
+    """
+    if world.size == 1 or world.parallel != "fsdp2":
+        return
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    half = dtype if dtype != torch.float32 else None
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for layer in lm.model.layers:
+        fully_shard(layer, mp_policy=policy)
+    fully_shard(lm, mp_policy=policy)  # what is left: embedding, last norm, head
+
+
+def wrap(model: nn.Module, world: World, device: torch.device) -> nn.Module:
+    """What training calls: with ddp, the model (compiled or not) whose backward pass averages the gradients."""
+    if world.size == 1 or world.parallel != "ddp":
+        return model
+    ids = [device.index if device.index is not None else world.local_rank] if device.type == "cuda" else None
+    return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+
+
+def accumulating(forward: nn.Module, lm: LanguageModel, world: World, is_last: bool) -> AbstractContextManager:
+    """Around the passes of one micro-batch: only the last one of a step makes the processes talk."""
+    if world.size == 1:
+        return nullcontext()
+    if world.parallel == "fsdp2":
+        lm.set_requires_gradient_sync(is_last)  # type: ignore[operator]
+        return nullcontext()
+    assert isinstance(forward, nn.parallel.DistributedDataParallel)
+    return nullcontext() if is_last else forward.no_sync()
+
+
+def seed_rank(world: World, seed: int) -> None:
+    """After the weights are drawn, alike everywhere: each process draws its own dropout from here on."""
+    if world.rank:
+        torch.manual_seed((seed * 1_000_003 + world.rank) % 2**63)

@@ -1,0 +1,198 @@
+"""What a run measures of itself: speed, share of the peak, waiting, memory, size of the updates, loss spikes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from train.budget import flops_per_token, known_peak
+from train.config import RunConfig
+from train.device import Device
+
+SPIKE_WINDOW = 30  # steps whose losses a new one is compared with
+SPIKE_DEVIATIONS = 6.0  # how far above their median it must be, in (robust) standard deviations, …
+SPIKE_SHARE = 0.1  # … and as a share of the median
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What one step measured, over all processes.
+
+    loss (nats a token), grad_norm: scalars on the device, not read yet. tokens without padding, positions with it.
+    waited: seconds for the batch. rows: numbers of the step's first and last row.
+    """
+
+    step: int
+    loss: Tensor
+    grad_norm: Tensor
+    lr: float
+    tokens: int
+    positions: int
+    waited: float
+    rows: tuple[int, int]
+    update_ratios: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A step's loss and gradient norm as numbers, read off the device."""
+
+    figures: StepFigures
+    loss: float
+    grad_norm: float
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+class Meter:
+    """Figures since the last line of metrics.jsonl. Losses stay on the device until `read_device`."""
+
+    def __init__(self, config: RunConfig, device: Device, world_size: int = 1) -> None:
+        self.device = device.device
+        self.flops = flops_per_token(config.model, config.data.sequence_length)
+        peak = known_peak(device)
+        self.peak_flops = peak[0] * 1e12 * world_size if peak else None
+        self.last: Reading | None = None
+        self._unread: list[StepFigures] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self.tokens = self.positions = 0
+        self.waited = self.seconds = 0.0
+        self.elsewhere = {"eval_s": 0.0, "save_s": 0.0}
+        self._since = time.perf_counter()
+
+    @contextmanager
+    def apart(self, name: str) -> Iterator[None]:
+        """An evaluation ("eval_s") or a save ("save_s"): its time is not training's."""
+        before = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._since = time.perf_counter()
+            self.elsewhere[name] += self._since - before
+
+    def add(self, figures: StepFigures) -> None:
+        self._unread.append(figures)
+        self.tokens += figures.tokens
+        self.positions += figures.positions
+        self.waited += figures.waited
+        self._lap()
+
+    def read_device(self) -> list[Reading]:
+        """The steps since the last call as numbers: one wait for the device, however many steps."""
+        if not self._unread:
+            return []
+        values = torch.stack([torch.stack([f.loss.float(), f.grad_norm.float()]) for f in self._unread]).tolist()
+        readings = [Reading(f, *pair) for f, pair in zip(self._unread, values, strict=True)]
+        self._unread, self.last = [], readings[-1]
+        self._lap()
+        return readings
+
+    def _lap(self) -> None:
+        now = time.perf_counter()
+        self.seconds, self._since = self.seconds + now - self._since, now
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / max(self.seconds, 1e-9)
+
+    def line(self) -> dict[str, Any]:
+        """A line of figures; the next one starts afresh."""
+        assert self.last is not None
+        flops_per_s = self.flops * self.positions / max(self.seconds, 1e-9)
+        values = {
+            "loss": self.last.loss,
+            "lr": self.last.figures.lr,
+            "grad_norm": self.last.grad_norm,
+            "tokens_per_s": round(self.tokens_per_s, 1),
+            "padding_share": 1 - self.last.figures.tokens / max(1, self.last.figures.positions),
+            "data_wait_share": round(self.waited / max(self.seconds, 1e-9), 4),
+            "tflops": round(flops_per_s / 1e12, 4),
+            **({"mfu": round(flops_per_s / self.peak_flops, 4)} if self.peak_flops else {}),
+            "memory_gb": memory_gb(self.device),
+            **{name: round(seconds, 3) for name, seconds in self.elsewhere.items()},
+            **{f"update_to_weight/{name}": ratio for name, ratio in self.last.figures.update_ratios.items()},
+        }
+        self._reset()
+        return values
+
+
+class UpdateRatio:
+    """How far a step moves the weights: |change| / |weights| of every parameter group, Euclidean norms.
+
+    About 1e-3 is usual with AdamW. Made before the step, read after it; it copies the weights, so only for the
+    steps that are logged.
+    """
+
+    @torch.no_grad()
+    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        self.groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self.before = [[p.detach().clone() for p in group["params"]] for group in self.groups]
+
+    @torch.no_grad()
+    def read(self) -> dict[str, float]:
+        ratios = {}
+        for number, (group, before) in enumerate(zip(self.groups, self.before, strict=True)):
+            changes = [p - old for p, old in zip(group["params"], before, strict=True)]
+            ratios[group.get("name", str(number))] = _norm(changes) / max(_norm(before), 1e-12)
+        return ratios
+
+
+def _norm(tensors: list[Tensor]) -> float:
+    norm = torch.nn.utils.get_total_norm(tensors)
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+@dataclass
+class SpikeDetector:
+    """The losses of the last steps; a spike is a loss far above their median. It is saved with the run.
+
+    Far: in median absolute deviations, which a single spike among the losses hardly changes.
+    """
+
+    losses: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.losses)
+
+    def is_spike(self, loss: float) -> bool:
+        """Take in the loss of one step; whether it is a spike."""
+        spike = False
+        if len(self.losses) == SPIKE_WINDOW:
+            deviation = 1.4826 * statistics.median(abs(known - self.median) for known in self.losses)
+            spike = loss - self.median > max(SPIKE_DEVIATIONS * deviation, SPIKE_SHARE * self.median)
+        self.losses = [*self.losses, loss][-SPIKE_WINDOW:]
+        return spike
+
+    def state(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, state: dict[str, Any] | None) -> SpikeDetector:
+        """As it was saved, or a new one."""
+        return cls(**(state or {}))
+
+
+def memory_gb(device: torch.device) -> float | None:
+    """Peak memory: of the GPU if there is one, else of this process (None where the system does not tell)."""
+    if device.type == "cuda":
+        return round(torch.cuda.max_memory_allocated() / 1e9, 3)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kB on Linux, bytes on macOS
+    return round(peak / (1e9 if sys.platform == "darwin" else 1e6), 3)

@@ -1,0 +1,80 @@
+"""Run: everything that a training run holds, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from data.batches import TrainBatches
+from data.packing import Rows
+from data.prepare import PreparedData
+from eval.hooks import Hook
+from model import LanguageModel
+from train.budget import device_memory, largest_micro_batch
+from train.checkpoint import TrainerState
+from train.config import RunConfig
+from train.device import Device
+from train.distributed import World
+from train.meters import SpikeDetector
+from train.tracking import Tracker
+
+AUTO_MICRO_TOKENS = {"cpu": 8192, "cuda": 65536, "mps": 16384}
+
+
+@dataclass
+class Run:
+    """One run, as one of its processes sees it.
+
+    forward: what training calls, the model itself or wrapped and compiled. micro_rows: rows of one forward pass.
+    non_finite: steps passed over so far, counted on the device. skipped: the same as far as the loop has read it.
+    saved_at: step of the newest checkpoint. started: when the run would have begun if it had never been interrupted.
+    """
+
+    config: RunConfig
+    device: Device
+    world: World
+    data: PreparedData
+    batches: TrainBatches
+    held_out: Rows
+    lm: LanguageModel
+    optimizers: list[torch.optim.Optimizer]
+    scaler: torch.amp.GradScaler
+    state: TrainerState
+    tracker: Tracker
+    spikes: SpikeDetector
+    forward: nn.Module
+    micro_rows: int
+    non_finite: Tensor
+    script: str = "train.pretrain"
+    skipped: int = 0
+    saved_at: int | None = None
+    started: float = 0.0
+    switched_off: set[Hook] = field(default_factory=set)
+
+    @property
+    def gates_on_device(self) -> bool:
+        """Whether a bad step is passed over without the CPU looking at it: fused AdamW and Muon can, on CUDA."""
+        return self.device.device.type == "cuda" and self.world.parallel != "fsdp2"
+
+    def forget_gradients(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+
+def micro_batch_rows(config: RunConfig, device: Device, world_size: int = 1) -> int:
+    """Rows of data.sequence_length in one forward pass of one process.
+
+    auto: the largest divisor of its rows of a step within a fixed number of tokens and, on a GPU, what fits by
+    train.budget's estimate.
+    """
+    rows, wanted = config.rows_per_step // world_size, config.train.micro_batch_size
+    if isinstance(wanted, int):
+        return min(wanted, rows)
+    kind = device.device.type
+    limit = max(1, AUTO_MICRO_TOKENS[kind] // config.data.sequence_length)
+    memory = device_memory(kind) if kind == "cuda" and config.model.vocab_size else None
+    if memory is not None:
+        limit = min(limit, max(1, largest_micro_batch(config, memory[0], half=device.dtype.itemsize == 2, device=kind)))
+    return max(n for n in range(1, rows + 1) if rows % n == 0 and n <= limit)

@@ -1,0 +1,47 @@
+"""Supervised fine-tuning on conversations: `python -m train.sft configs/sft_demo.yaml init_from=runs/demo [...]`
+
+The same run as pretraining (train/pretrain.py), from the weights, the architecture and the tokenizer of another one.
+Only what the assistant says is trained on (data/chat.py).
+"""
+
+from __future__ import annotations
+
+from configs.loader import InputError, exit_on_bad_input
+from model.config import ModelConfig
+from train.config import RunConfig, parse_command_line
+
+
+def main() -> int:
+    config = parse_command_line("Fine-tune a trained model on conversations.", "configs/sft_demo.yaml")
+    from train.pretrain import run
+
+    return run(as_fine_tuning(config), "train.sft")
+
+
+def as_fine_tuning(config: RunConfig) -> RunConfig:
+    """The config with architecture and tokenizer taken over from `init_from`; dropout and the like stay its own.
+
+    Raises InputError without init_from, if that is no model, and if the data is not conversations.
+    """
+    from train.initial_weights import different_keys
+
+    if config.init_from is None:
+        raise InputError(
+            "init_from: fine-tuning starts from a trained model: name a run, for example init_from=runs/demo"
+        )
+    if config.data.records != "conversations":
+        raise InputError(
+            "data.records is text, but fine-tuning needs conversations: set data.records=conversations, or use "
+            "train.pretrain to go on with plain text"
+        )
+    _, taken_over = different_keys(config)
+    tokenizer = config.data.tokenizer
+    if tokenizer.kind != "pretrained":
+        tokenizer = tokenizer.model_copy(update={"kind": "pretrained", "path": config.init_from})
+    data = config.data.model_copy(update={"tokenizer": tokenizer})
+    model = ModelConfig.model_validate(config.model.model_dump() | taken_over)
+    return config.model_copy(update={"model": model, "data": data})
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

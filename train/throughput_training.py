@@ -21,7 +21,6 @@ from model import LanguageModel, save
 from train.budget import flops_per_token, known_peak
 from train.config import RunConfig
 from train.device import Device, resolve_device
-from train.meters import memory_gb
 from train.optimizer import build_optimizers
 from train.run import micro_batch_rows
 from train.timing import alternate, peak_bytes, synchronize, table
@@ -40,6 +39,7 @@ CLASSES = {
     "embedding": r"embedding|index",
 }
 Step = Callable[[], object]
+Ours = tuple[Step, LanguageModel, list[torch.optim.Optimizer]]
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ def make_step(
     return step
 
 
-def our_step(run: RunConfig, device: Device, shape: Shape, compiled: bool, adamw: bool = False) -> tuple[Step, Any]:
-    """A step as train.loop takes it, and the model. adamw: that alone, fused, whatever the config's optimizer is."""
+def our_step(run: RunConfig, device: Device, shape: Shape, compiled: bool, adamw: bool = False) -> Ours:
+    """A step as training takes it, the model, its optimizers. adamw: that alone, fused, whatever the config says."""
     torch.manual_seed(run.seed)
     lm = LanguageModel(run.model).to(device.device).train()
     lm.set_attn_implementation(device.attention)
@@ -102,7 +102,8 @@ def our_step(run: RunConfig, device: Device, shape: Shape, compiled: bool, adamw
         return loss_sum / count
 
     batches = shape.batches(device.device)
-    return make_step(lm, mean_loss, optimizers, batches, device.autocast, run.train.grad_clip), lm
+    step = make_step(lm, mean_loss, optimizers, batches, device.autocast, run.train.grad_clip)
+    return step, lm, optimizers
 
 
 def fused_adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -124,12 +125,13 @@ def measure_training(run: RunConfig, seconds: float, profile: Path | None) -> No
     device = resolve_device(run)
     shape = shape_of(run, device, run.data.isolate_documents)
     compiled = device.device.type == "cuda" if device.compile == "auto" else device.compile
-    step, lm = our_step(run, device, shape, compiled)
+    step, lm, optimizers = our_step(run, device, shape, compiled)
     first = seconds_of(step, device.device)
     times = repeat(step, seconds, device.device)
     if profile is not None:
         print(profile_steps(step, device.device, profile, run.name) + "\n")
-    peak = memory_gb(device.device) if device.device.type == "cuda" else peak_bytes(step, device.device) / 1e9
+    states = [tensor for one in optimizers for state in one.state.values() for tensor in state.values()]
+    lasting, peak = sum(tensor.nbytes for tensor in [*lm.parameters(), *states]), peak_bytes(step, device.device)
     tokens, median = shape.rows * shape.length, statistics.median(times)
     flops_per_s = flops_per_token(run.model, shape.length) * tokens / median
     known = known_peak(device)
@@ -141,7 +143,8 @@ def measure_training(run: RunConfig, seconds: float, profile: Path | None) -> No
         ["first step, compiling included, s" if compiled else "first step, s", f"{first:.1f}"],
         ["TFLOP/s of matrix products", f"{flops_per_s / 1e12:.3f}"],
         ["MFU", share],
-        ["peak memory of tensors, GB" + ("" if device.device.type == "cuda" else ", of a step"), f"{peak:.3f}"],
+        ["weights and optimizer state, MB", f"{lasting / 1e6:,.1f}"],
+        ["a step's fullest moment, beyond them, MB", f"{peak / 1e6:,.1f}"],
         ["parameters", f"{lm.num_parameters():,}"],
         ["rows a forward pass × length", f"{shape.at_once} × {shape.length}"],
     ]
@@ -218,7 +221,7 @@ def compare_training(run: RunConfig, rounds: int, skip: list[str]) -> None:
         name = ", compiled" if compiled else ""
         if compiled and "compile" in skip:
             continue
-        steps[f"Headlight{name}"], lm = our_step(run, device, shape, compiled, adamw=True)
+        steps[f"Headlight{name}"], lm, _ = our_step(run, device, shape, compiled, adamw=True)
         steps[f"transformers{name}"] = their_step(lm, run, device, shape, compiled)
     first = {name: seconds_of(step, device.device) for name, step in steps.items()}
     seconds = alternate(steps, rounds, device.device, patience_s=60.0 * rounds)

@@ -97,13 +97,19 @@ def our_step(run: RunConfig, device: Device, shape: Shape, compiled: bool, adamw
     forward = torch.compile(lm, dynamic=False) if compiled else lm
     optimizers = [fused_adamw(lm)] if adamw else build_optimizers(lm, run.train.optimizer)
 
-    def mean_loss(**batch: Tensor) -> Tensor:
+    batches = shape.batches(device.device)
+    step = make_step(lm, our_loss(forward), optimizers, batches, device.autocast, run.train.grad_clip)
+    return step, lm, optimizers
+
+
+def our_loss(forward: Callable[..., Any]) -> Callable[..., Tensor]:
+    """Mean loss of a batch as LanguageModel gives it."""
+
+    def loss(**batch: Tensor | None) -> Tensor:
         loss_sum, count = forward(**batch)
         return loss_sum / count
 
-    batches = shape.batches(device.device)
-    step = make_step(lm, mean_loss, optimizers, batches, device.autocast, run.train.grad_clip)
-    return step, lm, optimizers
+    return loss
 
 
 def fused_adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -237,7 +243,15 @@ def compare_training(run: RunConfig, rounds: int, skip: list[str]) -> None:
 
 
 def their_step(lm: LanguageModel, run: RunConfig, device: Device, shape: Shape, compiled: bool) -> Step:
-    """transformers' model of the same weights with its own loss, attention sdpa."""
+    """The same step with transformers' model of the same weights, fused AdamW and its own loss."""
+    other = theirs(lm).to(device.device).train()
+    forward = torch.compile(other, dynamic=False) if compiled else other
+    batches = shape.batches(device.device)
+    return make_step(other, their_loss(forward), [fused_adamw(other)], batches, device.autocast, run.train.grad_clip)
+
+
+def theirs(lm: LanguageModel) -> Any:
+    """transformers' model of the same weights, read from the directory that Headlight saves; attention sdpa."""
     try:
         from transformers import AutoModelForCausalLM
     except ImportError:
@@ -246,12 +260,14 @@ def their_step(lm: LanguageModel, run: RunConfig, device: Device, shape: Shape, 
     with tempfile.TemporaryDirectory() as directory:
         save(lm, directory)
         other: Any = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="sdpa")
-    other.to(device.device).train()
     other.config.use_cache = False
-    forward = torch.compile(other, dynamic=False) if compiled else other
+    return other
 
-    def mean_loss(input_ids: Tensor, labels: Tensor, **_: Any) -> Tensor:
+
+def their_loss(forward: Callable[..., Any]) -> Callable[..., Tensor]:
+    """Mean loss of a batch as transformers gives it."""
+
+    def loss(input_ids: Tensor, labels: Tensor, document_ids: None) -> Tensor:
         return forward(input_ids=input_ids, labels=labels).loss
 
-    batches = shape.batches(device.device)
-    return make_step(other, mean_loss, [fused_adamw(other)], batches, device.autocast, run.train.grad_clip)
+    return loss

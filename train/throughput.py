@@ -50,8 +50,10 @@ def main() -> int:
     run = run_config(arguments)
     import torch
 
+    from train.allocator import keep_freed_memory
     from train.device import machine
 
+    keep_freed_memory()
     device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"--device is cuda, but PyTorch {torch.__version__} finds none here")

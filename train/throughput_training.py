@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import statistics
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -23,7 +22,7 @@ from train.config import RunConfig
 from train.device import Device, resolve_device
 from train.optimizer import build_optimizers
 from train.run import micro_batch_rows
-from train.timing import alternate, peak_bytes, synchronize, table
+from train.timing import Clock, alternate, peak_bytes, synchronize, table
 
 DOCUMENT = 150  # tokens; about as long as a story, where documents are isolated
 COUNTED = 0.25  # share of the time after which steps count
@@ -126,14 +125,14 @@ def shape_of(run: RunConfig, device: Device, documents: bool) -> Shape:
 # the config alone
 
 
-def measure_training(run: RunConfig, seconds: float, profile: Path | None) -> None:
+def measure_training(run: RunConfig, seconds: float, profile: Path | None, clock: Clock) -> None:
     """Print speed, share of the peak, memory and the choices of `auto`; or a profile of three steps."""
     device = resolve_device(run)
     shape = shape_of(run, device, run.data.isolate_documents)
     compiled = device.device.type == "cuda" if device.compile == "auto" else device.compile
     step, lm, optimizers = our_step(run, device, shape, compiled)
-    first = seconds_of(step, device.device)
-    times = repeat(step, seconds, device.device)
+    first = seconds_of(step, device.device, clock)
+    times = repeat(step, seconds, device.device, clock)
     if profile is not None:
         print(profile_steps(step, device.device, profile, run.name) + "\n")
     states = [tensor for one in optimizers for state in one.state.values() for tensor in state.values()]
@@ -160,20 +159,20 @@ def measure_training(run: RunConfig, seconds: float, profile: Path | None) -> No
     print("\n" + "\n".join(f"* {choice}" for choice in choices))
 
 
-def seconds_of(step: Step, device: torch.device) -> float:
+def seconds_of(step: Step, device: torch.device, clock: Clock) -> float:
     synchronize(device)
-    before = time.perf_counter()
+    before = clock()
     step()
     synchronize(device)
-    return time.perf_counter() - before
+    return clock() - before
 
 
-def repeat(step: Step, seconds: float, device: torch.device) -> list[float]:
+def repeat(step: Step, seconds: float, device: torch.device, clock: Clock) -> list[float]:
     """Seconds of each step; the first quarter of the time is for warming up. At least three steps."""
     times: list[float] = []
-    began = time.perf_counter()
-    while (spent := time.perf_counter() - began) < seconds or len(times) < 3:
-        took = seconds_of(step, device)
+    began = clock()
+    while (spent := clock() - began) < seconds or len(times) < 3:
+        took = seconds_of(step, device, clock)
         if spent >= COUNTED * seconds or spent + took >= seconds:
             times.append(took)
     return times
@@ -217,7 +216,7 @@ def class_of(operator: str) -> str:
 # beside transformers
 
 
-def compare_training(run: RunConfig, rounds: int, skip: list[str]) -> None:
+def compare_training(run: RunConfig, rounds: int, skip: list[str], clock: Clock) -> None:
     """Print ours and theirs, compiled and not, alternating: the same architecture, rows, AdamW and precision."""
     device = resolve_device(run.model_copy(update={"data": run.data.model_copy(update={"isolate_documents": False})}))
     rows = micro_batch_rows(run, device)
@@ -229,8 +228,8 @@ def compare_training(run: RunConfig, rounds: int, skip: list[str]) -> None:
             continue
         steps[f"Headlight{name}"], lm, _ = our_step(run, device, shape, compiled, adamw=True)
         steps[f"transformers{name}"] = their_step(lm, run, device, shape, compiled)
-    first = {name: seconds_of(step, device.device) for name, step in steps.items()}
-    seconds = alternate(steps, rounds, device.device, patience_s=60.0 * rounds)
+    first = {name: seconds_of(step, device.device, clock) for name, step in steps.items()}
+    seconds = alternate(steps, rounds, device.device, patience_s=60.0 * rounds, clock=clock)
     measure = list(steps)[-1]
     tokens = shape.rows * shape.length
     lines = [

@@ -55,7 +55,8 @@ def test_a_table_is_aligned_markdown():
 def test_every_backend_of_this_machine_is_in_the_attention_table():
     done = run_module("train.throughput", "--attention", "--lengths", "64", "128", "--rounds", "1")
     assert done.returncode == 0, done.stderr
-    assert "| length, key/value heads | eager | flash | sdpa | sdpa_math | flex |" in done.stdout
+    blocked = " blocked |" if torch.cpu.get_capabilities().get("avx512_bf16") else ""
+    assert f"| length, key/value heads | eager | flash | sdpa | sdpa_math |{blocked} flex |" in done.stdout
     assert "left out: varlen needs CUDA" in done.stdout
     assert done.stdout.count("\n| 128 GQA (2)") == 2  # time and memory
 
@@ -82,6 +83,7 @@ def test_decoding_is_compared_with_transformers_and_gives_its_tokens(tmp_path):
         (["--decode", "--device", "cuda"], "finds none here"),
         (["--attention", "--rounds", "0"], "must be 1 or more"),
         (["no.yaml", "--decode"], "no.yaml"),
+        (["--clock", "cpu", "--device", "cpu"], "--clock cpu measures a single thread"),
         (["--ladder", "--seconds", "0"], "--seconds more than 0"),
         (["--ladder", "--versus", "transformers"], "--versus goes with --decode or with no other mode"),
         (["--decode", "--profile"], "--profile goes with no other mode"),
@@ -90,6 +92,7 @@ def test_decoding_is_compared_with_transformers_and_gives_its_tokens(tmp_path):
 )
 def test_bad_arguments_are_named(arguments, message, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # whatever this machine has
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     done = run_module("train.throughput", *arguments)
     assert done.returncode == 2
     assert message in done.stderr

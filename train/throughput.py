@@ -83,7 +83,7 @@ def measure(arguments: argparse.Namespace, run: RunConfig, device: torch.device)
     elif arguments.attention:
         from train.throughput_attention import compare_backends
 
-        compare_backends(run.model, device, arguments.lengths, arguments.rounds)
+        compare_backends(run.model, device, arguments.lengths, arguments.rounds, CLOCKS[arguments.clock])
     elif arguments.decode:
         from train.throughput_decode import compare_decoding
 
@@ -134,7 +134,7 @@ def parse_arguments() -> argparse.Namespace:
         "--clock",
         choices=["wall", "cpu"],
         default="wall",
-        help="of training modes. cpu: this process's own time; for one thread (OMP_NUM_THREADS=1) beside others",
+        help="cpu: this process's own time, for one thread beside other programs; not with --decode, --packing",
     )
     parser.add_argument("--skip", nargs="+", default=[], metavar="RUNG", help="leave out, for example compile")
     parser.add_argument(

@@ -18,10 +18,10 @@ from model.config import ModelConfig
 from model.flex_attention import flex_kernel_compiled
 from model.masks import MaskSpec
 from train.device import resolve_precision
-from train.timing import alternate, peak_bytes, table
+from train.timing import Clock, alternate, peak_bytes, table
 
 
-def compare_backends(config: ModelConfig, device: torch.device, lengths: list[int], rounds: int) -> None:
+def compare_backends(config: ModelConfig, device: torch.device, lengths: list[int], rounds: int, clock: Clock) -> None:
     """Print two tables: milliseconds and megabytes, one row for a length and a number of key/value heads."""
     dtype = torch.bfloat16 if resolve_precision("auto", device.type)[0] == "bf16" else torch.float32
     trained = Situation(device.type, dtype, config.head_size, gradients=True)
@@ -39,7 +39,7 @@ def compare_backends(config: ModelConfig, device: torch.device, lengths: list[in
             torch.compiler.reset()  # each shape is compiled anew, and PyTorch stops compiling after eight
             label = [f"{length} {kind} ({kv_heads})"]
             calls = candidates(names, (tokens // length, heads, kv_heads, length, config.head_size), dtype, device)
-            seconds = alternate(calls, rounds, device)
+            seconds = alternate(calls, rounds, device, clock=clock)
             times.append(label + [f"{1e3 * seconds[name]:,.1f}" for name in calls])
             peaks = [peak_bytes(call, device) for call in calls.values()]
             memory.append(label + [f"{peak / 1e6:,.0f}" for peak in peaks])

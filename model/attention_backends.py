@@ -5,11 +5,12 @@
     flash           its flash kernel and only that (FlashAttention-2, Dao 2023, arXiv 2307.08691)
     flash3, flash4  the same call on FlashAttention-3 / -4, where installed (Shah et al. 2024, arXiv 2407.08608)
     sdpa_math, sdpa_efficient, sdpa_cudnn   one of its other kernels
+    blocked         bfloat16 matrix products over blocks of queries, for training on a CPU  (blocked_attention.py)
     flex            FlexAttention: masks as code, compiled into the kernel       (flex_attention.py)
     varlen          documents laid end to end, nothing is computed for masks     (varlen_attention.py)
 
-All give the same numbers. Run here, on a CPU: eager, sdpa, flash, sdpa_math, flex (forward). Need CUDA and are
-not yet run: flash3, flash4, sdpa_efficient, sdpa_cudnn, varlen, gradients of flex.
+All give the same numbers. Run here, on a CPU: eager, sdpa, flash, sdpa_math, blocked, flex (forward). Need CUDA and
+are not yet run: flash3, flash4, sdpa_efficient, sdpa_cudnn, varlen, gradients of flex.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from model.attention_functions import any_kernel, attention_weights, eager, only, repeat_kv
+from model.blocked_attention import LONGEST, blocked
 from model.flex_attention import block_mask, flex
 from model.masks import MaskSpec, boolean_mask
 from model.varlen_attention import sequences, varlen
@@ -110,6 +112,16 @@ def _cudnn_limits(here: Situation) -> str | None:
     return _cuda_limits(here)
 
 
+def _blocked_limits(here: Situation) -> str | None:
+    if here.device != "cpu":
+        return "is for CPUs: use sdpa"
+    if here.dropout:
+        return "has no dropout: use sdpa, or attention_dropout: 0"
+    if here.gradients and here.dtype != torch.bfloat16:
+        return f"trains in bfloat16, not in {_name(here.dtype)}: use sdpa, or train.precision: bf16"
+    return None
+
+
 def _flex_limits(here: Situation) -> str | None:
     if here.device not in ("cpu", "cuda"):
         return f"has no kernel on {here.device}: use sdpa"
@@ -147,6 +159,7 @@ BACKENDS: dict[str, Backend] = {
     "sdpa_efficient": Backend(only(SDPBackend.EFFICIENT_ATTENTION), limits=_cuda_limits),
     "sdpa_cudnn": Backend(only(SDPBackend.CUDNN_ATTENTION), limits=_cudnn_limits),
     "sdpa_math": Backend(only(SDPBackend.MATH)),
+    "blocked": Backend(blocked, limits=_blocked_limits),
     "flex": Backend(flex, block_mask, _flex_limits),
     "varlen": Backend(varlen, sequences, _varlen_limits),
 }
@@ -168,9 +181,12 @@ def why_not(name: str, here: Situation) -> str | None:
 def choose_attention(here: Situation) -> tuple[str, str]:
     """What `auto` stands for, and why: (backend, reason).
 
-    sdpa serves everything. On a GPU, quicker ones are tried out in turn, on small tensors against eager: first what
-    needs no mask at all, and flex where the mask leaves much to skip.
+    sdpa serves everything. On a CPU that trains in bfloat16, blocked is quicker (EXPERIMENTS.md). On a GPU, quicker
+    ones are tried out in turn, on small tensors against eager: first what needs no mask at all, and flex where the
+    mask leaves much to skip.
     """
+    if here.device == "cpu" and here.gradients and why_not("blocked", here) is None:
+        return "blocked", f"quickest in bfloat16 on a CPU; PyTorch's kernel for rows of more than {LONGEST} tokens"
     if here.device != "cuda":
         return "sdpa", f"PyTorch picks its kernel; on {here.device} none is quicker"
     candidates = ["varlen", "flex"] if here.documents or here.windows else ["flash4", "flash3"]

@@ -7,8 +7,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 AttentionImplementation = Literal[
-    "auto", "eager", "flash", "flash3", "flash4", "sdpa", "sdpa_efficient", "sdpa_cudnn", "sdpa_math", "flex", "varlen"
-]
+    "auto", "eager", "flash", "flash3", "flash4", "sdpa", "sdpa_efficient", "sdpa_cudnn", "sdpa_math", "blocked",
+    "flex", "varlen",
+]  # fmt: skip
 LayerType = Literal["full_attention", "sliding_attention"]
 
 
@@ -101,7 +102,7 @@ class ModelConfig(BaseModel):
     attn_implementation: AttentionImplementation = Field(
         "auto",
         description="Which code computes attention (same numbers, other speed): auto | eager | flash | sdpa | flex | "
-        "varlen, or one kernel: flash3 | flash4 | sdpa_efficient | sdpa_cudnn | sdpa_math.",
+        "varlen | blocked (bf16 on a CPU), or one kernel: flash3 | flash4 | sdpa_efficient | sdpa_cudnn | sdpa_math.",
     )
     bos_token_id: int | None = Field(None, description="First token of a document; the tokenizer sets it.")
     eos_token_id: int | list[int] | None = Field(

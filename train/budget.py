@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.loader import InputError, exit_on_bad_input
+from model import blocked_attention
 from model.config import ModelConfig
 from train.config import RunConfig, load_run_config
 
@@ -125,9 +126,9 @@ def step_memory(run: RunConfig, rows: int, *, half: bool, device: str) -> dict[s
         "activations": activation_bytes(config, length, rows, half=half, device=device, documents=documents),
         "loss": loss_bytes(config, rows * length, device),
     }
-    # Muon takes all matrices of a shape at once, gate and up being the most as a rule: the updates and their stack
-    # in float32, and four of them inside Newton-Schulz (bf16 on CUDA). The activations are gone by then.
-    step = (2 * 4 + 4 * (2 if device == "cuda" else 4)) * count["feed-forward"] * 2 // 3 if muon else 0
+    # Muon takes the matrices of a shape at once, gate, up and down being the most as a rule: their stack in float32,
+    # and three of them inside Newton-Schulz (bf16 on CUDA). The activations are gone by then.
+    step = (4 + 3 * (2 if device == "cuda" else 4)) * count["feed-forward"] if muon else 0
     total = sum(lasting.values()) + max(sum(backward.values()), step)
     return lasting | backward | {"instead of these three, Muon's step": step, "at the fullest moment": total}
 
@@ -165,6 +166,9 @@ def _attention_bytes(
     H, H_kv, D = config.num_attention_heads, config.kv_heads, config.head_size
     if name in ("eager", "sdpa_math"):  # q, k, v and the output; two copies of the weights, one in float32
         return number * 4 * H * D + (4 + number) * H * T
+    if device == "cpu" and number == 2 and name in ("auto", "blocked") and T <= blocked_attention.LONGEST:
+        keys = mean_keys(T, None) + (min(T, blocked_attention.BLOCK) - 1) / 2  # up to the end of a token's block
+        return 2 * ((2 * H + 2 * H_kv) * D + H * keys)  # q, k, v and the output in bfloat16; the weights
     kernel = 4 if device == "cpu" else number  # on a CPU, sdpa leaves autocast (attention_functions.py)
     # flex and varlen read no mask, and on a GPU `auto` takes one of them where there are documents or windows
     unmasked = name in ("flex", "varlen") or (name == "auto" and device == "cuda")

@@ -122,9 +122,7 @@ def wrap(model: nn.Module, world: World, device: torch.device) -> nn.Module:
     if world.size == 1 or world.parallel != "ddp":
         return model
     ids = [device.index if device.index is not None else world.local_rank] if device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(
-        model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
-    )
+    return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
 
 
 def accumulating(forward: nn.Module, lm: LanguageModel, world: World, is_last: bool) -> AbstractContextManager:

@@ -117,7 +117,7 @@ def examine(run: Run, reading: Reading) -> None:
         run.tracker.say(f"passed over: {what}")
     elif run.spikes.is_spike(reading.loss):
         run.tracker.log("spike", figures.step + 1, state.tokens, state.seconds, values)
-        before = f"around {run.spikes.mean:.4f} before"
+        before = f"around {run.spikes.median:.4f} before"
         run.tracker.say(f"step {figures.step + 1:>6,}   loss spike: {reading.loss:.4f}, {before} ({rows})")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -17,9 +18,9 @@ from train.budget import flops_per_token, known_peak
 from train.config import RunConfig
 from train.device import Device
 
-SPIKE_DEVIATIONS = 6.0  # how far above its moving average a loss is a spike, in standard deviations
-SPIKE_AFTER = 30  # steps that the average is learned from first
-SPIKE_MEMORY = 0.97
+SPIKE_WINDOW = 30  # steps whose losses a new one is compared with
+SPIKE_DEVIATIONS = 6.0  # how far above their median it must be, in (robust) standard deviations, …
+SPIKE_SHARE = 0.1  # … and as a share of the median
 
 
 @dataclass(frozen=True)
@@ -156,28 +157,27 @@ def _norm(tensors: list[Tensor]) -> float:
 
 @dataclass
 class SpikeDetector:
-    """Moving mean and variance of the loss; a spike is a loss far above them. It is saved with the run.
+    """The losses of the last steps; a spike is a loss far above their median. It is saved with the run.
 
-    What stands out is not learned from, unless it stays: then the average follows within a few dozen steps.
+    Far: in median absolute deviations, which a single spike among the losses hardly changes.
     """
 
-    steps: int = 0
-    mean: float = 0.0
-    variance: float = 0.0
+    losses: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.losses)
 
     def is_spike(self, loss: float) -> bool:
         """Take in the loss of one step; whether it is a spike."""
-        self.steps += 1
-        memory = min(SPIKE_MEMORY, 1 - 1 / self.steps)
-        difference = loss - self.mean
-        allowed = SPIKE_DEVIATIONS * math.sqrt(self.variance)
-        spike = self.steps > SPIKE_AFTER and difference > max(allowed, 0.05 * self.mean)
-        step = min(difference, allowed) if spike else difference
-        self.mean += (1 - memory) * step
-        self.variance = memory * (self.variance + (1 - memory) * step * step)
+        spike = False
+        if len(self.losses) == SPIKE_WINDOW:
+            deviation = 1.4826 * statistics.median(abs(known - self.median) for known in self.losses)
+            spike = loss - self.median > max(SPIKE_DEVIATIONS * deviation, SPIKE_SHARE * self.median)
+        self.losses = [*self.losses, loss][-SPIKE_WINDOW:]
         return spike
 
-    def state(self) -> dict[str, float]:
+    def state(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod

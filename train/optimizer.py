@@ -1,4 +1,8 @@
-"""Parameter groups, AdamW, Muon."""
+"""Parameter groups, AdamW, Muon.
+
+Both optimizers honour the attribute `found_inf`, a 0-dim float tensor on the device, as PyTorch's fused AdamW does: at
+1.0 a step changes nothing at all (weights, momentum, step count), and nobody waits for the device to find out.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
 
 from train.config import OptimizerConfig
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # steepest slope at zero; Jordan's constants
+FUSED = ("cpu", "cuda", "mps")  # devices on which PyTorch has AdamW as one kernel
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -27,7 +33,7 @@ def orthogonalize(matrices: Tensor, steps: int = 5, dtype: torch.dtype = torch.f
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(steps):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
 
 
@@ -35,8 +41,9 @@ class Muon(torch.optim.Optimizer):
     """MomentUm Orthogonalized by Newton-Schulz, for the weight matrices of the blocks.
 
     Nesterov momentum, then the update is made orthogonal, so that it moves every direction equally; scaled by
-    sqrt(max(1, rows / columns)). Jordan et al. 2024, kellerjordan.github.io/posts/muon. Same-shaped matrices
-    are orthogonalised in one batch; on CPU in float32, because bfloat16 products are slow on many.
+    sqrt(max(1, rows / columns)). Jordan et al. 2024, kellerjordan.github.io/posts/muon. Matrices of one shape, a
+    tall one counting as wide, are orthogonalised in one batch; on CPU in float32, because bfloat16 products are slow on
+    many. Of sharded matrices (FSDP2: DTensor) momentum stays sharded, and every process orthogonalises the whole.
     """
 
     def __init__(
@@ -52,38 +59,79 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
+        """One update of every parameter that has a gradient; none at all where `found_inf` is 1."""
+        found_inf = getattr(self, "found_inf", None)
         for group in self.param_groups:
-            by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+            by_shape: dict[tuple[int, ...], list[nn.Parameter]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    by_shape[parameter.shape].append(parameter)
-            for shape, parameters in by_shape.items():
-                self._step_same_shape(group, shape, parameters)
+                    by_shape[tuple(sorted(parameter.shape))].append(parameter)
+            for parameters in by_shape.values():
+                self._step_same_shape(group, parameters, found_inf)
 
-    def _step_same_shape(self, group: dict, shape: torch.Size, parameters: list[nn.Parameter]) -> None:
-        lr, momentum = group["lr"], group["momentum"]
-        updates = []
-        for parameter in parameters:
-            state, grad = self.state[parameter], parameter.grad
-            assert grad is not None
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(grad)
-            buffer = state["momentum_buffer"].lerp_(grad, 1 - momentum)
-            updates.append(grad.lerp(buffer, momentum))
+    def _step_same_shape(self, group: dict, parameters: list[nn.Parameter], found_inf: Tensor | None) -> None:
+        # 1 or 0: multiplied with, so that a step that must not happen adds zeros and multiplies by one
+        happens = 1.0 if found_inf is None else 1.0 - found_inf
         dtype = self.dtype or (torch.bfloat16 if parameters[0].is_cuda else torch.float32)
-        scale = math.sqrt(max(1.0, shape[0] / shape[1]))
-        orthogonal = orthogonalize(torch.stack(updates), dtype=dtype)
-        for parameter, update in zip(parameters, orthogonal, strict=True):
-            parameter.mul_(1 - lr * group["weight_decay"])
-            parameter.add_(update, alpha=-lr * scale)
+        orthogonal = orthogonalize(self._updates(group["momentum"], parameters, happens), dtype=dtype)
+        steps, scales = [], []
+        for matrix, parameter in zip(orthogonal, parameters, strict=True):
+            steps.append(_shard(matrix.mT if _is_tall(parameter) else matrix, parameter))
+            scales.append(group["lr"] * math.sqrt(max(1.0, parameter.shape[0] / parameter.shape[1])))
+        torch._foreach_mul_(steps, scales)
+        if found_inf is not None:
+            torch._foreach_mul_(steps, happens)
+        weights = [_local(parameter) for parameter in parameters]
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"] * happens)
+        torch._foreach_sub_(weights, steps)
+
+    def _updates(self, momentum: float, parameters: list[nn.Parameter], happens: float | Tensor) -> Tensor:
+        """Momentum moves towards the gradients; what Nesterov makes of both, whole and wide: (N, rows, columns)."""
+        grads = [_local(parameter.grad) for parameter in parameters]  # type: ignore[arg-type]
+        if isinstance(happens, Tensor):
+            grads = [torch.where(happens > 0, grad, 0.0) for grad in grads]  # NaN times zero would be NaN
+        for parameter in parameters:
+            if "momentum_buffer" not in self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        buffers = [_local(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
+        torch._foreach_mul_(buffers, 1 - (1 - momentum) * happens)
+        torch._foreach_add_(buffers, grads, alpha=1 - momentum)
+        updates = torch._foreach_lerp(grads, buffers, momentum)
+        whole = [_whole(update, p) for update, p in zip(updates, parameters, strict=True)]
+        return torch.stack([matrix.mT if _is_tall(matrix) else matrix for matrix in whole])
+
+
+def _is_tall(matrix: Tensor) -> bool:
+    return matrix.shape[0] > matrix.shape[1]
+
+
+def _local(x: Tensor) -> Tensor:
+    """This process's shard of a sharded tensor; any other tensor as it is."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def _whole(shard: Tensor, like: Tensor) -> Tensor:
+    """The matrix that the shards of all processes make up."""
+    if not isinstance(like, DTensor):
+        return shard
+    sharded = DTensor.from_local(shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
+    return sharded.full_tensor()
+
+
+def _shard(whole: Tensor, like: Tensor) -> Tensor:
+    """This process's shard of a matrix that every process has."""
+    if not isinstance(like, DTensor):
+        return whole
+    everywhere = DTensor.from_local(whole, like.device_mesh, [Replicate()] * like.device_mesh.ndim)
+    return everywhere.redistribute(placements=like.placements).to_local()
 
 
 def build_optimizers(lm: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
     """AdamW for everything, or Muon for the matrices of the blocks and AdamW for the rest.
 
     Weight decay applies to matrices only; an untied embedding is a table of vectors that is looked up, so it has
-    a rate of its own and no decay. Every group remembers its peak learning rate as `peak_lr`.
+    a rate of its own and no decay. Every group remembers its peak learning rate as `peak_lr` and has a `name`: blocks,
+    head (which a tied matrix counts as), embedding or vectors.
     """
     blocks, matrices, embeddings, vectors = [], [], [], []
     tied = lm.get_parameter("lm_head.weight") is lm.get_parameter("model.embed_tokens.weight")
@@ -99,16 +147,18 @@ def build_optimizers(lm: nn.Module, config: OptimizerConfig) -> list[torch.optim
     optimizers: list[torch.optim.Optimizer] = []
     lr = config.lr
     if config.name == "muon":
-        optimizers.append(Muon(blocks, config.lr, config.momentum, config.weight_decay))
+        optimizers.append(Muon([{"name": "blocks", "params": blocks}], config.lr, config.momentum, config.weight_decay))
         blocks, lr = [], config.adamw_lr
+    decay = config.weight_decay
     groups: list[dict[str, Any]] = [
-        {"params": blocks + matrices, "lr": lr, "weight_decay": config.weight_decay},
-        {"params": embeddings, "lr": config.embedding_lr or lr, "weight_decay": 0.0},
-        {"params": vectors, "lr": lr, "weight_decay": 0.0},
+        {"name": "blocks", "params": blocks, "lr": lr, "weight_decay": decay},
+        {"name": "head", "params": matrices, "lr": lr, "weight_decay": decay},
+        {"name": "embedding", "params": embeddings, "lr": config.embedding_lr or lr, "weight_decay": 0.0},
+        {"name": "vectors", "params": vectors, "lr": lr, "weight_decay": 0.0},
     ]
     betas = (config.betas[0], config.betas[1])
-    fused = vectors[0].is_cuda
     groups = [group for group in groups if group["params"]]
+    fused = vectors[0].device.type in FUSED
     optimizers.append(torch.optim.AdamW(groups, betas=betas, eps=config.eps, fused=fused))
     for optimizer in optimizers:
         for group in optimizer.param_groups:

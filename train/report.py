@@ -144,7 +144,7 @@ def _floor_lines(run: Run) -> list[str]:
 
 
 def _last_sample(file: Path) -> str:
-    lines = file.read_text(encoding="utf-8").splitlines()
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     return json.loads(lines[-1])["text"].replace("```", "'''") if lines else ""
 
 

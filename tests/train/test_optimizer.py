@@ -1,9 +1,14 @@
-"""Muon against torch.optim.Muon, parameter groups, schedules."""
+"""Muon against torch.optim.Muon, whole and sharded; steps that must not happen; parameter groups, schedules."""
 
+import copy
 import math
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from model import LanguageModel
 from tests.conftest import tiny_config
@@ -45,6 +50,106 @@ def test_orthogonalize_keeps_the_directions_and_evens_out_the_singular_values(sh
     assert (scaled_back - torch.diag_embed(scaled_back.diagonal(dim1=-2, dim2=-1))).abs().max() < 1e-3
 
 
+def test_a_tall_matrix_shares_its_batch_with_wide_ones_and_steps_as_it_would_alone():
+    together = [torch.nn.Parameter(torch.randn(shape)) for shape in ((48, 16), (16, 48), (16, 48))]
+    alone = [torch.nn.Parameter(p.detach().clone()) for p in together]
+    for a, b in zip(together, alone, strict=True):
+        a.grad = b.grad = torch.randn_like(a)
+    Muon(together).step()
+    for parameter in alone:
+        Muon([parameter]).step()
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(together, alone, strict=True))
+
+
+def stepped(found_inf, gradients, steps=2):
+    """Weights and optimizer state of a small model after steps, found_inf set for the last one only."""
+    torch.manual_seed(0)
+    lm = LanguageModel(tiny_config(tie_word_embeddings=False))
+    optimizers = build_optimizers(lm, OptimizerConfig(weight_decay=0.1))
+    for step in range(steps):
+        torch.manual_seed(step)
+        is_last = step == steps - 1
+        for parameter in lm.parameters():
+            parameter.grad = gradients(parameter) if is_last else torch.randn_like(parameter)
+        for optimizer in optimizers:
+            if is_last and found_inf is not None:
+                optimizer.found_inf = torch.tensor(found_inf)
+            optimizer.step()
+    states = [state for optimizer in optimizers for state in copy.deepcopy(optimizer).state.values()]
+    return [p.detach().clone() for p in lm.parameters()] + [tensor for state in states for tensor in state.values()]
+
+
+def all_equal(a, b):
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("value", [1.0, math.nan, math.inf])
+def test_found_inf_leaves_weights_momentum_and_step_count_as_they_are(value):
+    before = stepped(None, torch.randn_like, steps=1)
+    assert all_equal(stepped(1.0, lambda p: torch.full_like(p, value)), before)
+    assert not all_equal(stepped(None, torch.ones_like), before)
+
+
+def test_without_an_overflow_found_inf_changes_nothing():
+    assert all_equal(stepped(0.0, torch.randn_like), stepped(None, torch.randn_like))
+
+
+def sharded_steps(rank, rendezvous, folder):
+    """What each of two processes does: three steps of a sharded model; the first one writes the whole weights."""
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    lm, optimizers = model_and_optimizers()
+    whole = dict(lm.named_parameters())
+    for layer in lm.model.layers:
+        fully_shard(layer)
+    fully_shard(lm)
+    optimizers = build_optimizers(lm, OptimizerConfig(weight_decay=0.1))
+    for step in range(3):
+        for optimizer in optimizers:  # the second step does not happen
+            optimizer.found_inf = torch.tensor(float(step == 1))
+        set_gradients(lm, step)
+        for optimizer in optimizers:
+            optimizer.step()
+    buffers = [state["momentum_buffer"] for state in optimizers[0].state.values()]
+    assert all(isinstance(b, DTensor) and b.to_local().shape[0] * 2 == b.shape[0] for b in buffers)
+    weights = {name: p.full_tensor() for name, p in lm.named_parameters()}
+    assert weights.keys() == whole.keys()
+    if rank == 0:
+        torch.save(weights, folder / "weights.pt")
+    dist.destroy_process_group()
+
+
+def model_and_optimizers():
+    torch.manual_seed(0)
+    lm = LanguageModel(tiny_config(tie_word_embeddings=False))
+    return lm, build_optimizers(lm, OptimizerConfig(weight_decay=0.1))
+
+
+def set_gradients(lm, step):
+    torch.manual_seed(step)
+    for parameter in lm.parameters():
+        gradient = torch.randn(parameter.shape)
+        if isinstance(parameter, DTensor):
+            rank, shards = dist.get_rank(), dist.get_world_size()
+            local = gradient.chunk(shards)[rank].contiguous()
+            gradient = DTensor.from_local(local, parameter.device_mesh, parameter.placements)
+        parameter.grad = gradient
+
+
+def test_sharded_matrices_take_the_same_steps(tmp_path):
+    """Two processes, FSDP2: each holds half of the rows of every matrix and of its momentum."""
+    torch.multiprocessing.spawn(sharded_steps, (tmp_path / "rendezvous", tmp_path), nprocs=2)
+    sharded = torch.load(tmp_path / "weights.pt")
+    lm, optimizers = model_and_optimizers()
+    start = {name: p.detach().clone() for name, p in lm.named_parameters()}
+    for step in (0, 2):
+        set_gradients(lm, step)
+        for optimizer in optimizers:
+            optimizer.step()
+    for name, parameter in lm.named_parameters():
+        assert torch.allclose(sharded[name], parameter, rtol=0, atol=1e-6), name
+        assert not torch.allclose(start[name], parameter, rtol=0, atol=1e-3), name
+
+
 def test_muon_gets_the_matrices_of_the_blocks_and_decay_only_falls_on_matrices():
     lm = LanguageModel(tiny_config(tie_word_embeddings=False))
     names = {id(p): name for name, p in lm.named_parameters()}
@@ -58,6 +163,7 @@ def test_muon_gets_the_matrices_of_the_blocks_and_decay_only_falls_on_matrices()
     assert {name: g["weight_decay"] for name, g in groups.items()} == {
         name: 0.1 if name == "lm_head.weight" else 0.0 for name in groups
     }
+    assert [g["name"] for g in (*muon.param_groups, *adamw.param_groups)] == ["blocks", "head", "embedding", "vectors"]
     assert set_learning_rate([muon, adamw], 0.5) == 0.01
     assert groups["model.embed_tokens.weight"]["lr"] == 0.05
     assert groups["lm_head.weight"]["lr"] == groups["model.norm.weight"]["lr"] == 0.0025
@@ -68,6 +174,8 @@ def test_adamw_alone_takes_everything():
     (adamw,) = build_optimizers(lm, OptimizerConfig(name="adamw", lr=1e-3))
     assert sum(len(g["params"]) for g in adamw.param_groups) == len(list(lm.parameters()))
     assert {g["lr"] for g in adamw.param_groups} == {1e-3}
+    assert [g["name"] for g in adamw.param_groups] == ["blocks", "head", "vectors"]
+    assert adamw.defaults["fused"]
 
 
 def factors(schedule, warmup, cooldown=0.5, final=0.1, steps=100):

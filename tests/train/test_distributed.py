@@ -1,0 +1,142 @@
+"""DDP and FSDP2 on two processes (gloo): the same run as one process, and what goes wrong is said once."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.train.helpers import REPOSITORY, metrics, write_config
+from tests.train.worlds import pretrain_rank, run_world, trace
+from train.config import load_run_config
+from train.distributed import processes, wrap
+from train.pretrain import main  # noqa: F401
+
+TIED = {"tie_word_embeddings": True}
+
+
+def parallel_config(folder, **sections):
+    train = {"trace": True, "checkpoint_every": 0} | sections.pop("train", {})
+    return write_config(folder, train=train, eval={"every": 0, "sample_tokens": 4}, **sections)
+
+
+def close(ours: list[dict], theirs: list[dict], key: str) -> float:
+    pairs = [(float.fromhex(a[key]), float.fromhex(b[key])) for a, b in zip(ours, theirs, strict=True)]
+    return max(abs(a - b) for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "changes"),
+    [
+        ("ddp", {"train": {"micro_batch_size": 2}}),
+        ("fsdp2", {"train": {"micro_batch_size": 2}, "model": TIED}),
+        ("fsdp2", {"train": {"optimizer": {"name": "adamw", "lr": 2e-3}}}),
+    ],
+    ids=["ddp, muon", "fsdp2, muon, tied", "fsdp2, adamw"],
+)
+def test_one_process_then_two_then_one_is_the_run_of_one(tmp_path, parallel, changes):
+    """The signal that ends the middle part reaches one of two processes only: both stop at the same step."""
+    config = parallel_config(tmp_path, **changes)
+    chosen = [f"train.parallel={parallel}"]
+    assert run_world(1, pretrain_rank, config, ["name=whole"]) == [0]
+    assert run_world(1, pretrain_rank, config, chosen, 3) == [143]
+    assert run_world(2, pretrain_rank, config, chosen, 7) == [143, 143]
+    assert "stopped at step 8" in config.with_name("rank0.txt").read_text()
+    assert config.with_name("rank1.txt").read_text().strip().splitlines() == ["SIGTERM: saving after this step …"]
+    assert run_world(1, pretrain_rank, config, chosen) == [0]
+
+    ours, theirs = trace(tmp_path / "runs/tiny"), trace(tmp_path / "runs/whole")
+    assert [line["step"] for line in ours] == list(range(1, 13))
+    for key in ("step", "batch", "lr"):
+        assert [line[key] for line in ours] == [line[key] for line in theirs]
+    assert ours[:4] == theirs[:4]
+    assert ours[4:8] != theirs[4:8]  # sums in another order: two processes did take part
+    assert close(ours, theirs, "loss") < 1e-5
+    assert close(ours, theirs, "grad_norm") < 1e-3
+    for checkpoint in (tmp_path / "runs").glob("*/checkpoints/step_*"):
+        assert json.loads((checkpoint / "manifest.json").read_text()).keys() == names_of_files(checkpoint)
+
+
+def names_of_files(checkpoint) -> set[str]:
+    return {file.name for file in checkpoint.iterdir()} - {"manifest.json"}
+
+
+def test_an_fsdp2_run_looks_at_its_heads_and_is_scored_as_a_run_of_one(tmp_path):
+    config = write_config(
+        tmp_path, train={"trace": True}, eval={"every": 6, "attention": {"every": 6, "max_tokens": 8}}
+    )
+    assert run_world(1, pretrain_rank, config, ["name=one"]) == [0]
+    assert run_world(2, pretrain_rank, config, ["name=two", "train.parallel=fsdp2"]) == [0, 0]
+    one, two = ([m for m in metrics(tmp_path / "runs" / name) if m["split"] == "val"] for name in ("one", "two"))
+    assert [m["step"] for m in two] == [0, 6, 12]
+    assert [m["loss"] for m in two] == pytest.approx([m["loss"] for m in one], abs=1e-5)
+    for name in ("attention/step_00000012.png", "samples.jsonl", "report.md", "checkpoints/best"):
+        assert (tmp_path / "runs/two" / name).stat().st_size > 0
+    assert "hook is off" not in config.with_name("rank0.txt").read_text()
+    assert config.with_name("rank1.txt").read_text() == ""
+
+
+def gradients_of_rank(config, folder, through_wrapper: bool) -> None:
+    """The gradients of a step's own half of the rows, as each process has them afterwards."""
+    from data.prepare import prepare
+    from train.parts import training_batches, with_tokenizer
+
+    run = load_run_config(config)
+    data = prepare(run.data, folder / "runs")
+    run = with_tokenizer(run, data.tokenizer)
+    with processes("ddp", "cpu") as world:
+        torch.manual_seed(0)
+        from model import LanguageModel
+
+        lm = LanguageModel(run.model)
+        forward = wrap(lm, world, torch.device("cpu"))
+        batch = training_batches(run, data).batch(0, world.rank, world.size)
+        loss_sum, _ = (forward if through_wrapper else lm)(**batch.for_model())
+        (loss_sum * world.size).backward()
+        torch.save(torch.cat([p.grad.flatten() for p in lm.parameters()]), folder / f"grad{world.rank}.pt")
+        if world.size > 1:
+            dist.barrier()
+
+
+@pytest.mark.parametrize("through_wrapper", [True, False])
+def test_only_the_wrapped_forward_gives_every_process_the_gradient_of_all(tmp_path, through_wrapper):
+    """A method of the inner model trains each process on its own share only: why the loop calls `run.forward`."""
+    config = parallel_config(tmp_path)
+    assert run_world(1, gradients_of_rank, config, tmp_path, True) == [0]
+    alone = torch.load(tmp_path / "grad0.pt")
+    assert run_world(2, gradients_of_rank, config, tmp_path, through_wrapper) == [0, 0]
+    first, second = torch.load(tmp_path / "grad0.pt"), torch.load(tmp_path / "grad1.pt")
+    assert torch.equal(first, second) == through_wrapper
+    assert torch.allclose(first, alone, atol=1e-4, rtol=1e-4) == through_wrapper
+
+
+def test_processes_that_cannot_share_a_step_are_refused_before_anything_is_written(tmp_path):
+    config = parallel_config(tmp_path)
+    assert run_world(3, pretrain_rank, config, []) == [2, 2, 2]
+    assert config.with_name("rank0.txt").read_text() == (
+        "error: 3 processes cannot share the 8 rows of a step evenly (train.tokens_per_step / data.sequence_length): "
+        "start 2, or make the rows a multiple of 3\n"
+    )
+    assert config.with_name("rank1.txt").read_text() == ""
+    assert not (tmp_path / "runs").exists()
+
+
+def test_dropout_differs_between_processes_and_goes_on_exactly(tmp_path):
+    """Killed by SIGTERM and resumed with as many processes: every random state is its own process's."""
+    config = parallel_config(tmp_path, model={"hidden_dropout": 0.3})
+    assert run_world(2, pretrain_rank, config, ["name=whole"]) == [0, 0]
+    assert run_world(2, pretrain_rank, config, [], 5) == [143, 143]
+    assert run_world(2, pretrain_rank, config, []) == [0, 0]
+    assert trace(tmp_path / "runs/tiny") == trace(tmp_path / "runs/whole")
+
+
+def test_the_command_of_the_readme_under_torchrun(tmp_path):
+    config = parallel_config(tmp_path, train={"max_steps": 3})
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "train.pretrain", str(config)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert "2 processes, ddp" in done.stdout
+    assert done.stdout.count("finished at step 3") == 1
+    assert "Warning" not in done.stderr

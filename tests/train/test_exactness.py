@@ -1,0 +1,100 @@
+"""A run that is stopped and goes on is, to the last bit of every step, the run that never stopped."""
+
+import json
+
+import pytest
+
+from tests.train.helpers import metrics, write_config
+from tests.train.worlds import pretrain_rank, run_world, trace
+
+# 11.6 steps make an epoch of the tiny text in steps of 32 rows
+STEPS = {"max_steps": 26, "tokens_per_step": 1024, "trace": True, "checkpoint_every": 0}
+CASES = {
+    "muon": {},
+    "adamw, warm-up, cosine": {
+        "train": {"optimizer": {"name": "adamw", "lr": 2e-3}, "warmup_steps": 5, "schedule": "cosine"}
+    },
+    "dropout, accumulation": {
+        "model": {"hidden_dropout": 0.2, "attention_dropout": 0.1},
+        "train": {"micro_batch_size": 8},
+    },
+    "fp16, its loss scale growing": {"train": {"precision": "fp16"}},
+    "activation checkpointing, dropout": {
+        "model": {"hidden_dropout": 0.2},
+        "train": {"activation_checkpointing": True},
+    },
+}
+
+
+def interrupted(config, stops: list[int], *overrides: str) -> None:
+    """Run to every one of these steps in turn, each time in a new process that a SIGTERM ends, and then to the end."""
+    for stop in stops:
+        assert run_world(1, pretrain_rank, config, list(overrides), stop - 1) == [143]
+        assert f"stopped at step {stop}" in config.with_name("rank0.txt").read_text()
+    assert run_world(1, pretrain_rank, config, list(overrides)) == [0]
+    assert f"step {stops[-1]:,}\n" in config.with_name("rank0.txt").read_text().split("resumed from")[1]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_stopped_at_the_first_step_mid_epoch_and_around_the_end_of_an_epoch(tmp_path, case):
+    """Five stops in one run, so each but the first is a second resume as well."""
+    changes = dict(CASES[case])
+    config = write_config(tmp_path, train=STEPS | changes.pop("train", {}), **changes)
+    assert run_world(1, pretrain_rank, config, ["name=whole"]) == [0]
+    interrupted(config, [1, 6, 11, 12, 13])
+    whole = trace(tmp_path / "runs/whole")
+    assert trace(tmp_path / "runs/tiny") == whole
+    assert len({line["batch"] for line in whole}) == len(whole) == 26
+    assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/whole")
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        ours, theirs = (tmp_path / "runs" / run / "checkpoints/step_00000026" / name for run in ("tiny", "whole"))
+        assert ours.read_bytes() == theirs.read_bytes(), name
+
+
+def test_ragged_masks_and_accumulation(tmp_path):
+    """Conversations of every length: each micro-batch has another number of trained tokens."""
+    records = [
+        {"messages": [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "one " * (1 + i % 9)}]}
+        for i in range(150)
+    ]
+    (tmp_path / "chat.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    source = {"kind": "files", "path": str(tmp_path / "chat.jsonl")}
+    data = {"source": source, "records": "conversations", "sequence_length": 96, "rows_joined": 1}
+    train = STEPS | {"tokens_per_step": 768, "micro_batch_size": 2, "max_steps": 12}
+    config = write_config(tmp_path, data=data, train=train)
+    assert run_world(1, pretrain_rank, config, ["name=whole"]) == [0]
+    interrupted(config, [5])
+    assert trace(tmp_path / "runs/tiny") == trace(tmp_path / "runs/whole")
+    assert run_world(1, pretrain_rank, config, ["name=at_once", "train.micro_batch_size=8"]) == [0]
+    pairs = zip(trace(tmp_path / "runs/at_once"), trace(tmp_path / "runs/whole"), strict=True)
+    for a, b in pairs:
+        assert a["batch"] == b["batch"]
+        assert float.fromhex(a["loss"]) == pytest.approx(float.fromhex(b["loss"]), rel=1e-4)
+
+
+def test_another_cadence_of_evaluation_and_saving_after_the_stop(tmp_path):
+    config = write_config(tmp_path, train=STEPS, model={"hidden_dropout": 0.2})
+    assert run_world(1, pretrain_rank, config, ["name=whole", "eval.every=0"]) == [0]
+    assert run_world(1, pretrain_rank, config, ["eval.every=2"], 6) == [143]
+    more = ["eval.every=5", "eval.attention.every=3", "train.checkpoint_every=4", "eval.prompts=['The', 'A cat']"]
+    assert run_world(1, pretrain_rank, config, more) == [0]
+    assert trace(tmp_path / "runs/tiny") == trace(tmp_path / "runs/whole")
+
+
+def test_what_auto_stood_for_is_kept(tmp_path):
+    """A micro-batch that had to be halved stays halved, or the sums would come out otherwise."""
+    config = write_config(tmp_path, train=STEPS)
+    assert run_world(1, pretrain_rank, config, [], 3) == [143]
+    checkpoint = tmp_path / "runs/tiny/checkpoints/step_00000004"
+    resolved = json.loads((checkpoint / "trainer_state.json").read_text())["resolved"]
+    assert resolved == {
+        "device": "cpu",
+        "precision": "fp32",
+        "attention": "sdpa",
+        "compile": False,
+        "micro_batch_size": 32,
+        "world_size": 1,
+    }
+    assert run_world(1, pretrain_rank, config, []) == [0]
+    said = config.with_name("rank0.txt").read_text()
+    assert "attention sdpa (auto: as this run began); compile off (auto: as this run began)" in said

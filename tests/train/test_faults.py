@@ -1,0 +1,290 @@
+"""What goes wrong while training: numbers that are none, memory that ends, signals, a tracker that fails."""
+
+import json
+import os
+import signal
+import sys
+import time
+import types
+
+import pytest
+import torch
+
+import train.loop
+import train.tracking
+from eval import hooks
+from model import LanguageModel
+from tests.train.helpers import metrics, pretrain, write_config
+from tests.train.worlds import trace
+from train.meters import SpikeDetector
+
+TRACED = {"trace": True}
+
+
+def at_step(monkeypatch, steps, action) -> list:
+    """Call action(run) just before each of these steps; the list grows with its results."""
+    step, results = train.loop.training_step, []
+
+    def watched(run, *arguments, **options):
+        undo = None
+        if run.state.step in steps:
+            undo = action(run)
+            results.append(run)
+        figures = step(run, *arguments, **options)
+        if undo is not None:
+            undo.remove()
+        return figures
+
+    monkeypatch.setattr(train.loop, "training_step", watched)
+    return results
+
+
+def bad_loss(run):
+    return run.lm.register_forward_hook(lambda module, inputs, output: (output[0] * float("nan"), output[1]))
+
+
+def bad_gradient(run):
+    weight = run.lm.model.layers[1].mlp.up_proj.weight
+    return weight.register_hook(lambda gradient: gradient * float("inf"))
+
+
+def weights(lm: LanguageModel) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in lm.named_parameters()}
+
+
+@pytest.mark.parametrize("fault", [bad_loss, bad_gradient])
+@pytest.mark.parametrize("on_device", [False, True], ids=["", "decided on the device"])
+def test_a_loss_or_gradient_that_is_no_number_moves_nothing_and_stops_with_3(tmp_path, monkeypatch, fault, on_device):
+    monkeypatch.setattr(train.run.Run, "gates_on_device", property(lambda run: on_device))
+    before = {}
+
+    def spoil(run):
+        before.update(weights(run.lm))
+        return fault(run)
+
+    runs = at_step(monkeypatch, [6], spoil)
+    done = pretrain(write_config(tmp_path, train={"log_every": 4}), code=3)
+    assert "at step 6 (rows 48 to 55); no step was taken" in done.stdout
+    run = runs[0]
+    assert all(torch.equal(before[name], now) for name, now in weights(run.lm).items())
+    assert (tmp_path / "runs/tiny/checkpoints/latest").read_text().strip() == "step_00000004"
+    skipped = [m for m in metrics(tmp_path / "runs/tiny") if m["split"] == "skipped"]
+    assert [(m["step"], m["rows"]) for m in skipped] == [(7, [48, 55])]
+    assert skipped[0]["loss" if fault is bad_loss else "grad_norm"] is None
+    monkeypatch.undo()
+    assert "finished at step 12" in pretrain(write_config(tmp_path)).stdout  # the fault was not in the files
+
+
+@pytest.mark.parametrize("on_device", [False, True], ids=["", "decided on the device"])
+def test_so_many_bad_steps_are_passed_over_and_one_more_stops(tmp_path, monkeypatch, on_device):
+    monkeypatch.setattr(train.run.Run, "gates_on_device", property(lambda run: on_device))
+    at_step(monkeypatch, [3, 5], bad_gradient)
+    done = pretrain(write_config(tmp_path, train={"skip_non_finite": 2, "log_every": 2}))
+    assert done.stdout.count("passed over: loss") == 2
+    lines = metrics(tmp_path / "runs/tiny")
+    assert [m["step"] for m in lines if m["split"] == "skipped"] == [4, 6]
+    assert [m["step"] for m in lines if m["split"] == "train"] == [2, 4, 6, 8, 10, 12]
+    again = pretrain(write_config(tmp_path, name="again", train={"skip_non_finite": 1}), code=3)
+    assert "pass over them with train.skip_non_finite=2" in again.stdout
+
+
+def test_deciding_on_the_device_changes_no_bit_of_a_healthy_run(tmp_path, monkeypatch):
+    pretrain(write_config(tmp_path, name="host", train=TRACED))
+    monkeypatch.setattr(train.run.Run, "gates_on_device", property(lambda run: True))
+    pretrain(write_config(tmp_path, name="device", train=TRACED))
+    assert trace(tmp_path / "runs/device") == trace(tmp_path / "runs/host")
+
+
+def test_fp16_repeats_a_step_that_overflows_with_a_smaller_scale(tmp_path):
+    """Twelve steps are taken although the first tries overflow: an overflow costs no step and no row."""
+    pretrain(write_config(tmp_path, train=TRACED | {"precision": "fp16"}))
+    pretrain(write_config(tmp_path, name="exact", train=TRACED))
+    half, exact = trace(tmp_path / "runs/tiny"), trace(tmp_path / "runs/exact")
+    assert [line["batch"] for line in half] == [line["batch"] for line in exact]
+    for a, b in zip(half, exact, strict=True):
+        assert float.fromhex(a["loss"]) == pytest.approx(float.fromhex(b["loss"]), rel=0.02)
+
+
+def too_large(rows: int):
+    def action(run):
+        def check(module, inputs, options):
+            if module.training and len(options["input_ids"]) > rows:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+        run.lm.register_forward_pre_hook(check, with_kwargs=True)
+
+    return action
+
+
+def test_out_of_memory_halves_the_micro_batch_and_keeps_the_step(tmp_path, monkeypatch):
+    dropout = {"hidden_dropout": 0.2}
+    pretrain(write_config(tmp_path, name="two", model=dropout, train=TRACED | {"max_steps": 8}))
+    pretrain(write_config(tmp_path, name="small", model=dropout, train=TRACED), "train.micro_batch_size=2")
+    at_step(monkeypatch, [0], too_large(2))
+    done = pretrain(write_config(tmp_path, name="auto", model=dropout, train=TRACED, eval={"every": 0}))
+    assert "out of memory with 8 rows at a time: 4 from here" in done.stdout
+    assert "out of memory with 4 rows at a time: 2 from here" in done.stdout
+    assert trace(tmp_path / "runs/auto") == trace(tmp_path / "runs/small")
+    assert trace(tmp_path / "runs/auto")[:8] != trace(tmp_path / "runs/two")
+
+
+@pytest.mark.parametrize(
+    ("rows", "setting", "message"),
+    [
+        (4, "8", "out of memory with 8 rows at a time: try train.micro_batch_size=4 or auto"),
+        (0, "auto", "out of memory with a single row of 32 tokens at a time: try train.activation_checkpointing=true"),
+    ],
+)
+def test_memory_that_cannot_be_had_is_one_line(tmp_path, monkeypatch, rows, setting, message):
+    at_step(monkeypatch, [5], too_large(rows))
+    done = pretrain(write_config(tmp_path), f"train.micro_batch_size={setting}", code=2)
+    assert done.stderr.startswith(f"error: {message}")
+    assert (tmp_path / "runs/tiny/checkpoints/latest").read_text().strip() == "step_00000004"
+
+
+def send(number=signal.SIGTERM):
+    os.kill(os.getpid(), number)
+
+
+PLACES = {
+    "in a micro-batch": (LanguageModel, "_check_inputs", 30),
+    "in an evaluation": (hooks, "mean_loss", 1),
+    "in a save": (train.loop, "save_checkpoint", 1),
+    "while waiting for data": (train.loop, "count", 5),
+    "while it is tried whether to compile": (train.loop, "compiled", 0),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_signal_at_any_moment_saves_once_and_the_run_goes_on_exactly(tmp_path, monkeypatch, place):
+    """Two of them even: the second one, and a third while saving, change nothing."""
+    changes = {"model": {"hidden_dropout": 0.1}, "train": TRACED | {"micro_batch_size": 2}}
+    pretrain(write_config(tmp_path, name="whole", **changes))
+    owner, name, when = PLACES[place]
+    call, calls, saved = getattr(owner, name), [], []
+
+    def signalled(*arguments, **options):
+        calls.append(name)
+        if len(calls) == when + 1:
+            send()
+            send(signal.SIGINT)
+        return call(*arguments, **options)
+
+    save = train.loop.save_checkpoint
+
+    def saving(*arguments):
+        saved.append(arguments[4].step)
+        if len(calls) > when:
+            send()
+        return save(*arguments)
+
+    monkeypatch.setattr(train.loop, "save_checkpoint", saving)
+    monkeypatch.setattr(owner, name, signalled)
+    config = write_config(tmp_path, **changes)
+    pretrain(config, code=143)
+    assert len(calls) > when
+    assert len(saved) == len(set(saved))
+    monkeypatch.undo()
+    assert "resumed from" in pretrain(config).stdout
+    assert trace(tmp_path / "runs/tiny") == trace(tmp_path / "runs/whole")
+
+
+class Broken(types.ModuleType):
+    """A wandb that fails or hangs where it is told to."""
+
+    def __init__(self, where: str, action):
+        super().__init__("wandb")
+        self.where, self.action, self.logged = where, action, []
+        self.Settings, self.Image = (lambda **options: None), (lambda path: path)
+
+    def init(self, **options):
+        self.reach("init")
+        return self
+
+    def define_metric(self, *names, **options): ...
+
+    def log(self, values):
+        self.reach("log")
+        self.logged.append(values)
+
+    def finish(self, exit_code):
+        self.reach("finish")
+
+    def reach(self, where):
+        if where == self.where:
+            self.action()
+
+
+def fails():
+    raise ConnectionError("no route to host")
+
+
+@pytest.mark.parametrize("where", ["init", "log", "finish"])
+def test_a_tracker_that_raises_is_switched_off(tmp_path, monkeypatch, where):
+    pretrain(write_config(tmp_path, name="without"))
+    monkeypatch.setitem(sys.modules, "wandb", Broken(where, fails))
+    done = pretrain(write_config(tmp_path, tracking={"wandb": "online"}))
+    assert done.stdout.count("warning: wandb is off from here: ConnectionError: no route to host") == 1
+    assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/without")
+
+
+@pytest.mark.parametrize("where", ["init", "log", "finish"])
+def test_a_tracker_that_blocks_holds_nothing_up(tmp_path, monkeypatch, where):
+    monkeypatch.setattr(train.tracking, "PATIENCE_S", 0.2)
+    monkeypatch.setitem(sys.modules, "wandb", Broken(where, lambda: time.sleep(60)))
+    before = time.perf_counter()
+    done = pretrain(write_config(tmp_path, tracking={"wandb": "online"}))
+    assert time.perf_counter() - before < 45
+    assert "warning: wandb did not finish" in done.stdout
+    assert len([m for m in metrics(tmp_path / "runs/tiny") if m["split"] == "train"]) == 12
+
+
+def test_a_tracker_that_works_gets_every_line(tmp_path, monkeypatch):
+    wandb = Broken("nowhere", fails)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    pretrain(write_config(tmp_path, tracking={"wandb": "online"}))
+    assert [line["step"] for line in wandb.logged if "train/loss" in line] == list(range(1, 13))
+
+
+def test_figures_that_cannot_be_written_do_not_stop_the_run(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(train.tracking, "append_line", full)
+    config = write_config(tmp_path, eval={"every": 0, "floor_documents": 0})
+    monkeypatch.setattr(train.report, "write", lambda run: None)
+    monkeypatch.setattr(train.report, "result", lambda directory: "")
+    done = pretrain(config)
+    assert done.stdout.count("metrics.jsonl cannot be written (No space left on device); training goes on") == 1
+
+
+def test_a_spike_is_a_loss_far_above_the_ones_before():
+    def found(losses):
+        detector = SpikeDetector()
+        return [i for i, loss in enumerate(losses) if detector.is_spike(loss)]
+
+    falling = [6 * 0.98**i + 0.05 * ((i * 7919) % 11 - 5) / 5 for i in range(200)]
+    assert found(falling) == []
+    assert found([*falling[:100], 5.0, *falling[100:]]) == [100]
+    stays = found([2.0 + 0.01 * (i % 3) for i in range(60)] + [4.0 + 0.01 * (i % 3) for i in range(200)])
+    assert stays[0] == 60
+    assert len(stays) < 100  # a new level is got used to
+    half = SpikeDetector()
+    for loss in falling[:70]:
+        half.is_spike(loss)
+    resumed = SpikeDetector.of(json.loads(json.dumps(half.state())))
+    assert [half.is_spike(x) for x in [*falling[70:80], 9.0]] == [resumed.is_spike(x) for x in [*falling[70:80], 9.0]]
+
+
+def test_a_poisoned_batch_is_logged_with_its_rows(tmp_path, monkeypatch):
+    def poison(run):
+        hook = lambda module, inputs, output: (output[0] * 3, output[1])  # noqa: E731
+        return run.lm.register_forward_hook(hook)
+
+    at_step(monkeypatch, [75], poison)
+    done = pretrain(write_config(tmp_path, train={"max_steps": 80}, eval={"every": 0}))
+    assert done.stdout.count("loss spike") == 1
+    assert "(rows 600 to 607)" in done.stdout
+    assert [(m["step"], m["rows"]) for m in metrics(tmp_path / "runs/tiny") if m["split"] == "spike"] == [
+        (76, [600, 607])
+    ]

@@ -1,0 +1,70 @@
+"""Runs of several processes on this machine (gloo), forked from one that has imported everything already."""
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch._dynamo
+import torch.distributed.fsdp
+
+import train.checkpoint
+import train.loop
+import train.report
+import train.run_directory
+from configs.loader import exit_on_bad_input
+from train.pretrain import main
+
+_children = multiprocessing.get_context("forkserver")
+_children.set_forkserver_preload([__name__])
+
+
+def run_world(size: int, function: Callable, *arguments) -> list[int | None]:
+    """function(*arguments) in `size` processes, as torchrun would start them; their exit codes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [_children.Process(target=_as_rank, args=(r, size, port, function, *arguments)) for r in range(size)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=180)
+    return [process.exitcode for process in processes]
+
+
+def _as_rank(rank: int, size: int, port: int, function: Callable, *arguments) -> None:
+    torch.set_num_threads(1)
+    if size > 1:
+        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in names.items()})
+    function(*arguments)
+
+
+def pretrain_rank(config: Path, overrides: list[str], stop_at: int | None = None) -> None:
+    """`python -m train.pretrain config overrides…`; the last process sends itself SIGTERM when it comes to `stop_at`.
+
+    What a process prints is in config's folder: rank0.txt, rank1.txt, …
+    """
+    output = os.open(config.with_name(f"rank{os.environ.get('RANK', '0')}.txt"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    step = train.loop.training_step
+
+    def stopping(run, *arguments, **options):
+        if run.state.step == stop_at and run.world.rank == run.world.size - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(run, *arguments, **options)
+
+    train.loop.training_step = stopping
+    sys.argv = ["pretrain", str(config), *overrides]
+    exit_on_bad_input(main)
+
+
+def trace(run: Path) -> list[dict]:
+    """trace.jsonl: step, batch, loss, grad_norm, lr; exact, as text."""
+    return [json.loads(line) for line in (run / "trace.jsonl").read_text().splitlines()]

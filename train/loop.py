@@ -39,6 +39,8 @@ def train(run: Run) -> int:
         except NonFiniteLoss as error:
             run.tracker.say(f"stopped: {error}")
             return EXIT_NON_FINITE
+        finally:
+            run.forward = run.lm  # DDP must not outlive the processes' connection: its end would wait for ever
 
 
 def _train(run: Run, stopped: Callable[[], int]) -> int:

@@ -32,6 +32,7 @@ class NonFiniteLoss(Exception):
 
 def train(run: Run) -> int:
     """Train from run.state to the end of the run. Returns the exit code: 0, 3 (non-finite), 130 / 143 (signal)."""
+    run.started = time.perf_counter() - run.state.seconds  # from here, so that compiling counts
     with stop_signals() as stopped:
         run.forward = wrap(compiled(run), run.world, run.device.device)
         try:
@@ -45,7 +46,6 @@ def train(run: Run) -> int:
 
 def _train(run: Run, stopped: Callable[[], int]) -> int:
     config, state, device = run.config, run.state, run.device.device
-    run.started = time.perf_counter() - state.seconds
     meter = Meter(config, run.device, run.world.size)
     if state.step == 0:
         report_initial_loss(run)
@@ -73,6 +73,7 @@ def _train(run: Run, stopped: Callable[[], int]) -> int:
                 trace.append(run, batch, figures)
             progress = agreed_progress(run)
             after_step(run, meter, is_last=progress >= 1)
+    run.unlogged_s = sum(meter.elsewhere.values())
     return 0
 
 

@@ -62,7 +62,7 @@ def write(run: Run) -> None:
     last_val = [m for m in metrics if m["split"] == "val"][-1:]
     train = [m for m in metrics if m["split"] == "train"]
     speeds = sorted(m["tokens_per_s"] for m in train)
-    apart = sum(m["eval_s"] + m["save_s"] for m in train if "eval_s" in m)
+    apart = run.unlogged_s + sum(m["eval_s"] + m["save_s"] for m in train if "eval_s" in m)
     result = [
         *[
             f"validation loss {val['loss']:.4f} nats per token   perplexity {val['perplexity']:.2f}   "

@@ -20,6 +20,9 @@ lint: $(VENV)/ready
 	$(VENV)/bin/lint-imports
 
 bench: $(VENV)/ready
+	$(RUN) -m train.throughput
+	$(RUN) -m train.throughput --versus transformers
+	$(RUN) -m train.throughput --ladder --skip compile
 	$(RUN) -m train.throughput --attention
 	$(RUN) -m train.throughput --decode --versus transformers
 	$(RUN) -m train.throughput configs/base.yaml --packing

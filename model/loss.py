@@ -31,24 +31,24 @@ class _CrossEntropySum(torch.autograd.Function):
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        hidden_grads, weight_grad = [], torch.zeros_like(weight)
+        hidden_grads, weight_grad = [], torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
         with torch.autocast(device, enabled=False):
             head = weight.to(dtype)
             size = CHUNK.get(device, CHUNK_ELSEWHERE)
             for chunk, label in zip(hidden.to(dtype).split(size), labels.split(size), strict=True):
                 logits = (chunk @ head.T).float()  # (chunk, V)
-                log_sum = logits.logsumexp(dim=-1, keepdim=True)
-                wanted = (label != IGNORED)[:, None]
+                wanted = (label != IGNORED)[:, None].float()
                 target = label.clamp(min=0)[:, None]
-                loss += ((log_sum - logits.gather(1, target)) * wanted).sum()
+                largest, of_target = logits.amax(dim=-1, keepdim=True), logits.gather(1, target)
+                exponentials = logits.sub_(largest).exp_()
+                total = exponentials.sum(dim=-1, keepdim=True)
+                loss += ((total.log() + largest - of_target) * wanted).sum()
                 if need_gradient:  # softmax - one_hot(label), nothing where the label is ignored
-                    gradient = logits.sub_(log_sum).exp_()
-                    gradient.scatter_add_(1, target, gradient.new_full(target.shape, -1.0))
-                    gradient = (gradient * wanted).to(dtype)
+                    gradient = exponentials.mul_(wanted / total).scatter_add_(1, target, -wanted).to(dtype)
                     hidden_grads.append((gradient @ head).to(hidden.dtype))
                     weight_grad += gradient.T @ chunk
         if need_gradient:
-            ctx.save_for_backward(torch.cat(hidden_grads) if hidden_grads else hidden, weight_grad)
+            ctx.save_for_backward(torch.cat(hidden_grads) if hidden_grads else hidden, weight_grad.to(weight.dtype))
         return loss
 
     @staticmethod

@@ -124,7 +124,7 @@ def step_memory(run: RunConfig, rows: int, *, half: bool, device: str) -> dict[s
     backward = {
         "16-bit copies of the matrices": 2 * blocks if half else 0,
         "activations": activation_bytes(config, length, rows, half=half, device=device, documents=documents),
-        "loss": loss_bytes(config, rows * length, device),
+        "loss": loss_bytes(config, rows * length, device, half=half),
     }
     # Muon takes the matrices of a shape at once, gate, up and down being the most as a rule: their stack in float32,
     # and three of them inside Newton-Schulz (bf16 on CUDA). The activations are gone by then.
@@ -183,13 +183,13 @@ def _attention_bytes(
     return kept + (kernel * T / (1 if documents else rows) if masked else 0)
 
 
-def loss_bytes(config: ModelConfig, tokens: int, device: str) -> int:
+def loss_bytes(config: ModelConfig, tokens: int, device: str, *, half: bool) -> int:
     """Bytes of the loss: the gradient of the head, and the logits of one chunk (model/loss.py) a few times over."""
     from model.loss import CHUNK, CHUNK_ELSEWHERE
 
     chunk = min(tokens, CHUNK.get(device, CHUNK_ELSEWHERE))
-    # at once: float32 logits, exp(logits) inside logsumexp, and the logits of the chunk before
-    return 4 * parameter_count_by_part(config)["embedding"] + 12 * chunk * (config.vocab_size or 0)
+    # at once: float32 logits, of this chunk and of the one before, and their 16-bit copies
+    return 4 * parameter_count_by_part(config)["embedding"] + (12 if half else 8) * chunk * (config.vocab_size or 0)
 
 
 def largest_micro_batch(run: RunConfig, memory: float, *, half: bool, device: str) -> int:
@@ -227,10 +227,10 @@ def peak_tflops(device_name: str) -> float | None:
 
 
 def known_peak(device: Device) -> tuple[float, str] | None:
-    """(TFLOPS, whose) of the GPU that is here; None without one, for one not in the table, and for float32."""
+    """(TFLOPS, whose) of the GPU that is here; None without one, for one not in the table, and for float32 and tf32."""
     import torch
 
-    if device.device.type != "cuda" or device.precision == "fp32" or not torch.cuda.is_available():
+    if device.device.type != "cuda" or device.dtype.itemsize > 2 or not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name()
     peak = peak_tflops(name)

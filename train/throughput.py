@@ -50,11 +50,15 @@ def main() -> int:
     run = run_config(arguments)
     import torch
 
+    from train.allocator import keep_freed_memory
     from train.device import machine
 
+    keep_freed_memory()
     device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"--device is cuda, but PyTorch {torch.__version__} finds none here")
+    if arguments.clock == "cpu" and (device.type != "cpu" or torch.get_num_threads() > 1):
+        raise InputError("--clock cpu measures a single thread: set OMP_NUM_THREADS=1, and --device cpu")
     if arguments.device:
         train = run.train.model_copy(update={"device": arguments.device})
         run = run.model_copy(update={"train": train})
@@ -65,6 +69,8 @@ def main() -> int:
 
 def measure(arguments: argparse.Namespace, run: RunConfig, device: torch.device) -> None:
     """Import what the wanted mode needs, and run it."""
+    from train.timing import CLOCKS
+
     versus = arguments.versus == "transformers"
     if arguments.packing:
         from train.throughput_packing import compare_packing
@@ -73,7 +79,7 @@ def measure(arguments: argparse.Namespace, run: RunConfig, device: torch.device)
     elif arguments.ladder:
         from train.throughput_ladder import climb
 
-        climb(run, arguments.seconds, arguments.skip)
+        climb(run, arguments.seconds, arguments.skip, CLOCKS[arguments.clock])
     elif arguments.attention:
         from train.throughput_attention import compare_backends
 
@@ -85,12 +91,12 @@ def measure(arguments: argparse.Namespace, run: RunConfig, device: torch.device)
     elif versus:
         from train.throughput_training import compare_training
 
-        compare_training(run, arguments.rounds, arguments.skip)
+        compare_training(run, arguments.rounds, arguments.skip, CLOCKS[arguments.clock])
     else:
         from train.throughput_training import measure_training
 
-        folder = arguments.profile
-        measure_training(run, arguments.seconds, None if folder is None else Path(folder or run.output_dir))
+        folder = None if arguments.profile is None else Path(arguments.profile or run.output_dir)
+        measure_training(run, arguments.seconds, folder, CLOCKS[arguments.clock])
 
 
 def run_config(arguments: argparse.Namespace) -> RunConfig:
@@ -124,6 +130,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
     parser.add_argument("--rounds", type=int, default=5, help="how often each is timed; medians are printed")
     parser.add_argument("--seconds", type=float, help="to measure for, 30; with --ladder, of each rung, 20")
+    parser.add_argument(
+        "--clock",
+        choices=["wall", "cpu"],
+        default="wall",
+        help="of training modes. cpu: this process's own time; for one thread (OMP_NUM_THREADS=1) beside others",
+    )
     parser.add_argument("--skip", nargs="+", default=[], metavar="RUNG", help="leave out, for example compile")
     parser.add_argument(
         "--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192], help="with --attention"

@@ -7,6 +7,7 @@ length is attention's own square. Time is the median of several rounds in which 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -16,18 +17,20 @@ from model.attention_backends import BACKENDS, Situation, why_not
 from model.config import ModelConfig
 from model.flex_attention import flex_kernel_compiled
 from model.masks import MaskSpec
+from train.device import resolve_precision
 from train.timing import alternate, peak_bytes, table
 
 
 def compare_backends(config: ModelConfig, device: torch.device, lengths: list[int], rounds: int) -> None:
     """Print two tables: milliseconds and megabytes, one row for a length and a number of key/value heads."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    situation = Situation(device.type, dtype, config.head_size)
-    names = [name for name in BACKENDS if why_not(name, situation) is None]
+    dtype = torch.bfloat16 if resolve_precision("auto", device.type)[0] == "bf16" else torch.float32
+    trained = Situation(device.type, dtype, config.head_size, gradients=True)
+    problems = {name: why_not(name, replace(trained, gradients=_has_gradients(name, device))) for name in BACKENDS}
+    names = [name for name, problem in problems.items() if problem is None]
     heads, tokens = config.num_attention_heads, max(lengths)
     print(f"{heads} query heads of {config.head_size}, {tokens:,} tokens a call, causal, {str(dtype)[6:]}")
-    for name in BACKENDS:
-        if problem := why_not(name, situation):
+    for problem in problems.values():
+        if problem:
             print(f"  left out: {problem.removeprefix('attn_implementation: ')}")
     kinds = {"MHA": heads, "GQA": max(1, heads // 4), "MQA": 1}
     times, memory = [], []
@@ -57,11 +60,15 @@ def candidates(
     calls: dict[str, Callable[[], object]] = {}
     for name in names:
         mask = BACKENDS[name].mask(MaskSpec(places, places, batch, all_visible=True))
-        if name == "flex" and device.type == "cpu":  # compiled by itself, as it would be used; no gradients there
+        if not _has_gradients(name, device):  # compiled by itself, as it would be used; no gradients there
             calls[name] = partial(_flex_forward, q, k, v, mask)
         else:
             calls[name] = partial(_forward_backward, BACKENDS[name].compute, q, k, v, mask)
     return calls
+
+
+def _has_gradients(name: str, device: torch.device) -> bool:
+    return not (name == "flex" and device.type == "cpu")
 
 
 def _forward_backward(compute: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, mask: object) -> None:

@@ -7,7 +7,6 @@ validated on the same held-out rows, so the losses say what the speed was worth.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from train.optimizer import build_optimizers
 from train.parts import with_tokenizer
 from train.run import micro_batch_rows
 from train.throughput_packing import OneDocumentRows
-from train.timing import peak_bytes, synchronize, table
+from train.timing import Clock, peak_bytes, synchronize, table
 
 ADAMW_LR = 2e-3
 VALIDATION_TOKENS = 32768
@@ -92,7 +91,7 @@ def rungs(device: Device, skip: list[str]) -> list[Rung]:
     return ladder
 
 
-def climb(config: RunConfig, seconds: float, skip: list[str]) -> None:
+def climb(config: RunConfig, seconds: float, skip: list[str], clock: Clock) -> None:
     """Print the ladder: real tokens a second, memory, validation loss after equal time, time of the first step."""
     data = prepare(config.data, Path(config.output_dir))
     config, device = with_tokenizer(config, data.tokenizer), resolve_device(config)
@@ -103,7 +102,7 @@ def climb(config: RunConfig, seconds: float, skip: list[str]) -> None:
         f"rung, AdamW {ADAMW_LR:g}, validated on {VALIDATION_TOKENS:,} tokens"
     )
     for rung in rungs(device, skip):
-        found = train_rung(rung, config, device, data, seconds)
+        found = train_rung(rung, config, device, data, seconds, clock)
         bottom = bottom or found
         speed, from_bottom = found.tokens / found.seconds, bottom.tokens / bottom.seconds
         figures = [f"{speed:,.0f}", f"{speed / from_bottom:.2f}", f"{found.peak_mb:,.0f}", f"{found.loss:.3f}"]
@@ -113,7 +112,9 @@ def climb(config: RunConfig, seconds: float, skip: list[str]) -> None:
     print("\n" + table(header, lines))
 
 
-def train_rung(rung: Rung, config: RunConfig, device: Device, data: PreparedData, seconds: float) -> Climbed:
+def train_rung(
+    rung: Rung, config: RunConfig, device: Device, data: PreparedData, seconds: float, clock: Clock
+) -> Climbed:
     """Train a model of its own for so many seconds, then validate it."""
     torch.compiler.reset()
     torch.backends.cuda.matmul.allow_tf32 = rung.precision != "fp32"
@@ -121,17 +122,17 @@ def train_rung(rung: Rung, config: RunConfig, device: Device, data: PreparedData
     lm = rung_model(rung, config, device)
     step = rung_step(rung, config, device, lm)
     upcoming = rung_batches(rung, config, data, device)
-    before = time.perf_counter()
+    before = clock()
     step(next(upcoming))
     synchronize(device.device)
-    began = time.perf_counter()
+    began = clock()
     first_s, tokens, steps = began - before, 0, 0
-    while time.perf_counter() - began < seconds:
+    while clock() - began < seconds:
         batch = next(upcoming)
         step(batch)
         tokens, steps = tokens + int((batch.input_ids != data.tokenizer.pad_id).sum()), steps + 1
         synchronize(device.device)
-    spent, last = time.perf_counter() - began, next(upcoming)
+    spent, last = clock() - began, next(upcoming)
     peak = peak_bytes(lambda: step(last), device.device) / 1e6
     return Climbed(tokens, spent, steps, first_s, peak, validation_loss(lm, config, device, data))
 

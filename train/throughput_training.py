@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import statistics
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -21,10 +20,9 @@ from model import LanguageModel, save
 from train.budget import flops_per_token, known_peak
 from train.config import RunConfig
 from train.device import Device, resolve_device
-from train.meters import memory_gb
 from train.optimizer import build_optimizers
 from train.run import micro_batch_rows
-from train.timing import alternate, peak_bytes, synchronize, table
+from train.timing import Clock, alternate, peak_bytes, synchronize, table
 
 DOCUMENT = 150  # tokens; about as long as a story, where documents are isolated
 COUNTED = 0.25  # share of the time after which steps count
@@ -40,6 +38,7 @@ CLASSES = {
     "embedding": r"embedding|index",
 }
 Step = Callable[[], object]
+Ours = tuple[Step, LanguageModel, list[torch.optim.Optimizer]]
 
 
 @dataclass(frozen=True)
@@ -89,20 +88,27 @@ def make_step(
     return step
 
 
-def our_step(run: RunConfig, device: Device, shape: Shape, compiled: bool, adamw: bool = False) -> tuple[Step, Any]:
-    """A step as train.loop takes it, and the model. adamw: that alone, fused, whatever the config's optimizer is."""
+def our_step(run: RunConfig, device: Device, shape: Shape, compiled: bool, adamw: bool = False) -> Ours:
+    """A step as training takes it, the model, its optimizers. adamw: that alone, fused, whatever the config says."""
     torch.manual_seed(run.seed)
     lm = LanguageModel(run.model).to(device.device).train()
     lm.set_attn_implementation(device.attention)
     forward = torch.compile(lm, dynamic=False) if compiled else lm
     optimizers = [fused_adamw(lm)] if adamw else build_optimizers(lm, run.train.optimizer)
 
-    def mean_loss(**batch: Tensor) -> Tensor:
+    batches = shape.batches(device.device)
+    step = make_step(lm, our_loss(forward), optimizers, batches, device.autocast, run.train.grad_clip)
+    return step, lm, optimizers
+
+
+def our_loss(forward: Callable[..., Any]) -> Callable[..., Tensor]:
+    """Mean loss of a batch as LanguageModel gives it."""
+
+    def loss(**batch: Tensor | None) -> Tensor:
         loss_sum, count = forward(**batch)
         return loss_sum / count
 
-    batches = shape.batches(device.device)
-    return make_step(lm, mean_loss, optimizers, batches, device.autocast, run.train.grad_clip), lm
+    return loss
 
 
 def fused_adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -119,17 +125,18 @@ def shape_of(run: RunConfig, device: Device, documents: bool) -> Shape:
 # the config alone
 
 
-def measure_training(run: RunConfig, seconds: float, profile: Path | None) -> None:
+def measure_training(run: RunConfig, seconds: float, profile: Path | None, clock: Clock) -> None:
     """Print speed, share of the peak, memory and the choices of `auto`; or a profile of three steps."""
     device = resolve_device(run)
     shape = shape_of(run, device, run.data.isolate_documents)
     compiled = device.device.type == "cuda" if device.compile == "auto" else device.compile
-    step, lm = our_step(run, device, shape, compiled)
-    first = seconds_of(step, device.device)
-    times = repeat(step, seconds, device.device)
+    step, lm, optimizers = our_step(run, device, shape, compiled)
+    first = seconds_of(step, device.device, clock)
+    times = repeat(step, seconds, device.device, clock)
     if profile is not None:
         print(profile_steps(step, device.device, profile, run.name) + "\n")
-    peak = memory_gb(device.device) if device.device.type == "cuda" else peak_bytes(step, device.device) / 1e9
+    states = [tensor for one in optimizers for state in one.state.values() for tensor in state.values()]
+    lasting, peak = sum(tensor.nbytes for tensor in [*lm.parameters(), *states]), peak_bytes(step, device.device)
     tokens, median = shape.rows * shape.length, statistics.median(times)
     flops_per_s = flops_per_token(run.model, shape.length) * tokens / median
     known = known_peak(device)
@@ -141,7 +148,8 @@ def measure_training(run: RunConfig, seconds: float, profile: Path | None) -> No
         ["first step, compiling included, s" if compiled else "first step, s", f"{first:.1f}"],
         ["TFLOP/s of matrix products", f"{flops_per_s / 1e12:.3f}"],
         ["MFU", share],
-        ["peak memory of tensors, GB" + ("" if device.device.type == "cuda" else ", of a step"), f"{peak:.3f}"],
+        ["weights and optimizer state, MB", f"{lasting / 1e6:,.1f}"],
+        ["a step's fullest moment, beyond them, MB", f"{peak / 1e6:,.1f}"],
         ["parameters", f"{lm.num_parameters():,}"],
         ["rows a forward pass × length", f"{shape.at_once} × {shape.length}"],
     ]
@@ -151,20 +159,20 @@ def measure_training(run: RunConfig, seconds: float, profile: Path | None) -> No
     print("\n" + "\n".join(f"* {choice}" for choice in choices))
 
 
-def seconds_of(step: Step, device: torch.device) -> float:
+def seconds_of(step: Step, device: torch.device, clock: Clock) -> float:
     synchronize(device)
-    before = time.perf_counter()
+    before = clock()
     step()
     synchronize(device)
-    return time.perf_counter() - before
+    return clock() - before
 
 
-def repeat(step: Step, seconds: float, device: torch.device) -> list[float]:
+def repeat(step: Step, seconds: float, device: torch.device, clock: Clock) -> list[float]:
     """Seconds of each step; the first quarter of the time is for warming up. At least three steps."""
     times: list[float] = []
-    began = time.perf_counter()
-    while (spent := time.perf_counter() - began) < seconds or len(times) < 3:
-        took = seconds_of(step, device)
+    began = clock()
+    while (spent := clock() - began) < seconds or len(times) < 3:
+        took = seconds_of(step, device, clock)
         if spent >= COUNTED * seconds or spent + took >= seconds:
             times.append(took)
     return times
@@ -208,7 +216,7 @@ def class_of(operator: str) -> str:
 # beside transformers
 
 
-def compare_training(run: RunConfig, rounds: int, skip: list[str]) -> None:
+def compare_training(run: RunConfig, rounds: int, skip: list[str], clock: Clock) -> None:
     """Print ours and theirs, compiled and not, alternating: the same architecture, rows, AdamW and precision."""
     device = resolve_device(run.model_copy(update={"data": run.data.model_copy(update={"isolate_documents": False})}))
     rows = micro_batch_rows(run, device)
@@ -218,10 +226,10 @@ def compare_training(run: RunConfig, rounds: int, skip: list[str]) -> None:
         name = ", compiled" if compiled else ""
         if compiled and "compile" in skip:
             continue
-        steps[f"Headlight{name}"], lm = our_step(run, device, shape, compiled, adamw=True)
+        steps[f"Headlight{name}"], lm, _ = our_step(run, device, shape, compiled, adamw=True)
         steps[f"transformers{name}"] = their_step(lm, run, device, shape, compiled)
-    first = {name: seconds_of(step, device.device) for name, step in steps.items()}
-    seconds = alternate(steps, rounds, device.device, patience_s=60.0 * rounds)
+    first = {name: seconds_of(step, device.device, clock) for name, step in steps.items()}
+    seconds = alternate(steps, rounds, device.device, patience_s=60.0 * rounds, clock=clock)
     measure = list(steps)[-1]
     tokens = shape.rows * shape.length
     lines = [
@@ -234,7 +242,15 @@ def compare_training(run: RunConfig, rounds: int, skip: list[str]) -> None:
 
 
 def their_step(lm: LanguageModel, run: RunConfig, device: Device, shape: Shape, compiled: bool) -> Step:
-    """transformers' model of the same weights with its own loss, attention sdpa."""
+    """The same step with transformers' model of the same weights, fused AdamW and its own loss."""
+    other = theirs(lm).to(device.device).train()
+    forward = torch.compile(other, dynamic=False) if compiled else other
+    batches = shape.batches(device.device)
+    return make_step(other, their_loss(forward), [fused_adamw(other)], batches, device.autocast, run.train.grad_clip)
+
+
+def theirs(lm: LanguageModel) -> Any:
+    """transformers' model of the same weights, read from the directory that Headlight saves; attention sdpa."""
     try:
         from transformers import AutoModelForCausalLM
     except ImportError:
@@ -243,12 +259,14 @@ def their_step(lm: LanguageModel, run: RunConfig, device: Device, shape: Shape, 
     with tempfile.TemporaryDirectory() as directory:
         save(lm, directory)
         other: Any = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="sdpa")
-    other.to(device.device).train()
     other.config.use_cache = False
-    forward = torch.compile(other, dynamic=False) if compiled else other
+    return other
 
-    def mean_loss(input_ids: Tensor, labels: Tensor, **_: Any) -> Tensor:
+
+def their_loss(forward: Callable[..., Any]) -> Callable[..., Tensor]:
+    """Mean loss of a batch as transformers gives it."""
+
+    def loss(input_ids: Tensor, labels: Tensor, document_ids: None) -> Tensor:
         return forward(input_ids=input_ids, labels=labels).loss
 
-    batches = shape.batches(device.device)
-    return make_step(other, mean_loss, [fused_adamw(other)], batches, device.autocast, run.train.grad_clip)
+    return loss

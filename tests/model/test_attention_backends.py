@@ -1,5 +1,7 @@
 """The choice of a backend: explicit means explicit, auto says why, and what cannot serve is told before it is tried."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -32,6 +34,13 @@ HALF = torch.bfloat16
         ("sdpa_cudnn", Situation("cuda", torch.float32, 64), "16 bits, not in float32"),
         ("flex", Situation("cpu", torch.float32, 64, gradients=True), "no gradients on CPU: train with sdpa"),
         ("flex", Situation("cuda", HALF, 64, dropout=0.1), "no dropout: use sdpa, or attention_dropout: 0"),
+        ("blocked", Situation("cuda", HALF, 64), "is for CPUs: use sdpa"),
+        ("blocked", Situation("cpu", HALF, 64, dropout=0.1), "no dropout: use sdpa, or attention_dropout: 0"),
+        (
+            "blocked",
+            Situation("cpu", torch.float32, 64, gradients=True),
+            "trains in bfloat16, not in float32: use sdpa",
+        ),
         ("varlen", Situation("cpu", HALF, 64), "needs CUDA: use sdpa"),
         ("varlen", Situation("cuda", torch.float32, 64), "16 bits, not in float32"),
         ("varlen", Situation("cuda", HALF, 512), "heads of at most 256, not 512"),
@@ -86,6 +95,13 @@ def test_auto_gives_its_reason():
         "sdpa",
         "PyTorch picks its kernel; on cpu none is quicker",
     )
+
+
+def test_auto_on_a_cpu_trains_in_blocks_where_that_can_serve():
+    here = Situation("cpu", HALF, 64, gradients=True, documents=True, compiled=True)
+    assert choose_attention(here)[0] == "blocked"
+    for changes in ({"dropout": 0.1}, {"dtype": torch.float32}, {"gradients": False}, {"device": "mps"}):
+        assert choose_attention(replace(here, **changes))[0] == "sdpa", changes
 
 
 def test_a_trial_finds_a_kernel_that_fails_or_computes_something_else(monkeypatch):

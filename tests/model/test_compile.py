@@ -40,6 +40,23 @@ def test_training_is_one_graph_that_is_never_compiled_again(backend, packed, cha
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_training_in_blocks_of_bfloat16_is_one_graph_too(packed):
+    lm = random_model(tiny_config()).train()
+    lm.set_attn_implementation("blocked")
+    counter = CompileCounter()
+    step = torch.compile(lm, backend=counter, fullgraph=True, dynamic=False)
+    for _ in range(3):
+        ids = torch.randint(0, 192, (2, 32))
+        documents = torch.randint(0, 4, (2, 32)).sort().values if packed else None
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss, count = step(ids, labels=ids, document_ids=documents)
+            expected, _ = lm(ids, labels=ids, document_ids=documents)
+        (loss / count).backward()
+        assert torch.allclose(loss, expected, rtol=1e-3)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 def test_flex_is_one_graph_too(packed):
     """Forward only, which is what FlexAttention has on a CPU."""
     lm = random_model(tiny_config(**MIXED))

@@ -1,12 +1,19 @@
 """Benchmarks run from end to end on sizes that take a second, and measure what they say."""
 
+import dataclasses
+import itertools
 import json
 import time
 
 import pytest
 import torch
 
+from configs.loader import InputError
+from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module, write_config
+from train.device import Device
+from train.throughput_ladder import Rung, WithAllLogits, rungs
+from train.throughput_training import Shape, class_of, our_loss, their_loss, theirs
 from train.timing import alternate, peak_bytes, table
 
 CPU = torch.device("cpu")
@@ -48,7 +55,8 @@ def test_a_table_is_aligned_markdown():
 def test_every_backend_of_this_machine_is_in_the_attention_table():
     done = run_module("train.throughput", "--attention", "--lengths", "64", "128", "--rounds", "1")
     assert done.returncode == 0, done.stderr
-    assert "| length, key/value heads | eager | flash | sdpa | sdpa_math | flex |" in done.stdout
+    blocked = " blocked |" if torch.cpu.get_capabilities().get("avx512_bf16") else ""
+    assert f"| length, key/value heads | eager | flash | sdpa | sdpa_math |{blocked} flex |" in done.stdout
     assert "left out: varlen needs CUDA" in done.stdout
     assert done.stdout.count("\n| 128 GQA (2)") == 2  # time and memory
 
@@ -75,11 +83,16 @@ def test_decoding_is_compared_with_transformers_and_gives_its_tokens(tmp_path):
         (["--decode", "--device", "cuda"], "finds none here"),
         (["--attention", "--rounds", "0"], "must be 1 or more"),
         (["no.yaml", "--decode"], "no.yaml"),
-        ([], "one of the arguments --attention --decode --packing is required"),
+        (["--clock", "cpu", "--device", "cpu"], "--clock cpu measures a single thread"),
+        (["--ladder", "--seconds", "0"], "--seconds more than 0"),
+        (["--ladder", "--versus", "transformers"], "--versus goes with --decode or with no other mode"),
+        (["--decode", "--profile"], "--profile goes with no other mode"),
+        (["model.qk_norm=true"], "model.qk_norm=true"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # whatever this machine has
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     done = run_module("train.throughput", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
@@ -97,3 +110,100 @@ def test_packing_is_measured_on_the_data_of_a_config(tmp_path):
     assert float(rows["one document a row"][0].strip(" %")) == pytest.approx(100 * alone, abs=1.5)
     assert float(rows["filled rows, documents isolated"][0].strip(" %")) > 99
     assert run_module("train.throughput", "--packing").stderr.startswith("error: --packing reads the data of a config")
+
+
+def rows_of(stdout):
+    """Cells by first cell of every table line."""
+    lines = [line.split("|")[1:-1] for line in stdout.splitlines() if line.startswith("|")]
+    return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
+
+
+def test_a_configs_training_steps_are_measured_and_profiled(tmp_path):
+    config = write_config(tmp_path)
+    done = run_module("train.throughput", config, "--seconds", "0.3", "--profile", tmp_path / "traces")
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(done.stdout)
+    tokens_per_s, ms = rows["tokens/s (median)"][0], next(v for k, v in rows.items() if k.startswith("ms a step"))[0]
+    assert float(tokens_per_s.replace(",", "")) == pytest.approx(256 / float(ms.replace(",", "")) * 1000, rel=0.02)
+    assert rows["MFU"] == ["unknown peak"]
+    assert int(rows["parameters"][0].replace(",", "")) > 100_000  # 4,096 ids, although the text has 256
+    assert "* attention sdpa (auto: PyTorch picks its kernel" in done.stdout
+    events = json.loads((tmp_path / "traces" / "tiny.trace.json").read_text())["traceEvents"]
+    assert any(event.get("name") == "aten::mm" for event in events)
+    shares = [float(cells[1].strip("%")) for cells in rows.values() if len(cells) == 3 and cells[1].endswith("%")]
+    assert sum(shares) == pytest.approx(100, abs=4)
+
+
+@pytest.mark.parametrize(
+    ("operator", "kind"),
+    [
+        ("aten::mm", "matrix products"),
+        ("aten::bmm", "batched matrix products (attention, Muon)"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention kernels"),
+        ("aten::_fused_adamw_", "optimizer"),
+        ("triton_poi_fused_add_0", "compiled loops"),
+        ("aten::copy_", "copies and casts"),
+        ("aten::expand", "element by element, rest"),
+    ],
+)
+def test_operators_are_classed(operator, kind):
+    assert class_of(operator) == kind
+
+
+def test_random_tokens_have_the_shape_of_the_config():
+    first, second = Shape(rows=4, at_once=2, length=400, vocabulary=64, documents=True).batches(CPU)
+    assert first["input_ids"].shape == first["document_ids"].shape == second["labels"].shape == (2, 400)
+    assert first["input_ids"].max() < 64
+    assert first["document_ids"].max() > 0
+    assert Shape(4, 4, 8, 64, documents=False).batches(CPU)[0]["document_ids"] is None
+
+
+@pytest.mark.slow
+def test_training_is_compared_with_transformers(tmp_path):
+    arguments = ["--versus", "transformers", "--skip", "compile", "--rounds", "1"]
+    done = run_module("train.throughput", write_config(tmp_path), *arguments)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(done.stdout)
+    assert rows["transformers"][2] == "1.00"
+    assert float(rows["Headlight"][2]) > 0
+
+
+def test_both_models_of_the_comparison_compute_the_same_loss():
+    """Otherwise their times could not be compared; the labels of both are shifted by one."""
+    lm = random_model(tiny_config())
+    (batch,) = Shape(2, 2, 16, 192, documents=False).batches(CPU)
+    with torch.no_grad():
+        ours, their = our_loss(lm)(**batch), their_loss(theirs(lm))(**batch)
+    assert ours.item() == pytest.approx(their.item(), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_ladder_is_climbed_on_the_data_of_a_config(tmp_path):
+    done = run_module("train.throughput", write_config(tmp_path), "--ladder", "--seconds", "0.3", "--skip", "compile")
+    assert done.returncode == 0, done.stderr
+    rows = [name for name in rows_of(done.stdout) if "fp32" in name or name.startswith("+")]
+    assert rows[0].startswith("fp32, eager attention, one document a row")
+    assert rows[1:] == ["+ bf16", "+ attention sdpa", "+ fused AdamW", "+ packing",
+                        "+ vocabulary a multiple of 64", "+ loss in chunks", "+ muon"]  # fmt: skip
+
+
+def test_each_rung_changes_one_thing_and_keeps_the_rest():
+    cpu = Device(CPU, "bf16", False, "blocked", ())
+    ladder = rungs(cpu, [])
+    fields = [f.name for f in dataclasses.fields(Rung) if f.name != "name"]
+    for below, above in itertools.pairwise(ladder):
+        assert sum(getattr(below, f) != getattr(above, f) for f in fields) == 1, above.name
+    assert ladder[-1] == Rung("+ muon", "bf16", True, "blocked", "muon", True, True, True)
+    assert not any(rung.compiled for rung in rungs(cpu, ["compile"]))
+    with pytest.raises(InputError, match="--skip flash: there is no such rung here; there are bf16, compile"):
+        rungs(cpu, ["flash"])
+
+
+def test_the_loss_of_all_logits_is_the_loss_in_chunks():
+    lm = random_model(tiny_config())
+    ids = torch.randint(0, 192, (2, 20))
+    labels = ids.masked_fill(torch.rand(2, 20) < 0.3, -100)
+    found, count = WithAllLogits(lm)(input_ids=ids, labels=labels)
+    expected, expected_count = lm(ids, labels=labels)
+    assert count == expected_count
+    assert torch.allclose(found, expected, rtol=1e-5)

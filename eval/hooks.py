@@ -10,13 +10,14 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from data.batches import validation_batches
-from data.config import DataConfig
+from data.config import DataConfig, StoryworldSource
 from data.packing import Rows
 from data.prepare import PreparedData
 from data.tokenizer import Tokenizer
@@ -120,6 +121,19 @@ def attention(event: EvalEvent) -> None:
     event.log_image("attention/heads", folder / f"{stem}.png")
 
 
+def questions(event: EvalEvent) -> None:
+    """Ask about held-out stories, before the first step as well: exact match for each class of questions."""
+    source, count = event.data_config.source, event.config.questions
+    if not count or not isinstance(source, StoryworldSource) or event.data_config.records != "conversations":
+        return
+    if not (event.step == 0 or event.due(event.config.every)):
+        return
+    from eval.questions import ask, figures, held_out_questions, score
+
+    asked = list(islice(held_out_questions(source), count))
+    event.log("questions", figures(score(asked, ask(event.lm, event.tokenizer, asked))))
+
+
 def probe_ids(event: EvalEvent) -> list[int]:
     """The tokens of the text that is drawn: eval.attention.text, or how the held-out part begins."""
     wanted = event.config.attention
@@ -131,7 +145,7 @@ def probe_ids(event: EvalEvent) -> list[int]:
     return ids[:end]
 
 
-HOOKS: tuple[Hook, ...] = (validation, samples, attention)
+HOOKS: tuple[Hook, ...] = (validation, questions, samples, attention)
 
 
 def run_hooks(event: EvalEvent, switched_off: set[Hook], warn: Callable[[str], None]) -> None:

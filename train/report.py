@@ -60,7 +60,7 @@ def write(run: Run) -> None:
     picture = sorted((directory / "attention").glob("step_*.png"))[-1:]
     lines = [f"# {run.config.name}", "", "```", opening(run), describe(run.data), "```", ""]
     lines += [RESULT_HEADING, "", "```", *result, "```", "", "A sample, as the model wrote it:", "", "```"]
-    lines += [sample, "```", "", "## Figures", "", "![loss](loss.png)", ""]
+    lines += [sample, "```", "", *_question_lines(metrics), "## Figures", "", "![loss](loss.png)", ""]
     lines += [f"![every attention head](attention/{picture[0].name})", ""] if picture else []
     lines += ["## Made with", "", f"`python -m train.pretrain` from `{run.config.directory}/config.yaml`, "]
     lines += [f"torch {torch.__version__}, Python {platform.python_version()}, {machine(run.device.device)}.", ""]
@@ -123,6 +123,22 @@ def _floor_lines(run: Run) -> list[str]:
     run.lm.set_attn_implementation("sdpa")  # in float32, whatever the training kernel was
     left_out = [f"({len(stories) - len(fitting)} longer stories left out)"] if len(fitting) < len(stories) else []
     return compare_with_floor(run.lm, run.data.tokenizer, fitting).lines() + left_out
+
+
+def _question_lines(metrics: list[dict[str, Any]]) -> list[str]:
+    """Exact answers about held-out stories, before and after, if the run was asked."""
+    asked = [m for m in metrics if m["split"] == "questions"]
+    if not asked:
+        return []
+    from eval.questions import table
+
+    before = {"before": asked[0]} if len(asked) > 1 and asked[0]["step"] == 0 else {}
+    return [
+        "## Questions about held-out stories, answered to the letter",
+        "",
+        table({**before, "after": asked[-1]}),
+        "",
+    ]
 
 
 def _last_sample(file: Path) -> str:

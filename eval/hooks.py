@@ -122,7 +122,8 @@ def attention(event: EvalEvent) -> None:
 
 
 def questions(event: EvalEvent) -> None:
-    """Ask about held-out stories, before the first step as well: exact match for each class of questions."""
+    """Ask about held-out stories, before the first step as well: exact match for each class of questions, once with
+    names like those of training and once with names of another form."""
     source, count = event.data_config.source, event.config.questions
     if not count or not isinstance(source, StoryworldSource) or event.data_config.records != "conversations":
         return
@@ -130,8 +131,9 @@ def questions(event: EvalEvent) -> None:
         return
     from eval.questions import ask, figures, held_out_questions, score
 
-    asked = list(islice(held_out_questions(source), count))
-    event.log("questions", figures(score(asked, ask(event.lm, event.tokenizer, asked))))
+    for split, new_names in (("questions", False), ("questions_new_names", True)):
+        asked = list(islice(held_out_questions(source, new_names=new_names), count))
+        event.log(split, figures(score(asked, ask(event.lm, event.tokenizer, asked))))
 
 
 def probe_ids(event: EvalEvent) -> list[int]:

@@ -1,7 +1,8 @@
 """Exact answers to questions about held-out stories: `python -m eval.questions runs/sft_demo`.
 
 Every question of the built-in world's held-out conversations has one right answer, so a reply is right when it is, to
-the letter, the reply of that conversation. The stories, and the names in them, occur in no training text.
+the letter, the reply of that conversation. No training text has these stories. They are told twice: with names like
+those of training (Tiko, Belna, Jurim), and with names of a form that training does not have (Belora, Timovu).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from configs.loader import InputError, exit_on_bad_input, load_config, validate
 from data.chat import prompt_ids
@@ -61,15 +63,24 @@ class Score:
         return self.right / max(1, self.asked)
 
 
-def held_out_questions(source: StoryworldSource, kind: str | None = None) -> Iterator[Asked]:
-    """The questions of the held-out conversations, one conversation after the other (of one kind only, if given)."""
+def held_out_questions(
+    source: StoryworldSource, kind: str | None = None, *, new_names: bool = False
+) -> Iterator[Asked]:
+    """The questions of the held-out conversations, one conversation after the other (of one kind only, if given).
+
+    new_names: the people have names of a form that no training text holds.
+    """
     for index in range(source.validation_documents):
-        conversation = converse(source.seed, index, "validation", source.level)
-        for question in conversation["meta"]["questions"]:
-            if kind in (None, question["kind"]):
-                *before, reply = conversation["conversations"][: question["message"] + 1]
-                answer, candidates = question["answer"], tuple(question["candidates"])
-                yield Asked(question["kind"], tuple(before), reply["content"], answer, candidates)
+        conversation = converse(source.seed, index, "validation", source.level, held_out_names=new_names)
+        yield from (question for question in questions_in(conversation) if kind in (None, question.kind))
+
+
+def questions_in(conversation: dict[str, Any]) -> Iterator[Asked]:
+    """The questions of one of data.storyworld's conversations, in their order."""
+    for question in conversation["meta"]["questions"]:
+        *before, reply = conversation["conversations"][: question["message"] + 1]
+        answer, candidates = question["answer"], tuple(question["candidates"])
+        yield Asked(question["kind"], tuple(before), reply["content"], answer, candidates)
 
 
 def ask(
@@ -164,17 +175,20 @@ def figures(scores: dict[str, Score]) -> dict[str, float | int]:
 
 
 def table(columns: dict[str, dict[str, float | int]]) -> str:
-    """A Markdown table: a row a class; exact match of each of `columns` (heading -> figures), chance, best guess."""
-    last = list(columns.values())[-1]
-    kinds = [kind for kind in KINDS if f"asked_{kind}" in last]
+    """A Markdown table: a row a class; exact match of each of `columns` (heading -> figures).
+
+    What was asked, chance and the best guess are those of the first column.
+    """
+    first = next(iter(columns.values()))
+    kinds = [kind for kind in KINDS if f"asked_{kind}" in first]
     lines = [f"| class | asked | {' | '.join(columns)} | chance | best guess |"]
     lines += [f"|---|---|{'---|' * len(columns)}---|---|"]
     for kind in [*kinds, ""]:
         ending = f"_{kind}" if kind else ""
         shares = [values.get(f"exact_match{ending}") for values in columns.values()]
         shown = ["–" if share is None else f"{share:.1%}" for share in shares]
-        known = [f"{last[f'chance{ending}']:.1%}", f"{last[f'guess{ending}']:.1%}"]
-        lines.append(f"| {' | '.join([kind or 'all', str(last[f'asked{ending}']), *shown, *known])} |")
+        known = [f"{first[f'chance{ending}']:.1%}", f"{first[f'guess{ending}']:.1%}"]
+        lines.append(f"| {' | '.join([kind or 'all', str(first[f'asked{ending}']), *shown, *known])} |")
     return "\n".join(lines)
 
 
@@ -209,9 +223,13 @@ def main() -> int:
     except (OSError, ValueError) as error:
         raise InputError(str(error)) from None
     documents = given.documents or source.validation_documents
-    questions = list(held_out_questions(source.model_copy(update={"validation_documents": documents}), given.kind))
-    replies = ask(lm, tokenizer, questions)
-    print(table({"exact match": figures(score(questions, replies))}))
+    source = source.model_copy(update={"validation_documents": documents})
+    columns, questions, replies = {}, [], []
+    for heading, new_names in (("new names", True), ("exact match", False)):
+        questions = list(held_out_questions(source, given.kind, new_names=new_names))
+        replies = ask(lm, tokenizer, questions)
+        columns[heading] = figures(score(questions, replies))
+    print(table(dict(reversed(columns.items()))))
     if left_out := replies.count(None):
         longest = lm.config.max_position_embeddings
         print(f"{left_out} of {len(questions)} questions left out: longer than {longest} tokens", file=sys.stderr)

@@ -218,9 +218,9 @@ def evaluate(run: Run, started: float) -> None:
             tracker.say(f"step {state.step:>6,}   val {shown}")
             if state.best_loss is None or values["loss"] < state.best_loss:
                 state.best_loss, state.best_step = values["loss"], state.step
-        elif split == "questions":
+        elif split in ("questions", "questions_new_names"):
             shown = f"{values['exact_match']:.1%} of {values['asked']} answers right (chance {values['chance']:.1%})"
-            tracker.say(f"step {state.step:>6,}   questions {shown}")
+            tracker.say(f"step {state.step:>6,}   {split.replace('_', ' ')} {shown}")
 
     event = EvalEvent(
         step=state.step,

@@ -127,18 +127,14 @@ def _floor_lines(run: Run) -> list[str]:
 
 def _question_lines(metrics: list[dict[str, Any]]) -> list[str]:
     """Exact answers about held-out stories, before and after, if the run was asked."""
-    asked = [m for m in metrics if m["split"] == "questions"]
-    if not asked:
+    known, new = ([m for m in metrics if m["split"] == split] for split in ("questions", "questions_new_names"))
+    if not known or not new:
         return []
     from eval.questions import table
 
-    before = {"before": asked[0]} if len(asked) > 1 and asked[0]["step"] == 0 else {}
-    return [
-        "## Questions about held-out stories, answered to the letter",
-        "",
-        table({**before, "after": asked[-1]}),
-        "",
-    ]
+    before = {"before": known[0]} if len(known) > 1 and known[0]["step"] == 0 else {}
+    columns = {**before, "after": known[-1], "after, names of a new form": new[-1]}
+    return ["## Questions about held-out stories, answered to the letter", "", table(columns), ""]
 
 
 def _last_sample(file: Path) -> str:

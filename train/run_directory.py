@@ -116,7 +116,8 @@ def _refuse_other_identity(config: RunConfig, saved: dict[str, Any], where: str)
     wanted = config.identity()
     # keys that a run from before them does not have, and what it did
     layer_types = ["full_attention"] * config.model.num_hidden_layers
-    saved = {"data.restart_positions": False, "model.layer_types": layer_types} | saved
+    before = {"data.restart_positions": False, "model.layer_types": layer_types, "data.source.chats": "mixed"}
+    saved = {key: value for key, value in before.items() if key in wanted} | saved
     saved.pop(CONTENTS, None)
     different = [
         f"{key} (there {saved.get(key)!r}, here {wanted.get(key)!r})"

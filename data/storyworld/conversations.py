@@ -18,6 +18,7 @@ CONVERSATION_KINDS = ("tell", "question", "turns")
 WEIGHTS = (1, 2, 1)  # half of all conversations are one question about one story
 MANY = "questions"  # the fourth kind, and how many questions it has at most
 MOST_QUESTIONS = 8
+OFTEN = 3
 OTHER_BOOK = 500_009  # so that conversations are not about the stories of draw_question(seed, index)
 Message = dict[str, str]
 
@@ -144,13 +145,17 @@ def more_questions(story: Story, asked: Question, rng: Random) -> list[Question]
 
 
 def many_questions(story: Story, asked: Question, rng: Random) -> list[Question]:
-    """More questions about the story until there are MOST_QUESTIONS, of any kind that it has, none asked before."""
+    """More questions about the story until there are MOST_QUESTIONS, of any kind that it has, none asked before.
+
+    Who has it and where it is are asked OFTEN times as often as the rest: they are what is to be learned first.
+    """
     more: list[Question] = []
     of_kind: dict[str, list[Question]] = {}
     for question in questions_about(story):
         of_kind.setdefault(question.kind, []).append(question)
+    kinds = [kind for kind in of_kind for _ in range(OFTEN if kind in ("who_has", "where") else 1)]
     for _ in range(3 * MOST_QUESTIONS):
-        found = of_kind[pick(rng, list(of_kind))]
+        found = of_kind[pick(rng, kinds)]
         if found[0].kind == "yes_no":
             answer = pick(rng, ("yes", "no"))
             found = [question for question in found if question.answer == answer]

@@ -145,6 +145,9 @@ def evaluate(run: Run, meter: Meter, is_last: bool) -> None:
             shown = f"loss {values['loss']:.4f}   bits per byte {values['bits_per_byte']:.4f}"
             tracker.say(f"step {state.step:>6,}   val {shown}")
             found["loss"] = values.get("loss_comparable", values["loss"])
+        elif split in ("questions", "questions_new_names"):
+            shown = f"{values['exact_match']:.1%} of {values['asked']} answers right (chance {values['chance']:.1%})"
+            tracker.say(f"step {state.step:>6,}   {split.replace('_', ' ')} {shown}")
 
     event = EvalEvent(
         step=state.step,

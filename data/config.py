@@ -23,6 +23,11 @@ class StoryworldSource(_Section):
     validation_documents: int = Field(1000, ge=1, description="Number of held-out ones, from other seeds.")
     seed: int = Field(0, ge=0, description="Another seed, other stories.")
     level: Literal[1, 2] = Field(1, description="1 = short stories of three friends | 2 = longer ones, more of them.")
+    chats: Literal["mixed", "questions"] = Field(
+        "mixed",
+        description="With records: conversations. mixed = stories on request, questions, longer talks | questions = up "
+        "to eight about each story, for answering well after little training.",
+    )
     repeats: float = Field(0.0, ge=0, lt=1, description="Share of documents that are random words, told repeatedly.")
 
 

@@ -210,7 +210,8 @@ def _invented(source: StoryworldSource, index: int, split: Split, records: str) 
     from data.storyworld import converse, repeated, tell
 
     if records == "conversations":
-        return conversation_of(converse(source.seed, index, split, source.level))
+        kind = "questions" if source.chats == "questions" else None
+        return conversation_of(converse(source.seed, index, split, source.level, kind))
     if int((index + 1) * source.repeats) > int(index * source.repeats):
         return repeated(source.seed, index, held_out=split == "validation").text
     return tell(source.seed, index, split, source.level).text

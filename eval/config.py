@@ -36,4 +36,10 @@ class EvalConfig(_Section):
     sample_tokens: int = Field(160, ge=1, description="Longest continuation, in tokens.")
     temperature: float = Field(0.8, ge=0, description="Of the samples; 0 = greedy.")
     top_p: float | None = Field(0.95, gt=0, le=1, description="Of the samples; null = off.")
+    questions: int = Field(
+        0,
+        ge=0,
+        description="Held-out questions asked at every evaluation, the first and the last too (storyworld "
+        "conversations); 0 = none.",
+    )
     attention: AttentionConfig = Field(AttentionConfig(), description="The attention heatmaps.")

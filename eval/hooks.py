@@ -10,13 +10,14 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from data.batches import validation_batches
-from data.config import DataConfig
+from data.config import DataConfig, StoryworldSource
 from data.packing import Rows
 from data.prepare import PreparedData
 from data.tokenizer import Tokenizer
@@ -137,6 +138,21 @@ def attention(event: EvalEvent) -> None:
     event.log_image("attention/heads", folder / f"{stem}.png")
 
 
+def questions(event: EvalEvent) -> None:
+    """Ask about held-out stories, before the first step as well: exact match for each class of questions, once with
+    names like those of training and once with names of another form."""
+    source, count = event.data_config.source, event.config.questions
+    if not count or not isinstance(source, StoryworldSource) or event.data_config.records != "conversations":
+        return
+    if not (event.step == 0 or event.due(event.config.every)):
+        return
+    from eval.questions import ask, figures, held_out_questions, score
+
+    for split, new_names in (("questions", False), ("questions_new_names", True)):
+        asked = list(islice(held_out_questions(source, new_names=new_names), count))
+        event.log(split, figures(score(asked, ask(event.lm, event.tokenizer, asked))))
+
+
 def probe_ids(event: EvalEvent) -> list[int]:
     """The tokens of the text that is drawn: eval.attention.text, or how the held-out part begins."""
     wanted = event.config.attention
@@ -148,7 +164,7 @@ def probe_ids(event: EvalEvent) -> list[int]:
     return ids[:end]
 
 
-HOOKS: tuple[Hook, ...] = (validation, samples, attention)
+HOOKS: tuple[Hook, ...] = (validation, questions, samples, attention)
 
 
 def run_hooks(event: EvalEvent, switched_off: set[Hook], warn: Callable[[str], None]) -> None:

@@ -92,7 +92,7 @@ def save_checkpoint(
 
 def gather(lm: LanguageModel, optimizers: list[torch.optim.Optimizer]) -> Tensors:
     """Every tensor of the run, whole, for the first process to write; others keep none. Every process calls it."""
-    weights = lm.state_dict()
+    weights = lm.state_dict()  # FSDP2 leaves some parameters gathered after an evaluation: this puts the shares back
     if lm.config.tie_word_embeddings:
         del weights["lm_head.weight"]
     return Tensors(_whole_on_first(weights), _whole_on_first(_optimizer_tensors(lm, optimizers)) | _random_states())
@@ -177,7 +177,6 @@ def _share(tensor: Tensor, like: Tensor) -> Tensor:
 
 def _prefixes(lm: LanguageModel, optimizer: torch.optim.Optimizer) -> list[tuple[torch.nn.Parameter, str]]:
     """An optimizer's parameters in its own order, with what the names of their state begin with."""
-    lm.state_dict()  # FSDP2 may have left parameters gathered after an evaluation; this puts the shares back
     names = {id(p): name for name, p in lm.named_parameters()}
     kind = type(optimizer).__name__.lower()
     return [(p, f"{kind}.{names[id(p)]}.") for group in optimizer.param_groups for p in group["params"]]

@@ -9,7 +9,9 @@ Small numbers travel between the CPUs (gloo), so that no GPU waits for them.
 
 from __future__ import annotations
 
+import gc
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -97,6 +99,10 @@ def processes(parallel: Literal["ddp", "fsdp2"], device: str) -> Iterator[World]
     try:
         yield world
     finally:
+        # gloo's thread frees the tensors of the last reductions under Python's lock, which closing the connection
+        # holds while it waits for that thread: let it come first
+        gc.collect()
+        time.sleep(0.1)
         dist.destroy_process_group()
 
 

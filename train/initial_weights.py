@@ -8,7 +8,7 @@ from typing import Any
 
 from configs.loader import InputError
 from data.tokenizer import Tokenizer, load_tokenizer
-from model import LanguageModel
+from model import LanguageModel, ModelConfig
 from model.checkpoint_format import checkpoint_directory, load_weights, read_config
 from train.config import RunConfig
 
@@ -29,29 +29,37 @@ def find_initial_weights(config: RunConfig) -> Path | None:
     """
     if config.init_from is None:
         return None
-    directory, different = different_keys(config)
+    directory, there = _read(config.init_from)
+    different = [key for key, value in config.model.model_dump().items() if value != there[key]]
+    different = [key for key in different if key not in _free_keys(there)]
     if different:
         here = config.model.model_dump()
-        listed = ", ".join(f"{k} is {json.dumps(here[k])} here and {json.dumps(v)}" for k, v in different.items())
-        remedy = " ".join(f"model.{key}={json.dumps(value)}" for key, value in different.items())
+        listed = ", ".join(f"{k} is {json.dumps(here[k])} here and {json.dumps(there[k])}" for k in different)
+        remedy = " ".join(f"model.{key}={json.dumps(there[key])}" for key in different)
         raise InputError(f"init_from: {listed} in {directory / 'config.json'}: set {remedy}")
     return directory
 
 
-def different_keys(config: RunConfig) -> tuple[Path, dict[str, Any]]:
-    """The model directory that init_from names, and what of its architecture `model:` says otherwise.
-
-    Raises InputError if there is no model.
-    """
+def take_over_architecture(config: RunConfig) -> ModelConfig:
+    """`model:` with every key that must be as it is in the model that `init_from` names. Raises InputError."""
     assert config.init_from is not None
+    _, there = _read(config.init_from)
+    own = {*MAY_DIFFER, *(MAY_BE_ADDED[:1] if there["rope_scaling"] is None else ())}
+    return ModelConfig.model_validate(there | {key: getattr(config.model, key) for key in own})
+
+
+def _read(init_from: str) -> tuple[Path, dict[str, Any]]:
+    """A model's directory and its config's values."""
     try:
-        directory = checkpoint_directory(config.init_from)
-        there, here = read_config(directory).model_dump(), config.model.model_dump()
+        directory = checkpoint_directory(init_from)
+        return directory, read_config(directory).model_dump()
     except (OSError, ValueError) as error:
         raise InputError(f"init_from: {error}") from None
+
+
+def _free_keys(there: dict[str, Any]) -> set[str]:
     free = {*MAY_DIFFER, *(MAY_BE_ADDED[:1] if there["rope_scaling"] is None else ())}
-    free |= set(MAY_BE_ADDED[1:]) if there["sliding_window"] is None else set()
-    return directory, {key: there[key] for key in here if here[key] != there[key] and key not in free}
+    return free | (set(MAY_BE_ADDED[1:]) if there["sliding_window"] is None else set())
 
 
 def load_initial_weights(lm: LanguageModel, directory: Path, tokenizer: Tokenizer) -> None:

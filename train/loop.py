@@ -32,6 +32,7 @@ class NonFiniteLoss(Exception):
 
 def train(run: Run) -> int:
     """Train from run.state to the end of the run. Returns the exit code: 0, 3 (non-finite), 130 / 143 (signal)."""
+    run.started = time.perf_counter() - run.state.seconds  # from here, so that compiling counts
     with stop_signals() as stopped:
         run.forward = wrap(compiled(run), run.world, run.device.device)
         try:
@@ -39,11 +40,12 @@ def train(run: Run) -> int:
         except NonFiniteLoss as error:
             run.tracker.say(f"stopped: {error}")
             return EXIT_NON_FINITE
+        finally:
+            run.forward = run.lm  # DDP must not outlive the processes' connection: its end would wait for ever
 
 
 def _train(run: Run, stopped: Callable[[], int]) -> int:
     config, state, device = run.config, run.state, run.device.device
-    run.started = time.perf_counter() - state.seconds
     meter = Meter(config, run.device, run.world.size)
     if state.step == 0:
         report_initial_loss(run)
@@ -71,6 +73,7 @@ def _train(run: Run, stopped: Callable[[], int]) -> int:
                 trace.append(run, batch, figures)
             progress = agreed_progress(run)
             after_step(run, meter, is_last=progress >= 1)
+    run.unlogged_s = sum(meter.elsewhere.values())
     return 0
 
 
@@ -142,6 +145,9 @@ def evaluate(run: Run, meter: Meter, is_last: bool) -> None:
             shown = f"loss {values['loss']:.4f}   bits per byte {values['bits_per_byte']:.4f}"
             tracker.say(f"step {state.step:>6,}   val {shown}")
             found["loss"] = values.get("loss_comparable", values["loss"])
+        elif split in ("questions", "questions_new_names"):
+            shown = f"{values['exact_match']:.1%} of {values['asked']} answers right (chance {values['chance']:.1%})"
+            tracker.say(f"step {state.step:>6,}   {split.replace('_', ' ')} {shown}")
 
     event = EvalEvent(
         step=state.step,

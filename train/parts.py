@@ -13,6 +13,7 @@ from data.prepare import PreparedData, describe, prepare
 from data.tokenizer import Tokenizer
 from model import LanguageModel
 from train import report, run_directory
+from train.allocator import keep_freed_memory
 from train.checkpoint import TrainerState, load_checkpoint
 from train.config import RunConfig
 from train.device import Device, resolve_device
@@ -85,6 +86,8 @@ def build_model(
     config: RunConfig, device: Device, world: World, initial: Path | None, tokenizer: Tokenizer
 ) -> LanguageModel:
     """The network on its device: random weights from the seed, or those of another run; with fsdp2, a share of it."""
+    if device.device.type == "cpu":
+        keep_freed_memory()
     torch.manual_seed(config.seed)
     lm = LanguageModel(config.model).to(device.device)
     lm.set_attn_implementation(device.attention)

@@ -62,7 +62,7 @@ def write(run: Run) -> None:
     last_val = [m for m in metrics if m["split"] == "val"][-1:]
     train = [m for m in metrics if m["split"] == "train"]
     speeds = sorted(m["tokens_per_s"] for m in train)
-    apart = sum(m["eval_s"] + m["save_s"] for m in train if "eval_s" in m)
+    apart = run.unlogged_s + sum(m["eval_s"] + m["save_s"] for m in train if "eval_s" in m)
     result = [
         *[
             f"validation loss {val['loss']:.4f} nats per token   perplexity {val['perplexity']:.2f}   "
@@ -78,7 +78,7 @@ def write(run: Run) -> None:
     picture = sorted((directory / "attention").glob("step_*.png"))[-1:]
     lines = [f"# {run.config.name}", "", "```", opening(run), describe(run.data), "```", ""]
     lines += [RESULT_HEADING, "", "```", *result, "```", "", "A sample, as the model wrote it:", "", "```"]
-    lines += [sample, "```", "", "## Figures", "", "![loss](loss.png)", ""]
+    lines += [sample, "```", "", *_question_lines(metrics), "## Figures", "", "![loss](loss.png)", ""]
     lines += [f"![every attention head](attention/{picture[0].name})", ""] if picture else []
     lines += ["## Made with", "", f"`python -m {run.script}` from `{run.config.directory}/config.yaml`, "]
     lines += [f"torch {torch.__version__}, Python {platform.python_version()}, {machine(run.device.device)}.", ""]
@@ -141,6 +141,18 @@ def _floor_lines(run: Run) -> list[str]:
     run.lm.set_attn_implementation("sdpa")  # in float32, whatever the training kernel was
     left_out = [f"({len(stories) - len(fitting)} longer stories left out)"] if len(fitting) < len(stories) else []
     return compare_with_floor(run.lm, run.data.tokenizer, fitting).lines() + left_out
+
+
+def _question_lines(metrics: list[dict[str, Any]]) -> list[str]:
+    """Exact answers about held-out stories, before and after, if the run was asked."""
+    known, new = ([m for m in metrics if m["split"] == split] for split in ("questions", "questions_new_names"))
+    if not known or not new:
+        return []
+    from eval.questions import table
+
+    before = {"before": known[0]} if len(known) > 1 and known[0]["step"] == 0 else {}
+    columns = {**before, "after": known[-1], "after, names of a new form": new[-1]}
+    return ["## Questions about held-out stories, answered to the letter", "", table(columns), ""]
 
 
 def _last_sample(file: Path) -> str:

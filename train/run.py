@@ -30,6 +30,7 @@ class Run:
     forward: what training calls, the model itself or wrapped and compiled. micro_rows: rows of one forward pass.
     non_finite: steps passed over so far, counted on the device. skipped: the same as far as the loop has read it.
     saved_at: step of the newest checkpoint. started: when the run would have begun if it had never been interrupted.
+    unlogged_s: seconds that evaluating and saving took after the last line of metrics.jsonl.
     """
 
     config: RunConfig
@@ -51,6 +52,7 @@ class Run:
     skipped: int = 0
     saved_at: int | None = None
     started: float = 0.0
+    unlogged_s: float = 0.0
     switched_off: set[Hook] = field(default_factory=set)
 
     @property

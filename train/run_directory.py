@@ -141,7 +141,8 @@ def _refuse_other_identity(config: RunConfig, saved: dict[str, Any], where: str)
     wanted = config.identity()
     # keys that a run from before them does not have, and what it did
     layer_types = ["full_attention"] * config.model.num_hidden_layers
-    saved = {"data.restart_positions": False, "model.layer_types": layer_types} | saved
+    before = {"data.restart_positions": False, "model.layer_types": layer_types, "data.source.chats": "mixed"}
+    saved = {key: value for key, value in before.items() if key in wanted} | saved
     saved.pop(CONTENTS, None)
     different = [key for key in sorted(wanted.keys() | saved.keys()) if saved.get(key) != wanted.get(key)]
     if not different:

@@ -7,7 +7,6 @@ Only what the assistant says is trained on (data/chat.py).
 from __future__ import annotations
 
 from configs.loader import InputError, exit_on_bad_input
-from model.config import ModelConfig
 from train.config import RunConfig, parse_command_line
 
 
@@ -23,7 +22,7 @@ def as_fine_tuning(config: RunConfig) -> RunConfig:
 
     Raises InputError without init_from, if that is no model, and if the data is not conversations.
     """
-    from train.initial_weights import different_keys
+    from train.initial_weights import take_over_architecture
 
     if config.init_from is None:
         raise InputError(
@@ -34,12 +33,11 @@ def as_fine_tuning(config: RunConfig) -> RunConfig:
             "data.records is text, but fine-tuning needs conversations: set data.records=conversations, or use "
             "train.pretrain to go on with plain text"
         )
-    _, taken_over = different_keys(config)
+    model = take_over_architecture(config)
     tokenizer = config.data.tokenizer
     if tokenizer.kind != "pretrained":
         tokenizer = tokenizer.model_copy(update={"kind": "pretrained", "path": config.init_from})
     data = config.data.model_copy(update={"tokenizer": tokenizer})
-    model = ModelConfig.model_validate(config.model.model_dump() | taken_over)
     return config.model_copy(update={"model": model, "data": data})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import sys
 from dataclasses import dataclass
 
@@ -40,11 +41,12 @@ def count(run: Run, batch: Batch, signal_number: int) -> Counts:
         int((batch.labels[:, 1:] != IGNORED).sum()),
         int((batch.input_ids != run.data.tokenizer.pad_id).sum()),
         batch.input_ids.numel(),
-        int(signal_number > 0),
-        signal_number,
+        int(signal_number == signal.SIGINT),
+        int(signal_number == signal.SIGTERM),
     )
-    trained, tokens, positions, stopped, number = totals
-    return Counts(trained, tokens, positions, signal=number // stopped if stopped else 0)
+    trained, tokens, positions, interrupted, terminated = totals
+    stop = signal.SIGTERM if terminated else signal.SIGINT if interrupted else 0
+    return Counts(trained, tokens, positions, signal=int(stop))
 
 
 def training_step(

@@ -1,7 +1,8 @@
 """Conversations for supervised fine-tuning, made of stories and of questions whose answers are known.
 
 Three kinds: somebody asks for a story; somebody gives a story and asks about it; a story is told and talked
-about over several turns. Each is `{"conversations": [{"role", "content"}, ...], "meta": {...}}`.
+about over several turns. A fourth comes only where it is asked for: somebody gives a story and asks about it again and
+again, which makes the most of reading it once. Each is `{"conversations": [{"role", "content"}, ...], "meta": {...}}`.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,9 @@ from .wordings import wordings
 
 CONVERSATION_KINDS = ("tell", "question", "turns")
 WEIGHTS = (1, 2, 1)  # half of all conversations are one question about one story
+MANY = "questions"  # the fourth kind, and how many questions it has at most
+MOST_QUESTIONS = 8
+OFTEN = 3
 OTHER_BOOK = 500_009  # so that conversations are not about the stories of draw_question(seed, index)
 Message = dict[str, str]
 
@@ -29,7 +33,7 @@ def converse(
 ) -> dict[str, Any]:
     """Conversation number `index`, in the form that OpenAI and MiniMind use, with one more key, "meta":
 
-    kind:      "tell", "question" or "turns", drawn unless given
+    kind:      "tell", "question" or "turns", drawn unless given; or "questions", where that is given
     plot:      of the story that it is about
     contains:  what a story that fits the request must contain (names, a thing); empty where none is asked for
     questions: [{message, kind, answer, candidates}]: the exact short answer to the question that message
@@ -38,8 +42,8 @@ def converse(
     Validation conversations have names that no training text holds, unless `held_out_names` is False. The
     same arguments give the same conversation on every machine. Raises ValueError for an unknown kind.
     """
-    if kind is not None and kind not in CONVERSATION_KINDS:
-        raise ValueError(f"unknown kind of conversation {kind!r}: use one of {', '.join(CONVERSATION_KINDS)}")
+    if kind is not None and kind not in (*CONVERSATION_KINDS, MANY):
+        raise ValueError(f"unknown kind of conversation {kind!r}: use one of {', '.join((*CONVERSATION_KINDS, MANY))}")
     rng = Random(f"conversation {split} {level} {seed} {index}")
     kind = kind or pick(rng, [one for one, n in zip(CONVERSATION_KINDS, WEIGHTS, strict=True) for _ in range(n)])
     if held_out_names is None:
@@ -53,19 +57,23 @@ def converse(
     answered: list[dict[str, Any]] = []
     if rng.random() < 1 / 4:
         messages.append({"role": "system", "content": pick(rng, wordings("conversations")["system"])})
-    if kind == "question":
+    if kind in ("question", MANY):
         prompt, answer = ask(story, question, rng)
         turn(messages, prompt, answer)
         answered.append(noted(question, messages))
     else:
         request, contains = ask_for(story, rng)
         turn(messages, request, story.text)
+    more: list[Question] = []
     if kind == "turns":
-        for one in [question, *more_questions(story, question, rng)]:
-            turn(messages, one.text, one.sentence)
-            answered.append(noted(one, messages))
-        if rng.random() < 1 / 4:
-            turn(messages, *(pick(rng, wordings("conversations")[key]) for key in ("thanks", "welcome")))
+        more = [question, *more_questions(story, question, rng)]
+    elif kind == MANY:
+        more = many_questions(story, question, rng)
+    for one in more:
+        turn(messages, one.text, one.sentence)
+        answered.append(noted(one, messages))
+    if kind == "turns" and rng.random() < 1 / 4:
+        turn(messages, *(pick(rng, wordings("conversations")[key]) for key in ("thanks", "welcome")))
     meta = {"kind": kind, "plot": story.plot, "contains": contains, "questions": answered}
     return {"conversations": messages, "meta": meta}
 
@@ -133,6 +141,29 @@ def more_questions(story: Story, asked: Question, rng: Random) -> list[Question]
         found = [one for one in found if not any(repeats(one.text, before.text) for before in (asked, *more))]
         if found:
             more.append(found[int(rng.random() * len(found))])
+    return more
+
+
+def many_questions(story: Story, asked: Question, rng: Random) -> list[Question]:
+    """More questions about the story until there are MOST_QUESTIONS, of any kind that it has, none asked before.
+
+    Who has it and where it is are asked OFTEN times as often as the rest: they are what is to be learned first.
+    """
+    more: list[Question] = []
+    of_kind: dict[str, list[Question]] = {}
+    for question in questions_about(story):
+        of_kind.setdefault(question.kind, []).append(question)
+    kinds = [kind for kind in of_kind for _ in range(OFTEN if kind in ("who_has", "where") else 1)]
+    for _ in range(3 * MOST_QUESTIONS):
+        found = of_kind[pick(rng, kinds)]
+        if found[0].kind == "yes_no":
+            answer = pick(rng, ("yes", "no"))
+            found = [question for question in found if question.answer == answer]
+        one = found[int(rng.random() * len(found))]
+        if not any(repeats(one.text, before.text) for before in (asked, *more)):
+            more.append(one)
+        if len(more) + 1 == MOST_QUESTIONS:
+            break
     return more
 
 

@@ -6,6 +6,8 @@ from collections import Counter
 
 import pytest
 
+from data.config import DataConfig, StoryworldSource
+from data.sources import documents
 from data.storyworld import converse, read
 from data.storyworld.conversations import CONVERSATION_KINDS
 from data.storyworld.names import held_out_names, name_set
@@ -129,3 +131,29 @@ def test_names_of_validation_conversations_are_held_out_from_training(conversati
     for one in conversations:
         text = " ".join(message["content"] for message in one["conversations"])
         assert not set(re.findall(r"\w+", text)) & held_out
+
+
+def test_many_questions_about_one_story_are_all_different_and_all_answered():
+    for index in range(30):
+        one = converse(5, index, kind="questions")
+        assert one["meta"]["kind"] == "questions"
+        replies = [message["content"] for message in one["conversations"] if message["role"] == "assistant"]
+        questions = one["meta"]["questions"]
+        assert 6 <= len(questions) <= 8
+        asked = [one["conversations"][question["message"] - 1]["content"] for question in questions]
+        assert len(set(asked)) == len(asked)
+        for question in questions:
+            reply = one["conversations"][question["message"]]["content"]
+            assert question["answer"] in question["candidates"]
+            assert reply in replies
+            assert question["answer"].lower() in reply.lower()
+
+
+def test_chats_of_questions_are_only_made_where_they_are_asked_for(conversations):
+    assert all(one["meta"]["kind"] in CONVERSATION_KINDS for one in conversations)
+    config = DataConfig(
+        source=StoryworldSource(documents=3, validation_documents=2, chats="questions"), records="conversations"
+    )
+    assert [len(talk.messages) > 10 for split in ("train", "validation") for talk in documents(config, split)] == [
+        True
+    ] * 5

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,13 +52,16 @@ class Done:
     stderr: str
 
 
-def pretrain(config: Path, *overrides, code: int = 0) -> Done:
-    """`python -m train.pretrain config overrides…` in this process; the exit code must be `code`."""
+def pretrain(config: Path, *overrides, code: int = 0, script: Callable[[], int] = main) -> Done:
+    """`python -m train.pretrain config overrides…` in this process; the exit code must be `code`.
+
+    script: the main of another module, for example train.sft's.
+    """
     out, err, argv = io.StringIO(), io.StringIO(), sys.argv
     sys.argv = ["pretrain", str(config), *map(str, overrides)]
     try:
         with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as stopped:
-            exit_on_bad_input(main)
+            exit_on_bad_input(script)
     finally:
         sys.argv = argv
     assert stopped.value.code == code, out.getvalue() + err.getvalue()

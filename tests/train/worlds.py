@@ -1,5 +1,6 @@
 """Runs of several processes on this machine (gloo), forked from one that has imported everything already."""
 
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -33,12 +34,14 @@ def run_world(size: int, function: Callable, *arguments) -> list[int | None]:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(timeout=180)
+        process.join(timeout=200)
+        process.kill()
     return [process.exitcode for process in processes]
 
 
 def _as_rank(rank: int, size: int, port: int, function: Callable, *arguments) -> None:
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(150, exit=True)  # a process that waits for ever says where, and ends
     if size > 1:
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in names.items()})
@@ -53,6 +56,7 @@ def pretrain_rank(config: Path, overrides: list[str], stop_at: int | None = None
     output = os.open(config.with_name(f"rank{os.environ.get('RANK', '0')}.txt"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    faulthandler.dump_traceback_later(150, exit=True)
     step = train.loop.training_step
 
     def stopping(run, *arguments, **options):

@@ -1,0 +1,243 @@
+"""Exact answers to questions about held-out stories: `python -m eval.questions runs/sft_demo`.
+
+Every question of the built-in world's held-out conversations has one right answer, so a reply is right when it is, to
+the letter, the reply of that conversation. No training text has these stories. They are told twice: with names like
+those of training (Tiko, Belna, Jurim), and with names of a form that training does not have (Belora, Timovu).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from configs.loader import InputError, exit_on_bad_input, load_config, validate
+from data.chat import prompt_ids
+from data.config import DataConfig, StoryworldSource
+from data.storyworld import converse
+from data.storyworld.questions import KINDS
+from data.tokenizer import Tokenizer, load_tokenizer
+from model import LanguageModel, generate, load
+from model.checkpoint_format import checkpoint_directory
+from model.generation import left_pad
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question of a conversation.
+
+    kind:       one of data.storyworld's KINDS
+    messages:   everything before the reply, with the conversation's own earlier replies; the question comes last
+    reply:      what the assistant says there: the short answer, or a sentence with it
+    answer:     the short answer: "Tiko", "by the river", "yes"
+    candidates: the short answers that a careless reader could give, `answer` among them
+    """
+
+    kind: str
+    messages: tuple[dict[str, str], ...]
+    reply: str
+    answer: str
+    candidates: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Score:
+    """What came of the questions of one class (or of all): how many were asked, and how many replies were right.
+
+    chance: share that picking blindly among a question's candidates would get right
+    guess:  share that the best of GUESSES gets right on these very questions: no reading, only looking
+    """
+
+    right: int
+    asked: int
+    chance: float
+    guess: float
+
+    @property
+    def exact_match(self) -> float:
+        return self.right / max(1, self.asked)
+
+
+def held_out_questions(
+    source: StoryworldSource, kind: str | None = None, *, new_names: bool = False
+) -> Iterator[Asked]:
+    """The questions of the held-out conversations, one conversation after the other (of one kind only, if given).
+
+    new_names: the people have names of a form that no training text holds.
+    """
+    for index in range(source.validation_documents):
+        conversation = converse(source.seed, index, "validation", source.level, held_out_names=new_names)
+        yield from (question for question in questions_in(conversation) if kind in (None, question.kind))
+
+
+def questions_in(conversation: dict[str, Any]) -> Iterator[Asked]:
+    """The questions of one of data.storyworld's conversations, in their order."""
+    for question in conversation["meta"]["questions"]:
+        *before, reply = conversation["conversations"][: question["message"] + 1]
+        answer, candidates = question["answer"], tuple(question["candidates"])
+        yield Asked(question["kind"], tuple(before), reply["content"], answer, candidates)
+
+
+def ask(
+    lm: LanguageModel,
+    tokenizer: Tokenizer,
+    questions: Sequence[Asked],
+    rows_per_batch: int = 32,
+) -> list[str | None]:
+    """The model's likeliest reply to each question, decoded greedily up to the end of its turn.
+
+    None for a prompt that, with its reply, does not fit into max_position_embeddings. A reply that does not end
+    within the longest right one is cut there and ends in "…".
+    """
+    prompts = [prompt_ids(tokenizer, question.messages) for question in questions]
+    room = [len(ids) + 1 for ids in tokenizer.encode_many([question.reply for question in questions])]
+    longest = lm.config.max_position_embeddings
+    fitting = [i for i in range(len(prompts)) if len(prompts[i]) + room[i] <= longest]
+    order = sorted(fitting, key=lambda i: len(prompts[i]))  # like lengths together: little padding
+    replies: list[str | None] = [None] * len(questions)
+    device = next(lm.parameters()).device
+    for start in range(0, len(order), rows_per_batch):
+        chosen = order[start : start + rows_per_batch]
+        ids, real = left_pad([prompts[i] for i in chosen], tokenizer.pad_id)
+        output = generate(
+            lm,
+            ids.to(device),
+            max(room[i] for i in chosen),
+            temperature=0.0,
+            stop_ids=tokenizer.stop_ids,
+            seed=0,
+            attention_mask=real.to(device),
+        )
+        for i, row in zip(chosen, output[:, ids.shape[1] :].tolist(), strict=True):
+            end = next((at for at, token in enumerate(row) if token in tokenizer.stop_ids), None)
+            replies[i] = tokenizer.decode(row[:end]) + ("…" if end is None else "")
+    return replies
+
+
+def is_right(question: Asked, reply: str | None) -> bool:
+    """White space around it aside, the reply must be the right one to the letter."""
+    return reply is not None and reply.strip() == question.reply.strip()
+
+
+def _core(candidate: str) -> str:
+    return candidate.split(" the ")[-1]  # "by the river" is told as "to the river", too
+
+
+# Answers that nobody needs to understand a story for: (all that was said, the candidates) -> one of these.
+GUESSES: dict[str, Callable[[str, Sequence[str]], str]] = {
+    "the first": lambda text, candidates: candidates[0],
+    "the last": lambda text, candidates: candidates[-1],
+    "mentioned last": lambda text, candidates: max(candidates, key=lambda one: text.rfind(_core(one))),
+    "mentioned least late": lambda text, candidates: min(candidates, key=lambda one: text.rfind(_core(one))),
+    "most often": lambda text, candidates: max(candidates, key=lambda one: text.count(_core(one))),
+    "most rarely": lambda text, candidates: min(candidates, key=lambda one: text.count(_core(one))),
+}
+
+
+def score(questions: Sequence[Asked], replies: Sequence[str | None]) -> dict[str, Score]:
+    """Class -> its Score, in the order of KINDS, and "all". Questions without a reply (None) do not count."""
+    of_kind: dict[str, list[tuple[Asked, str]]] = defaultdict(list)
+    for question, reply in zip(questions, replies, strict=True):
+        if reply is not None:
+            of_kind[question.kind].append((question, reply))
+    scores = {kind: _score(of_kind[kind]) for kind in KINDS if of_kind[kind]}
+    asked = sum(one.asked for one in scores.values())
+    chance, guess = (sum(getattr(one, of) * one.asked for one in scores.values()) for of in ("chance", "guess"))
+    right = sum(one.right for one in scores.values())
+    return scores | {"all": Score(right, asked, chance / max(1, asked), guess / max(1, asked))}
+
+
+def _score(asked: Sequence[tuple[Asked, str]]) -> Score:
+    questions, count = [question for question, _ in asked], len(asked)
+    texts = ["\n".join(message["content"] for message in question.messages) for question in questions]
+    guessed = [max(Counter(question.answer for question in questions).values())]  # always the same answer
+    for guess in GUESSES.values():
+        pairs = zip(questions, texts, strict=True)
+        guessed.append(sum(guess(text, question.candidates) == question.answer for question, text in pairs))
+    chance = sum(1 / len(question.candidates) for question in questions) / count
+    return Score(sum(is_right(*one) for one in asked), count, chance, max(guessed) / count)
+
+
+def figures(scores: dict[str, Score]) -> dict[str, float | int]:
+    """Scores as a line of metrics.jsonl: exact_match, chance, guess and asked, and the same for each class."""
+    values: dict[str, float | int] = {}
+    for kind, one in {"": scores["all"], **scores}.items():
+        if kind != "all":
+            ending = f"_{kind}" if kind else ""
+            values |= {f"exact_match{ending}": one.exact_match, f"chance{ending}": one.chance}
+            values |= {f"guess{ending}": one.guess, f"asked{ending}": one.asked}
+    return values
+
+
+def table(columns: dict[str, dict[str, float | int]]) -> str:
+    """A Markdown table: a row a class; exact match of each of `columns` (heading -> figures).
+
+    What was asked, chance and the best guess are those of the first column.
+    """
+    first = next(iter(columns.values()))
+    kinds = [kind for kind in KINDS if f"asked_{kind}" in first]
+    lines = [f"| class | asked | {' | '.join(columns)} | chance | best guess |"]
+    lines += [f"|---|---|{'---|' * len(columns)}---|---|"]
+    for kind in [*kinds, ""]:
+        ending = f"_{kind}" if kind else ""
+        shares = [values.get(f"exact_match{ending}") for values in columns.values()]
+        shown = ["–" if share is None else f"{share:.1%}" for share in shares]
+        known = [f"{first[f'chance{ending}']:.1%}", f"{first[f'guess{ending}']:.1%}"]
+        lines.append(f"| {' | '.join([kind or 'all', str(first[f'asked{ending}']), *shown, *known])} |")
+    return "\n".join(lines)
+
+
+def source_of(run: str | Path) -> StoryworldSource:
+    """The built-in world that a run was trained on. Raises InputError if it was another source."""
+    directory = checkpoint_directory(run)
+    file = next(
+        (at / "config.yaml" for at in (directory, *directory.parents[:2]) if (at / "config.yaml").is_file()), None
+    )
+    if file is None:
+        raise InputError(f"{run}: no config.yaml beside it says which stories were held out: name a run directory")
+    source = validate(DataConfig, load_config(file), "data").source
+    if not isinstance(source, StoryworldSource):
+        raise InputError(f"{file}: data.source is of kind {source.kind}: answers are known in the storyworld only")
+    return source
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Ask a run about held-out stories: exact match, class by class.")
+    parser.add_argument("run", help="a run or a checkpoint directory, for example runs/sft_demo")
+    parser.add_argument("--documents", type=int, help="held-out conversations to ask about; default: all of them")
+    parser.add_argument("--class", dest="kind", metavar="CLASS", help=f"only one of {', '.join(KINDS)}")
+    parser.add_argument("--show", type=int, default=0, metavar="N", help="print the first N wrong replies as well")
+    given = parser.parse_args()
+    if given.kind not in (None, *KINDS):
+        raise InputError(f"--class {given.kind}: there is no such class of questions: use one of {', '.join(KINDS)}")
+    if given.documents is not None and given.documents < 1:
+        raise InputError(f"--documents ({given.documents}) must be 1 or more")
+    try:
+        source = source_of(given.run)
+        lm, tokenizer = load(given.run), load_tokenizer(given.run)
+    except (OSError, ValueError) as error:
+        raise InputError(str(error)) from None
+    documents = given.documents or source.validation_documents
+    source = source.model_copy(update={"validation_documents": documents})
+    columns, questions, replies = {}, [], []
+    for heading, new_names in (("new names", True), ("exact match", False)):
+        questions = list(held_out_questions(source, given.kind, new_names=new_names))
+        replies = ask(lm, tokenizer, questions)
+        columns[heading] = figures(score(questions, replies))
+    print(table(dict(reversed(columns.items()))))
+    if left_out := replies.count(None):
+        longest = lm.config.max_position_embeddings
+        print(f"{left_out} of {len(questions)} questions left out: longer than {longest} tokens", file=sys.stderr)
+    wrong = (pair for pair in zip(questions, replies, strict=True) if pair[1] is not None and not is_right(*pair))
+    for question, reply in islice(wrong, given.show):
+        print(f"\n{question.kind}: {question.messages[-1]['content']}\n  right: {question.reply}\n  wrote: {reply}")
+    return 0
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

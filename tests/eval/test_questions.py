@@ -1,0 +1,265 @@
+"""Exact answers: what is right, what chance gives, and that the model is asked just as it was trained."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+
+from configs.loader import exit_on_bad_input
+from data.chat import TRAINED, encode_conversations, prompt_ids
+from data.config import StoryworldSource, TokenizerConfig
+from data.records import conversation_of
+from data.storyworld import converse
+from data.storyworld.names import held_out_names, name_set
+from data.storyworld.questions import KINDS
+from data.tokenizer import train_tokenizer
+from eval import questions
+from eval.questions import Asked, ask, figures, held_out_questions, is_right, questions_in, score, table
+from model import LanguageModel
+from tests.conftest import tiny_config
+from tests.train.helpers import metrics, pretrain, write_config
+
+SOURCE = StoryworldSource(validation_documents=12)
+
+
+def one(kind: str, said: str, reply: str, answer: str, *candidates: str) -> Asked:
+    return Asked(kind, ({"role": "user", "content": said},), reply, answer, candidates)
+
+
+HAS = one(
+    "who_has", "Tiko gave Belna the kite. Belna lost it. Who had it first?", "Tiko had it.", "Tiko", "Tiko", "Belna"
+)
+ALSO = one("who_has", "Tiko gave Belna the kite. Who had it in the end?", "Belna", "Belna", "Tiko", "Belna")
+SAW = one(
+    "where", "On the hill, then to the river. Where?", "By the river.", "by the river", "on the hill", "by the river"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    texts = [message["content"] for i in range(12) for message in converse(0, i, "validation")["conversations"]]
+    return train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=512), texts)
+
+
+# The scorer
+
+
+@pytest.mark.parametrize(
+    ("reply", "right"),
+    [
+        ("Tiko had it.", True),
+        (" Tiko had it.\n", True),
+        ("Belna had it.", False),
+        ("Tiko had it", False),
+        ("tiko had it.", False),
+        ("Tiko", False),
+        ("Tiko had it. Belna had it.", False),
+        ("Tiko had it.…", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_a_reply_is_right_to_the_letter_or_not_at_all(reply, right):
+    assert is_right(HAS, reply) is right
+
+
+def test_classes_are_counted_apart_and_together():
+    scores = score([HAS, SAW, ALSO], ["Tiko had it.", "On the hill.", "Tiko"])
+    assert {kind: (one.right, one.asked, one.exact_match) for kind, one in scores.items()} == {
+        "who_has": (1, 2, 0.5),
+        "where": (0, 1, 0.0),
+        "all": (1, 3, 1 / 3),
+    }
+    assert list(scores) == ["who_has", "where", "all"]
+    assert score([HAS, SAW], [None, "By the river."])["all"].asked == 1  # what could not be asked does not count
+
+
+def test_chance_is_one_of_the_candidates():
+    three = replace(HAS, candidates=("Tiko", "Belna", "Jurim"))
+    assert score([HAS], ["x"])["who_has"].chance == 1 / 2
+    assert score([HAS, three], ["x", "x"])["who_has"].chance == pytest.approx((1 / 2 + 1 / 3) / 2)
+    assert score([HAS, three, SAW, SAW], ["x"] * 4)["all"].chance == pytest.approx((1 / 2 + 1 / 3 + 1 / 2 + 1 / 2) / 4)
+
+
+def test_the_best_guess_is_what_looking_without_reading_gives():
+    assert score([HAS, ALSO], ["x", "x"])["who_has"].guess == 1 / 2  # no fixed rule has both
+    assert score([HAS, HAS], ["x", "x"])["who_has"].guess == 1.0  # "always Tiko" has both
+    no = [one("yes_no", f"Was it {i}?", "No.", "no" if i else "yes", "yes", "no") for i in range(10)]
+    assert score(no, ["x"] * 10)["yes_no"].guess == 0.9
+    river = replace(SAW, messages=({"role": "user", "content": "To the river, off the hill, to the river."},))
+    assert questions.GUESSES["most often"](river.messages[0]["content"], river.candidates) == "by the river"
+
+
+def test_held_out_conversations_can_hardly_be_guessed():
+    """What the printed chance levels rest on: all classes, and no guess that would look like reading."""
+    asked = list(held_out_questions(SOURCE.model_copy(update={"validation_documents": 300})))
+    scores = score(asked, [""] * len(asked))
+    assert set(scores) == {*KINDS, "all"}
+    for kind, one in scores.items():
+        assert one.right == 0
+        assert one.asked > 20
+        assert 0.3 < one.chance <= 0.5
+        assert one.guess < (0.9 if kind == "who_did" else 0.75), kind
+
+
+def test_the_table_has_a_row_a_class():
+    before, after = ([reply, "By the river."] for reply in ("?", "Tiko had it."))
+    shown = table({name: figures(score([HAS, SAW], said)) for name, said in (("before", before), ("after", after))})
+    assert shown.splitlines() == [
+        "| class | asked | before | after | chance | best guess |",
+        "|---|---|---|---|---|---|",
+        "| who_has | 1 | 0.0% | 100.0% | 50.0% | 100.0% |",
+        "| where | 1 | 100.0% | 100.0% | 50.0% | 100.0% |",
+        "| all | 2 | 50.0% | 100.0% | 50.0% | 100.0% |",
+    ]
+
+
+# The prompt
+
+
+def test_a_question_is_asked_with_the_tokens_that_came_before_its_answer_in_training(tokenizer):
+    asked = list(held_out_questions(SOURCE))
+    found = 0
+    for index in range(SOURCE.validation_documents):
+        conversation = converse(SOURCE.seed, index, "validation", SOURCE.level, held_out_names=False)
+        ((ids, flags),) = encode_conversations(tokenizer, [conversation_of(conversation)])
+        for _ in conversation["meta"]["questions"]:
+            question = asked[found]
+            prompt = prompt_ids(tokenizer, question.messages)
+            answer = [*tokenizer.encode(question.reply), tokenizer.special_id("<|im_end|>")]
+            assert ids[: len(prompt) + len(answer)] == prompt + answer
+            trained = (flags & TRAINED)[len(prompt) - 1 : len(prompt) + len(answer) + 1].tolist()
+            assert trained == [0] + [TRAINED] * len(answer) + [0]
+            found += 1
+    assert found == len(asked) > SOURCE.validation_documents / 2
+    assert {len(question.messages) for question in asked} > {1, 3}  # later turns with what was said before
+
+
+def test_a_class_can_be_chosen_and_the_same_ones_are_held_out_whatever_is_trained_on():
+    of_all = list(held_out_questions(SOURCE))
+    assert list(held_out_questions(SOURCE, "where")) == [one for one in of_all if one.kind == "where"] != []
+    assert list(held_out_questions(SOURCE.model_copy(update={"chats": "questions", "documents": 5}))) == of_all
+
+
+def test_names_are_of_the_form_that_was_asked_for():
+    seen = {new: set() for new in (False, True)}
+    for new, words in seen.items():
+        for one in held_out_questions(SOURCE, new_names=new):
+            words.update(re.findall(r"[A-Z][a-z]+", " ".join(message["content"] for message in one.messages)))
+    assert seen[True] & set(held_out_names())
+    assert not seen[True] & name_set()
+    assert seen[False] & name_set()
+    assert not seen[False] & set(held_out_names())
+
+
+# The model
+
+
+def test_a_model_that_knows_two_conversations_by_heart_answers_all_their_questions(tokenizer):
+    lm = LanguageModel(tiny_config(vocab_size=tokenizer.vocab_size, max_position_embeddings=1024))
+    pairs = [converse(0, index, "validation", kind="questions") for index in (0, 1)]
+    asked = [question for pair in pairs for question in questions_in(pair)]
+    assert len(asked) == 16
+    before = score(asked, ask(lm, tokenizer, asked))["all"]
+    assert (before.right, before.asked) == (0, 16)
+
+    rows = encode_conversations(tokenizer, [conversation_of(pair) for pair in pairs])
+    optimizer = torch.optim.AdamW(lm.parameters(), lr=1e-2)
+    lm.train()
+    for _ in range(50):
+        for ids, flags in rows:
+            input_ids = torch.tensor([ids])
+            labels = torch.where(torch.tensor(flags & TRAINED, dtype=torch.bool), input_ids, -100)
+            loss_sum, count = lm(input_ids, labels=labels)
+            (loss_sum / count).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    replies = ask(lm, tokenizer, asked)
+    assert score(asked, replies)["all"].right == 16, replies
+    assert lm.training  # as it was found
+    assert ask(lm, tokenizer, asked[:3], rows_per_batch=1) == replies[:3]  # alone or together
+    assert score(asked, [replies[-1], *replies[:-1]])["all"].right < 8  # the right replies, to other questions
+
+    lm.config = lm.config.model_copy(update={"max_position_embeddings": 300})
+    assert [reply is None for reply in ask(lm, tokenizer, asked)] == [
+        len(prompt_ids(tokenizer, one.messages)) + len(tokenizer.encode(one.reply)) + 1 > 300 for one in asked
+    ]
+
+
+# The hook, the report, the command
+
+
+@pytest.fixture(scope="module")
+def chat_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("questions")
+    source = {"kind": "storyworld", "documents": 30, "validation_documents": 8, "chats": "questions"}
+    config = write_config(
+        folder,
+        model={"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 1024},
+        data={
+            "source": source,
+            "records": "conversations",
+            "tokenizer": {"kind": "bpe", "vocab_size": 512, "train_bytes": 20000},
+            "sequence_length": 1024,
+            "rows_joined": 1,
+        },
+        train={"max_steps": 4, "tokens_per_step": 2048},
+        eval={"every": 0, "questions": 5, "sample_tokens": 4, "attention": {"every": 0}},
+    )
+    pretrain(config)
+    return folder
+
+
+def test_a_run_is_asked_before_and_after(chat_run):
+    lines = [line for line in metrics(chat_run / "runs/tiny") if line["split"] == "questions"]
+    assert [line["step"] for line in lines] == [0, 4]
+    for line in lines:
+        assert line["asked"] == 5 == sum(line.get(f"asked_{kind}", 0) for kind in KINDS)
+        assert 0 <= line["exact_match"] <= 1
+        assert 0.3 < line["chance"] <= 0.5
+    new = [line for line in metrics(chat_run / "runs/tiny") if line["split"] == "questions_new_names"]
+    assert [line["step"] for line in new] == [0, 4]
+    report = (chat_run / "runs/tiny/report.md").read_text(encoding="utf-8")
+    assert table({"before": lines[0], "after": lines[1], "after, names of a new form": new[1]}) in report
+
+
+def command(capsys, *arguments) -> tuple[int, str, str]:
+    before, sys.argv = sys.argv, ["questions", *map(str, arguments)]
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            exit_on_bad_input(questions.main)
+    finally:
+        sys.argv = before
+    said = capsys.readouterr()
+    return stopped.value.code, said.out, said.err
+
+
+def test_the_command_prints_the_table(chat_run, capsys):
+    code, out, _ = command(capsys, chat_run / "runs/tiny", "--documents", 6, "--class", "where", "--show", 1)
+    asked = list(islice(held_out_questions(SOURCE.model_copy(update={"validation_documents": 6}), "where"), 99))
+    assert code == 0
+    assert f"| where | {len(asked)} | 0.0% |" in out
+    assert f"right: {asked[0].reply}" in out
+    whole = command(capsys, next((chat_run / "runs/tiny/checkpoints").glob("step_*4")), "--documents", 6)[1]
+    assert "| all | " in whole  # a checkpoint of the run knows its stories as well
+
+
+def test_bad_input_is_one_line_and_exit_code_2(chat_run, capsys, tmp_path):
+    run = chat_run / "runs/tiny"
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "config.json").write_text(json.dumps({}))
+    (foreign / "config.yaml").write_text("data: {source: {kind: files, path: x.txt}}\n")
+    for arguments, reason in (
+        ([run, "--class", "why"], "there is no such class of questions: use one of who_has, where"),
+        ([run, "--documents", "0"], "--documents (0) must be 1 or more"),
+        ([tmp_path / "nothing"], "is neither a run (checkpoints/latest) nor a model directory"),
+        ([foreign], "data.source is of kind files: answers are known in the storyworld only"),
+    ):
+        code, out, err = command(capsys, *arguments)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert reason in err

@@ -1,0 +1,74 @@
+"""On a GPU, if there is one: it learns in every precision, goes on exactly, and passes over a bad step by itself."""
+
+import pytest
+import torch
+
+from tests.train.helpers import metrics, pretrain, write_config
+from tests.train.test_faults import at_step, bad_gradient, bad_loss
+from tests.train.worlds import pretrain_rank, run_world, trace
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+TRAINED = {"trace": True, "compile": False}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_every_precision_learns_what_fp32_learns_on_a_cpu(tmp_path, precision, compiled):
+    pretrain(write_config(tmp_path, name="cpu", train={"device": "cpu"}))
+    pretrain(write_config(tmp_path, train={"precision": precision, "compile": compiled}))
+    cpu, gpu = ([m for m in metrics(tmp_path / "runs" / name) if m["split"] == "val"] for name in ("cpu", "tiny"))
+    assert gpu[-1]["loss"] == pytest.approx(cpu[-1]["loss"], abs=0.05)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "flex", "varlen", "auto"])
+def test_every_backend_trains_packed_documents(tmp_path, backend):
+    config = write_config(
+        tmp_path,
+        model={"attn_implementation": backend, "hidden_size": 64},
+        data={"isolate_documents": True},
+        train={"precision": "bf16", "compile": False},
+    )
+    pretrain(config)
+    losses = [m["loss"] for m in metrics(tmp_path / "runs/tiny") if m["split"] == "val"]
+    assert losses[-1] < losses[0] - 1
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_stopped_run_goes_on_exactly(tmp_path, precision):
+    changes = {"model": {"hidden_dropout": 0.2}, "train": TRAINED | {"precision": precision, "micro_batch_size": 4}}
+    config = write_config(tmp_path, **changes)
+    assert run_world(1, pretrain_rank, config, ["name=whole"]) == [0]
+    for stop in (1, 5, 9):
+        assert run_world(1, pretrain_rank, config, [], stop) == [143]
+    assert run_world(1, pretrain_rank, config, []) == [0]
+    assert trace(tmp_path / "runs/tiny") == trace(tmp_path / "runs/whole")
+
+
+@pytest.mark.parametrize("fault", [bad_loss, bad_gradient])
+def test_a_bad_step_moves_nothing_though_the_gpu_is_read_later(tmp_path, monkeypatch, fault):
+    before = {}
+
+    def spoil(run):
+        before.update({name: p.detach().clone() for name, p in run.lm.named_parameters()})
+        return fault(run)
+
+    runs = at_step(monkeypatch, [5], spoil)
+    done = pretrain(write_config(tmp_path, train={"log_every": 4, "compile": False}), code=3)
+    assert "at step 5 (rows 40 to 47)" in done.stdout
+    assert all(torch.equal(before[name], p) for name, p in runs[0].lm.named_parameters())
+
+
+def test_memory_that_runs_out_halves_the_micro_batch(tmp_path):
+    config = write_config(
+        tmp_path,
+        model={"hidden_size": 256, "num_hidden_layers": 4, "attn_implementation": "eager"},
+        train={"max_steps": 2, "tokens_per_step": 8192, "compile": False},
+        eval={"every": 0},
+    )
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(300e6 / total)
+    try:
+        done = pretrain(config)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert "out of memory with" in done.stdout

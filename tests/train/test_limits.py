@@ -1,0 +1,49 @@
+"""How long a run is: by steps, by tokens, by the clock."""
+
+import json
+
+import pytest
+
+from tests.train.helpers import metrics, pretrain, write_config
+from train.config import load_run_config
+
+MINUTES = {"max_steps": None, "max_minutes": 0.05, "checkpoint_every": 0}
+
+
+def test_tokens_are_rounded_up_to_whole_steps(tmp_path):
+    config = write_config(tmp_path, train={"max_steps": None, "max_tokens": 256 * 3 + 1})
+    assert load_run_config(config).max_steps == 4
+    assert "finished at step 4" in pretrain(config).stdout
+    assert "train.max_tokens makes 2 steps" in pretrain(config, "train.max_tokens=512", code=2).stderr
+
+
+def test_without_a_limit_it_is_a_thousand_steps(tmp_path):
+    assert load_run_config(write_config(tmp_path, train={"max_steps": None})).max_steps == 1000
+
+
+def test_under_the_clock_the_cooldown_ends_with_the_time(tmp_path):
+    config = write_config(tmp_path, train=MINUTES, eval={"every": 0})
+    done = pretrain(config)
+    assert "0.05 minutes by the clock (so never twice exactly the same)" in done.stdout
+    train = [m for m in metrics(tmp_path / "runs/tiny", without_clocks=False) if m["split"] == "train"]
+    assert 3.0 <= train[-1]["time_s"] < 8.0
+    rates = [m["lr"] for m in train]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] == pytest.approx(0.02, rel=0.2)
+    assert rates[-1] < 0.02 * 0.15
+    middle = min(train, key=lambda m: abs(m["time_s"] - 2.0))
+    left = (1 - middle["time_s"] / 3.0) / 0.7
+    assert middle["lr"] == pytest.approx(0.02 * (0.05 + 0.95 * left), rel=0.2)
+    again = pretrain(config)
+    assert again.stdout.strip() in done.stdout  # finished: it shows its result again
+
+
+def test_a_stop_does_not_stop_the_run_s_clock_from_where_it_was(tmp_path):
+    """What was spent is stored with the checkpoint; time between two starts is not training's."""
+    config = write_config(tmp_path, train=MINUTES | {"max_minutes": 0.02}, eval={"every": 0})
+    pretrain(config)
+    pretrain(config, "train.max_minutes=0.04")
+    states = sorted((tmp_path / "runs/tiny/checkpoints").glob("step_*/trainer_state.json"))
+    seconds = [json.loads(file.read_text())["seconds"] for file in states]
+    assert 1.2 <= seconds[0] < seconds[-1]
+    assert 2.4 <= seconds[-1] < 8.0

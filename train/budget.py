@@ -145,10 +145,13 @@ def activation_bytes(
     number = 2 if half else 4  # bytes that matrix products take and give
     assert config.intermediate_size is not None
 
-    norm = 8 * hidden + 4  # what came in, what was normalised, one root: float32 in any precision
+    came_in = (
+        0 if device == "cpu" else 4
+    )  # a float32 number; on a CPU a norm's backward pass does without (model/norm.py)
+    norm = (4 + came_in) * hidden + 4  # what came in, what was normalised, one root: float32 in any precision
     # what a norm gives is float32; autocast casts it once for each of q, k, v (gate, up), which otherwise share it
     normed = (3 + 2) * 2 * hidden if half else (1 + 1) * 4 * hidden
-    qk_norm = (4 + number) * (H + H_kv) * config.head_size + 4 * (H + H_kv) if config.qk_norm else 0
+    qk_norm = (came_in + number) * (H + H_kv) * config.head_size + 4 * (H + H_kv) if config.qk_norm else 0
     feed_forward = 4 * number * config.intermediate_size  # gate, silu(gate), up, their product
     attention = sum(
         _attention_bytes(config, sequence_length, rows, number, device, documents, window) for window in config.windows

@@ -80,15 +80,22 @@ def validation(event: EvalEvent) -> None:
 
 
 def _held_out_loss(event: EvalEvent, max_tokens: int | None) -> float:
-    batches = validation_batches(
-        event.held_out,
-        event.tokenizer,
-        event.rows_per_batch,
-        event.data_config.isolate_documents,
-        event.data_config.restart_positions,
-        max_tokens,
-    )
-    return mean_loss(event.lm, batches, event.autocast())
+    rows = event.rows_per_batch
+    while True:
+        batches = validation_batches(
+            event.held_out,
+            event.tokenizer,
+            rows,
+            event.data_config.isolate_documents,
+            event.data_config.restart_positions,
+            max_tokens,
+        )
+        try:
+            return mean_loss(event.lm, batches, event.autocast())
+        except torch.OutOfMemoryError:
+            if rows == 1:
+                raise
+        rows = max(1, rows // 2)
 
 
 def samples(event: EvalEvent) -> None:

@@ -31,6 +31,8 @@ OPTIMIZER = "optimizer.safetensors"
 class TrainerState:
     """What besides tensors a run needs to go on: trainer_state.json.
 
+    best_tokens: how many held-out tokens the best loss is of (None: all). skipped: steps that moved nothing.
+    is_evaluated: whether the last evaluation is done, after the last step.
     identity: RunConfig.identity() of the run that saved. resolved: what `auto` stood for. scaler, spikes: states of
     the loss scaler (fp16) and of the detector of loss spikes. world_size, torch_version: of the process that saved.
     """
@@ -40,6 +42,9 @@ class TrainerState:
     seconds: float = 0.0
     best_loss: float | None = None
     best_step: int | None = None
+    best_tokens: int | None = None
+    skipped: int = 0
+    is_evaluated: bool = False
     wandb_id: str | None = None
     identity: dict[str, Any] | None = None
     resolved: dict[str, Any] = field(default_factory=dict)
@@ -138,7 +143,7 @@ def load_checkpoint(directory: Path, lm: LanguageModel, optimizers: list[torch.o
                 if name in weights:  # a tied lm_head is not: it is the embedding
                     target.copy_(_share(weights[name], target))
         random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
-        if state.step > 0 or tensors:
+        if state.step > state.skipped or tensors:  # an optimizer that never moved has no state
             _restore_optimizers(lm, optimizers, tensors)
         _restore_random_state(random)
     except (OSError, ValueError, SafetensorError) as error:

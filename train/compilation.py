@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from configs.loader import InputError
+from train.device import resolve_attention
+from train.memory import random_state, set_random_state, within_memory
 from train.run import Run
 from train.timing import synchronize
 
@@ -25,6 +27,10 @@ def compiled(run: Run) -> nn.Module:
     if wanted == "auto":
         wanted, why = _decide(run)
         run.tracker.say(f"compile {'on' if wanted else 'off'} ({why})")
+        if not wanted and run.config.model.attn_implementation == "auto":  # chosen for the case that it is compiled
+            attention, _ = resolve_attention(run.config, run.device.device.type, run.device.precision, compiled=False)
+            run.lm.set_attn_implementation(attention)
+            run.state.resolved["attention"] = attention
     model: nn.Module = run.lm
     if wanted:
         model = _compile(run)
@@ -65,7 +71,7 @@ def _seconds_of_a_step(run: Run) -> float:
     for _ in range(2):
         synchronize(run.device.device)
         before = time.perf_counter()
-        _try_out(run, run.lm)
+        within_memory(run, lambda: _try_out(run, run.lm))
         synchronize(run.device.device)
         seconds = time.perf_counter() - before
     return seconds * run.batches.rows_per_batch / run.world.size / run.micro_rows
@@ -76,10 +82,10 @@ def _compile(run: Run) -> nn.Module:
     model: nn.Module = torch.compile(run.lm, dynamic=False)  # type: ignore[assignment]
     before = time.perf_counter()
     try:
-        _try_out(run, model)
+        within_memory(run, lambda: _try_out(run, model))
+    except InputError:
+        raise
     except Exception as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
         problem = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
         if run.config.train.compile is True:
             raise InputError(
@@ -93,9 +99,7 @@ def _compile(run: Run) -> nn.Module:
 
 def _try_out(run: Run, model: nn.Module) -> None:
     """Forward and backward on one micro-batch; the random state and the gradients are left as they were."""
-    random_state = torch.get_rng_state()
-    on_cuda = run.device.device.type == "cuda"
-    cuda_state = torch.cuda.get_rng_state() if on_cuda else None
+    before = random_state(run)
     batch = run.batches.batch(0, run.world.rank, run.world.size).split(run.micro_rows)[0].to(run.device.device)
     try:
         run.lm.train()
@@ -104,6 +108,4 @@ def _try_out(run: Run, model: nn.Module) -> None:
         loss_sum.backward()
     finally:
         run.forget_gradients()
-        torch.set_rng_state(random_state)
-        if cuda_state is not None:
-            torch.cuda.set_rng_state(cuda_state)
+        set_random_state(before)

@@ -175,6 +175,8 @@ class RunConfig(_Section):
     def identity(self) -> dict[str, Any]:
         """What makes a run itself, by dotted key. If one of these differs, it is another run."""
         values = self.model_dump()
+        if self.init_from is not None:
+            values["init_from"] = str(Path(self.init_from))  # however its path is spelled
         train = {k: values["train"][k] for k in IDENTITY_OF_TRAIN}
         parts = {key: values[key] for key in ("seed", "init_from", "model", "data")} | {"train": train}
         identity = dict(_flatten(parts))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -94,6 +95,11 @@ def processes(parallel: Literal["ddp", "fsdp2"], device: str) -> Iterator[World]
     on_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     world = World(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")), parallel)
     if on_cuda:
+        if world.local_rank >= torch.cuda.device_count():
+            problem = f"process {world.rank} finds {torch.cuda.device_count()} GPUs here: start as many processes"
+            if world.rank:
+                print(f"error: {problem}", file=sys.stderr)  # the first process may have found its own
+            raise InputError(f"train.device: {problem}, or set train.device=cpu")
         torch.cuda.set_device(world.local_rank)
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")
     try:

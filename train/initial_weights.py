@@ -40,10 +40,9 @@ def find_initial_weights(config: RunConfig) -> Path | None:
     return directory
 
 
-def take_over_architecture(config: RunConfig) -> ModelConfig:
-    """`model:` with every key that must be as it is in the model that `init_from` names. Raises InputError."""
-    assert config.init_from is not None
-    _, there = _read(config.init_from)
+def take_over_architecture(config: RunConfig, source: str) -> ModelConfig:
+    """`model:` with every key that must be as it is in the model of this run or directory. Raises InputError."""
+    _, there = _read(source)
     own = {*MAY_DIFFER, *(MAY_BE_ADDED[:1] if there["rope_scaling"] is None else ())}
     return ModelConfig.model_validate(there | {key: getattr(config.model, key) for key in own})
 

@@ -18,6 +18,7 @@ from train.checkpoint import save_checkpoint
 from train.checkpoint_files import SaveError
 from train.compilation import compiled
 from train.distributed import wrap
+from train.memory import within_memory
 from train.meters import Meter, Reading
 from train.run import Run
 from train.signals import stop_signals
@@ -47,6 +48,7 @@ def train(run: Run) -> int:
 def _train(run: Run, stopped: Callable[[], int]) -> int:
     config, state, device = run.config, run.state, run.device.device
     meter = Meter(config, run.device, run.world.size)
+    was_over = config.progress(state.step, state.seconds) >= 1
     if state.step == 0:
         report_initial_loss(run)
         evaluate(run, meter, is_last=False)
@@ -55,52 +57,71 @@ def _train(run: Run, stopped: Callable[[], int]) -> int:
     stop = config.max_steps or sys.maxsize
     upcoming = run.batches.prefetch(state.step, stop, device.type == "cuda", run.world.rank, run.world.size)
     with closing(upcoming):
-        while progress < 1:
+        is_last = was_over  # and not progress >= 1: if compiling took all the minutes, one step is still taken
+        while not is_last:
             before = time.perf_counter()
             batch = next(upcoming)
             waited = time.perf_counter() - before
             counts = count(run, batch, stopped())
             if counts.signal:
-                save(run, meter, needed=True)
-                run.tracker.say(f"stopped at step {state.step:,}; the same command goes on from here")
-                return 128 + counts.signal
+                return stop_for(run, meter, counts.signal)
             is_logged = _due(state.step + 1, config.train.log_every)
             figures = training_step(run, batch, counts, progress, waited, is_logged)
             state.step += 1
             state.tokens += counts.tokens
+            state.is_evaluated = False
             meter.add(figures)
             if config.train.trace:
                 trace.append(run, batch, figures)
             progress = agreed_progress(run)
-            after_step(run, meter, is_last=progress >= 1)
+            is_last = progress >= 1
+            read_figures(run, meter, is_last)
+            if not is_last:
+                if _due(state.step, config.eval.every, config.eval.attention.every):
+                    if signal_number := agreed_signal(run, stopped()):
+                        return stop_for(run, meter, signal_number)
+                    evaluate(run, meter, is_last=False)
+                if _due(state.step, config.train.checkpoint_every) or _is_new_best(run):
+                    save(run, meter, needed=False)
+    return complete(run, meter, stopped)
+
+
+def complete(run: Run, meter: Meter, stopped: Callable[[], int]) -> int:
+    """After the last step: save, evaluate, save what that found. A signal may come between any two of these."""
+    save(run, meter, needed=True)
+    if signal_number := agreed_signal(run, stopped()):
+        return stop_for(run, meter, signal_number)
+    if not run.state.is_evaluated:
+        evaluate(run, meter, is_last=True)
+        run.state.is_evaluated, run.saved_at = True, None
+        save(run, meter, needed=True)
     run.unlogged_s = sum(meter.elsewhere.values())
+    if signal_number := agreed_signal(run, stopped()):
+        return stop_for(run, meter, signal_number)
     return 0
 
 
-def after_step(run: Run, meter: Meter, is_last: bool) -> None:
-    """Log, evaluate and save where it is time to. Only here the figures are read off the device."""
+def stop_for(run: Run, meter: Meter, signal_number: int) -> int:
+    """Save, say so, and return the exit code for this signal."""
+    save(run, meter, needed=True)
+    run.tracker.say(f"stopped at step {run.state.step:,}; the same command goes on from here")
+    return 128 + signal_number
+
+
+def read_figures(run: Run, meter: Meter, is_last: bool) -> None:
+    """Read losses off the device where they are needed now, look at them, show and log them."""
     config, state = run.config, run.state
-    evaluates = is_last or _due(state.step, config.eval.every, config.eval.attention.every)
-    saves = is_last or _due(state.step, config.train.checkpoint_every)
+    cadences = (config.eval.every, config.eval.attention.every, config.train.checkpoint_every)
     logs = is_last or _due(state.step, config.train.log_every)
-    if not (evaluates or saves or logs or not run.gates_on_device):
+    if run.gates_on_device and not logs and not _due(state.step, *cadences):
         return
     for reading in meter.read_device():
         examine(run, reading)
-    if meter.last is not None:
-        run.tracker.progress(
-            state.step,
-            state.seconds,
-            loss=f"{meter.last.loss:.3f}",
-            lr=f"{meter.last.figures.lr:.1e}",
-            tok_s=f"{meter.tokens_per_s:,.0f}",
-        )
+    assert meter.last is not None
+    loss, lr = f"{meter.last.loss:.3f}", f"{meter.last.figures.lr:.1e}"
+    run.tracker.progress(state.step, state.seconds, loss=loss, lr=lr, tok_s=f"{meter.tokens_per_s:,.0f}")
     if logs:
         run.tracker.log("train", state.step, state.tokens, state.seconds, meter.line())
-    if evaluates:
-        evaluate(run, meter, is_last)
-    if saves or state.best_step == state.step:
-        save(run, meter, needed=is_last)
 
 
 def examine(run: Run, reading: Reading) -> None:
@@ -109,13 +130,13 @@ def examine(run: Run, reading: Reading) -> None:
     rows = f"rows {figures.rows[0]} to {figures.rows[1]}"
     values = {"loss": reading.loss, "grad_norm": reading.grad_norm, "rows": list(figures.rows)}
     if not reading.is_finite:
-        run.skipped += 1
+        state.skipped += 1
         run.tracker.log("skipped", figures.step + 1, state.tokens, state.seconds, values)
         what = f"loss {reading.loss}, gradient norm {reading.grad_norm} at step {figures.step:,} ({rows})"
-        if run.skipped > run.config.train.skip_non_finite:
+        if state.skipped > run.config.train.skip_non_finite:
             raise NonFiniteLoss(
                 f"{what}; no step was taken. Lower train.optimizer.lr, train with precision fp32, look at these rows, "
-                f"or pass over them with train.skip_non_finite={run.skipped}"
+                f"or pass over them with train.skip_non_finite={state.skipped}"
             )
         run.tracker.say(f"passed over: {what}")
     elif run.spikes.is_spike(reading.loss):
@@ -132,6 +153,12 @@ def agreed_progress(run: Run) -> float:
         (parts,) = run.world.sum(int(progress * 2**40) if run.world.is_first else 0)
         return parts / 2**40
     return progress
+
+
+def agreed_signal(run: Run, signal_number: int) -> int:
+    """SIGINT or SIGTERM if any process got one, else 0."""
+    everyone = run.world.gather(signal_number)
+    return max(everyone)
 
 
 def evaluate(run: Run, meter: Meter, is_last: bool) -> None:
@@ -167,18 +194,23 @@ def evaluate(run: Run, meter: Meter, is_last: bool) -> None:
     )
     with meter.apart("eval_s"), run.device.autocast():
         run_hooks(event, run.switched_off, tracker.say)
-    loss = run.world.first(lambda: found.get("loss"))
-    if state.step and loss is not None and (state.best_loss is None or loss < state.best_loss):
-        state.best_loss, state.best_step = loss, state.step
+    loss, tokens = run.world.first(lambda: found.get("loss")), run.config.eval.max_tokens
+    is_comparable = state.best_tokens == tokens
+    if state.step and loss is not None and (state.best_loss is None or not is_comparable or loss < state.best_loss):
+        state.best_loss, state.best_step, state.best_tokens = loss, state.step, tokens
 
 
 @torch.no_grad()
 def report_initial_loss(run: Run) -> None:
     """An untrained model should find every token equally likely: its loss is ln(vocabulary)."""
-    batch = run.batches.batch(0).split(8)[0].to(run.device.device)
+
+    def measure() -> tuple[torch.Tensor, torch.Tensor]:
+        batch = run.batches.batch(0).split(min(8, run.micro_rows))[0].to(run.device.device)
+        with run.device.autocast():
+            return run.lm(**batch.for_model())
+
     run.lm.eval()
-    with run.device.autocast():
-        loss_sum, count = run.lm(**batch.for_model())
+    loss_sum, count = within_memory(run, measure)
     vocabulary = run.data.tokenizer.vocab_size
     run.tracker.say(
         f"step 0: loss {float(loss_sum / count.clamp(min=1)):.4f}, and ln(vocabulary {vocabulary:,}) = "
@@ -211,6 +243,10 @@ def save(run: Run, meter: Meter, needed: bool) -> None:
         if needed:
             raise InputError(str(error)) from None
         run.tracker.say(f"warning: {error}; training goes on")
+
+
+def _is_new_best(run: Run) -> bool:
+    return run.config.train.keep_best and run.state.best_step == run.state.step
 
 
 def _due(step: int, *cadences: int) -> bool:

@@ -116,7 +116,7 @@ def build_run(
     state = TrainerState(identity=config.identity())
     if start.checkpoint is not None:
         state = load_checkpoint(start.checkpoint, lm, optimizers)
-        if start.checkpoint.parent != config.directory / "checkpoints":
+        if not start.is_own(config):
             state.wandb_id = None  # another run goes on under a name of its own
     run_directory.check_contents(config, state, data)
     world.first(lambda: run_directory.open_for(config, state.step))
@@ -124,8 +124,9 @@ def build_run(
     if state.scaler and scaler.is_enabled():
         scaler.load_state_dict(state.scaler)
     rows = micro_batch_rows(config, device, world.size)
-    if config.train.micro_batch_size == "auto" and state.resolved.get("world_size") == world.size:
-        rows = state.resolved["micro_batch_size"]
+    resolved, here = state.resolved, (device.device.type, world.size)
+    if config.train.micro_batch_size == "auto" and (resolved.get("device"), resolved.get("world_size")) == here:
+        rows = resolved["micro_batch_size"]
     run = Run(
         config=config,
         device=device,
@@ -137,11 +138,11 @@ def build_run(
         optimizers=optimizers,
         scaler=scaler,
         state=state,
-        tracker=Tracker(config, state.step, state.wandb_id, world.is_first),
+        tracker=Tracker(config, state.step, state.seconds, state.wandb_id, world.is_first),
         spikes=SpikeDetector.of(state.spikes),
         forward=lm,
         micro_rows=max(1, rows * config.data.sequence_length // batches.rows.length),
-        non_finite=torch.zeros((), device=device.device),
+        non_finite=torch.tensor(float(state.skipped), device=device.device),
         saved_at=state.step if start.is_own(config) else None,
         script=script,
     )
@@ -162,7 +163,13 @@ def announce(run: Run, start: Start) -> None:
 def finish(run: Run, exit_code: int) -> int:
     """What came of a run: report.md, and its gist on the terminal."""
     if exit_code == 0:
-        report.write(run)
+        try:
+            report.write(run)
+        except OSError as error:
+            raise InputError(
+                f"{run.config.directory}/report.md cannot be written ({error.strerror}), but the run is finished and "
+                "saved: make room, then the same command writes it"
+            ) from None
         if run.world.is_first:
             print(report.result(run.config.directory))
     return exit_code

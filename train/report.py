@@ -14,6 +14,7 @@ from data.prepare import describe
 from eval.language_modeling import compare_with_floor
 from train.device import machine
 from train.run import Run
+from train.tracking import read_lines
 
 RESULT_HEADING = "## Result"
 
@@ -57,7 +58,7 @@ def write(run: Run) -> None:
     directory, floor = run.config.directory, _floor_lines(run)
     if not run.world.is_first:
         return
-    metrics = [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    metrics = read_lines(directory / "metrics.jsonl")
     plot_loss(metrics, directory / "loss.png")
     last_val = [m for m in metrics if m["split"] == "val"][-1:]
     train = [m for m in metrics if m["split"] == "train"]
@@ -71,7 +72,7 @@ def write(run: Run) -> None:
         ],
         *floor,
         f"{run.state.seconds / 60:.1f} minutes ({apart / 60:.1f} of them evaluating and saving), "
-        f"{run.state.tokens:,} tokens, {speeds[len(speeds) // 2]:,.0f} tokens/s (median), "
+        f"{run.state.tokens:,} tokens, {speeds[len(speeds) // 2] if speeds else 0:,.0f} tokens/s (median), "
         f"{_finished_at(run.state.step)}",
     ]
     sample = _last_sample(directory / "samples.jsonl")

@@ -28,7 +28,7 @@ class Run:
     """One run, as one of its processes sees it.
 
     forward: what training calls, the model itself or wrapped and compiled. micro_rows: rows of one forward pass.
-    non_finite: steps passed over so far, counted on the device. skipped: the same as far as the loop has read it.
+    non_finite: steps passed over so far, counted on the device; state.skipped is the same as far as it has been read.
     saved_at: step of the newest checkpoint. started: when the run would have begun if it had never been interrupted.
     unlogged_s: seconds that evaluating and saving took after the last line of metrics.jsonl.
     """
@@ -49,7 +49,6 @@ class Run:
     micro_rows: int
     non_finite: Tensor
     script: str = "train.pretrain"
-    skipped: int = 0
     saved_at: int | None = None
     started: float = 0.0
     unlogged_s: float = 0.0

@@ -35,7 +35,7 @@ class Start:
 
     def is_own(self, config: RunConfig) -> bool:
         """Whether it goes on from a checkpoint of its own, and not from another run's."""
-        return self.checkpoint is not None and self.checkpoint.parent == config.directory / "checkpoints"
+        return self.checkpoint is not None and _same(self.checkpoint.parent, config.directory / "checkpoints")
 
 
 def find_start(config: RunConfig) -> Start:
@@ -52,7 +52,7 @@ def find_start(config: RunConfig) -> Start:
 
 def _find_start(config: RunConfig) -> Start:
     directory = config.directory
-    exists = directory.exists() and (not directory.is_dir() or any(directory.iterdir()))
+    exists = directory.exists() and (not directory.is_dir() or any(map(_is_something, directory.iterdir())))
     if exists and config.resume == "never":
         raise InputError(f"{directory} exists and resume=never: choose another name, or resume=auto to go on")
     if exists:
@@ -78,8 +78,17 @@ def _find_start(config: RunConfig) -> Start:
     is_over = config.progress(state.step, state.seconds) >= 1
     if is_over and newest is None:
         raise InputError(f"resume: {checkpoint} is at step {state.step:,} already: raise train.{limit}")
-    finished = is_over and checkpoint == newest
+    finished = is_over and newest is not None and _same(checkpoint, newest)
     return Start(checkpoint, finished and report.is_finished(directory, state.step), state)
+
+
+def _same(a: Path, b: Path) -> bool:
+    return a.resolve() == b.resolve()
+
+
+def _is_something(path: Path) -> bool:
+    """Whether it is more than what a run leaves that was killed before it wrote its config."""
+    return path.name not in ("checkpoints", "config.tmp") or (path.is_dir() and any(path.iterdir()))
 
 
 def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -> None:
@@ -108,7 +117,9 @@ def open_for(config: RunConfig, step: int) -> None:
         with tempfile.TemporaryFile(dir=checkpoints):
             pass  # better to learn it now than at the first save
         settle(checkpoints)
-        (directory / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+        temporary = directory / "config.tmp"
+        temporary.write_text(config.to_yaml(), encoding="utf-8")
+        temporary.replace(directory / "config.yaml")
         for name in ("samples.jsonl", "trace.jsonl"):
             truncate_after(directory / name, step or -1)
     except OSError as error:
@@ -120,7 +131,9 @@ def _refuse_foreign(config: RunConfig) -> None:
     directory = config.directory
     try:
         there = load_run_config(directory / "config.yaml")
-    except InputError:
+    except InputError as error:
+        if any_checkpoint(directory / "checkpoints"):
+            raise InputError(f"{directory} is a run, but its config cannot be read: {error}") from None
         raise InputError(f"{directory} exists and is not a run: choose another name or output_dir") from None
     if not config.allow_mismatch:  # else the checkpoint says what matters, and a run without one starts afresh
         _refuse_other_identity(config, there.identity(), str(directory))

@@ -33,10 +33,12 @@ def as_fine_tuning(config: RunConfig) -> RunConfig:
             "data.records is text, but fine-tuning needs conversations: set data.records=conversations, or use "
             "train.pretrain to go on with plain text"
         )
-    model = take_over_architecture(config)
+    begun = (config.directory / "checkpoints" / "latest").is_file()  # then it has weights and tokenizer of its own
+    source = str(config.directory) if begun else config.init_from
+    model = take_over_architecture(config, source)
     tokenizer = config.data.tokenizer
-    if tokenizer.kind != "pretrained":
-        tokenizer = tokenizer.model_copy(update={"kind": "pretrained", "path": config.init_from})
+    if begun or tokenizer.kind != "pretrained":
+        tokenizer = tokenizer.model_copy(update={"kind": "pretrained", "path": source})
     data = config.data.model_copy(update={"tokenizer": tokenizer})
     return config.model_copy(update={"model": model, "data": data})
 

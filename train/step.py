@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import signal
-import sys
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from configs.loader import InputError
 from data.batches import Batch
 from data.packing import IGNORED
 from train.distributed import accumulating
+from train.memory import within_memory
 from train.meters import StepFigures, UpdateRatio
 from train.optimizer import set_learning_rate
 from train.run import Run
@@ -93,8 +92,9 @@ def _loss_and_gradients(run: Run, batch: Batch, trained: int) -> tuple[Tensor, T
     In fp16 the loss is scaled, and where the scaled gradient overflows, the same batch is computed again with half
     the scale: an overflow costs time, but no step (Micikevicius et al. 2018, arXiv 1710.03740).
     """
+    scale_before = run.scaler.state_dict()
     while True:
-        loss = _backward_within_memory(run, batch, trained)
+        loss = within_memory(run, lambda: _backward(run, batch, trained))
         if run.scaler.is_enabled():
             for optimizer in run.optimizers:
                 run.scaler.unscale_(optimizer)
@@ -103,22 +103,12 @@ def _loss_and_gradients(run: Run, batch: Batch, trained: int) -> tuple[Tensor, T
             return loss, grad_norm
         overflowed = bool(loss.isfinite()) and not bool(grad_norm.isfinite())
         run.scaler.update()
-        if not overflowed or run.scaler.get_scale() < SMALLEST_LOSS_SCALE:
+        if not overflowed:
+            return loss, grad_norm
+        if run.scaler.get_scale() < SMALLEST_LOSS_SCALE:  # no scale helps: it is the step, not the scale
+            run.scaler.load_state_dict(scale_before)
             return loss, grad_norm
         run.forget_gradients()
-
-
-def _backward_within_memory(run: Run, batch: Batch, trained: int) -> Tensor:
-    """The loss of a batch, its gradients left in the parameters; in smaller micro-batches if memory runs out."""
-    while True:
-        random_state = _random_state(run)
-        try:
-            return _backward(run, batch, trained)
-        except RuntimeError as error:  # torch.OutOfMemoryError is one; on a CPU it is a plain one
-            if not is_out_of_memory(error):
-                raise
-        _halve_micro_batch(run)
-        _set_random_state(run, random_state)
 
 
 def _backward(run: Run, batch: Batch, trained: int) -> Tensor:
@@ -140,39 +130,3 @@ def _clip(lm: nn.Module, largest: float) -> Tensor:
     """Scale the gradients down to this norm at most; returns the norm before. 0: only measure."""
     norm = nn.utils.clip_grad_norm_(lm.parameters(), largest or math.inf)
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
-
-
-def _halve_micro_batch(run: Run) -> None:
-    """Go on with fewer rows at a time. Raises InputError where that is not to be decided here."""
-    run.forget_gradients()
-    if run.device.device.type == "cuda":
-        torch.cuda.empty_cache()
-    size, chosen = run.micro_rows, run.config.train.micro_batch_size
-    remedy = "train.activation_checkpointing=true, a shorter data.sequence_length or a smaller model"
-    if run.world.size > 1 or chosen != "auto":
-        now = f"{max(1, size // 2)}" + ("" if run.world.size > 1 else " or auto")
-        message = f"out of memory with {size} rows at a time: try train.micro_batch_size={now}, or {remedy}"
-        if run.world.rank:  # the others know nothing of it, and the first one alone prints its errors
-            print(f"error in process {run.world.rank}: {message}", file=sys.stderr)
-        raise InputError(message)
-    if size == 1:
-        raise InputError(f"out of memory with a single row of {run.batches.rows.length} tokens at a time: try {remedy}")
-    run.micro_rows = max(1, size // 2)
-    joined = run.batches.rows.length // run.config.data.sequence_length
-    run.state.resolved["micro_batch_size"] = run.micro_rows * joined
-    run.tracker.say(f"out of memory with {size} rows at a time: {run.micro_rows} from here, in as many more passes")
-
-
-def _random_state(run: Run) -> tuple[Tensor, Tensor | None]:
-    on_cuda = run.device.device.type == "cuda"
-    return torch.get_rng_state(), torch.cuda.get_rng_state() if on_cuda else None
-
-
-def _set_random_state(run: Run, state: tuple[Tensor, Tensor | None]) -> None:
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1])

@@ -7,7 +7,6 @@ import hashlib
 from data.batches import Batch
 from train.meters import StepFigures
 from train.run import Run
-from train.tracking import append_line
 
 
 def append(run: Run, batch: Batch, figures: StepFigures) -> None:
@@ -24,7 +23,7 @@ def append(run: Run, batch: Batch, figures: StepFigures) -> None:
         "lr": figures.lr.hex(),
     }
     if run.world.is_first:
-        append_line(run.config.directory / "trace.jsonl", record)
+        run.tracker.append(run.config.directory / "trace.jsonl", record)
 
 
 def row_hashes(batch: Batch) -> list[str]:

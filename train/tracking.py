@@ -9,7 +9,9 @@ import queue
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +23,22 @@ PATIENCE_S = 30.0  # how long the end of a run waits for wandb
 WAITING = 1000  # things to log that may wait for wandb; what comes beyond is dropped there (it is on the disk)
 
 
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The records of a .jsonl file; none without the file, and without the lines that were cut off by a kill."""
+    records = []
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return [record for record in records if isinstance(record, dict) and "step" in record]
+
+
 def truncate_after(file: Path, step: int) -> None:
     """Drop the lines of a .jsonl file that are later than `step`: the run goes on from there."""
     if not file.is_file():
         return
-    kept = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-        except (ValueError, KeyError):
-            continue  # a line cut off when the process was killed
+    kept = [json.dumps(record, ensure_ascii=False) + "\n" for record in read_lines(file) if record["step"] <= step]
     temporary = file.with_suffix(".tmp")
     temporary.write_text("".join(kept), encoding="utf-8")
     temporary.replace(file)
@@ -47,22 +54,25 @@ def append_line(file: Path, record: dict[str, Any]) -> None:
 class Tracker:
     """One run's metrics.jsonl, progress bar and wandb run. writes=False: of a process that is not the first."""
 
-    def __init__(self, config: RunConfig, start_step: int, wandb_id: str | None, writes: bool = True):
+    def __init__(
+        self, config: RunConfig, start_step: int, start_seconds: float, wandb_id: str | None, writes: bool = True
+    ):
         self.file = config.directory / "metrics.jsonl"
         self.writes = writes
         self._minutes = config.train.max_minutes if config.max_steps is None else None
         self._disk_failed = False
         if writes:
             truncate_after(self.file, start_step or -1)  # a fresh start begins with an empty file
-        unit = {"unit": "step", "initial": start_step} if config.max_steps else {"unit": "min"}
+        initial = start_step if config.max_steps else start_seconds / 60
         self.bar = tqdm(
             total=config.max_steps or config.train.max_minutes,
             desc=config.name,
+            initial=initial,
+            unit="step" if config.max_steps else "min",
             dynamic_ncols=True,
             mininterval=0.5,
             bar_format="{desc} {percentage:3.0f}%|{bar:20}| {n:.4g}/{total} {unit} [{elapsed}<{remaining}{postfix}]",
             disable=None if writes else True,  # None: only on a terminal
-            **unit,
         )
         self._wandb: _Wandb | None = None
         self.wandb_id = wandb_id
@@ -75,14 +85,18 @@ class Tracker:
         if not self.writes:
             return
         record = {"step": step, "tokens": tokens, "time_s": round(time_s, 3), "split": split, **values}
-        try:
-            append_line(self.file, record)
-        except OSError as error:
-            if not self._disk_failed:
-                self.say(f"warning: {self.file} cannot be written ({error.strerror}); training goes on")
-            self._disk_failed = True
+        self.append(self.file, record)
         if self._wandb is not None:
             self._wandb.log({f"{split}/{key}": value for key, value in values.items()}, step)
+
+    def append(self, file: Path, record: dict[str, Any]) -> None:
+        """A line of a .jsonl file of the run. One that cannot be written is told of once, and training goes on."""
+        try:
+            append_line(file, record)
+        except OSError as error:
+            if not self._disk_failed:
+                self.say(f"warning: {file} cannot be written ({error.strerror}); training goes on")
+            self._disk_failed = True
 
     def log_image(self, name: str, path: Path, step: int) -> None:
         """A picture that lies on the disk, to wandb."""
@@ -135,9 +149,11 @@ class _Wandb:
 
     def close(self, exit_code: int) -> None:
         """Wait for what is still to be sent, but not for ever."""
-        self._put(lambda: self._run.finish(exit_code=exit_code))
-        self._put(None)
-        self._thread.join(PATIENCE_S)
+        until = time.monotonic() + PATIENCE_S
+        for last in (lambda: self._run.finish(exit_code=exit_code), None):
+            with suppress(queue.Full):
+                self._todo.put(last, timeout=max(0.0, until - time.monotonic()) if self._thread.is_alive() else 0)
+        self._thread.join(max(0.0, until - time.monotonic()))
         if self._thread.is_alive():
             self._warn(f"warning: wandb did not finish within {PATIENCE_S:.0f} s; all figures are in metrics.jsonl")
 

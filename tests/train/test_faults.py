@@ -15,7 +15,7 @@ import train.tracking
 from eval import hooks
 from model import LanguageModel
 from tests.train.helpers import metrics, pretrain, write_config
-from tests.train.worlds import trace
+from tests.train.worlds import pretrain_rank, run_world, trace
 from train.meters import SpikeDetector
 
 TRACED = {"trace": True}
@@ -246,16 +246,117 @@ def test_a_tracker_that_works_gets_every_line(tmp_path, monkeypatch):
     assert [line["step"] for line in wandb.logged if "train/loss" in line] == list(range(1, 13))
 
 
-def test_figures_that_cannot_be_written_do_not_stop_the_run(tmp_path, monkeypatch):
-    def full(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(train.tracking, "append_line", full)
-    config = write_config(tmp_path, eval={"every": 0, "floor_documents": 0})
-    monkeypatch.setattr(train.report, "write", lambda run: None)
-    monkeypatch.setattr(train.report, "result", lambda directory: "")
+@pytest.mark.parametrize("name", ["metrics.jsonl", "trace.jsonl"])
+def test_figures_that_cannot_be_written_do_not_stop_the_run(tmp_path, name):
+    """The file is a directory, which not even root can write a line to."""
+    config = write_config(tmp_path, train=TRACED)
+    assert run_world(1, pretrain_rank, config, [], 3) == [143]
+    (tmp_path / "runs/tiny" / name).unlink()
+    (tmp_path / "runs/tiny" / name).mkdir()
     done = pretrain(config)
-    assert done.stdout.count("metrics.jsonl cannot be written (No space left on device); training goes on") == 1
+    assert done.stdout.count(f"{name} cannot be written (Is a directory); training goes on") == 1
+    assert "finished at step 12" in done.stdout
+
+
+def test_a_line_that_was_cut_off_in_the_middle_of_the_figures_is_left_out(tmp_path):
+    config = write_config(tmp_path)
+    assert run_world(1, pretrain_rank, config, [], 3) == [143]
+    file = tmp_path / "runs/tiny/metrics.jsonl"
+    file.write_text(file.read_text()[:-30] + '{"step": 4, "los{"step": 5}\n')
+    assert "finished at step 12" in pretrain(config).stdout
+
+
+def test_memory_that_runs_out_while_it_is_tried_whether_to_compile_is_halved_too(tmp_path, monkeypatch):
+    compiled = train.loop.compiled
+
+    def hooked(run):
+        too_large(2)(run)
+        return compiled(run)
+
+    monkeypatch.setattr(train.loop, "compiled", hooked)
+    done = pretrain(write_config(tmp_path))
+    assert "out of memory with 4 rows at a time: 2 from here" in done.stdout
+    assert "finished at step 12" in done.stdout
+
+
+def test_a_validation_for_which_memory_does_not_suffice_is_made_in_smaller_parts(tmp_path, monkeypatch):
+    compiled = train.loop.compiled
+
+    def hooked(run):
+        run.lm.register_forward_pre_hook(check, with_kwargs=True)
+        return compiled(run)
+
+    def check(module, inputs, options):
+        if options.get("labels") is not None and len(options["input_ids"]) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    pretrain(write_config(tmp_path, name="plenty"), "train.micro_batch_size=2")
+    monkeypatch.setattr(train.loop, "compiled", hooked)
+    done = pretrain(write_config(tmp_path))
+    assert "hook is off" not in done.stdout
+    assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/plenty")
+
+
+def test_a_step_that_no_loss_scale_saves_leaves_the_scale_as_it_was(tmp_path, monkeypatch):
+    runs = at_step(monkeypatch, [5], bad_gradient)
+    pretrain(write_config(tmp_path, train={"precision": "fp16", "skip_non_finite": 1}))
+    assert runs[0].scaler.get_scale() >= 1024
+
+
+def test_bad_steps_are_counted_over_stops(tmp_path, monkeypatch):
+    """One is allowed: the second one stops the run although another process passed over the first."""
+    config = write_config(tmp_path, train={"skip_non_finite": 1, "max_steps": 4})
+    at_step(monkeypatch, [2, 6], bad_gradient)
+    pretrain(config)
+    pretrain(config, "train.max_steps=12", code=3)
+
+
+def test_a_run_whose_every_step_was_passed_over_goes_on(tmp_path, monkeypatch):
+    at_step(monkeypatch, [0, 1], bad_gradient)
+    config = write_config(tmp_path, train={"skip_non_finite": 2, "max_steps": 2})
+    pretrain(config)
+    assert "finished at step 4" in pretrain(config, "train.max_steps=4").stdout
+
+
+@pytest.mark.parametrize("call", [3, 4], ids=["before the last evaluation", "in it"])
+def test_a_signal_around_the_last_evaluation_is_heeded_and_the_rest_is_done_later(tmp_path, monkeypatch, call):
+    pretrain(write_config(tmp_path, name="whole"))
+    measured, step = [], train.loop.training_step
+
+    def signalled(*arguments, **options):
+        measured.append(arguments)
+        if call == 4 and len(measured) == call:
+            send()
+        return mean_loss(*arguments, **options)
+
+    def last_step(run, *arguments, **options):
+        if call == 3 and run.state.step == 11:
+            send()
+        return step(run, *arguments, **options)
+
+    mean_loss = hooks.mean_loss
+    monkeypatch.setattr(hooks, "mean_loss", signalled)
+    monkeypatch.setattr(train.loop, "training_step", last_step)
+    config = write_config(tmp_path)
+    pretrain(config, code=143)
+    assert len(measured) == (3 if call == 3 else 5)  # the last one is of some tokens, and of all
+    monkeypatch.undo()
+    assert "finished at step 12" in pretrain(config).stdout
+    assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/whole")
+
+
+def test_without_keep_best_only_the_planned_checkpoints_are_written(tmp_path):
+    changes = {"keep_best": False, "checkpoint_every": 0}
+    pretrain(write_config(tmp_path, train=changes))
+    assert [p.name for p in (tmp_path / "runs/tiny/checkpoints").glob("step_*")] == ["step_00000012"]
+
+
+def test_the_best_is_not_compared_with_one_of_other_tokens(tmp_path):
+    config = write_config(tmp_path, train={"max_steps": 4}, eval={"every": 2, "max_tokens": 64})
+    pretrain(config)
+    pretrain(config, "train.max_steps=6", "eval.max_tokens=1024")
+    state = json.loads((tmp_path / "runs/tiny/checkpoints/step_00000006/trainer_state.json").read_text())
+    assert state["best_tokens"] == 1024
 
 
 def test_a_spike_is_a_loss_far_above_the_ones_before():

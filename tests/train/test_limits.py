@@ -47,3 +47,9 @@ def test_a_stop_does_not_stop_the_run_s_clock_from_where_it_was(tmp_path):
     seconds = [json.loads(file.read_text())["seconds"] for file in states]
     assert 1.2 <= seconds[0] < seconds[-1]
     assert 2.4 <= seconds[-1] < 8.0
+
+
+def test_time_that_is_over_before_the_first_step_still_gives_a_whole_run(tmp_path):
+    config = write_config(tmp_path, train=MINUTES | {"max_minutes": 0.0001})
+    assert "finished at step 1" in pretrain(config).stdout
+    assert metrics(tmp_path / "runs/tiny")[-1]["split"] == "val"

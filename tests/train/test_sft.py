@@ -40,6 +40,13 @@ def test_it_takes_over_architecture_and_tokenizer_and_learns_the_answer(tmp_path
     assert losses[-1] < 0.5 * losses[0]
     assert "`python -m train.sft`" in (run / "report.md").read_text()
     assert pretrain(chat_config(tmp_path, base), script=main).stdout.strip() in done.stdout  # finished
+    gone = chat_config(tmp_path, base)
+    moved = base.rename(base.with_name("moved"))
+    try:  # it has weights and a tokenizer of its own by now
+        assert pretrain(gone, script=main).stdout.strip() in done.stdout
+        assert "finished at step 32" in pretrain(gone, "train.max_steps=32", script=main).stdout
+    finally:
+        moved.rename(base)
 
 
 @pytest.mark.parametrize(

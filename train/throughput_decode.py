@@ -74,11 +74,13 @@ def theirs(lm: LanguageModel, ids: Tensor, new_tokens: int, device: torch.device
     """transformers' generate on the identical weights, read from the directory that Headlight saves."""
     try:
         from transformers import AutoModelForCausalLM
+        from transformers.utils.logging import disable_progress_bar
     except ImportError:
         raise InputError("--versus transformers needs that package: pip install -r requirements-dev.txt") from None
 
     with tempfile.TemporaryDirectory() as directory:
         save(lm, directory)
+        disable_progress_bar()
         other: Any = AutoModelForCausalLM.from_pretrained(directory)
     other.to(device.type)
     other.generation_config.eos_token_id, other.generation_config.pad_token_id = None, 0

@@ -253,11 +253,13 @@ def theirs(lm: LanguageModel) -> Any:
     """transformers' model of the same weights, read from the directory that Headlight saves; attention sdpa."""
     try:
         from transformers import AutoModelForCausalLM
+        from transformers.utils.logging import disable_progress_bar
     except ImportError:
         raise InputError("--versus transformers needs that package: pip install -r requirements-dev.txt") from None
 
     with tempfile.TemporaryDirectory() as directory:
         save(lm, directory)
+        disable_progress_bar()
         other: Any = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="sdpa")
     other.config.use_cache = False
     return other

@@ -32,7 +32,7 @@ class TrainerState:
     """What besides tensors a run needs to go on: trainer_state.json.
 
     best_tokens: how many held-out tokens the best loss is of (None: all). skipped: steps that moved nothing.
-    is_evaluated: whether the last evaluation is done, after the last step.
+    evaluated_at: step of the newest evaluation.
     identity: RunConfig.identity() of the run that saved. resolved: what `auto` stood for. scaler, spikes: states of
     the loss scaler (fp16) and of the detector of loss spikes. world_size, torch_version: of the process that saved.
     """
@@ -44,7 +44,7 @@ class TrainerState:
     best_step: int | None = None
     best_tokens: int | None = None
     skipped: int = 0
-    is_evaluated: bool = False
+    evaluated_at: int | None = None
     wandb_id: str | None = None
     identity: dict[str, Any] | None = None
     resolved: dict[str, Any] = field(default_factory=dict)

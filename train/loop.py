@@ -51,7 +51,8 @@ def _train(run: Run, stopped: Callable[[], int]) -> int:
     was_over = config.progress(state.step, state.seconds) >= 1
     if state.step == 0:
         report_initial_loss(run)
-        evaluate(run, meter, is_last=False)
+    if not was_over and state.evaluated_at != state.step and (state.step == 0 or _evaluation_is_due(run)):
+        evaluate(run, meter, is_last=False)  # at the start, or when a signal came just before it
     run.lm.train()
     progress = agreed_progress(run)
     stop = config.max_steps or sys.maxsize
@@ -69,7 +70,6 @@ def _train(run: Run, stopped: Callable[[], int]) -> int:
             figures = training_step(run, batch, counts, progress, waited, is_logged)
             state.step += 1
             state.tokens += counts.tokens
-            state.is_evaluated = False
             meter.add(figures)
             if config.train.trace:
                 trace.append(run, batch, figures)
@@ -77,7 +77,7 @@ def _train(run: Run, stopped: Callable[[], int]) -> int:
             is_last = progress >= 1
             read_figures(run, meter, is_last)
             if not is_last:
-                if _due(state.step, config.eval.every, config.eval.attention.every):
+                if _evaluation_is_due(run):
                     if signal_number := agreed_signal(run, stopped()):
                         return stop_for(run, meter, signal_number)
                     evaluate(run, meter, is_last=False)
@@ -91,9 +91,9 @@ def complete(run: Run, meter: Meter, stopped: Callable[[], int]) -> int:
     save(run, meter, needed=True)
     if signal_number := agreed_signal(run, stopped()):
         return stop_for(run, meter, signal_number)
-    if not run.state.is_evaluated:
+    if run.state.evaluated_at != run.state.step:
         evaluate(run, meter, is_last=True)
-        run.state.is_evaluated, run.saved_at = True, None
+        run.saved_at = None
         save(run, meter, needed=True)
     run.unlogged_s = sum(meter.elsewhere.values())
     if signal_number := agreed_signal(run, stopped()):
@@ -194,6 +194,7 @@ def evaluate(run: Run, meter: Meter, is_last: bool) -> None:
     )
     with meter.apart("eval_s"), run.device.autocast():
         run_hooks(event, run.switched_off, tracker.say)
+    state.evaluated_at = state.step
     loss, tokens = run.world.first(lambda: found.get("loss")), run.config.eval.max_tokens
     is_comparable = state.best_tokens == tokens
     if state.step and loss is not None and (state.best_loss is None or not is_comparable or loss < state.best_loss):
@@ -243,6 +244,10 @@ def save(run: Run, meter: Meter, needed: bool) -> None:
         if needed:
             raise InputError(str(error)) from None
         run.tracker.say(f"warning: {error}; training goes on")
+
+
+def _evaluation_is_due(run: Run) -> bool:
+    return _due(run.state.step, run.config.eval.every, run.config.eval.attention.every)
 
 
 def _is_new_best(run: Run) -> bool:

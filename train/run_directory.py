@@ -105,8 +105,10 @@ def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -
     state.identity = config.identity() | {CONTENTS: data.directory.name}
 
 
-def open_for(config: RunConfig, step: int) -> None:
+def open_for(config: RunConfig, step: int | None) -> None:
     """Make the run directory and write config.yaml; drop what an interrupted run left half done or logged after `step`.
+
+    step: of the checkpoint that the run goes on from; None = it starts afresh, with empty files.
 
     For one process, and after the checkpoint was read.
     """
@@ -120,8 +122,8 @@ def open_for(config: RunConfig, step: int) -> None:
         temporary = directory / "config.tmp"
         temporary.write_text(config.to_yaml(), encoding="utf-8")
         temporary.replace(directory / "config.yaml")
-        for name in ("samples.jsonl", "trace.jsonl"):
-            truncate_after(directory / name, step or -1)
+        for name in ("metrics.jsonl", "samples.jsonl", "trace.jsonl"):
+            truncate_after(directory / name, -1 if step is None else step)
     except OSError as error:
         raise InputError(f"output_dir: {directory} cannot be written: {error.strerror}") from None
 

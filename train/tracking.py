@@ -61,8 +61,6 @@ class Tracker:
         self.writes = writes
         self._minutes = config.train.max_minutes if config.max_steps is None else None
         self._disk_failed = False
-        if writes:
-            truncate_after(self.file, start_step or -1)  # a fresh start begins with an empty file
         initial = start_step if config.max_steps else start_seconds / 60
         self.bar = tqdm(
             total=config.max_steps or config.train.max_minutes,

@@ -187,6 +187,7 @@ def test_a_signal_at_any_moment_saves_once_and_the_run_goes_on_exactly(tmp_path,
     monkeypatch.undo()
     assert "resumed from" in pretrain(config).stdout
     assert trace(tmp_path / "runs/tiny") == trace(tmp_path / "runs/whole")
+    assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/whole")
 
 
 class Broken(types.ModuleType):

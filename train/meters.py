@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from train.budget import flops_per_token, known_peak
+from train.budget import flops_per_token
 from train.config import RunConfig
 from train.device import Device
+from train.hardware import known_peak
 
 SPIKE_WINDOW = 30  # steps whose losses a new one is compared with
 SPIKE_DEVIATIONS = 6.0  # how far above their median it must be, in (robust) standard deviations, …

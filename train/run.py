@@ -12,11 +12,12 @@ from data.packing import Rows
 from data.prepare import PreparedData
 from eval.hooks import Hook
 from model import LanguageModel
-from train.budget import device_memory, largest_micro_batch
+from train.budget import largest_micro_batch
 from train.checkpoint import TrainerState
 from train.config import RunConfig
 from train.device import Device
 from train.distributed import World
+from train.hardware import device_memory
 from train.meters import SpikeDetector
 from train.tracking import Tracker
 

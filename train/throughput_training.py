@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from configs.loader import InputError
 from model import LanguageModel, save
-from train.budget import flops_per_token, known_peak
+from train.budget import flops_per_token
 from train.config import RunConfig
 from train.device import Device, resolve_device
+from train.hardware import known_peak
 from train.optimizer import build_optimizers
 from train.run import micro_batch_rows
 from train.timing import Clock, alternate, peak_bytes, synchronize, table

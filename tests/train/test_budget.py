@@ -28,11 +28,11 @@ from train.budget import (
     largest_micro_batch,
     mean_keys,
     parameter_count_by_part,
-    peak_tflops,
     step_memory,
     with_vocabulary,
 )
 from train.config import OptimizerConfig, RunConfig, load_run_config
+from train.hardware import peak_tflops
 from train.optimizer import build_optimizers
 
 SHAPES = [

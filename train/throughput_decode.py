@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from configs.loader import InputError
-from model import LanguageModel, generate, save
+from model import LanguageModel, generate
 from model.config import ModelConfig
+from train.throughput_transformers import in_transformers
 from train.timing import alternate, synchronize, table
 
 PROMPT = 32
@@ -71,17 +69,8 @@ def random_weights(config: ModelConfig) -> LanguageModel:
 
 
 def theirs(lm: LanguageModel, ids: Tensor, new_tokens: int, device: torch.device) -> Callable[[], Tensor]:
-    """transformers' generate on the identical weights, read from the directory that Headlight saves."""
-    try:
-        from transformers import AutoModelForCausalLM
-        from transformers.utils.logging import disable_progress_bar
-    except ImportError:
-        raise InputError("--versus transformers needs that package: pip install -r requirements-dev.txt") from None
-
-    with tempfile.TemporaryDirectory() as directory:
-        save(lm, directory)
-        disable_progress_bar()
-        other: Any = AutoModelForCausalLM.from_pretrained(directory)
+    """transformers' generate on the identical weights."""
+    other = in_transformers(lm)
     other.to(device.type)
     other.generation_config.eos_token_id, other.generation_config.pad_token_id = None, 0
     real = torch.ones_like(ids)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import statistics
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from configs.loader import InputError
-from model import LanguageModel, save
+from model import LanguageModel
 from train.budget import flops_per_token
 from train.config import RunConfig
 from train.device import Device, resolve_device
 from train.hardware import known_peak
 from train.optimizer import build_optimizers
 from train.run import micro_batch_rows
+from train.throughput_transformers import in_transformers
 from train.timing import Clock, alternate, peak_bytes, synchronize, table
 
 DOCUMENT = 150  # tokens; about as long as a story, where documents are isolated
@@ -244,26 +243,11 @@ def compare_training(run: RunConfig, rounds: int, skip: list[str], clock: Clock)
 
 def their_step(lm: LanguageModel, run: RunConfig, device: Device, shape: Shape, compiled: bool) -> Step:
     """The same step with transformers' model of the same weights, fused AdamW and its own loss."""
-    other = theirs(lm).to(device.device).train()
+    other = in_transformers(lm, attn_implementation="sdpa").to(device.device).train()
+    other.config.use_cache = False
     forward = torch.compile(other, dynamic=False) if compiled else other
     batches = shape.batches(device.device)
     return make_step(other, their_loss(forward), [fused_adamw(other)], batches, device.autocast, run.train.grad_clip)
-
-
-def theirs(lm: LanguageModel) -> Any:
-    """transformers' model of the same weights, read from the directory that Headlight saves; attention sdpa."""
-    try:
-        from transformers import AutoModelForCausalLM
-        from transformers.utils.logging import disable_progress_bar
-    except ImportError:
-        raise InputError("--versus transformers needs that package: pip install -r requirements-dev.txt") from None
-
-    with tempfile.TemporaryDirectory() as directory:
-        save(lm, directory)
-        disable_progress_bar()
-        other: Any = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="sdpa")
-    other.config.use_cache = False
-    return other
 
 
 def their_loss(forward: Callable[..., Any]) -> Callable[..., Tensor]:

@@ -13,7 +13,8 @@ from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module, write_config
 from train.device import Device
 from train.throughput_ladder import Rung, WithAllLogits, rungs
-from train.throughput_training import Shape, class_of, our_loss, their_loss, theirs
+from train.throughput_training import Shape, class_of, our_loss, their_loss
+from train.throughput_transformers import in_transformers
 from train.timing import alternate, peak_bytes, table
 
 CPU = torch.device("cpu")
@@ -173,7 +174,7 @@ def test_both_models_of_the_comparison_compute_the_same_loss():
     lm = random_model(tiny_config())
     (batch,) = Shape(2, 2, 16, 192, documents=False).batches(CPU)
     with torch.no_grad():
-        ours, their = our_loss(lm)(**batch), their_loss(theirs(lm))(**batch)
+        ours, their = our_loss(lm)(**batch), their_loss(in_transformers(lm, attn_implementation="sdpa"))(**batch)
     assert ours.item() == pytest.approx(their.item(), rel=1e-5)
 
 

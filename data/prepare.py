@@ -34,7 +34,7 @@ from data.records import Conversation
 from data.sources import Document, Ledger
 from data.tokenizer import Tokenizer, cut, load_tokenizer, train_tokenizer
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 BATCH = 1 << 20  # characters encoded at a time, on all cores
 PIECE = 1 << 16  # a longer document is encoded in pieces, so that every core has something to do
 SAVE_SECONDS = 2.0  # between two notes of how far it is

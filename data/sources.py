@@ -25,6 +25,7 @@ from data.records import BadRecord, Conversation, conversation_of, text_of
 Split = Literal["train", "validation"]
 LISTED = 1000  # bad records that are listed one by one
 FEW = 1000  # records after which a share of bad ones means something
+REPEATED_WORDS = range(4, 26)  # in a block of a document that repeats itself: near and far copies
 
 
 class Document(NamedTuple):
@@ -213,7 +214,7 @@ def _invented(source: StoryworldSource, index: int, split: Split, records: str) 
         kind = "questions" if source.chats == "questions" else None
         return conversation_of(converse(source.seed, index, split, source.level, kind))
     if int((index + 1) * source.repeats) > int(index * source.repeats):
-        return repeated(source.seed, index, held_out=split == "validation").text
+        return repeated(source.seed, index, words=REPEATED_WORDS, held_out=split == "validation").text
     return tell(source.seed, index, split, source.level).text
 
 

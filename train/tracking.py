@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from train.config import RunConfig
 
-PATIENCE_S = 30.0  # how long the end of a run waits for wandb
+PATIENCE_S = 60.0  # how long the end of a run waits for wandb
 WAITING = 1000  # things to log that may wait for wandb; what comes beyond is dropped there (it is on the disk)
 
 
@@ -166,7 +166,7 @@ class _Wandb:
             mode=self._config.tracking.wandb,
             dir=str(self._config.directory),
             config=self._config.model_dump(),
-            settings=wandb.Settings(silent=True),
+            settings=wandb.Settings(silent=True, x_service_wait=300.0),  # a busy machine starts it slowly
         )
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")

@@ -21,7 +21,7 @@ class Repeated:
     words:  the words of one block, no two alike
     times:  how often it is written
     bits:   -log2 of the probability of the text for one who knows how it is made: all of it is spent on the
-            first block (and on `times`, if that was drawn)
+            first block (and on the number of words and of times, where those were drawn)
     """
 
     text: str
@@ -32,22 +32,27 @@ class Repeated:
 
 
 def repeated(
-    seed: int, index: int, words: int = 25, times: int | Sequence[int] = (2, 3, 4), held_out: bool = False
+    seed: int,
+    index: int,
+    words: int | Sequence[int] = 25,
+    times: int | Sequence[int] = (2, 3, 4),
+    held_out: bool = False,
 ) -> Repeated:
     """Document number `index`: a block of different random words, half of them names, written several times.
 
-    times: how often, or how often it may be, each as likely. The same arguments give the same document on
-    every machine. Raises ValueError for fewer than two words or times, or more words than there are.
+    words, times: how many, how often; or how many and how often it may be, each as likely. The same arguments
+    give the same document on every machine. Raises ValueError for fewer than two, or more words than there are.
     """
     pools = (held_out_names() if held_out else names(), lexicon().song_words)
-    choices = (times,) if isinstance(times, int) else tuple(times)
-    if not 2 <= words <= min(map(len, pools)) or not choices or min(choices) < 2:
+    lengths, counts = (((n,) if isinstance(n, int) else tuple(n)) for n in (words, times))
+    if not lengths or min(lengths) < 2 or max(lengths) > min(map(len, pools)) or not counts or min(counts) < 2:
         raise ValueError(f"words={words}, times={times}: use 2 to {min(map(len, pools))} words and 2 or more times")
     rng = Random(f"repeated {seed} {index}")
-    count = choices[int(rng.random() * len(choices))]
-    bits, block = log2(len(choices)), []
+    count = counts[int(rng.random() * len(counts))]
+    length = lengths[int(rng.random() * len(lengths))] if len(lengths) > 1 else lengths[0]
+    bits, block = log2(len(counts)) + log2(len(lengths)), []
     used: tuple[set[str], set[str]] = (set(), set())
-    for _ in range(words):
+    for _ in range(length):
         which = int(rng.random() * 2)
         word = another(pools[which], used[which], rng)
         bits += 1 + log2(len(pools[which]) - len(used[which]))

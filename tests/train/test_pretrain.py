@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data import load_tokenizer
 from model import load
+import train.tracking
 from tests.train.helpers import REPOSITORY, metrics, pretrain, run_module, write_config
 
 
@@ -21,12 +22,14 @@ def finished(tmp_path_factory):
     """One finished run, with pictures and with wandb."""
     folder = tmp_path_factory.mktemp("finished")
     config = write_config(folder, tracking={"wandb": "offline"}, eval={"attention": {"every": 6, "max_tokens": 12}})
-    done = pretrain(config)
+    with pytest.MonkeyPatch.context() as patience:
+        patience.setattr(train.tracking, "PATIENCE_S", 300.0)  # wandb's first start on a busy machine took over 30 s
+        done = pretrain(config)
     return folder / "runs" / "tiny", done.stdout, config
 
 
 def test_a_run_leaves_everything_that_the_contract_names(finished):
-    run, _, _ = finished
+    run, stdout, _ = finished
     for name in ("config.yaml", "metrics.jsonl", "samples.jsonl", "report.md", "loss.png", "checkpoints/best"):
         assert (run / name).stat().st_size > 0, name
     assert (run / "checkpoints/latest").read_text().strip() == "step_00000012"
@@ -39,7 +42,7 @@ def test_a_run_leaves_everything_that_the_contract_names(finished):
         "step_00000006.png",
         "step_00000012.png",
     ]
-    assert list((run / "wandb").glob("offline-run-*/*.wandb"))
+    assert list((run / "wandb").glob("offline-run-*/*.wandb")), stdout
     assert not list(run.rglob("*.tmp"))
 
 

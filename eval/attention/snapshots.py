@@ -1,0 +1,137 @@
+"""What was seen at one step of training, on disk: attention/step_XXXXXXXX.npz, and a line each in attention/index.jsonl.
+
+Everything that is drawn afterwards (mosaics, curves, time-lapse, viewer, comparison) is drawn from these files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.loader import InputError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class ProbeMap:
+    """The maps of one sequence: weights (layer, head, query, key), in 0 … 1; labels: a readable string a token.
+
+    documents: a number for each token's document, for a packed row; None where there is one only.
+    left_out: what of the sequence is not shown, in words, or "".
+    """
+
+    weights: np.ndarray
+    labels: list[str]
+    documents: list[int] | None = None
+    left_out: str = ""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All heads at one step.
+
+    step, tokens, seconds: of training, when it was taken
+    layers, heads:         the true numbers of what is kept; the model has num_attention_heads a layer
+    maps:                  probe's name -> its maps, in the order of the probes
+    scores:                score's name -> (layer, head) float32; NaN where it is undefined
+    chance:                score's name -> what uniform causal attention scores on the same probe; None: no such level
+    similarity:            (layer, head, head): 1 - Jensen-Shannon divergence / ln 2, on text
+    scalars:               figures of the model as a whole, such as copy_gain; None where undefined
+    """
+
+    step: int
+    tokens: int
+    seconds: float
+    layers: list[int]
+    heads: list[int]
+    num_attention_heads: int
+    num_key_value_heads: int
+    maps: dict[str, ProbeMap]
+    scores: dict[str, np.ndarray]
+    chance: dict[str, float | None]
+    similarity: np.ndarray | None = None
+    scalars: dict[str, float | None] = field(default_factory=dict)
+
+    def group(self, head: int) -> int:
+        """The key/value head that this query head reads."""
+        return head // (self.num_attention_heads // self.num_key_value_heads)
+
+
+def file_of(folder: Path, step: int) -> Path:
+    """Where the snapshot of this step lies; the same stem names its picture."""
+    return folder / f"step_{step:08d}.npz"
+
+
+def write(snapshot: Snapshot, folder: Path) -> Path:
+    """Write the snapshot, whole or not at all, and its line in index.jsonl."""
+    folder.mkdir(parents=True, exist_ok=True)
+    maps = {
+        name: {"labels": one.labels, "documents": one.documents, "left_out": one.left_out}
+        for name, one in snapshot.maps.items()
+    }
+    plain = ("step", "tokens", "seconds", "layers", "heads", "num_attention_heads", "num_key_value_heads", "chance")
+    about: dict[str, Any] = {"format": FORMAT, **{key: getattr(snapshot, key) for key in plain}}
+    about |= {"maps": maps, "scores": list(snapshot.scores), "scalars": _numbers(snapshot.scalars)}
+    arrays = {f"map.{name}": one.weights.astype(np.float16) for name, one in snapshot.maps.items()}
+    arrays |= {f"score.{name}": values.astype(np.float32) for name, values in snapshot.scores.items()}
+    if snapshot.similarity is not None:
+        arrays["similarity"] = snapshot.similarity.astype(np.float32)
+    file = file_of(folder, snapshot.step)
+    temporary = file.with_suffix(".tmp")
+    with temporary.open("wb") as stream:
+        np.savez_compressed(stream, about=np.array(json.dumps(about, ensure_ascii=False)), **arrays)
+    temporary.replace(file)
+    line = {"step": snapshot.step, "tokens": snapshot.tokens, "time_s": round(snapshot.seconds, 3), "file": file.name}
+    with (folder / "index.jsonl").open("a", encoding="utf-8") as index:
+        index.write(json.dumps(line | _numbers(snapshot.scalars)) + "\n")
+    return file
+
+
+def read(file: Path) -> Snapshot:
+    """Read one snapshot. Raises InputError for a file that is none, or a broken one."""
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            about = json.loads(str(arrays["about"]))
+            if about["format"] != FORMAT:
+                raise InputError(f"{file}: format {about['format']}, and this version reads {FORMAT}: make it anew")
+            maps = {
+                name: ProbeMap(arrays[f"map.{name}"].astype(np.float32), **fields)
+                for name, fields in about["maps"].items()
+            }
+            scores = {name: arrays[f"score.{name}"] for name in about["scores"]}
+            similarity = arrays["similarity"] if "similarity" in arrays else None
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"{file}: not a whole snapshot ({type(error).__name__}): delete it, the others still open"
+        ) from None
+    plain = ("step", "tokens", "seconds", "layers", "heads", "num_attention_heads", "num_key_value_heads", "chance")
+    return Snapshot(
+        **{key: about[key] for key in plain},
+        maps=maps,
+        scores=scores,
+        similarity=similarity,
+        scalars=about["scalars"],
+    )
+
+
+def read_all(run: Path) -> tuple[list[Snapshot], list[str]]:
+    """Every snapshot of a run that can be read, by step, and a line for each that cannot."""
+    snapshots, problems = [], []
+    for file in sorted((run / "attention").glob("step_*.npz")):
+        try:
+            snapshots.append(read(file))
+        except InputError as error:
+            problems.append(str(error))
+    return snapshots, problems
+
+
+def _numbers(values: dict[str, float | None]) -> dict[str, float | None]:
+    """JSON has no NaN and no infinity: they are null."""
+    return {name: value if value is not None and math.isfinite(value) else None for name, value in values.items()}

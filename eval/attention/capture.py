@@ -6,26 +6,33 @@ A picture cannot lie: weights @ v must equal what the kernel returned, or the ca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from eval.attention.causes import likely_cause
 from model import LanguageModel
 from model.attention import repeat_kv
 from model.attention_backends import attention_weights
-from model.masks import MaskSpec, boolean_mask
+from model.kv_cache import KVCache
+from model.masks import MaskSpec, boolean_mask, real_tokens
 
 # largest |weights @ v - kernel output|, as a share of the largest |output|
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+CHUNK = 2**22  # scores that are computed at a time: 16 MB
 
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """weights (layer, B, head, query, key) float32 on the CPU; rows sum to 1 over the keys.
+    """weights (layer, B, head, query, key) float32 on the CPU; rows sum to 1 over the keys (0 for padding).
 
     tokens (B, T): the input ids. labels: one string per layer and head kept, with their true numbers.
-    layers, heads: those numbers. num_key_value_heads: of the model, for grouping.
+    layers, heads: those numbers. num_attention_heads, num_key_value_heads: of the model, for grouping.
+    max_logits (layer, B, head): the largest q · k / sqrt(D) among the keys that may be seen.
+    left_out: what of the rows and tokens that were given is not here, in words, or "".
+    With a cache, keys are all tokens so far, and queries the last ones: T queries, S keys.
     """
 
     weights: Tensor
@@ -35,75 +42,175 @@ class AttentionMaps:
     heads: list[int]
     num_attention_heads: int
     num_key_value_heads: int
+    max_logits: Tensor
+    left_out: str = ""
+
+
+@dataclass
+class _Recorder:
+    """What hangs in the layers during one forward pass. It never raises there: under FSDP2 the other processes
+    would wait for ever for a pass that this one has left."""
+
+    heads: list[int]
+    specs: dict[int, MaskSpec]
+    key_count: int
+    cos_sin: tuple[Tensor, Tensor]
+    weights: dict[int, Tensor] = field(default_factory=dict)
+    max_logits: dict[int, Tensor] = field(default_factory=dict)
+    problem: str = ""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        mask = boolean_mask(self.specs[layer])
+        assert mask is not None
+        groups = q.shape[1] // k.shape[1]
+        q, k, v, out = q.float(), k.float(), v.float(), out.detach()
+        (B, _, T, _), chosen = q.shape, [q[:, self.heads], *(repeat_kv(x, groups)[:, self.heads] for x in (k, v))]
+        weights, largest = torch.zeros(B, len(self.heads), T, self.key_count), torch.empty(B, len(self.heads))
+        columns = self.specs[layer].key_positions.cpu()
+        here = columns < self.key_count  # a static cache has room for tokens that are still to come
+        rows = max(1, CHUNK // (len(self.heads) * T * k.shape[2]))
+        for start in range(0, B, rows):
+            some = slice(start, start + rows)
+            q_some, k_some, v_some = (x[some] for x in chosen)
+            allowed = mask.expand(B, -1, -1, -1)[some]
+            found = attention_weights(q_some, k_some, allowed)  # (rows, heads, T, S), in float32
+            self.check(layer, found @ v_some, out[some][:, self.heads], (q, k, v, out, mask))
+            weights[some, :, :, columns[here]] = found[..., here.to(found.device)].cpu()
+            logits = (q_some @ k_some.transpose(2, 3)) * q.shape[-1] ** -0.5
+            largest[some] = logits.masked_fill(~allowed, -torch.inf).amax((2, 3)).cpu()
+        self.weights[layer], self.max_logits[layer] = weights, largest
+
+    def check(self, layer: int, expected: Tensor, out: Tensor, everything: Any) -> None:
+        if self.problem:
+            return
+        error = (expected - out.float()).abs().max().item()
+        allowed = TOLERANCE[out.dtype] * max(out.abs().max().item(), 1e-6)
+        if not error <= allowed:
+            q, k, v, whole, mask = everything
+            cause = likely_cause(q, k, v, whole.float(), mask, *self.cos_sin, allowed)
+            self.problem = (
+                f"layer {layer}: the recomputed attention weights do not give the kernel's output (largest difference "
+                f"{error:.2e}, allowed {allowed:.2e}): {cause}"
+            )
 
 
 @torch.no_grad()
 def capture(
-    lm: LanguageModel,
+    lm: nn.Module,
     input_ids: Tensor,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     attention_mask: Tensor | None = None,
     document_ids: Tensor | None = None,
+    kv_cache: KVCache | None = None,
+    rows: Sequence[int] | None = None,
+    max_tokens: int | None = None,
 ) -> AttentionMaps:
     """Run input_ids (B, T) through the model once and return every head's attention weights.
 
-    layers, heads: which ones to keep; default all. Leaves mode, gradients and random state as they were.
-    Raises ValueError for a layer or head that does not exist, and RuntimeError, naming the layer, if the
-    recomputed weights do not give what the kernel gave.
+    lm: a LanguageModel, also compiled or inside DDP (then the plain model within runs). layers, heads, rows: which
+    ones to keep; default all. max_tokens: how many tokens of each row are read at most. kv_cache: tokens that were
+    read before; it grows by T. attention_mask, document_ids: as for LanguageModel.
+    Leaves mode, gradients and random state as they were.
+    Raises ValueError for a layer, head or row that does not exist, and RuntimeError, naming layer and likely cause,
+    if the recomputed weights do not give what the kernel gave.
     """
+    lm = plain(lm)
+    input_ids, attention_mask, document_ids, left_out = _bounded(
+        input_ids, attention_mask, document_ids, rows, max_tokens, kv_cache
+    )
     layer_numbers = _chosen("layer", layers, lm.config.num_hidden_layers)
     head_numbers = _chosen("head", heads, lm.config.num_attention_heads)
-    kept: dict[int, Tensor] = {}
-
-    places = torch.arange(input_ids.shape[1], device=input_ids.device)
-
-    def record(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-        window = lm.config.windows[layer]  # the mask is built here anew, whatever form the backend's has
-        mask = boolean_mask(MaskSpec(places, places, len(input_ids), attention_mask, document_ids, window))
-        weights = attention_weights(q.float(), k.float(), mask)  # (B, H, T, S), in float32
-        _check(layer, weights, v, out)
-        kept[layer] = weights[:, head_numbers].cpu()
-
+    recorder = _recorder(lm, input_ids, attention_mask, document_ids, kv_cache, head_numbers)
     modules = [lm.attention_modules()[i] for i in layer_numbers]
-    was_training = lm.training
+    modes = {module: module.training for module in lm.modules()}
     lm.eval()
     try:
         for module in modules:
-            module.recorder = record
-        lm(input_ids, attention_mask=attention_mask, document_ids=document_ids)
+            module.recorder = recorder
+        lm(input_ids, attention_mask=attention_mask, document_ids=document_ids, kv_cache=kv_cache)
     finally:
         for module in modules:
             module.recorder = None
-        lm.train(was_training)
+        for any_module, was_training in modes.items():
+            any_module.training = was_training
+    if recorder.problem:
+        raise RuntimeError(recorder.problem)
     groups = lm.config.num_key_value_groups
     labels = [[f"L{layer} H{head} (KV {head // groups})" for head in head_numbers] for layer in layer_numbers]
     return AttentionMaps(
-        torch.stack([kept[layer] for layer in layer_numbers]),
+        torch.stack([recorder.weights[layer] for layer in layer_numbers]),
         input_ids.cpu(),
         labels,
         layer_numbers,
         head_numbers,
         lm.config.num_attention_heads,
         lm.config.kv_heads,
+        torch.stack([recorder.max_logits[layer] for layer in layer_numbers]),
+        left_out,
     )
 
 
-def _check(layer: int, weights: Tensor, v: Tensor, out: Tensor) -> None:
-    expected = weights @ repeat_kv(v.float(), weights.shape[1] // v.shape[1])
-    error = (expected - out.float()).abs().max().item()
-    allowed = TOLERANCE[out.dtype] * max(out.abs().max().item(), 1e-6)
-    if not error <= allowed:
-        raise RuntimeError(
-            f"layer {layer}: the recomputed attention weights do not give the kernel's output (largest difference "
-            f"{error:.2e}, allowed {allowed:.2e}): mask, scale, RoPE or the order of key/value heads differ"
-        )
+def plain(lm: nn.Module) -> LanguageModel:
+    """The LanguageModel inside what torch.compile or DDP made of it."""
+    lm = getattr(lm, "module", lm)
+    lm = getattr(lm, "_orig_mod", lm)
+    if not isinstance(lm, LanguageModel):
+        raise TypeError(f"capture reads a LanguageModel, not a {type(lm).__name__}")
+    return lm
+
+
+def _bounded(
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    document_ids: Tensor | None,
+    rows: Sequence[int] | None,
+    max_tokens: int | None,
+    kv_cache: KVCache | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, str]:
+    """The asked rows and tokens of everything that is given, and what is left out, in words."""
+    B, T = input_ids.shape
+    row_numbers = _chosen("row", rows, B)
+    if kv_cache is not None and (rows is not None or max_tokens is not None):
+        raise ValueError("a kv_cache has its rows and tokens already: give neither rows nor max_tokens")
+    if max_tokens is not None and max_tokens < 1:
+        raise ValueError(f"max_tokens ({max_tokens}) must be 1 or more")
+    kept = T if max_tokens is None else min(T, max_tokens)
+    left_out = [f"tokens {kept} to {T - 1} of {T}"] if kept < T else []
+    left_out += [f"{B - len(row_numbers)} of {B} rows"] if len(row_numbers) < B else []
+    if not left_out and rows is None:
+        return input_ids, attention_mask, document_ids, ""
+    cut = [x[row_numbers, :kept] if x is not None else None for x in (input_ids, attention_mask, document_ids)]
+    assert cut[0] is not None
+    return cut[0], cut[1], cut[2], ", ".join(left_out)
+
+
+def _recorder(
+    lm: LanguageModel,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    document_ids: Tensor | None,
+    kv_cache: KVCache | None,
+    heads: list[int],
+) -> _Recorder:
+    """The masks are built here anew, written out, whatever form the backend's has."""
+    (B, T), device = input_ids.shape, input_ids.device
+    cache = kv_cache if kv_cache is not None else KVCache()
+    positions, past = cache.positions(T, device), cache.length
+    specs = {}
+    for layer, window in enumerate(lm.config.windows):
+        keys = cache.key_positions(layer, T, device)
+        specs[layer] = MaskSpec(positions, keys, B, real_tokens(attention_mask, keys), document_ids, window)
+    cos_sin = lm.model.rotary_emb(positions[None], torch.float32)
+    return _Recorder(heads, specs, past + T, cos_sin)
 
 
 def _chosen(what: str, wanted: Sequence[int] | None, count: int) -> list[int]:
     if wanted is None:
         return list(range(count))
+    if not wanted:
+        raise ValueError(f"no {what} is asked for: give one of 0 to {count - 1}, or None for all")
     for number in wanted:
         if not 0 <= number < count:
-            raise ValueError(f"{what} {number} does not exist: this model has {what}s 0 to {count - 1}")
+            raise ValueError(f"{what} {number} does not exist: there are {what}s 0 to {count - 1}")
     return list(wanted)

@@ -1,4 +1,4 @@
-"""What was seen at one step of training, on disk: attention/step_XXXXXXXX.npz, and a line each in attention/index.jsonl.
+"""What was seen at one step of training, on disk: attention/step_XXXXXXXX.npz, and its line in attention/index.jsonl.
 
 Everything that is drawn afterwards (mosaics, curves, time-lapse, viewer, comparison) is drawn from these files.
 """
@@ -79,7 +79,7 @@ def write(snapshot: Snapshot, folder: Path) -> Path:
     plain = ("step", "tokens", "seconds", "layers", "heads", "num_attention_heads", "num_key_value_heads", "chance")
     about: dict[str, Any] = {"format": FORMAT, **{key: getattr(snapshot, key) for key in plain}}
     about |= {"maps": maps, "scores": list(snapshot.scores), "scalars": _numbers(snapshot.scalars)}
-    arrays = {f"map.{name}": one.weights.astype(np.float16) for name, one in snapshot.maps.items()}
+    arrays: dict[str, Any] = {f"map.{name}": one.weights.astype(np.float16) for name, one in snapshot.maps.items()}
     arrays |= {f"score.{name}": values.astype(np.float32) for name, values in snapshot.scores.items()}
     if snapshot.similarity is not None:
         arrays["similarity"] = snapshot.similarity.astype(np.float32)
@@ -106,7 +106,7 @@ def read(file: Path) -> Snapshot:
                 for name, fields in about["maps"].items()
             }
             scores = {name: arrays[f"score.{name}"] for name in about["scores"]}
-            similarity = arrays["similarity"] if "similarity" in arrays else None
+            similarity = arrays.get("similarity")
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(
             f"{file}: not a whole snapshot ({type(error).__name__}): delete it, the others still open"

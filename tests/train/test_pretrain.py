@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import train.tracking
 from data import load_tokenizer
 from model import load
-import train.tracking
 from tests.train.helpers import REPOSITORY, metrics, pretrain, run_module, write_config
 
 

@@ -1,0 +1,196 @@
+"""Capture under everything that a model can be run with, and the check that bites: no wrong kernel gets through."""
+
+import pytest
+import torch
+
+from eval.attention import capture
+from eval.attention import capture as capture_function
+from eval.attention.causes import UNKNOWN
+from model import attention as attention_module
+from model.attention_backends import Backend, attention_weights
+from model.kv_cache import make_cache
+from model.masks import MaskSpec, boolean_mask
+from model.rope import RotaryEmbedding, apply_rotary
+from tests.conftest import random_model, tiny_config
+
+SDPA = attention_module.BACKENDS["sdpa"].compute
+CONFIG = tiny_config(num_attention_heads=8, num_key_value_heads=2, head_dim=8)
+
+
+@pytest.fixture
+def lm():
+    """A model whose attention is peaked, so that no tolerance can hide another kernel."""
+    lm = random_model(CONFIG)
+    for module in lm.attention_modules():
+        module.q_norm.weight.data.fill_(3.0)
+        module.k_norm.weight.data.fill_(3.0)
+    return lm
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(0, 192, (2, 12), generator=torch.Generator().manual_seed(1))
+
+
+def all_visible(q, k):
+    return torch.ones(1, 1, q.shape[2], k.shape[2], dtype=torch.bool)
+
+
+def without_rope(x):
+    cos, sin = RotaryEmbedding(CONFIG)(torch.arange(x.shape[2])[None], x.dtype)
+    return apply_rotary(x, cos, -sin)
+
+
+def tiled(q, k, v, mask, dropout):
+    return SDPA(q, k.repeat(1, 4, 1, 1), v.repeat(1, 4, 1, 1), mask, dropout)
+
+
+WRONG_KERNELS = {
+    "keys of two groups swapped": (
+        lambda q, k, v, m, d: SDPA(q, k.flip(1), v, m, d),
+        "query head 0 reads key/value head 1",
+    ),
+    "keys and values of two groups swapped": (
+        lambda q, k, v, m, d: SDPA(q, k.flip(1), v.flip(1), m, d),
+        "query head 0 reads key/value head 1",
+    ),
+    "heads tiled": (tiled, "were tiled"),
+    "no RoPE": (lambda q, k, v, m, d: SDPA(without_rope(q), without_rope(k), v, m, d), "without RoPE"),
+    "queries without RoPE": (lambda q, k, v, m, d: SDPA(without_rope(q), k, v, m, d), "queries without RoPE"),
+    "no mask": (lambda q, k, v, m, d: SDPA(q, k, v, all_visible(q, k), d), "no mask"),
+    "scale 1": (lambda q, k, v, m, d: SDPA(q * 8**0.5, k, v, m, d), "did not divide by sqrt"),
+    "half the scale": (lambda q, k, v, m, d: SDPA(q * 0.5, k, v, m, d), "scaled the logits by 0.5"),
+    "one head a little off": (lambda q, k, v, m, d: nudged(SDPA(q, k, v, m, d)), UNKNOWN),
+    "not a number": (lambda q, k, v, m, d: SDPA(q, k, v, m, d) * torch.nan, "recomputed"),
+}
+
+
+def nudged(out):
+    out = out.clone()
+    out[:, 3, -1] += 0.01 * out.abs().max()
+    return out
+
+
+@pytest.mark.parametrize("name", WRONG_KERNELS)
+def test_a_kernel_that_does_something_else_is_caught_and_named(lm, ids, name, monkeypatch):
+    compute, cause = WRONG_KERNELS[name]
+    assert capture(lm, ids).weights.isfinite().all()
+    monkeypatch.setitem(attention_module.BACKENDS, "sdpa", Backend(compute))
+    with pytest.raises(RuntimeError) as raised:
+        capture(lm, ids)
+    assert str(raised.value).startswith("layer 0: the recomputed attention weights do not give")
+    assert cause in str(raised.value)
+    assert all(module.recorder is None for module in lm.attention_modules())
+
+
+def test_a_packed_row_that_leaks_is_caught(lm, ids, monkeypatch):
+    documents = torch.tensor([[0] * 5 + [1] * 7] * 2)
+    causal = lambda q, k, v, m, d: SDPA(q, k, v, all_visible(q, k).tril(), d)  # noqa: E731
+    monkeypatch.setitem(attention_module.BACKENDS, "sdpa", Backend(causal))
+    capture(lm, ids)  # one document: nothing is wrong
+    with pytest.raises(RuntimeError, match="the causal mask alone, without documents"):
+        capture(lm, ids, document_ids=documents)
+
+
+def test_only_the_wrong_layer_is_named(lm, ids, monkeypatch):
+    wrong = Backend(WRONG_KERNELS["scale 1"][0])
+    monkeypatch.setitem(attention_module.BACKENDS, "eager", wrong)
+    lm.attention_modules()[1].backend = "eager"
+    with pytest.raises(RuntimeError, match="^layer 1"):
+        capture(lm, ids)
+    capture(lm, ids, layers=[0])
+
+
+@pytest.mark.parametrize("backend", ["eager", "flash", "sdpa", "sdpa_math", "blocked", "flex"])
+@pytest.mark.parametrize("kind", ["plain", "padding", "documents"])
+def test_every_backend_and_mask(lm, ids, backend, kind):
+    given = {}
+    if kind == "padding":
+        given["attention_mask"] = torch.tensor([[1] * 9 + [0] * 3, [1] * 12])
+    if kind == "documents":
+        given["document_ids"] = torch.tensor([[0] * 5 + [1] * 7] * 2)
+    lm.set_attn_implementation("eager")
+    expected = capture(lm, ids, **given).weights
+    lm.set_attn_implementation(backend)
+    assert torch.allclose(capture(lm, ids, **given).weights, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("windows", [False, True])
+@pytest.mark.parametrize("kind", ["dynamic", "static", "offloaded"])
+def test_with_a_cache_the_rows_are_those_of_the_whole_text(ids, kind, windows):
+    some = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]} if windows else {}
+    lm = random_model(tiny_config(num_attention_heads=8, num_key_value_heads=2, head_dim=8, **some))
+    whole = capture(lm, ids).weights
+    cache = make_cache(kind, lm.config, 2, 16, lm.lm_head.weight)
+    for start, end in ((0, 5), (5, 6), (6, 9)):
+        maps = capture(lm, ids[:, start:end], kv_cache=cache)
+        assert maps.weights.shape[-2:] == (end - start, end)
+        assert torch.allclose(maps.weights, whole[..., start:end, :end], atol=1e-5)
+    assert cache.length == 9
+
+
+def test_padding_looks_at_nothing_and_is_not_looked_at(lm, ids):
+    left = torch.tensor([[0] * 3 + [1] * 9, [1] * 12])
+    weights = capture(lm, ids, attention_mask=left).weights
+    assert (weights[:, 0, :, :3] == 0).all()
+    assert (weights[:, 0, :, :, :3] == 0).all()
+    assert torch.allclose(weights[:, 0, :, 3:].sum(-1), torch.ones(()), atol=1e-6)
+
+
+def test_what_is_left_out_is_told_and_the_rest_is_the_same(lm, ids):
+    everything = capture(lm, ids)
+    assert everything.left_out == ""
+    some = capture(lm, ids, rows=[1], max_tokens=7)
+    assert some.left_out == "tokens 7 to 11 of 12, 1 of 2 rows"
+    assert torch.allclose(some.weights[:, 0], everything.weights[:, 1, :, :7, :7], atol=1e-6)
+    assert torch.equal(some.tokens, ids[1:, :7])
+    for wrong in ({"rows": [2]}, {"rows": []}, {"max_tokens": 0}, {"layers": []}):
+        with pytest.raises(ValueError, match="does not exist|is asked for|must be 1"):
+            capture(lm, ids, **wrong)
+
+
+def test_rows_in_chunks_are_the_same_and_so_is_the_check(lm, ids, monkeypatch):
+    everything = capture(lm, ids)
+    module = __import__("sys").modules[capture_function.__module__]
+    monkeypatch.setattr(module, "CHUNK", 1)
+    in_chunks = capture(lm, ids)
+    assert torch.allclose(in_chunks.weights, everything.weights, atol=1e-6)
+    assert torch.allclose(in_chunks.max_logits, everything.max_logits, atol=1e-5)
+    last_row_only = lambda q, k, v, m, d: SDPA(q, k, v, m, d) * torch.tensor([1.0, 1.1])[:, None, None, None]  # noqa: E731
+    monkeypatch.setitem(attention_module.BACKENDS, "sdpa", Backend(last_row_only))
+    with pytest.raises(RuntimeError, match="layer 0"):
+        capture(lm, ids)
+
+
+def test_the_largest_logit_is_the_largest_among_the_visible(lm, ids):
+    seen = {}
+    for module in lm.attention_modules():
+        module.recorder = lambda layer, q, k, v, out: seen.update({layer: (q, k)})
+    with torch.no_grad():
+        lm.eval()(ids)
+    maps = capture(lm, ids)
+    for layer, (q, k) in seen.items():
+        scores = q @ k.repeat_interleave(4, 1).transpose(2, 3) * 8**-0.5
+        scores = scores.masked_fill(~torch.ones(12, 12).tril().bool(), -torch.inf)
+        assert torch.allclose(maps.max_logits[layer], scores.amax((2, 3)), atol=1e-5)
+    spec = MaskSpec(torch.arange(12), torch.arange(12))
+    assert torch.allclose(maps.weights[0], attention_weights(*seen[0], boolean_mask(spec)), atol=1e-6)
+
+
+def test_a_compiled_model_is_captured_and_stays_compiled(lm, ids):
+    compiled = torch.compile(lm, backend="eager")
+    assert torch.equal(capture(compiled, ids).weights, capture(lm, ids).weights)
+    with torch.no_grad():
+        assert torch.allclose(compiled(ids), lm(ids), atol=1e-5)
+    with pytest.raises(TypeError, match="a LanguageModel, not a Linear"):
+        capture(lm.lm_head, ids)
+
+
+def test_modes_that_differ_within_the_model_stay_as_they_were(lm, ids):
+    lm.train()
+    lm.model.layers[1].eval()
+    before = [module.training for module in lm.modules()]
+    gradients = torch.is_grad_enabled()
+    capture(lm, ids)
+    assert [module.training for module in lm.modules()] == before
+    assert torch.is_grad_enabled() == gradients

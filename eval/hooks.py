@@ -1,21 +1,25 @@
-"""What runs during training, and when. A hook is a function of one event; it reads the model and logs figures.
+"""What runs during training: hooks. A hook is a function of one event; it reads the model and logs figures.
 
-Hooks draw no number from the global random state, so how often they run changes nothing in training.
+YAML names them and says when each runs (`eval.hooks`); "module:function" is one of your own. The built-in ones draw
+no number from the global random state, so how often they run changes nothing in training. One that raises is reported
+and switched off; the run goes on.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from configs.loader import InputError
 from data.batches import validation_batches
 from data.config import DataConfig, StoryworldSource
 from data.packing import Rows
@@ -31,11 +35,15 @@ from model import LanguageModel
 class EvalEvent:
     """What a hook may read: the moment, the uncompiled model, the data; and two functions to log with.
 
+    step, tokens, seconds: of training so far. log(split, figures): a line of metrics.jsonl, and to wandb.
+    log_image(name, file): to wandb. kept: what hooks keep for themselves between two events.
     Where a run has several processes, each of them runs every hook, because each may hold a share of the model only;
     the first one, which `writes`, leaves files. any_process: whether something is true in one of them.
     """
 
     step: int
+    tokens: int
+    seconds: float
     is_last: bool
     lm: LanguageModel
     data: PreparedData
@@ -49,14 +57,11 @@ class EvalEvent:
     log_image: Callable[[str, Path], None]
     writes: bool = True
     any_process: Callable[[bool], bool] = bool
+    kept: dict[str, Any] = field(default_factory=dict)
 
     @property
     def tokenizer(self) -> Tokenizer:
         return self.data.tokenizer
-
-    def due(self, every: int) -> bool:
-        """Each `every` steps and at the end; `every` 0 is for hooks that the end is enough for."""
-        return self.is_last or (every > 0 and self.step % every == 0)
 
 
 Hook = Callable[[EvalEvent], None]
@@ -64,8 +69,6 @@ Hook = Callable[[EvalEvent], None]
 
 def validation(event: EvalEvent) -> None:
     """Loss (nats a token), perplexity and bits per byte on the held-out part."""
-    if not event.due(event.config.every):
-        return
     while_training, at_the_end = event.config.max_tokens, event.config.final_max_tokens
     loss = _held_out_loss(event, at_the_end if event.is_last else while_training)
     counts = event.data.manifest["validation"]
@@ -100,8 +103,6 @@ def _held_out_loss(event: EvalEvent, max_tokens: int | None) -> float:
 
 def samples(event: EvalEvent) -> None:
     """Continue the fixed prompts and append them to samples.jsonl."""
-    if not event.due(event.config.every):
-        return
     many_documents, lines = event.data.manifest["train"]["documents"] > 1, []
     for prompt in event.config.prompts:
         text = complete(
@@ -120,38 +121,11 @@ def samples(event: EvalEvent) -> None:
             file.writelines(lines)
 
 
-def attention(event: EvalEvent) -> None:
-    """Draw every head on a fixed text: attention/step_XXXXXXXX.png, the raw weights beside it as .npz."""
-    every = event.config.attention.every
-    if not every or not event.due(every):
-        return
-    import numpy as np
-
-    from eval.attention.capture import capture
-    from eval.attention.plots import mosaic
-
-    ids = probe_ids(event)
-    device = next(event.lm.parameters()).device
-    maps = capture(event.lm, torch.tensor([ids], device=device))
-    if not event.writes:
-        return
-    folder = event.directory / "attention"
-    folder.mkdir(exist_ok=True)
-    stem = f"step_{event.step:08d}"
-    labels = event.tokenizer.token_labels(ids)
-    np.savez_compressed(folder / f"{stem}.npz", weights=maps.weights[:, 0].half().numpy(), tokens=ids)
-    title = f"{event.directory.name}, step {event.step:,}: what every head looks at (row: who looks, column: at what)"
-    mosaic(maps, labels, title, folder / f"{stem}.png")
-    event.log_image("attention/heads", folder / f"{stem}.png")
-
-
 def questions(event: EvalEvent) -> None:
     """Ask about held-out stories, before the first step as well: exact match for each class of questions, once with
     names like those of training and once with names of another form."""
     source, count = event.data_config.source, event.config.questions
     if not count or not isinstance(source, StoryworldSource) or event.data_config.records != "conversations":
-        return
-    if not (event.step == 0 or event.due(event.config.every)):
         return
     from eval.questions import ask, figures, held_out_questions, score
 
@@ -160,24 +134,40 @@ def questions(event: EvalEvent) -> None:
         event.log(split, figures(score(asked, ask(event.lm, event.tokenizer, asked))))
 
 
-def probe_ids(event: EvalEvent) -> list[int]:
-    """The tokens of the text that is drawn: eval.attention.text, or how the held-out part begins."""
-    wanted = event.config.attention
-    if wanted.text:
-        return [event.tokenizer.bos_id, *event.tokenizer.encode(wanted.text)][: wanted.max_tokens]
-    stream = event.data.stream("validation")
-    ids = stream.read(0, min(wanted.max_tokens, len(stream))).tolist()
-    end = ids.index(event.tokenizer.eos_id) + 1 if event.tokenizer.eos_id in ids else len(ids)
-    return ids[:end]
+def attention(event: EvalEvent) -> None:
+    """Every head's maps and scores: attention/step_XXXXXXXX.npz, and a plain picture beside it."""
+    from eval.attention.record import record
+
+    record(event)
 
 
-HOOKS: tuple[Hook, ...] = (validation, questions, samples, attention)
+BUILT_IN: dict[str, Hook] = {hook.__name__: hook for hook in (validation, questions, samples, attention)}
 
 
-def run_hooks(event: EvalEvent, switched_off: set[Hook], warn: Callable[[str], None]) -> None:
-    """Run every hook. One that raises is reported and switched off; the run goes on."""
-    for hook in HOOKS:
-        if hook in switched_off:
+def load_hooks(config: EvalConfig) -> dict[str, Hook]:
+    """The hooks that the YAML names, in their order. Raises InputError for one that does not exist."""
+    return {name: BUILT_IN[name] if name in BUILT_IN else _imported(name) for name in config.cadences()}
+
+
+def _imported(name: str) -> Hook:
+    module, _, function = name.partition(":")
+    if not function:
+        known = ", ".join(BUILT_IN)
+        raise InputError(f"eval.hooks: no hook is called {name!r}: use {known}, or module:function for one of your own")
+    try:
+        hook = getattr(importlib.import_module(module), function)
+    except Exception as error:
+        raise InputError(f"eval.hooks: {name} cannot be imported: {type(error).__name__}: {error}") from None
+    if not callable(hook):
+        raise InputError(f"eval.hooks: {name} is a {type(hook).__name__}, not a function of one event")
+    return hook
+
+
+def run_hooks(event: EvalEvent, hooks: dict[str, Hook], switched_off: set[str], warn: Callable[[str], None]) -> None:
+    """Run every hook that is due. One that raises is reported and switched off; the run goes on."""
+    cadences = event.config.cadences()
+    for name, hook in hooks.items():
+        if name in switched_off or not cadences[name].is_due(event.step, event.is_last):
             continue
         problem = "it failed in another process"
         try:
@@ -186,5 +176,5 @@ def run_hooks(event: EvalEvent, switched_off: set[Hook], warn: Callable[[str], N
         except Exception as error:
             failed, problem = True, f"{type(error).__name__}: {error}"
         if event.any_process(failed):
-            switched_off.add(hook)
-            warn(f"warning: the {hook.__name__} hook is off from here: {problem}")
+            switched_off.add(name)
+            warn(f"warning: the {name} hook is off from here: {problem}")

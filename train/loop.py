@@ -111,9 +111,9 @@ def stop_for(run: Run, meter: Meter, signal_number: int) -> int:
 def read_figures(run: Run, meter: Meter, is_last: bool) -> None:
     """Read losses off the device where they are needed now, look at them, show and log them."""
     config, state = run.config, run.state
-    cadences = (config.eval.every, config.eval.attention.every, config.train.checkpoint_every)
     logs = is_last or _due(state.step, config.train.log_every)
-    if run.gates_on_device and not logs and not _due(state.step, *cadences):
+    is_read = logs or _evaluation_is_due(run) or _due(state.step, config.train.checkpoint_every)
+    if run.gates_on_device and not is_read:
         return
     for reading in meter.read_device():
         examine(run, reading)
@@ -178,6 +178,8 @@ def evaluate(run: Run, meter: Meter, is_last: bool) -> None:
 
     event = EvalEvent(
         step=state.step,
+        tokens=state.tokens,
+        seconds=state.seconds,
         is_last=is_last,
         lm=run.lm,
         data=run.data,
@@ -191,9 +193,10 @@ def evaluate(run: Run, meter: Meter, is_last: bool) -> None:
         log_image=lambda name, path: tracker.log_image(name, path, state.step),
         writes=run.world.is_first,
         any_process=lambda failed: run.world.sum(int(failed)) != [0],
+        kept=run.kept,
     )
     with meter.apart("eval_s"), run.device.autocast():
-        run_hooks(event, run.switched_off, tracker.say)
+        run_hooks(event, run.hooks, run.switched_off, tracker.say)
     state.evaluated_at = state.step
     loss, tokens = run.world.first(lambda: found.get("loss")), run.config.eval.max_tokens
     is_comparable = state.best_tokens == tokens
@@ -247,12 +250,12 @@ def save(run: Run, meter: Meter, needed: bool) -> None:
 
 
 def _evaluation_is_due(run: Run) -> bool:
-    return _due(run.state.step, run.config.eval.every, run.config.eval.attention.every)
+    return run.config.eval.is_due(run.state.step)
 
 
 def _is_new_best(run: Run) -> bool:
     return run.config.train.keep_best and run.state.best_step == run.state.step
 
 
-def _due(step: int, *cadences: int) -> bool:
-    return any(every > 0 and step % every == 0 for every in cadences)
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

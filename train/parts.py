@@ -11,6 +11,8 @@ from data.batches import TrainBatches, make_rows, too_long
 from data.packing import Rows
 from data.prepare import PreparedData, describe, prepare
 from data.tokenizer import Tokenizer
+from eval.attention.record import check as check_attention
+from eval.hooks import load_hooks
 from model import LanguageModel
 from train import report, run_directory
 from train.allocator import keep_freed_memory
@@ -26,8 +28,11 @@ from train.run_directory import Start
 from train.tracking import Tracker
 
 
-def check_processes(config: RunConfig, world: World) -> None:
-    """Raises InputError if the rows of a step cannot be shared out evenly."""
+def check(config: RunConfig, world: World) -> None:
+    """What can be wrong before any text is read. Raises InputError if the rows of a step cannot be shared out evenly,
+    and for a hook or a file of probes that does not exist."""
+    load_hooks(config.eval)
+    check_attention(config.eval.attention)
     rows = config.rows_per_step
     if rows % world.size:
         fitting = max(n for n in range(1, world.size + 1) if rows % n == 0)
@@ -145,6 +150,7 @@ def build_run(
         non_finite=torch.tensor(float(state.skipped), device=device.device),
         saved_at=state.step if start.is_own(config) else None,
         script=script,
+        hooks=load_hooks(config.eval),
     )
     state.resolved |= {"device": device.device.type, "precision": device.precision, "attention": device.attention}
     state.resolved |= {"micro_batch_size": rows, "world_size": world.size}
@@ -158,6 +164,11 @@ def announce(run: Run, start: Start) -> None:
     run.tracker.say("\n".join(filter(None, notes)))
     if start.checkpoint is not None:
         run.tracker.say(f"resumed from {start.checkpoint}, step {run.state.step:,}")
+
+
+def draw(run: Run) -> None:
+    """Pictures of every head, from what was seen in training; while the tracker is still open."""
+    report.draw(run)
 
 
 def finish(run: Run, exit_code: int) -> int:

@@ -25,7 +25,7 @@ def run(config: RunConfig, script: str) -> int:
 
     # 1. This process and the others, if torchrun started several.
     with processes(config.train.parallel, config.train.device) as world:
-        parts.check_processes(config, world)
+        parts.check(config, world)
 
         # 2. Whether this run is new, half-way or finished, and where it computes.
         start = world.first(lambda: find_start(config))
@@ -50,6 +50,8 @@ def run(config: RunConfig, script: str) -> int:
         exit_code = 1
         try:
             exit_code = train(run)
+            if exit_code == 0:
+                parts.draw(run)
         finally:
             run.tracker.close(exit_code)
 

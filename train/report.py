@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,19 @@ import torch
 
 from data.config import StoryworldSource
 from data.prepare import describe
+from eval.attention.snapshots import read_all
 from eval.language_modeling import compare_with_floor
 from train.device import machine
 from train.run import Run
 from train.tracking import read_lines
 
 RESULT_HEADING = "## Result"
+PICTURES = [
+    ("timelapse.gif", "every head while it learns"),
+    ("curves.png", "the heads' scores over training"),
+    ("heads.png", "the scores of every head at the end"),
+    ("induction_head.png", "the induction head, on random repeated tokens"),
+]
 
 
 def opening(run: Run) -> str:
@@ -76,11 +84,11 @@ def write(run: Run) -> None:
         f"{_finished_at(run.state.step)}",
     ]
     sample = _last_sample(directory / "samples.jsonl")
-    picture = sorted((directory / "attention").glob("step_*.png"))[-1:]
     lines = [f"# {run.config.name}", "", "```", opening(run), describe(run.data), "```", ""]
     lines += [RESULT_HEADING, "", "```", *result, "```", "", "A sample, as the model wrote it:", "", "```"]
-    lines += [sample, "```", "", *_question_lines(metrics), "## Figures", "", "![loss](loss.png)", ""]
-    lines += [f"![every attention head](attention/{picture[0].name})", ""] if picture else []
+    lines += [sample, "```", "", *_question_lines(metrics), *_attention_lines(directory, metrics)]
+    lines += ["## Figures", "", "![loss](loss.png)", ""]
+    lines += [f"![{title}](attention/{name})\n" for name, title in PICTURES if (directory / "attention" / name).is_file()]
     lines += ["## Made with", "", f"`python -m {run.script}` from `{run.config.directory}/config.yaml`, "]
     lines += [f"torch {torch.__version__}, Python {platform.python_version()}, {machine(run.device.device)}.", ""]
     (directory / "report.md").write_text("\n".join(lines), encoding="utf-8")
@@ -101,8 +109,8 @@ def result(directory: Path) -> str:
     text = (directory / "report.md").read_text(encoding="utf-8")
     blocks = text.split(RESULT_HEADING, 1)[1].split("```")
     figures, sample = blocks[1].strip(), blocks[3].strip()
-    pictures = sorted((directory / "attention").glob("step_*.png"))
-    paths = [("heads", pictures[-1] if pictures else None), ("samples", directory / "samples.jsonl")]
+    viewer = directory / "attention" / "viewer.html"
+    paths = [("heads", viewer if viewer.is_file() else None), ("samples", directory / "samples.jsonl")]
     paths += [("report", directory / "report.md"), ("checkpoint", _latest(directory))]
     listed = [f"{label + ':':<12}{path}" for label, path in paths if path is not None]
     return "\n".join(["", sample, "", figures, "", *listed])
@@ -154,6 +162,57 @@ def _question_lines(metrics: list[dict[str, Any]]) -> list[str]:
     before = {"before": known[0]} if len(known) > 1 and known[0]["step"] == 0 else {}
     columns = {**before, "after": known[-1], "after, names of a new form": new[-1]}
     return ["## Questions about held-out stories, answered to the letter", "", table(columns), ""]
+
+
+def draw(run: Run) -> None:
+    """Every picture of the heads, and the viewer, from the run's snapshots; a few of them go to wandb."""
+    if not run.world.is_first:
+        return
+    snapshots, problems = read_all(run.config.directory)
+    for problem in problems:
+        run.tracker.say(f"warning: {problem}")
+    if not snapshots:
+        return
+    from eval.attention.render import render
+    from eval.attention.viewer import write_viewer
+
+    folder, step = run.config.directory / "attention", run.state.step
+    try:
+        render(run.config.directory, snapshots)
+        viewer = write_viewer([(run.config.name, snapshots)], folder / "viewer.html")
+    except Exception as error:  # the run is finished and saved: a picture that fails must not take that away
+        again = f"python -m eval.attention {run.config.directory}"
+        run.tracker.say(f"warning: the heads could not be drawn: {type(error).__name__}: {error}; `{again}` tries again")
+        return
+    for name, _ in PICTURES:
+        if (folder / name).is_file() and name.endswith(".png"):
+            run.tracker.log_image(f"attention/{name.removesuffix('.png')}", folder / name, step)
+    run.tracker.log_html("attention/viewer", viewer, step)
+    last = snapshots[-1]
+    rows = [
+        [layer, head, last.group(head), *(_plain(values[i, j]) for values in last.scores.values())]
+        for i, layer in enumerate(last.layers)
+        for j, head in enumerate(last.heads)
+    ]
+    run.tracker.log_table("attention/scores", ["layer", "head", "kv_group", *last.scores], rows, step)
+
+
+def _plain(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _attention_lines(directory: Path, metrics: list[dict[str, Any]]) -> list[str]:
+    """What the heads came to do, and what looking at them cost."""
+    snapshots, _ = read_all(directory)
+    if not snapshots:
+        return []
+    from eval.attention.findings import findings
+
+    looked = [m for m in metrics if m["split"] == "attention"]
+    cost = sum(m["attention_seconds"] for m in looked)
+    share = cost / max(1e-9, metrics[-1]["time_s"])
+    told = f"{len(looked)} looks at all heads took {cost:.1f} seconds, {share:.1%} of the run; viewer.html lies beside."
+    return ["## Attention heads", "", *findings(snapshots), told, ""]
 
 
 def _last_sample(file: Path) -> str:

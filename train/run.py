@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ class Run:
     non_finite: steps passed over so far, counted on the device; state.skipped is the same as far as it has been read.
     saved_at: step of the newest checkpoint. started: when the run would have begun if it had never been interrupted.
     unlogged_s: seconds that evaluating and saving took after the last line of metrics.jsonl.
+    hooks, switched_off, kept: what runs at evaluations, which of it failed, and what it keeps for itself.
     """
 
     config: RunConfig
@@ -53,7 +55,9 @@ class Run:
     saved_at: int | None = None
     started: float = 0.0
     unlogged_s: float = 0.0
-    switched_off: set[Hook] = field(default_factory=set)
+    hooks: dict[str, Hook] = field(default_factory=dict)
+    switched_off: set[str] = field(default_factory=set)
+    kept: dict[str, Any] = field(default_factory=dict)
 
     @property
     def gates_on_device(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -122,8 +123,12 @@ def open_for(config: RunConfig, step: int | None) -> None:
         temporary = directory / "config.tmp"
         temporary.write_text(config.to_yaml(), encoding="utf-8")
         temporary.replace(directory / "config.yaml")
-        for name in ("metrics.jsonl", "samples.jsonl", "trace.jsonl"):
-            truncate_after(directory / name, -1 if step is None else step)
+        last = -1 if step is None else step
+        for name in ("metrics.jsonl", "samples.jsonl", "trace.jsonl", "attention/index.jsonl"):
+            truncate_after(directory / name, last)
+        for file in (directory / "attention").glob("step_*"):
+            if re.fullmatch(r"step_\d{8}", file.stem) and int(file.stem[5:]) > last:
+                file.unlink()
     except OSError as error:
         raise InputError(f"output_dir: {directory} cannot be written: {error.strerror}") from None
 

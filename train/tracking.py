@@ -101,6 +101,16 @@ class Tracker:
         if self._wandb is not None:
             self._wandb.log_image(name, path, step)
 
+    def log_html(self, name: str, path: Path, step: int) -> None:
+        """A page that lies on the disk, to wandb."""
+        if self._wandb is not None:
+            self._wandb.log_html(name, path, step)
+
+    def log_table(self, name: str, columns: list[str], rows: list[list[Any]], step: int) -> None:
+        """A table, to wandb."""
+        if self._wandb is not None:
+            self._wandb.log_table(name, columns, rows, step)
+
     def progress(self, step: int, seconds: float, **shown: str) -> None:
         self.bar.set_postfix(shown, refresh=False)
         position = step if self._minutes is None else min(seconds / 60, self._minutes)
@@ -138,10 +148,19 @@ class _Wandb:
         self._put(lambda: self._run.log({**values, "step": step}))
 
     def log_image(self, name: str, path: Path, step: int) -> None:
+        self._put_media(name, lambda wandb: wandb.Image(str(path)), step)
+
+    def log_html(self, name: str, path: Path, step: int) -> None:
+        self._put_media(name, lambda wandb: wandb.Html(path.read_text(encoding="utf-8"), inject=False), step)
+
+    def log_table(self, name: str, columns: list[str], rows: list[list[Any]], step: int) -> None:
+        self._put_media(name, lambda wandb: wandb.Table(columns=columns, data=rows), step)
+
+    def _put_media(self, name: str, make: Callable[[Any], Any], step: int) -> None:
         def send() -> None:
             import wandb
 
-            self._run.log({name: wandb.Image(str(path)), "step": step})
+            self._run.log({name: make(wandb), "step": step})
 
         self._put(send)
 

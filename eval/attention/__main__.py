@@ -1,49 +1,116 @@
-"""`python -m eval.attention runs/x [--text "..."] [--out DIR]`: draw every head of a trained run on a text."""
+"""Look at every head of a trained run.
+
+python -m eval.attention runs/x                     pictures, time-lapse and viewer, from what was seen in training
+python -m eval.attention runs/x --text "..."        the newest checkpoint on a text of yours: text.png, text.html
+python -m eval.attention runs/x --text "..." --head 3,1    that head large: text_L3H1.png
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from configs.loader import InputError, exit_on_bad_input
 
+EXAMPLE = "Once there was a fox. The fox saw a bird, and the bird saw the fox."
+
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m eval.attention", description=__doc__)
-    parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
-    parser.add_argument("--text", default="Once there was a fox. The fox saw a bird, and the bird saw the fox.")
-    parser.add_argument("--out", help="folder of the picture; default: the run's attention folder, or this one")
-    parser.add_argument("--max-tokens", type=int, default=32, help="tokens of the text that are shown")
-    given = parser.parse_args()
-
-    from data.tokenizer import load_tokenizer
-    from eval.attention.capture import capture
-    from eval.attention.plots import mosaic
-    from model import load
-
-    try:
-        lm, tokenizer = load(given.run), load_tokenizer(given.run)
-        ids = [tokenizer.bos_id, *tokenizer.encode(given.text)]
-        if len(ids) == 1:
-            raise ValueError("--text is empty: give a few words")
-        if given.max_tokens < 2:
-            raise ValueError(f"--max-tokens ({given.max_tokens}) must be 2 or more")
-        shown = ids[: min(given.max_tokens, lm.config.max_position_embeddings)]
-        maps = capture(lm, torch.tensor([shown]))
-    except ValueError as error:
-        raise InputError(str(error)) from None
-    is_run = (Path(given.run) / "checkpoints").is_dir()  # a checkpoint directory is left as it is
-    out = Path(given.out) if given.out else Path(given.run) / "attention" if is_run else Path()
+    given = parse()
+    run = Path(given.run)
+    is_run = (run / "checkpoints").is_dir()  # a checkpoint directory is left as it is
+    out = Path(given.out) if given.out else run / "attention" if is_run else Path()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        mosaic(maps, tokenizer.token_labels(shown), f"{given.run}: every head", out / "text.png")
+        if given.text is None and is_run and any((run / "attention").glob("step_*.npz")):
+            written = from_snapshots(run, out)
+        else:
+            written = from_text(given, out)
     except OSError as error:
         raise InputError(f"--out: {out} cannot be written: {error.strerror}") from None
-    left_out = f" (the first {len(shown)} of {len(ids)} tokens)" if len(shown) < len(ids) else ""
-    print(f"{out / 'text.png'}{left_out}")
+    print("\n".join(map(str, written)))
     return 0
+
+
+def parse() -> argparse.Namespace:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m eval.attention", description=__doc__, formatter_class=form)
+    parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
+    parser.add_argument("--text", help="what the heads look at; without it and without snapshots, an example")
+    parser.add_argument("--out", help="folder of the pictures; default: the run's attention folder, or this one")
+    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of the text that are shown (64)")
+    parser.add_argument("--layers", type=_numbers, metavar="N,N", help="which layers; default: all")
+    parser.add_argument("--heads", type=_numbers, metavar="N,N", help="which query heads; default: all")
+    parser.add_argument("--head", type=_numbers, metavar="LAYER,HEAD", help="draw this one large, too")
+    parser.add_argument("--hide-sink", action="store_true", help="leave the first token out of the picture")
+    parser.add_argument("--svg", action="store_true", help="draw .svg, not .png")
+    given = parser.parse_args()
+    if given.head is not None and len(given.head) != 2:
+        raise InputError("--head: give a layer and a head, for example --head 3,1")
+    if given.max_tokens < 2:
+        raise InputError(f"--max-tokens ({given.max_tokens}) must be 2 or more")
+    return given
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: give numbers, for example 0,3") from None
+
+
+def from_snapshots(run: Path, out: Path) -> list[Path]:
+    """Everything that is drawn at the end of a run, once more; a snapshot that is broken is told of and left out."""
+    from eval.attention.render import render
+    from eval.attention.snapshots import read_all
+
+    snapshots, problems = read_all(run)
+    for problem in problems:
+        print(f"warning: {problem}")
+    if not snapshots:
+        raise InputError(f"{run}/attention: no snapshot can be read: train again, or give a --text")
+    return render(run.resolve().name, snapshots, out)
+
+
+def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
+    """Every head of a checkpoint on one text."""
+    from data.tokenizer import load_tokenizer
+    from eval.attention.plots import mosaic, one_head
+    from eval.attention.probes import probe_from_text
+    from eval.attention.record import look
+    from eval.attention.viewer import write_viewer
+    from eval.config import AttentionConfig
+    from model import load
+
+    lm, tokenizer = _told(lambda: load(given.run)), _told(lambda: load_tokenizer(given.run))
+    text = EXAMPLE if given.text is None else given.text
+    longest = lm.config.max_position_embeddings
+    probe = _told(lambda: probe_from_text(tokenizer, text, longest), "--text: ")
+    wanted = AttentionConfig(layers=given.layers, heads=given.heads, max_tokens=min(given.max_tokens, 256))
+    snapshot = _told(lambda: look(lm, [probe], wanted, (-1, 0, 0.0)))
+    if given.head is not None:
+        layer, head = given.head
+        if layer not in snapshot.layers or head not in snapshot.heads:
+            there = f"layers {snapshot.layers}, heads {snapshot.heads}"
+            raise InputError(f"--head: there is no head {head} in a layer {layer}: this picture has {there}")
+    suffix = ".svg" if given.svg else ".png"
+    written = [mosaic(snapshot, out / f"text{suffix}", f"{given.run}: every head", hide_sink=given.hide_sink)]
+    if given.head is not None:
+        file = out / f"text_L{layer}H{head}{suffix}"
+        written.append(one_head(snapshot, layer, head, file, hide_sink=given.hide_sink))
+    written.append(write_viewer([(str(given.run), [snapshot])], out / "text.html"))
+    if left_out := snapshot.maps["text"].left_out:
+        print(f"not shown: {left_out}; --max-tokens shows more")
+    return written
+
+
+def _told(make: Callable[[], Any], where: str = "") -> Any:
+    try:
+        return make()
+    except ValueError as error:
+        raise InputError(f"{where}{error}") from None
 
 
 if __name__ == "__main__":

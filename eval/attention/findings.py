@@ -1,0 +1,69 @@
+"""What the heads of a run came to do, in words: the part of report.md about attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eval.attention.history import best_head, phase_change
+from eval.attention.metrics import SCORES
+from eval.attention.snapshots import Snapshot
+
+PATTERNS = ("previous_token", "duplicate_token", "induction", "song_induction", "sink")
+PATTERNS += ("antecedent_copies", "antecedent_refers")
+
+
+def findings(snapshots: Sequence[Snapshot]) -> list[str]:
+    """Lines of Markdown: when the induction head formed, what copying is worth, the strongest head of each pattern."""
+    first, last = snapshots[0], snapshots[-1]
+    lines = [formed(snapshots), ""]
+    for name, on in (("copy_gain", "random tokens"), ("song_copy_gain", "the songs of unseen stories")):
+        before, after = first.scalars.get(name), last.scalars.get(name)
+        if before is not None and after is not None:
+            lines.append(
+                f"- Copy gain on {on} (loss on the first copy minus loss on the second): {before:.2f} nats a token "
+                f"at step {first.step:,}, {after:.2f} at the end."
+            )
+    strongest, random = (last.scalars.get(f"ablation_{which}_heads") for which in ("induction", "random"))
+    if strongest is not None and random is not None:
+        lines.append(
+            f"- Silencing the strongest induction heads raises the loss on second copies by {strongest:.2f} nats a "
+            f"token, silencing as many random heads by {random:.2f}."
+        )
+    if lines[-1]:
+        lines.append("")
+    return lines + table(last)
+
+
+def formed(snapshots: Sequence[Snapshot]) -> str:
+    """Layer, head, step and seconds of the phase change, or that there was none."""
+    last, change = snapshots[-1], phase_change(snapshots)
+    if change is None:
+        best = best_head(last, "induction")
+        if best is None:
+            return "Induction was not measured."
+        score, level = float(last.scores["induction"][best]), last.chance.get("induction")
+        return f"No induction head formed: the best one has {_value(score)} (chance {_value(level)})."
+    layer, head = last.layers.index(change.layer), last.heads.index(change.head)
+    score, level = float(last.scores["induction"][layer, head]), last.chance.get("induction")
+    return (
+        f"An induction head formed: layer {change.layer}, head {change.head}. It passed half of its final score at "
+        f"step {change.step:,}, after {change.tokens:,} tokens and {change.seconds:.0f} seconds of training. At the end it "
+        f"gives {_value(score)} of its attention on random repeated tokens to what followed the same token before "
+        f"(chance {_value(level)})."
+    )
+
+
+def table(last: Snapshot) -> list[str]:
+    """The strongest head of every pattern at the end, beside chance."""
+    rows = []
+    for name in PATTERNS:
+        best = best_head(last, name)
+        if best is not None:
+            score = float(last.scores[name][best])
+            head = f"layer {last.layers[best[0]]}, head {last.heads[best[1]]}"
+            rows.append(f"| {SCORES[name].title} | {head} | {_value(score)} | {_value(last.chance.get(name))} |")
+    return ["| pattern | strongest head | score | chance |", "|---|---|---|---|", *rows, ""] if rows else []
+
+
+def _value(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"

@@ -1,0 +1,139 @@
+"""The attention hook: capture the probes, score every head, keep a snapshot. What is drawn, is drawn from snapshots.
+
+While training runs, nothing is drawn but one plain picture of all heads; labelled pictures, curves, time-lapse and
+viewer are made from the snapshots at the end (`eval.attention.render`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from configs.loader import InputError
+from eval.attention import metrics, snapshots
+from eval.attention.capture import AttentionMaps, capture
+from eval.attention.controls import ablate_strongest, copy_gain
+from eval.attention.drawing import quick_mosaic
+from eval.attention.probes import BUILT_IN, Probe, ProbeText, build_probes, read_probe_file
+from eval.attention.snapshots import ProbeMap, Snapshot
+from eval.config import AttentionConfig
+from model import LanguageModel
+
+if TYPE_CHECKING:
+    from eval.hooks import EvalEvent
+
+MAPS = ("repeated_2", "packed")  # kept as maps besides the texts
+ABLATED = 2  # strongest induction heads that are silenced at the end, and as many random ones
+
+
+def record(event: EvalEvent) -> None:
+    """Look at every head; the first process writes the snapshot and its picture. Figures go to the `attention` split.
+
+    Every process captures and scores, since each may hold a share of the model only.
+    """
+    before = time.perf_counter()
+    probes = event.kept.get("probes")
+    if probes is None:
+        probes = event.kept["probes"] = probes_of(event)
+    snapshot = look(event.lm, probes, event.config.attention, (event.step, event.tokens, event.seconds))
+    if event.is_last:
+        snapshot.scalars.update(silenced(event.lm, probes, snapshot))
+    if event.writes:
+        folder = event.directory / "attention"
+        picture = snapshots.write(snapshot, folder).with_suffix(".png")
+        quick_mosaic(snapshot, picture)
+        if event.step % max(1, event.config.every) == 0 or event.is_last:
+            event.log_image("attention/heads", picture)
+    event.log("attention", snapshot.scalars | {"attention_seconds": round(time.perf_counter() - before, 4)})
+
+
+def check(wanted: AttentionConfig) -> None:
+    """Raises InputError for scores that do not exist, and a file of probes that cannot be read."""
+    unknown = [name for name in ([] if wanted.metrics == "all" else wanted.metrics) if name not in metrics.SCORES]
+    if unknown:
+        raise InputError(f"eval.attention.metrics: there is no score {unknown[0]!r}: use {', '.join(metrics.SCORES)}")
+    if wanted.probe_file is not None:
+        read_probe_file(wanted.probe_file)
+
+
+def probes_of(event: EvalEvent) -> list[Probe]:
+    """The probes of this run, the same at every step."""
+    wanted = event.config.attention
+    texts: list[str | ProbeText] = list(wanted.texts)
+    if wanted.probe_file is not None:
+        texts += read_probe_file(wanted.probe_file)
+    length = event.lm.config.max_position_embeddings
+    return build_probes(event.tokenizer, event.data_config, length, texts, event.data.stream("validation"))
+
+
+def look(
+    lm: LanguageModel, probes: Sequence[Probe], wanted: AttentionConfig, moment: tuple[int, int, float]
+) -> Snapshot:
+    """Capture every probe: the maps of some, the scores of every head on all. moment: step, tokens, seconds."""
+    device = next(lm.parameters()).device
+    maps: dict[str, ProbeMap] = {}
+    scores: dict[str, np.ndarray] = {}
+    chance: dict[str, float | None] = {}
+    scalars: dict[str, float | None] = {}
+    alike = None
+    for probe in probes:
+        captured = capture(lm, layers=wanted.layers, heads=wanted.heads, **probe.for_model(device))
+        for name, values in metrics.score(captured, probe).items():
+            if wanted.metrics == "all" or name in wanted.metrics:
+                scores[name], chance[name] = values.float().numpy(), metrics.chance(name, probe)
+        if probe.name == "text":
+            similarity = metrics.similarity(captured.weights)
+            alike = similarity.float().numpy()
+            scalars["group_gap"] = metrics.group_gap(similarity, captured)
+            scalars["sink_rate"] = metrics.sink_rate(captured.weights)
+        if probe.name in MAPS or probe.name not in BUILT_IN:
+            maps[probe.name] = shown(captured, probe, wanted.max_tokens)
+    scalars = summary(scores) | scalars
+    for probe in probes:
+        if probe.name in ("repeated_2", "songs"):
+            scalars["copy_gain" if probe.name == "repeated_2" else "song_copy_gain"] = copy_gain(lm, probe)
+    of_model = (captured.layers, captured.heads, captured.num_attention_heads, captured.num_key_value_heads)
+    return Snapshot(*moment, *of_model, maps, scores, chance, alike, scalars)
+
+
+def shown(captured: AttentionMaps, probe: Probe, max_tokens: int) -> ProbeMap:
+    """The map of the probe's first row, of its first tokens."""
+    length = captured.weights.shape[-1]
+    kept = min(length, max_tokens)
+    weights = captured.weights[:, 0, :, :kept, :kept].numpy()
+    documents = probe.document_ids[0, :kept].tolist() if probe.document_ids is not None else None
+    left_out = f"tokens {kept} to {length - 1} of {length}" if kept < length else probe.left_out
+    return ProbeMap(weights, probe.labels[0][:kept], documents, left_out)
+
+
+STRONGEST = ("previous_token", "duplicate_token", "induction", "song_induction", "sink", "max_logit")
+STRONGEST += ("antecedent_copies", "antecedent_refers", "cross_document")
+MEAN = ("entropy_normalised", "distance", "saturated_rows")
+
+
+def summary(scores: dict[str, np.ndarray]) -> dict[str, float | None]:
+    """A few figures of the model as a whole: the strongest head of some scores, the mean of others."""
+    found: dict[str, float | None] = {}
+    for names, how, reduce in ((STRONGEST, "max", np.nanmax), (MEAN, "mean", np.nanmean)):
+        for name in names:
+            if name in scores:
+                values = scores[name]
+                found[f"{name}_{how}"] = None if np.isnan(values).all() else float(reduce(values))
+    return found
+
+
+def silenced(lm: LanguageModel, probes: Sequence[Probe], snapshot: Snapshot) -> dict[str, float | None]:
+    """What silencing the strongest induction heads does to the loss on second copies, and silencing random ones."""
+    probe = next((probe for probe in probes if probe.name == "repeated_2"), None)
+    is_whole = snapshot.scores.get("induction", np.empty(0)).shape == (
+        lm.config.num_hidden_layers,
+        lm.config.num_attention_heads,
+    )
+    if probe is None or not is_whole:
+        return {}
+    found = ablate_strongest(lm, probe, torch.from_numpy(snapshot.scores["induction"]), ABLATED)
+    return {"ablation_induction_heads": found.rise, "ablation_random_heads": found.random_rise}

@@ -1,0 +1,77 @@
+"""What runs during training, and when: cadences from YAML, hooks of one's own, and hooks that fail."""
+
+import json
+
+import pytest
+
+from eval.config import EvalConfig
+from tests.train.helpers import metrics, pretrain, write_config
+
+SEEN: list[tuple] = []
+
+
+def noticing(event):
+    """A hook as a user writes one."""
+    SEEN.append((event.step, event.is_last, event.tokens))
+    event.kept["calls"] = event.kept.get("calls", 0) + 1
+    event.log("mine", {"calls": event.kept["calls"], "layers": event.lm.config.num_hidden_layers})
+
+
+def failing(event):
+    raise RuntimeError(f"at step {event.step}")
+
+
+NOT_A_FUNCTION = 3
+
+
+def steps(run, split):
+    return [line["step"] for line in metrics(run) if line["split"] == split]
+
+
+def test_every_hook_has_its_own_cadence(tmp_path):
+    SEEN.clear()
+    mine = {"name": "tests.train.test_hooks:noticing", "every": 5, "early": [0, 1, 3]}
+    hooks = ["validation", {"name": "samples", "every": 0}, mine]
+    pretrain(write_config(tmp_path, eval={"every": 6, "hooks": hooks}))
+    run = tmp_path / "runs/tiny"
+    assert steps(run, "val") == [0, 6, 12]
+    assert [step for step, _, _ in SEEN] == [0, 1, 3, 5, 10, 12]
+    assert [is_last for _, is_last, _ in SEEN] == [False] * 5 + [True]
+    assert SEEN[3][2] == 5 * 256 - 5 * 8  # tokens that were trained on: the first one of a row is not
+    assert [line["calls"] for line in metrics(run) if line["split"] == "mine"] == [1, 2, 3, 4, 5, 6]
+    prompts = [json.loads(line)["step"] for line in (run / "samples.jsonl").read_text().splitlines()]
+    assert prompts == [12]
+
+
+def test_a_hook_that_raises_is_reported_once_and_the_run_goes_on(tmp_path):
+    hooks = ["tests.train.test_hooks:failing", "validation"]
+    done = pretrain(write_config(tmp_path, eval={"every": 4, "hooks": hooks}))
+    warning = "warning: the tests.train.test_hooks:failing hook is off from here: RuntimeError: at step 0"
+    assert done.stdout.count(warning) == 1
+    pretrain(write_config(tmp_path, name="without", eval={"every": 4, "hooks": ["validation"]}))
+    assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/without")
+
+
+@pytest.mark.parametrize(
+    ("hook", "problem"),
+    [
+        ("validations", "no hook is called 'validations': use validation, questions, samples, attention"),
+        ("nowhere.at.all:f", "nowhere.at.all:f cannot be imported: ModuleNotFoundError"),
+        ("tests.train.test_hooks:missing", "cannot be imported: AttributeError"),
+        ("tests.train.test_hooks:NOT_A_FUNCTION", "is a int, not a function of one event"),
+    ],
+)
+def test_a_hook_that_does_not_exist_is_told_before_anything_is_read(tmp_path, hook, problem):
+    done = pretrain(write_config(tmp_path, eval={"hooks": [hook]}), code=2)
+    assert problem in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_cadences_that_the_yaml_leaves_open():
+    found = EvalConfig(every=100, attention={"every": 50, "early": [0, 3]}).cadences()
+    assert list(found) == ["validation", "questions", "samples", "attention"]
+    assert (found["validation"].every, found["questions"].early) == (100, (0,))
+    assert (found["attention"].every, found["attention"].early) == (50, (0, 3))
+    off = EvalConfig(attention={"every": 0}).cadences()["attention"]
+    assert not any(off.is_due(step, is_last) for step in range(3) for is_last in (False, True))

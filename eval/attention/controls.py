@@ -13,25 +13,26 @@ from random import Random
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eval.attention.probes import Probe
 from model import LanguageModel
-from model.loss import IGNORED
 
 Head = tuple[int, int]  # layer, head
 How = Literal["zero", "mean"]
+LOGITS = 2**25  # that are in memory at a time: 128 MB
 
 
 def copy_gain(lm: LanguageModel, probe: Probe) -> float:
     """Mean loss on the first copy minus mean loss on the second, in nats a token; NaN if nothing comes twice.
 
     probe: repeated tokens, or songs. The same tokens are compared, each as it is predicted from what precedes it. The
-    first token of a copy counts in neither: nothing says that a copy begins there. 0: nothing is copied; ln(ordinary
-    vocabulary), at most about, if random tokens are copied without a doubt. After Olsson et al. 2022 (arXiv 2209.11895).
+    first token of a copy counts in neither: nothing says that a copy begins there. 0 = nothing is copied. Random tokens
+    that are copied without a doubt give the whole loss of the first copy. After Olsson et al. 2022 (arXiv 2209.11895).
     """
-    first, second = copied(probe)
-    return loss_at(lm, probe, first) - loss_at(lm, probe, second)
+    losses, (first, second) = token_losses(lm, probe), copied(probe)
+    return (losses[first].mean() - losses[second].mean()).item()
 
 
 def copied(probe: Probe) -> tuple[Tensor, Tensor]:
@@ -55,18 +56,28 @@ def copied(probe: Probe) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def loss_at(lm: LanguageModel, probe: Probe, where: Tensor) -> float:
-    """Mean -ln p of the tokens at these places (B, T), in nats; NaN for none. Leaves every module's mode as it was."""
-    device = next(lm.parameters()).device
-    labels = probe.input_ids.masked_fill(~where, IGNORED).to(device)
+def token_losses(lm: LanguageModel, probe: Probe) -> Tensor:
+    """-ln p of every token of the probe, in nats: (B, T) float32 on the CPU; NaN for the first one, which nothing
+    precedes. Some rows at a time, where the vocabulary is large. Leaves every module's mode as it was."""
+    given = probe.for_model(next(lm.parameters()).device)
+    ids, losses = given["input_ids"], torch.full(probe.input_ids.shape, math.nan)
+    rows = max(1, LOGITS // (ids.shape[1] * lm.lm_head.out_features))
     modes = {module: module.training for module in lm.modules()}
     lm.eval()
     try:
-        loss_sum, count = lm(**probe.for_model(device), labels=labels)
+        for start in range(0, len(ids), rows):
+            some = slice(start, start + rows)
+            logits = lm(**{name: values[some] for name, values in given.items()})[:, :-1].float()
+            losses[some, 1:] = F.cross_entropy(logits.transpose(1, 2), ids[some, 1:], reduction="none").cpu()
     finally:
         for module, was_training in modes.items():
             module.training = was_training
-    return float(loss_sum) / int(count) if int(count) else math.nan
+    return losses
+
+
+def second_copy_loss(lm: LanguageModel, probe: Probe) -> float:
+    """Mean -ln p on second copies, as `copy_gain` counts it, in nats a token."""
+    return token_losses(lm, probe)[copied(probe)[1]].mean().item()
 
 
 @contextmanager
@@ -112,10 +123,9 @@ def _silence(heads: list[int], head_dim: int, how: How, real: Tensor | None):
 
 def ablation(lm: LanguageModel, probe: Probe, heads: Sequence[Head], how: How = "zero") -> float:
     """How much the mean loss on second copies rises, in nats a token, when these heads are silenced."""
-    _, second = copied(probe)
-    before = loss_at(lm, probe, second)
+    before = second_copy_loss(lm, probe)
     with ablated(lm, heads, how, probe.real):
-        return loss_at(lm, probe, second) - before
+        return second_copy_loss(lm, probe) - before
 
 
 @dataclass(frozen=True)
@@ -123,7 +133,7 @@ class Ablation:
     """What silencing does to the loss on second copies, in nats a token.
 
     heads: the strongest ones, strongest first; rise: when they are silenced
-    random_heads: as many of the others, drawn several times; random_rises: when these are
+    random_heads: as many of the others, several different draws; random_rises: when these are
     """
 
     heads: list[Head]
@@ -153,10 +163,12 @@ def ablate_strongest(
     ranked = [divmod(place, shape[1]) for place in order]
     k = max(1, min(k, len(ranked) // 2))
     strongest, others, rng = ranked[:k], sorted(ranked[k:]), Random(f"ablation {seed}")
-    drawn = [sorted(rng.sample(others, k)) for _ in range(draws)] if len(others) >= k else []
-    _, second = copied(probe)
-    before, rises = loss_at(lm, probe, second), []
+    drawn: list[list[Head]] = []
+    while len(drawn) < min(draws, math.comb(len(others), k)):
+        if (heads := sorted(rng.sample(others, k))) not in drawn:
+            drawn.append(heads)
+    before, rises = second_copy_loss(lm, probe), []
     for heads in (strongest, *drawn):
         with ablated(lm, heads, how, probe.real):
-            rises.append(loss_at(lm, probe, second) - before)
+            rises.append(second_copy_loss(lm, probe) - before)
     return Ablation(strongest, rises[0], drawn, rises[1:])

@@ -50,18 +50,37 @@ SCORES: dict[str, Score] = {
             "duplicate_token", "duplicate token", "repeated_2", 0, 1, "", "Attention to the same token before.", WANG
         ),
         Score(
-            "induction", "induction", "repeated_2", 0, 1, "", "Attention to what followed the same token before.", OLSSON
+            "induction",
+            "induction",
+            "repeated_2",
+            0,
+            1,
+            "",
+            "Attention to what followed the same token before.",
+            OLSSON,
         ),
         Score(
-            "prefix_matching", "prefix matching", "repeated_4", 0, 0.5, "", "Induction as in Olsson et al. 2022.", OLSSON
+            "prefix_matching",
+            "prefix matching",
+            "repeated_4",
+            0,
+            0.5,
+            "",
+            "Induction as in Olsson et al. 2022.",
+            OLSSON,
         ),
         Score("sink", "sink", "text", 0, 1, "", "Attention to the first token.", GU),
         Score("entropy", "entropy", "text", 0, None, "nats", "How spread out the attention is.", VIG),
+        Score("entropy_normalised", "entropy / ln(i+1)", "text", 0, 1, "", "Entropy as a share of the largest.", ZHAI),
         Score(
-            "entropy_normalised", "entropy / ln(i+1)", "text", 0, 1, "", "Entropy as a share of the largest.", ZHAI
-        ),
-        Score(
-            "entropy_sink_free", "entropy without sink", "text", 0, None, "nats", "Entropy without the first token.", VIG
+            "entropy_sink_free",
+            "entropy without sink",
+            "text",
+            0,
+            None,
+            "nats",
+            "Entropy without the first token.",
+            VIG,
         ),
         Score("distance", "mean distance", "text", 0, None, "tokens", "How far back the head looks.", VIG),
         Score("saturated_rows", "saturated rows", "text", 0, 1, "", "Rows with more than 0.95 on one token.", ZHAI),
@@ -70,6 +89,15 @@ SCORES: dict[str, Score] = {
         ),
         Score("song_induction", "induction in songs", "songs", 0, 1, "", "Induction on the echo songs of stories."),
         Score("antecedent_copies", "copied mention", "stories", 0, 1, "", "Attention to the mention being copied."),
+        Score(
+            "antecedent_writes",
+            "mention to come",
+            "stories",
+            0,
+            1,
+            "",
+            "Attention, just before a mention is written again, to where it stood.",
+        ),
         Score("antecedent_refers", "referent", "stories", 0, 1, "", "Attention from a pronoun to its name."),
         Score("cross_document", "other documents", "packed", 0, 1, "", "Attention to another document of the row."),
     ]
@@ -266,6 +294,7 @@ MEASURES: dict[str, Callable[[Tensor, Probe], Tensor]] = {
     "saturated_rows": lambda weights, probe: saturated_rows(weights),
     "song_induction": lambda weights, probe: mass_on_targets(weights, probe.targets["song"]),
     "antecedent_copies": lambda weights, probe: mass_on_targets(weights, probe.targets["copies"]),
+    "antecedent_writes": lambda weights, probe: mass_on_targets(weights, probe.targets["writes"]),
     "antecedent_refers": lambda weights, probe: mass_on_targets(weights, probe.targets["refers"]),
     "cross_document": lambda weights, probe: cross_document(weights, _documents(probe)),
 }
@@ -293,7 +322,7 @@ def similarity(weights: Tensor) -> Tensor:
     weights (layer, B, head, T, T) -> (layer, head, head), from 0 (never the same token) to 1 (equal, and every
     head with itself). JSD is the Jensen-Shannon divergence, at most ln 2, as in Clark et al. 2019 (arXiv 1906.04341).
     """
-    layers, B, heads, T, _ = weights.shape
+    layers, _, heads, T, _ = weights.shape
     i, j = torch.tril_indices(T, T)
     flat = weights[..., i, j]  # (layer, B, head, T (T+1) / 2): what lies above the diagonal is 0
     own = torch.special.entr(flat)
@@ -301,7 +330,9 @@ def similarity(weights: Tensor) -> Tensor:
     for head in range(heads - 1):
         one, others = slice(head, head + 1), slice(head + 1, heads)
         mixed = torch.special.entr((flat[:, :, one] + flat[:, :, others]) / 2)
-        divergence = (mixed - (own[:, :, one] + own[:, :, others]) / 2).sum(-1).mean(1)  # summed over i: (layer, others)
+        divergence = (
+            (mixed - (own[:, :, one] + own[:, :, others]) / 2).sum(-1).mean(1)
+        )  # summed over i: (layer, others)
         alike[:, head, others] = alike[:, others, head] = (1 - divergence / (T - 1) / math.log(2)).clamp(0, 1)
     return alike
 

@@ -16,7 +16,6 @@ import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol
@@ -33,11 +32,11 @@ from data.storyworld.mentions import cuts, tokens_in
 from data.tokenizer import Tokenizer
 
 TEXT_ROWS, TEXT_TOKENS = 8, 64  # 64: the length at which Gu et al. 2024 measure sinks
-BLOCK_ROWS, BLOCK_TOKENS = 16, 25  # 25: the block of Olsson et al. 2022
-STORIES, SONGS = 6, 6
-PACKED_ROWS, PACKED_DOCUMENTS, PACKED_TOKENS = 4, 3, 16
+BLOCK_ROWS, BLOCK_TOKENS = {2: 16, 4: 8}, 25  # copies -> rows; 25: the block of Olsson et al. 2022
+STORIES, CANDIDATES = 4, 24  # few and short: they are read at every evaluation
+PACKED_ROWS, PACKED_DOCUMENTS, PACKED_TOKENS = 2, 3, 16
 LONGEST = 256  # tokens of any probe; its maps grow with the square
-SCAN = 1 << 17  # held-out tokens among which beginnings of documents are looked for
+SCAN = 1 << 17  # held-out tokens that are looked through
 BUILT_IN = ("repeated_2", "repeated_4", "songs", "stories", "packed")
 
 Pairs = list[tuple[int, list[int]]]  # query position, key positions
@@ -57,7 +56,8 @@ class Probe:
     first, period, copies: of a repeated block: where it begins, its tokens (None: not repeated), how often it is there
     targets:      kind -> for each row its (query position, [key positions]):
                   "song": a token of a later singing, and what followed the same token in each earlier one;
-                  "copies", "refers": a token of a mention, and the earlier tokens that it copies or refers to
+                  "copies", "refers": a token of a mention, and the earlier tokens that it copies or refers to;
+                  "writes": as "copies", for the token before, where the model is about to write the mention
     left_out:     what of a text is not here, in words, or ""
     """
 
@@ -132,7 +132,8 @@ def build_probes(
     ]
     if held_out is not None and all(probe is None or probe.name != "text" for probe in built):
         built.insert(0, text_probe(tokenizer, held_out, longest))
-    built += [repeated_probe(tokenizer, copies, longest) for copies in (2, 4)]
+    in_use = held_out.read(0, min(len(held_out), SCAN)).tolist() if held_out is not None else ()
+    built += [repeated_probe(tokenizer, copies, longest, in_use) for copies in (2, 4)]
     source = _storyworld(data_config)
     if source is not None:
         built += [songs_probe(tokenizer, source, longest), stories_probe(tokenizer, source, longest)]
@@ -155,7 +156,9 @@ def probe_from_text(tokenizer: Tokenizer, text: str, context_length: int, name: 
     if len(ids) == 1:
         raise ValueError("the text is empty: give a few words")
     if len(ids) > context_length:
-        raise ValueError(f"the text has {len(ids)} tokens, its first one included, the context {context_length}: shorten it")
+        raise ValueError(
+            f"the text has {len(ids)} tokens, its first one included, the context {context_length}: shorten it"
+        )
     return _probe(name, tokenizer, [ids])
 
 
@@ -169,37 +172,39 @@ def text_probe(tokenizer: Tokenizer, held_out: Stream, longest: int) -> Probe | 
     return _probe("text", tokenizer, rows) if rows else None
 
 
-def repeated_probe(tokenizer: Tokenizer, copies: int, longest: int, seed: int = 0) -> Probe | None:
-    """16 rows: the first token of a document, and a block of random tokens, no two alike, `copies` times.
+def repeated_probe(tokenizer: Tokenizer, copies: int, longest: int, in_use: Iterable[int] = ()) -> Probe | None:
+    """The first token of a document, and a block of random tokens, no two alike, `copies` times: 16 or 8 rows.
 
-    Special and reserved tokens are never in it. The block has 25 tokens, or as many as context and vocabulary allow.
-    The same for all runs with the same tokenizer.
+    Special and reserved tokens are never in it. in_use: draw from these, if there are enough: what training never
+    shows (a quarter of a small BPE vocabulary) no head can have learned to handle. The block has 25 tokens, or as
+    many as context and vocabulary allow. Always the same for the same tokenizer and in_use.
     """
     ordinary = [token for token in range(tokenizer.vocab_size) if token not in tokenizer.special_ids]
-    size = min(BLOCK_TOKENS, (longest - 1) // copies, len(ordinary))
+    common = sorted(set(in_use).intersection(ordinary))
+    pool = common if len(common) >= BLOCK_TOKENS else ordinary
+    size = min(BLOCK_TOKENS, (longest - 1) // copies, len(pool))
     if size < 2:
         return None
-    rng = Random(f"repeated tokens {seed}")
-    blocks = [rng.sample(ordinary, size) for _ in range(BLOCK_ROWS)]
+    rng = Random("repeated tokens")
+    blocks = [rng.sample(pool, size) for _ in range(BLOCK_ROWS[copies])]
     rows = [[tokenizer.bos_id, *block * copies] for block in blocks]
     return _probe(f"repeated_{copies}", tokenizer, rows, first=1, period=size, copies=copies)
 
 
 def songs_probe(tokenizer: Tokenizer, source: StoryworldSource, longest: int) -> Probe | None:
     """Held-out stories in which a song is sung two or three times; what followed each of its words before."""
-    stories = (tell(source.seed, index, "validation", source.level, plot="song") for index in range(10 * SONGS))
-    return _of_stories("songs", tokenizer, stories, longest, SONGS, lambda *of_one: {"song": song_pairs(*of_one)})
+    stories = [tell(source.seed, index, "validation", source.level, plot="song") for index in range(CANDIDATES)]
+    return _of_stories("songs", tokenizer, stories, longest, lambda *of_one: {"song": song_pairs(*of_one)})
 
 
 def stories_probe(tokenizer: Tokenizer, source: StoryworldSource, longest: int) -> Probe | None:
     """Held-out stories without a song, and which earlier tokens the mentions in them copy or refer to."""
-    told = (tell(source.seed, index, "validation", source.level) for index in range(10 * STORIES))
-    stories = (story for story in told if story.plot != "song")
-    return _of_stories("stories", tokenizer, stories, longest, STORIES, mention_pairs)
+    stories = [tell(source.seed, index, "validation", source.level) for index in range(CANDIDATES)]
+    return _of_stories("stories", tokenizer, [s for s in stories if s.plot != "song"], longest, mention_pairs)
 
 
 def packed_probe(tokenizer: Tokenizer, held_out: Stream, longest: int, isolated: bool) -> Probe | None:
-    """Rows of three held-out documents' beginnings, 16 tokens each."""
+    """Two rows of three held-out documents' beginnings, 16 tokens each."""
     size = min(PACKED_TOKENS, longest // PACKED_DOCUMENTS)
     pieces = _beginnings(held_out, tokenizer.bos_id, PACKED_ROWS * PACKED_DOCUMENTS, size)
     starts = range(0, len(pieces) - PACKED_DOCUMENTS + 1, PACKED_DOCUMENTS)
@@ -219,7 +224,9 @@ def song_pairs(story: Story, offsets: Offsets) -> Pairs:
     song = " ".join(choice.option for choice in story.choices if choice.kind == "song")
     sung = [(one.start, one.end) for one in story.mentions if song and story.text[one.start : one.end] == song]
     found = [(start, tokens_in(offsets, start, end)) for start, end in sung]
-    alike = [tokens for start, tokens in found if cuts(offsets, tokens, start) == cuts(offsets, found[0][1], found[0][0])]
+    alike = [
+        tokens for start, tokens in found if cuts(offsets, tokens, start) == cuts(offsets, found[0][1], found[0][0])
+    ]
     return [
         (tokens[rank], [earlier[rank + 1] for earlier in alike[:number]])
         for number, tokens in enumerate(alike[1:], start=1)
@@ -230,7 +237,8 @@ def song_pairs(story: Story, offsets: Offsets) -> Pairs:
 def mention_pairs(story: Story, offsets: Offsets) -> dict[str, Pairs]:
     """Tokens of mentions, with the tokens of all earlier mentions of the same: a head may look at any of them."""
     labels = antecedents(story, "all")
-    return {kind: align((one for one in labels if one.kind == kind), offsets) for kind in ("copies", "refers")}
+    pairs = {kind: align((one for one in labels if one.kind == kind), offsets) for kind in ("copies", "refers")}
+    return pairs | {"writes": [(query - 1, keys) for query, keys in pairs["copies"]]}
 
 
 def _of_stories(
@@ -238,27 +246,26 @@ def _of_stories(
     tokenizer: Tokenizer,
     stories: Iterable[Story],
     longest: int,
-    count: int,
     pairs_of: Callable[[Story, Offsets], dict[str, Pairs]],
 ) -> Probe | None:
-    """The first `count` stories that have targets within the context, padded on the right."""
-
-    def rows() -> Iterator[tuple[list[int], dict[str, Pairs]]]:
-        for story in stories:
-            encoding = tokenizer.backend.encode(story.text, add_special_tokens=False)
-            ids = [tokenizer.bos_id, *encoding.ids][:longest]
-            targets = {
-                kind: [(query + 1, [key + 1 for key in keys]) for query, keys in pairs if query + 2 < len(ids)]
-                for kind, pairs in pairs_of(story, encoding.offsets).items()
-            }
-            if any(targets.values()):
-                yield ids, targets
-
-    taken = list(islice(rows(), count))
+    """Four of the stories that have targets within the context, padded on the right: those with most pronouns, which
+    are rare, and among equal ones the shortest."""
+    found: list[tuple[list[int], dict[str, Pairs]]] = []
+    for story in stories:
+        encoding = tokenizer.backend.encode(story.text, add_special_tokens=False)
+        ids = [tokenizer.bos_id, *encoding.ids]
+        kept = min(len(ids), longest)
+        targets = {  # counted with the first token; the last token kept has no next one whose loss could be told
+            kind: [(query + 1, [key + 1 for key in keys]) for query, keys in pairs if query + 2 < kept]
+            for kind, pairs in pairs_of(story, encoding.offsets).items()
+        }
+        if any(targets.values()):
+            found.append((ids, targets))
+    taken = sorted(found, key=lambda one: (-len(one[1].get("refers", ())), len(one[0])))[:STORIES]
     if not taken:
         return None
-    targets = {kind: [of_row[kind] for _, of_row in taken] for kind in taken[0][1]}
-    return _probe(name, tokenizer, [ids for ids, _ in taken], targets=targets)
+    targets_of = {kind: [targets[kind] for _, targets in taken] for kind in taken[0][1]}
+    return _probe(name, tokenizer, [ids[:longest] for ids, _ in taken], targets=targets_of)
 
 
 def _storyworld(config: DataConfig) -> StoryworldSource | None:
@@ -340,4 +347,3 @@ def _bytes_of_part(tokenizer: Tokenizer, token: int) -> bytes:
         return tokenizer.decode_bytes([token])
     except KeyError:  # not byte-level: a token that is no text at all
         return b""
-

@@ -129,15 +129,13 @@ def chance(name: str, probe: Probe) -> float | None:
     if name not in MEASURES or SCORES[name].probe != probe.name:
         return None
     B, T = probe.input_ids.shape
-    weights = uniform(T).to(torch.float64).expand(1, B, 1, T, T)
-    value = measure.nanmean().item() if (measure := MEASURES[name](weights, probe)).numel() else math.nan
+    value = MEASURES[name](uniform(T).expand(1, B, 1, T, T), probe).nanmean().item()
     return None if math.isnan(value) else value
 
 
 def uniform(length: int) -> Tensor:
-    """(T, T): every token attends equally to itself and all before it."""
-    rows = torch.arange(1, length + 1, dtype=torch.float64)
-    return (torch.ones(length, length, dtype=torch.float64).tril() / rows[:, None]).float()
+    """(T, T) float64: every token attends equally to itself and all before it."""
+    return torch.ones(length, length, dtype=torch.float64).tril() / torch.arange(1, length + 1)[:, None]
 
 
 # ---------------------------------------------------------------------------------------------------------

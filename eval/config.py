@@ -31,7 +31,9 @@ class AttentionConfig(_Section):
     early: list[Annotated[int, Field(ge=0)]] = Field(
         [0, 1, 2, 5, 10, 20, 50], description="Steps at which they are looked at besides: most happens early."
     )
-    texts: list[Annotated[str, Field(min_length=1)]] = Field([], description="Texts looked at; none: how held-out documents begin.")
+    texts: list[Annotated[str, Field(min_length=1)]] = Field(
+        [], description="Texts looked at; none: how held-out documents begin."
+    )
     probe_file: str | None = Field(None, description="A YAML file with more of them: texts: [{name: …, text: …}].")
     max_tokens: int = Field(32, ge=2, le=256, description="How many tokens of a text are kept as a map.")
     layers: list[int] | None = Field(None, description="Layers that are looked at; null = all.")

@@ -88,7 +88,8 @@ def write(run: Run) -> None:
     lines += [RESULT_HEADING, "", "```", *result, "```", "", "A sample, as the model wrote it:", "", "```"]
     lines += [sample, "```", "", *_question_lines(metrics), *_attention_lines(directory, metrics)]
     lines += ["## Figures", "", "![loss](loss.png)", ""]
-    lines += [f"![{title}](attention/{name})\n" for name, title in PICTURES if (directory / "attention" / name).is_file()]
+    drawn = [(name, title) for name, title in PICTURES if (directory / "attention" / name).is_file()]
+    lines += [f"![{title}](attention/{name})\n" for name, title in drawn]
     lines += ["## Made with", "", f"`python -m {run.script}` from `{run.config.directory}/config.yaml`, "]
     lines += [f"torch {torch.__version__}, Python {platform.python_version()}, {machine(run.device.device)}.", ""]
     (directory / "report.md").write_text("\n".join(lines), encoding="utf-8")
@@ -182,7 +183,8 @@ def draw(run: Run) -> None:
         viewer = write_viewer([(run.config.name, snapshots)], folder / "viewer.html")
     except Exception as error:  # the run is finished and saved: a picture that fails must not take that away
         again = f"python -m eval.attention {run.config.directory}"
-        run.tracker.say(f"warning: the heads could not be drawn: {type(error).__name__}: {error}; `{again}` tries again")
+        problem = f"{type(error).__name__}: {error}"
+        run.tracker.say(f"warning: the heads could not be drawn: {problem}; `{again}` tries again")
         return
     for name, _ in PICTURES:
         if (folder / name).is_file() and name.endswith(".png"):

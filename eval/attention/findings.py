@@ -47,9 +47,9 @@ def formed(snapshots: Sequence[Snapshot]) -> str:
     score, level = float(last.scores["induction"][layer, head]), last.chance.get("induction")
     return (
         f"An induction head formed: layer {change.layer}, head {change.head}. It passed half of its final score at "
-        f"step {change.step:,}, after {change.tokens:,} tokens and {change.seconds:.0f} seconds of training. At the end it "
-        f"gives {_value(score)} of its attention on random repeated tokens to what followed the same token before "
-        f"(chance {_value(level)})."
+        f"step {change.step:,}, after {change.tokens:,} tokens and {change.seconds:.0f} seconds of training. At the "
+        f"end it gives {_value(score)} of its attention on random repeated tokens to what followed the same token "
+        f"before (chance {_value(level)})."
     )
 
 

@@ -17,7 +17,7 @@ from configs.loader import InputError
 from eval.attention import metrics, snapshots
 from eval.attention.capture import AttentionMaps, capture
 from eval.attention.controls import ablate_strongest, copy_gain
-from eval.attention.drawing import quick_mosaic
+from eval.attention.plots import quick_mosaic
 from eval.attention.probes import BUILT_IN, Probe, ProbeText, build_probes, read_probe_file
 from eval.attention.snapshots import ProbeMap, Snapshot
 from eval.config import AttentionConfig
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from eval.hooks import EvalEvent
 
 MAPS = ("repeated_2", "packed")  # kept as maps besides the texts
+STRONGEST = ("previous_token", "duplicate_token", "induction", "song_induction", "sink", "max_logit")
+STRONGEST += ("antecedent_copies", "antecedent_refers", "cross_document")
+MEAN = ("entropy_normalised", "distance", "saturated_rows")
 ABLATED = 2  # strongest induction heads that are silenced at the end, and as many random ones
 
 
@@ -45,7 +48,9 @@ def record(event: EvalEvent) -> None:
     if event.writes:
         folder = event.directory / "attention"
         picture = snapshots.write(snapshot, folder).with_suffix(".png")
-        quick_mosaic(snapshot, picture)
+        is_whole = len(snapshot.heads) == snapshot.num_attention_heads
+        first = next(iter(snapshot.maps.values()))
+        quick_mosaic(first.weights, picture, snapshot.num_key_value_heads if is_whole else None)
         if event.step % max(1, event.config.every) == 0 or event.is_last:
             event.log_image("attention/heads", picture)
     event.log("attention", snapshot.scalars | {"attention_seconds": round(time.perf_counter() - before, 4)})
@@ -108,11 +113,6 @@ def shown(captured: AttentionMaps, probe: Probe, max_tokens: int) -> ProbeMap:
     documents = probe.document_ids[0, :kept].tolist() if probe.document_ids is not None else None
     left_out = f"tokens {kept} to {length - 1} of {length}" if kept < length else probe.left_out
     return ProbeMap(weights, probe.labels[0][:kept], documents, left_out)
-
-
-STRONGEST = ("previous_token", "duplicate_token", "induction", "song_induction", "sink", "max_logit")
-STRONGEST += ("antecedent_copies", "antecedent_refers", "cross_document")
-MEAN = ("entropy_normalised", "distance", "saturated_rows")
 
 
 def summary(scores: dict[str, np.ndarray]) -> dict[str, float | None]:

@@ -128,7 +128,7 @@ def attention(event: EvalEvent) -> None:
     import numpy as np
 
     from eval.attention.capture import capture
-    from eval.attention.plots import mosaic
+    from eval.attention.plots import as_snapshot, mosaic
 
     ids = probe_ids(event)
     device = next(event.lm.parameters()).device
@@ -140,8 +140,7 @@ def attention(event: EvalEvent) -> None:
     stem = f"step_{event.step:08d}"
     labels = event.tokenizer.token_labels(ids)
     np.savez_compressed(folder / f"{stem}.npz", weights=maps.weights[:, 0].half().numpy(), tokens=ids)
-    title = f"{event.directory.name}, step {event.step:,}: what every head looks at (row: who looks, column: at what)"
-    mosaic(maps, labels, title, folder / f"{stem}.png")
+    mosaic(as_snapshot(maps, labels, step=event.step), folder / f"{stem}.png", event.directory.name)
     event.log_image("attention/heads", folder / f"{stem}.png")
 
 

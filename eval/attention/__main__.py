@@ -20,7 +20,7 @@ def main() -> int:
 
     from data.tokenizer import load_tokenizer
     from eval.attention.capture import capture
-    from eval.attention.plots import mosaic
+    from eval.attention.plots import as_snapshot, mosaic
     from model import load
 
     try:
@@ -38,7 +38,7 @@ def main() -> int:
     out = Path(given.out) if given.out else Path(given.run) / "attention" if is_run else Path()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        mosaic(maps, tokenizer.token_labels(shown), f"{given.run}: every head", out / "text.png")
+        mosaic(as_snapshot(maps, tokenizer.token_labels(shown)), out / "text.png", f"{given.run}: every head")
     except OSError as error:
         raise InputError(f"--out: {out} cannot be written: {error.strerror}") from None
     left_out = f" (the first {len(shown)} of {len(ids)} tokens)" if len(shown) < len(ids) else ""

@@ -1,122 +1,178 @@
-"""Pictures of attention. matplotlib's Figure and Agg canvas, never pyplot: nothing is shared with a notebook."""
+"""Every head of one snapshot in one picture: rows of a map are the tokens that look, columns the tokens looked at."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from eval.attention import drawing
 from eval.attention.capture import AttentionMaps
+from eval.attention.drawing import LONGEST_SIDE, wrap, write_values
+from eval.attention.grid import (
+    BETWEEN,
+    Grid,
+    chosen_probe,
+    draw_boundaries,
+    draw_heads,
+    draw_image,
+    draw_scale,
+    hidden_note,
+    kv_heads,
+    label_room,
+    label_tokens,
+    lay_out,
+    legend,
+    moment,
+    scores_of_head,
+    tile,
+    without_sink,
+)
+from eval.attention.snapshots import ProbeMap, Snapshot
 
-GAP = 2  # empty cells between two heads
-GROUP_COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8c6bb1", "#555555"]
-CJK_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "PingFang SC", "Microsoft YaHei")
 
-
-def tile(maps: AttentionMaps, row: int = 0) -> np.ndarray:
-    """All heads of one sequence in one array: layers downwards, heads to the right, NaN where nothing is.
-
-    Keys after the query are NaN too: they are not small weights, they do not exist.
-    """
-    weights = maps.weights[:, row].numpy()  # (layer, head, T, T)
-    layers, heads, length, _ = weights.shape
-    step = length + GAP
-    canvas = np.full((layers * step - GAP, heads * step - GAP), np.nan, dtype=np.float32)
-    lower = np.tril(np.ones((length, length), dtype=bool))
-    for i in range(layers):
-        for j in range(heads):
-            tile_of_head = np.where(lower, weights[i, j], np.nan)
-            canvas[i * step : i * step + length, j * step : j * step + length] = tile_of_head
-    return canvas
-
-
-def mosaic(maps: AttentionMaps, token_labels: list[str], title: str, path: Path, row: int = 0) -> None:
-    """Draw every layer x head as one PNG, with token labels, KV groups framed and one fixed colour scale.
-
-    Rows of a map are queries (the token that looks), columns are keys (the token looked at).
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import PowerNorm
-    from matplotlib.figure import Figure
-
-    layers, heads, length = len(maps.layers), len(maps.heads), maps.weights.shape[-1]
-    step = length + GAP
-    cell = max(1.7, 0.105 * length)  # inches a head
-    width, height = heads * cell + 2.6, layers * cell + 2.3
-    figure = Figure(figsize=(width, height), dpi=100)
-    FigureCanvasAgg(figure)
-    axes = figure.add_axes((1.35 / width, 1.25 / height, heads * cell / width, layers * cell / height))
-    colours = _colour_map()
-    image = axes.imshow(
-        tile(maps, row), cmap=colours, norm=PowerNorm(0.4, 0, 1), interpolation="nearest", aspect="equal"
+def as_snapshot(maps: AttentionMaps, labels: list[str], row: int = 0, step: int = -1, tokens: int = 0) -> Snapshot:
+    """One captured sequence as a snapshot without scores, to be drawn; step -1: of no step of training."""
+    return Snapshot(
+        step=step,
+        tokens=tokens,
+        seconds=0.0,
+        layers=maps.layers,
+        heads=maps.heads,
+        num_attention_heads=maps.num_attention_heads,
+        num_key_value_heads=maps.num_key_value_heads,
+        maps={"text": ProbeMap(maps.weights[:, row].numpy(), labels)},
+        scores={},
+        chance={},
     )
-    _label_tokens(axes, token_labels, layers, heads, length)
-    _label_heads(axes, maps, step, length)
-    _frame_groups(axes, maps, step, length)
-    bar_axes = figure.add_axes((1 - 0.95 / width, 1.25 / height, 0.16 / width, layers * cell / height))
-    bar = figure.colorbar(image, cax=bar_axes, ticks=[0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1])
-    bar.ax.set_yticklabels(["0", ".01", ".05", ".1", ".25", ".5", ".75", "1"], fontsize=8)
-    bar.set_label("attention weight (same scale in every picture)", fontsize=8)
-    figure.text(0.5, 1 - 0.3 / height, title, ha="center", va="center", fontsize=12)
-    figure.savefig(path)
 
 
-def fonts() -> list[str]:
-    """Font families for token labels: matplotlib's own, and the first installed one with Chinese characters."""
-    from matplotlib.font_manager import fontManager
+def mosaic(snapshot: Snapshot, path: Path, title: str = "", probe: str | None = None, hide_sink: bool = False) -> Path:
+    """Draw every layer x head on one probe (default: the first) as PNG or SVG; one colour scale in all pictures.
 
-    installed = {font.name for font in fontManager.ttflist}
-    return ["DejaVu Sans", *[name for name in CJK_FONTS if name in installed][:1]]
-
-
-def _colour_map():
-    from matplotlib import colormaps
-
-    return colormaps["magma_r"].with_extremes(bad="#f0f0f0")
-
-
-def _label_tokens(axes, token_labels: list[str], layers: int, heads: int, length: int) -> None:
-    """Token names once a row of heads (queries) and once under each column of heads (keys)."""
-    step = length + GAP
-    names = [_shorten(label) for label in token_labels[:length]]
-    axes.set_yticks([i * step + t for i in range(layers) for t in range(length)])
-    axes.set_yticklabels(names * layers, fontsize=6.5, family=fonts())
-    axes.set_xticks([j * step + t for j in range(heads) for t in range(length)])
-    axes.set_xticklabels(names * heads, fontsize=6.5, rotation=90, family=fonts())
-    axes.tick_params(length=0, pad=2)
-    for side in axes.spines.values():
-        side.set_visible(False)
-    axes.set_xlim(-1.5, heads * step - GAP + 0.5)
-    axes.set_ylim(layers * step - GAP + 0.5, -1.5)
+    title: what stands before step and tokens; hide_sink: see `without_sink`. Raises ValueError for a probe that the
+    snapshot does not have.
+    """
+    name, shown = chosen_probe(snapshot, probe)
+    grid = lay_out(len(snapshot.layers), len(snapshot.heads), len(shown.labels))
+    room = label_room(shown, grid)
+    width = max(room + grid.width + 95, 560)
+    heading = [part for part in (title, moment(snapshot), f"probe: {name}") if part]
+    lines = wrap(" · ".join(heading), width, 12), wrap(legend(snapshot, shown, hide_sink), width, 8)
+    top = 14 + 20 * len(lines[0]) + 14 * len(lines[1]) + 10
+    figure = drawing.new_figure(width, top + grid.height + room + 8)
+    drawing.write_text(figure, 12, 10, "\n".join(lines[0]), 12, weight="bold")
+    drawing.write_text(figure, 12, 14 + 20 * len(lines[0]), "\n".join(lines[1]), 8, color="#555555")
+    axes = drawing.place(figure, room, top, grid.width, grid.height)
+    image = draw_heads(axes, grid, snapshot, shown, hide_sink)
+    label_tokens(axes, grid, snapshot, shown)
+    draw_scale(figure, image, room + grid.width + 30, top, min(grid.height, 420))
+    return drawing.save_figure(figure, path)
 
 
-def _label_heads(axes, maps: AttentionMaps, step: int, length: int) -> None:
-    for i, row_of_labels in enumerate(maps.labels):
-        for j, label in enumerate(row_of_labels):
-            name, _, group = label.partition(" (")
-            text = name if maps.num_key_value_heads == maps.num_attention_heads else f"{name}  {group[:-1]}"
-            x, y = j * step + length - 0.8, i * step - 0.2  # in the empty upper triangle
-            axes.text(x, y, text, ha="right", va="top", fontsize=9, weight="bold", color="#444444")
+def side_by_side(
+    named: Sequence[tuple[str, Snapshot]], path: Path, probe: str | None = None, hide_sink: bool = False
+) -> Path:
+    """Draw the mosaics of several models, such as MHA, GQA and MQA, beside each other with cells of one size.
+
+    named: a name and a snapshot each. Raises ValueError for no snapshot, or one without the probe.
+    """
+    if not named:
+        raise ValueError("nothing to draw: give at least one snapshot")
+    shown = [chosen_probe(snapshot, probe)[1] for _, snapshot in named]
+    sizes = [(len(s.layers), len(s.heads), len(one.labels)) for (_, s), one in zip(named, shown, strict=True)]
+    heads, tokens = sum(size[1] for size in sizes), max(size[2] for size in sizes)
+    common = lay_out(max(size[0] for size in sizes), heads, tokens, LONGEST_SIDE - 150 - 110 * len(named))
+    grids = [Grid(*size, common.pool, common.cell, common.gap) for size in sizes]
+    rooms = [label_room(one, grid) for one, grid in zip(shown, grids, strict=True)]
+    width = sum(grid.width + room + 16 for grid, room in zip(grids, rooms, strict=True)) + 95
+    note = wrap(legend(named[0][1], shown[0], hide_sink), width, 8)
+    top = 60 + 14 * len(note)
+    figure = drawing.new_figure(width, top + max(grid.height for grid in grids) + max(rooms) + 8)
+    drawing.write_text(figure, 12, 8, "\n".join(note), 8, color="#555555")
+    left = 0
+    for (name, snapshot), one, grid, room in zip(named, shown, grids, rooms, strict=True):
+        left += room
+        drawing.write_text(figure, left, top - 46, name, 12, weight="bold")
+        drawing.write_text(figure, left, top - 26, f"{kv_heads(snapshot)} · {moment(snapshot)}", 8)
+        axes = drawing.place(figure, left, top, grid.width, grid.height)
+        image = draw_heads(axes, grid, snapshot, one, hide_sink)
+        label_tokens(axes, grid, snapshot, one)
+        left += grid.width + 16
+    draw_scale(figure, image, left + 14, top, min(max(grid.height for grid in grids), 420))
+    return drawing.save_figure(figure, path)
 
 
-def _frame_groups(axes, maps: AttentionMaps, step: int, length: int) -> None:
-    """One frame around the heads of a layer that share a key/value head; the colour says which."""
-    from matplotlib.patches import Rectangle
+def one_head(
+    snapshot: Snapshot,
+    layer: int,
+    head: int,
+    path: Path,
+    title: str = "",
+    probe: str | None = None,
+    hide_sink: bool = False,
+) -> Path:
+    """Draw one head large, by its true numbers; weights are written in the cells where there is room for them.
 
-    group_size = maps.num_attention_heads // maps.num_key_value_heads
-    groups = [head // group_size for head in maps.heads]
-    for i in range(len(maps.layers)):
-        start = 0
-        for j in range(1, len(groups) + 1):
-            if j < len(groups) and groups[j] == groups[start]:
-                continue
-            corner = (start * step - 1.2, i * step - 1.2)
-            width = (j - start - 1) * step + length + 1.4
-            colour = GROUP_COLOURS[groups[start] % len(GROUP_COLOURS)]
-            axes.add_patch(Rectangle(corner, width, length + 1.4, fill=False, lw=1.6, ec=colour))
-            start = j
+    Raises ValueError for a layer, head or probe that the snapshot does not have.
+    """
+    name, shown = chosen_probe(snapshot, probe)
+    for what, number, kept in (("layer", layer, snapshot.layers), ("head", head, snapshot.heads)):
+        if number not in kept:
+            raise ValueError(f"{what} {number} is not in this snapshot: it has {what}s {kept}")
+    i, j = snapshot.layers.index(layer), snapshot.heads.index(head)
+    tokens = len(shown.labels)
+    grid = lay_out(1, 1, tokens, room=1400, largest=max(12, min(34, 900 // tokens)))
+    room = label_room(shown, grid)
+    width = max(room + grid.width + 95, 560)
+    heading = [part for part in (title, f"L{layer} H{head}", moment(snapshot), f"probe: {name}") if part]
+    lines = wrap(" · ".join(heading), width, 12)
+    top = 44 + 20 * len(lines)
+    figure = drawing.new_figure(width, top + grid.height + room + 8)
+    drawing.write_text(figure, 12, 10, "\n".join(lines), 12, weight="bold")
+    note = "row: the token that looks · column: the token looked at" + hidden_note(shown, hide_sink)
+    drawing.write_text(figure, 12, 16 + 20 * len(lines), note, 8, color="#555555")
+    axes = drawing.place(figure, room, top, grid.width, grid.height)
+    weights = (without_sink(shown) if hide_sink else shown.weights)[i : i + 1, j : j + 1]
+    image = draw_image(axes, tile(weights, grid.gap, grid.pool))
+    draw_boundaries(axes, grid, shown)
+    label_tokens(axes, grid, snapshot, shown)
+    if grid.width >= 400:  # in the empty corner above the diagonal
+        text, style = "\n".join(scores_of_head(snapshot, i, j)), {"fontsize": 9, "color": "#444444"}
+        axes.text(0.98, 0.98, text, transform=axes.transAxes, ha="right", va="top", **style)
+    if grid.cell >= 28:
+        write_values(axes, image, tile(weights, grid.gap), smallest=0.05, size=grid.cell / 5)
+    draw_scale(figure, image, room + grid.width + 30, top, min(grid.height, 420))
+    return drawing.save_figure(figure, path)
 
 
-def _shorten(label: str, longest: int = 12) -> str:
-    label = label.replace("$", r"\$")  # matplotlib would read formulas
-    return label if len(label) <= longest else label[: longest - 1] + "…"
+def quick_mosaic(weights: np.ndarray, path: Path, num_key_value_heads: int | None = None) -> Path:
+    """Draw weights (layer, head, query, key) without any text, in a few milliseconds: for use during training.
+
+    The colours are those of `mosaic`, written as palette indices. num_key_value_heads: frames the heads that share
+    one, in its colour; default: as many as there are heads.
+    """
+    from PIL import Image
+
+    layers, heads, tokens, _ = weights.shape
+    grid = lay_out(layers, heads, tokens, room=1200, largest=4, smallest_head=48)
+    white, nothing, first_group = drawing.LEVELS, drawing.LEVELS + 1, drawing.LEVELS + 2  # as `palette` has them
+    canvas = tile(weights, grid.gap, grid.pool)
+    index = drawing.colour_index(np.nan_to_num(canvas))
+    index[np.isnan(canvas)] = nothing
+    index[canvas == BETWEEN] = white
+    index = np.pad(index.repeat(grid.cell, 0).repeat(grid.cell, 1), 4, constant_values=white)
+    group_size = heads // (num_key_value_heads or heads)
+    for i in range(layers):
+        for group in range(heads // group_size):
+            top, left = i * grid.step * grid.cell + 1, group * group_size * grid.step * grid.cell + 1
+            height = grid.length * grid.cell + 5
+            width = ((group_size - 1) * grid.step + grid.length) * grid.cell + 5
+            colour = first_group + group % len(drawing.GROUP_COLOURS)
+            index[[top, top + 1, top + height - 1, top + height], left : left + width + 1] = colour
+            index[top : top + height + 1, [left, left + 1, left + width - 1, left + width]] = colour
+    image = Image.fromarray(index, mode="P")
+    image.putpalette(drawing.palette_bytes())
+    image.save(path, compress_level=1)
+    return path

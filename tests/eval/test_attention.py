@@ -1,12 +1,9 @@
-"""Capture: the weights are the kernel's, the check bites; pictures show what they should."""
+"""Capture: the weights are the kernel's, the check bites; the command line draws."""
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from eval.attention import capture
-from eval.attention.plots import GAP, mosaic, tile
 from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module
 
@@ -73,30 +70,6 @@ def test_a_sliding_layer_shows_its_window_and_nothing_before_it(ids):
     rows, columns = torch.meshgrid(torch.arange(12), torch.arange(12), indexing="ij")
     assert (weights[0][..., rows - columns >= 4] == 0).all()
     assert (weights[1][..., rows - columns >= 4] > 0).all()
-
-
-def test_the_tile_holds_every_head_in_its_place_and_nothing_above_the_diagonal(lm, ids):
-    maps = capture(lm, ids)
-    canvas = tile(maps, row=1)
-    step = 12 + GAP
-    assert canvas.shape == (2 * step - GAP, 8 * step - GAP)
-    here = canvas[step : step + 12, 3 * step : 3 * step + 12]
-    assert np.array_equal(np.tril(np.nan_to_num(here)), maps.weights[1, 1, 3].numpy())
-    assert np.isnan(here[np.triu_indices(12, 1)]).all()
-
-
-@pytest.mark.parametrize("kv_heads", [8, 2, 1])
-def test_a_mosaic_is_a_picture_with_a_frame_around_every_group(tmp_path, kv_heads):
-    lm = random_model(tiny_config(num_attention_heads=8, num_key_value_heads=kv_heads, head_dim=8))
-    maps = capture(lm, torch.randint(0, 192, (1, 8)))
-    labels = ["a", "$x_1$", "␣the", "⏎", "你好", "⟨E4⟩", "<bos>", "averyverylongtoken"]
-    mosaic(maps, labels, "title", tmp_path / "m.png")
-    picture = np.asarray(Image.open(tmp_path / "m.png").convert("RGB"))
-    assert picture.shape[1] > 1200
-    for group in range(kv_heads):
-        colour = [(0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167)][group % 4] if group < 4 else None
-        if colour:
-            assert (np.abs(picture.astype(int) - colour).max(-1) < 3).sum() > 200, f"no frame of group {group}"
 
 
 def test_the_command_line_draws_a_checkpoint(tmp_path):

@@ -1,0 +1,245 @@
+"""What all pictures of attention share: colours, fonts, readable labels, and how a figure becomes a file.
+
+matplotlib's Figure and Agg canvas, never pyplot: nothing is shared with a notebook.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import unicodedata
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+GAMMA = 0.4  # colour = weight ** GAMMA: on a linear scale one token that takes 0.9 would leave everything else white
+LEVELS = 200  # colours of the map; a palette of 256 has room for frames, greys and the edges of letters besides
+NOTHING = "#e4e4e8"  # no weight at all: a key after the query, a score that is not defined
+GROUP_COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8c6bb1", "#555555"]
+BOUNDARY = "#1f9bcf"  # where one document of a packed row ends
+BADGE = "#8c1d40"
+DPI = 100
+LONGEST_SIDE = 2400  # pixels of any picture
+CJK_FILES = ("cjk", "sourcehan", "wqy", "droidsansfallback", "pingfang", "hiragino", "msyh", "simhei", "simsun")
+
+
+def colour_map():
+    """Light to dark, perceptually even, monotone in grey; NaN is grey, and what is under the scale white."""
+    from matplotlib import colormaps
+
+    return colormaps["magma_r"].resampled(LEVELS).with_extremes(bad=NOTHING, under="white")
+
+
+def weight_norm():
+    """The scale of attention weights, the same in every picture: 0 … 1, power law."""
+    from matplotlib.colors import PowerNorm
+
+    return PowerNorm(GAMMA, 0, 1)
+
+
+def colour_index(weights: np.ndarray) -> np.ndarray:
+    """The row of the colour map for each weight, as `weight_norm` and `colour_map` have it, as uint8; no NaN."""
+    scaled = np.clip(weights, 0, 1) ** np.float32(GAMMA) * LEVELS
+    return np.minimum(scaled, LEVELS - 1).astype(np.uint8)
+
+
+def palette() -> list[tuple[int, ...]]:
+    """At most 256 colours: those of `colour_map`, white, NOTHING, the frames, BOUNDARY, and shades for text."""
+    from PIL.ImageColor import getrgb
+
+    weights = [tuple(int(part) for part in colour[:3]) for colour in colour_map()(np.arange(LEVELS), bytes=True)]
+    plain = [getrgb(name)[:3] for name in ("#ffffff", NOTHING, *GROUP_COLOURS, BOUNDARY)]
+    greys = [(level, level, level) for level in range(20, 252, 8)]
+    paper, ink = np.array(getrgb(NOTHING)), np.array(getrgb(BADGE))
+    badges = [tuple(int(part) for part in (paper + (ink - paper) * k / 8).round()) for k in range(1, 9)]
+    return [*weights, *plain, *greys, *badges]
+
+
+def palette_bytes() -> list[int]:
+    """`palette` as Pillow's putpalette takes it."""
+    return [part for colour in palette() for part in colour]
+
+
+def drawn(figure):
+    """What is on the figure's canvas as a Pillow image in the colours of `palette`: half the size of full colour."""
+    from PIL import Image
+
+    wanted = Image.new("P", (1, 1))
+    wanted.putpalette(palette_bytes())
+    pixels = np.asarray(figure.canvas.buffer_rgba())[..., :3]
+    return Image.fromarray(np.ascontiguousarray(pixels)).quantize(palette=wanted, dither=Image.Dither.NONE)
+
+
+def group_colour(group: int) -> str:
+    """The frame of a key/value head; after eight the colours begin anew."""
+    return GROUP_COLOURS[group % len(GROUP_COLOURS)]
+
+
+def new_figure(width: float, height: float):
+    """A white figure of so many pixels."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def place(figure, left: float, top: float, width: float, height: float):
+    """Axes at a place that is given in pixels from the upper left corner."""
+    whole_width, whole_height = figure.get_size_inches() * DPI
+    return figure.add_axes(
+        (left / whole_width, 1 - (top + height) / whole_height, width / whole_width, height / whole_height)
+    )
+
+
+def write_text(figure, left: float, top: float, text: str, size: float = 9, **style) -> None:
+    """Text whose upper left corner is at this pixel; never read as a formula."""
+    width, height = figure.get_size_inches() * DPI
+    families = fonts(text)
+    style = {"ha": "left", "va": "top", "color": "#222222", "family": families, **style}
+    if len(families) > 1:
+        style["weight"] = "normal"  # the Chinese font is not loaded in bold
+    figure.text(left / width, 1 - top / height, readable(text), fontsize=size, parse_math=False, **style)
+
+
+def save_figure(figure, path: Path, full_colour: bool = False) -> Path:
+    """Write PNG or SVG, by the suffix. Raises ValueError for another one.
+
+    full_colour: for a picture with other colours than those of `palette`.
+    """
+    if path.suffix not in (".png", ".svg"):
+        raise ValueError(f"{path.name}: a picture ends in .png or .svg")
+    if path.suffix == ".svg":
+        figure.savefig(path, metadata={"Date": None})
+    elif full_colour:
+        figure.savefig(path)
+    else:
+        figure.canvas.draw()
+        drawn(figure).save(path)
+    return path
+
+
+def amount(tokens: int) -> str:
+    """A number of tokens as people say it: 532, 41 k, 5.3 M, 1.2 B."""
+    for size, unit in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
+        if tokens >= size:
+            return f"{tokens / size:.3g}{unit}"
+    return str(tokens)
+
+
+def style_curve(axes, title: str, tokens_log_from: int | None = None) -> None:
+    """A quiet frame for a curve over tokens seen; tokens_log_from: the scale is logarithmic from so many tokens."""
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    if tokens_log_from:
+        axes.set_xscale("symlog", linthresh=tokens_log_from)
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: amount(round(tokens))))
+    axes.set_title(title, fontsize=9, loc="left", color="#333333", pad=4)
+    axes.tick_params(labelsize=8, color="#999999")
+    axes.margins(x=0.02, y=0.12)
+    axes.grid(color="#eeeeee", lw=0.8)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("#999999")
+
+
+def wrap(text: str, width: float, size: float) -> list[str]:
+    """Lines of at most so many pixels, for text of so many points."""
+    return textwrap.wrap(text, max(20, int((width - 24) / (0.62 * size * DPI / 72)))) or [""]
+
+
+def write_values(axes, image, values: np.ndarray, size: float, smallest: float = -np.inf, form=None) -> None:
+    """Write values (row, column) into the cells of an image: dark on light cells, light on dark ones; no NaN."""
+    for (i, j), value in np.ndenumerate(values):
+        if np.isfinite(value) and value >= smallest:
+            red, green, blue, _ = image.cmap(image.norm(value))
+            colour = "#222222" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "#ffffff"
+            text = form(value) if form else f"{value:.2f}".removeprefix("0")
+            axes.text(j, i, text, ha="center", va="center", fontsize=size, color=colour)
+
+
+def readable(text: str) -> str:
+    """The text with every character that no installed font draws replaced by its number, such as U+597D."""
+    missing = _not_plain(text)
+    if missing and (file := _cjk_file()):
+        missing -= _characters(file)
+    return "".join(f"U+{ord(char):04X}" if ord(char) in missing else char for char in text) if missing else text
+
+
+def fonts(text: str = "") -> list[str]:
+    """The font families for this text: matplotlib's own, and one with Chinese characters where it is needed."""
+    family = _cjk_family() if _not_plain(text) else None
+    return ["DejaVu Sans", *([family] if family else [])]
+
+
+def _not_plain(text: str) -> set[int]:
+    """The characters that matplotlib's own font lacks."""
+    return {ord(char) for char in text if char != "\n"} - _characters(_plain_font())
+
+
+def shorten(label: str, longest: int = 12) -> str:
+    """A label of at most so many columns; a Chinese character takes two."""
+    label = readable(label)
+    if columns([label]) <= longest:
+        return label
+    while columns([label]) > longest - 1:
+        label = label[:-1]
+    return label + "…"
+
+
+def columns(labels: Iterable[str]) -> int:
+    """The width of the widest label, in Latin letters."""
+    return max((sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in label) for label in labels), default=0)
+
+
+@cache
+def _plain_font() -> str:
+    from matplotlib.font_manager import FontProperties, findfont
+
+    return findfont(FontProperties(family="DejaVu Sans"))
+
+
+@cache
+def _characters(file: str) -> frozenset[int]:
+    from matplotlib.ft2font import FT2Font
+
+    return frozenset(FT2Font(file).get_charmap())
+
+
+@cache
+def _cjk_family() -> str | None:
+    """Some installed font with Chinese characters, also one that came after matplotlib made its list of fonts."""
+    file = _cjk_file()
+    if file is None:
+        return None
+    from matplotlib.font_manager import fontManager
+
+    family = next((font.name for font in fontManager.ttflist if font.fname == file), None)
+    if family is None:
+        before = len(fontManager.ttflist)
+        fontManager.addfont(file)
+        family = fontManager.ttflist[before].name
+    return family
+
+
+@cache
+def _cjk_file() -> str | None:
+    """Sans before serif, regular before bold: matplotlib takes the weight that it is given."""
+    from matplotlib.font_manager import findSystemFonts
+
+    def rank(file: str) -> tuple[bool, bool, str]:
+        name = Path(file).name.lower()
+        return "serif" in name or "simsun" in name, not ("regular" in name or "-" not in name), name
+
+    found = [file for file in findSystemFonts() if any(part in Path(file).name.lower() for part in CJK_FILES)]
+    for file in sorted(found, key=rank):
+        try:
+            if ord("好") in _characters(file):
+                return file
+        except (OSError, RuntimeError):  # a broken file is none
+            continue
+    return None

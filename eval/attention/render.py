@@ -1,0 +1,44 @@
+"""Everything that is drawn at the end of a run, from the snapshots on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from eval.attention.history import choose, phase_change
+from eval.attention.metrics import SCORES
+from eval.attention.plots import mosaic, one_head
+from eval.attention.score_plots import curves, score_maps
+from eval.attention.snapshots import Snapshot, file_of
+from eval.attention.timelapse import timelapse
+
+
+def render(run_directory: Path, snapshots: Sequence[Snapshot], probe: str | None = None, most: int = 8) -> list[Path]:
+    """Draw a run's attention folder; the paths of the pictures.
+
+    step_XXXXXXXX.png   every head on the probe (default: the first one), of at most `most` snapshots: the first, the
+                        last, that of the phase change, and others dense early
+    heads.png           every score of every head in the last snapshot
+    curves.png          the scores over training
+    induction_head.png  the head that made the phase change, if there was one, on repeated tokens
+    timelapse.gif       the heads while they learn
+
+    Nothing is drawn of no snapshots, and no scores where none were measured.
+    """
+    if not snapshots:
+        return []
+    ordered = sorted(snapshots, key=lambda snapshot: snapshot.step)
+    folder, name, last = run_directory / "attention", run_directory.name, ordered[-1]
+    folder.mkdir(parents=True, exist_ok=True)
+    change = phase_change(ordered)
+    shown = choose(ordered, most)
+    if change and change.step not in [snapshot.step for snapshot in shown]:
+        shown += [snapshot for snapshot in ordered if snapshot.step == change.step]
+    paths = [mosaic(one, file_of(folder, one.step).with_suffix(".png"), name, probe) for one in shown]
+    if any(score in SCORES for score in last.scores):
+        paths += [score_maps(last, folder / "heads.png", name)]
+        paths += [curves(ordered, folder / "curves.png", f"{name}: what the heads do", change)]
+    if change and SCORES["induction"].probe in last.maps:
+        repeated = SCORES["induction"].probe
+        paths += [one_head(last, change.layer, change.head, folder / "induction_head.png", name, repeated)]
+    return [*paths, timelapse(ordered, folder / "timelapse.gif", name, probe)]

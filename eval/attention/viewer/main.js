@@ -1,0 +1,52 @@
+// Read the data, build the two views, draw.
+
+render = () => {
+  const main = byId("panes");
+  main.classList.toggle("two", viewCount() === 2);
+  main.classList.toggle("wide", state.wide);
+  panes[1].root.hidden = viewCount() === 1;
+  drawBar();
+  visiblePanes().forEach((pane) => pane.draw());
+  align();
+};
+
+// Side by side, what belongs together stands at the same height, also where one run has more layers.
+function align() {
+  ["grid-side", "map-side", "text-side", "score-table-side"].forEach((part) => {
+    const parts = panes.map((pane) => pane.find(`.${part}`));
+    parts.forEach((box) => { box.style.minHeight = ""; });
+    if (viewCount() === 1 || innerWidth <= 860) return;
+    const high = Math.max(...parts.map((box) => box.offsetHeight));
+    parts.forEach((box) => { box.style.minHeight = `${high}px`; });
+  });
+}
+
+function showNotes() {
+  byId("notes").hidden = !about.notes.length;
+  byId("notes").textContent = about.notes.join(" ");
+}
+
+async function start() {
+  await readData();
+  startState();
+  buildBar();
+  showNotes();
+  panes.push(new Pane(0), new Pane(1));
+  byId("panes").replaceChildren(...panes.map((pane) => pane.root));
+  followSystemTheme(); // draws
+  let wide = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth === wide) return; // a phone's address bar comes and goes
+    wide = innerWidth;
+    render();
+  });
+  window.headlight = { state, runs, about, panes, Head }; // for the console, and for tests
+  document.documentElement.dataset.ready = "yes";
+}
+
+start().catch((error) => {
+  byId("loading")?.remove();
+  byId("failure").hidden = false;
+  byId("failure").textContent = `This page cannot be shown: ${error.message}`;
+  throw error;
+});

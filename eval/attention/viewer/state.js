@@ -1,0 +1,100 @@
+// What is shown. Every change goes through change(), which draws the page anew.
+
+const state = {
+  probe: "",
+  compare: "none", // none | steps | runs
+  linked: true, // the second view follows the first one's step
+  scale: "power",
+  rowMax: false,
+  hideSink: false,
+  groups: true,
+  wide: false, // the large map over the whole width
+  score: "",
+  active: 0, // the view that keys act on
+  playing: -1, // the view that plays, or -1
+  views: [
+    { run: 0, at: 0, layer: 0, head: 0 }, // at: place among the run's shown steps; layer, head: places, not numbers
+    { run: 0, at: 0, layer: 0, head: 0 },
+  ],
+  token: null, // {view, place}: what the mouse is over or was clicked
+  key: null, // in the large map, the column too
+  pinned: false,
+};
+
+let render = () => {}; // main.js
+
+function change(fields) {
+  Object.assign(state, fields);
+  render();
+}
+
+const viewCount = () => (state.compare === "none" ? 1 : 2);
+const runOf = (view) => runs[view.run];
+const stepOf = (view) => runOf(view).steps[runOf(view).shown[view.at]];
+const mapsOf = (view) => runOf(view).maps(view.at, state.probe);
+const headOf = (view) => new Head(runOf(view), mapsOf(view), view.layer, view.head, state);
+const scoreInfo = () => about.scores.find((score) => score.name === state.score);
+const headName = (run, layer, head) => `L${run.layers[layer]} H${run.heads[head]}`;
+
+// The second view shows the same head where it shows the same run; another run's heads are others.
+function chooseHead(number, layer, head) {
+  const run = state.views[number].run;
+  const views = state.views.map((view, i) => (i === number || view.run === run ? { ...view, layer, head } : view));
+  change({ views, active: number });
+}
+
+function chooseStep(number, at) {
+  const views = state.views.map((view) => ({ ...view }));
+  views[number].at = at;
+  const follows = state.compare === "runs" && state.linked;
+  if (follows) views[1 - number].at = runOf(views[1 - number]).nearest(stepOf(views[number]).step);
+  change({ views, active: number });
+}
+
+function chooseRun(number, place) {
+  const views = state.views.map((view) => ({ ...view }));
+  const step = stepOf(views[number]).step;
+  const before = views[number];
+  const at = runs[place].nearest(step);
+  views[number] = { ...before, run: place, at, ...fitting(runs[place], before) };
+  change({ views, token: null, pinned: false, active: number });
+}
+
+// a head that the run has
+function fitting(run, { layer, head }) {
+  return { layer: Math.min(layer, run.layers.length - 1), head: Math.min(head, run.heads.length - 1) };
+}
+
+function chooseCompare(compare) {
+  const [first, second] = state.views;
+  const last = runOf(first).shown.length - 1;
+  let other = second;
+  if (compare === "steps") other = { ...first, at: first.at === last ? 0 : last };
+  if (compare === "runs") {
+    const place = (first.run + 1) % runs.length;
+    const best = strongestHead(runs[place], runs[place].shown.at(-1));
+    other = { run: place, at: runs[place].nearest(stepOf(first).step), ...best };
+  }
+  change({ compare, views: [first, other], token: null, pinned: false, active: 0, playing: -1 });
+}
+
+// layer and head with the largest value of the chosen score
+function strongestHead(run, place) {
+  let best = { layer: 0, head: 0 };
+  let top = -Infinity;
+  run.layers.forEach((_, layer) => run.heads.forEach((__, head) => {
+    const value = run.score(state.score, place, layer, head);
+    if (value !== null && value > top) [top, best] = [value, { layer, head }];
+  }));
+  return best;
+}
+
+function startState() {
+  const names = about.scores.map((score) => score.name);
+  state.score = names.includes("induction") ? "induction" : names[0] ?? "";
+  state.probe = about.probes[0].name;
+  state.views = state.views.map((view) => {
+    const last = runs[0].shown.length - 1;
+    return { ...view, at: last, ...strongestHead(runs[0], runs[0].shown[last]) };
+  });
+}

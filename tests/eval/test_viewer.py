@@ -1,0 +1,356 @@
+"""The viewer in a real browser: every control and what it does, and that nothing leaves the page."""
+
+import base64
+import io
+import itertools
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from eval.attention.snapshots import ProbeMap
+from eval.attention.viewer import write_viewer
+from tests.eval.viewer_helpers import causal, chromium, opened, snapshot
+
+STEPS = [0, 1, 2, 5, 10, 20]
+BLACK, PALE, ABSENT = [0, 0, 4], [252, 253, 191], [236, 236, 238]  # weight 1, weight 0, no entry; in the light
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def runs():
+    big = [snapshot(s, layers=(0, 1, 2), heads=range(8), total=8, kv=2, length=9) for s in (0, 4, 20)]
+    return [("mha", [snapshot(step, kv=4) for step in STEPS]), ("gqa", big)]
+
+
+@pytest.fixture(scope="module")
+def file(runs, tmp_path_factory):
+    return write_viewer(runs, tmp_path_factory.mktemp("viewer") / "viewer.html")
+
+
+@pytest.fixture
+def page(browser, file):
+    with opened(browser, file) as page:
+        yield page
+
+
+def state(page):
+    return page.evaluate("JSON.parse(JSON.stringify(headlight.state))")
+
+
+def pixels(page, selector, number=0):
+    """The picture of a canvas as an array (height, width, rgb)."""
+    url = page.locator(selector).nth(number).evaluate("(canvas) => canvas.toDataURL()")
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))).convert("RGB"))
+
+
+def entry(page, q, k, view=0):
+    """Where an entry of the large map lies in the window."""
+    place = page.evaluate(f"headlight.panes[{view}].map.place")
+    page.locator(".picture").nth(view).scroll_into_view_if_needed()
+    box = page.locator(".picture").nth(view).bounding_box()
+    return [box["x"] + place["left"] + (k + 0.5) * place["cell"], box["y"] + place["top"] + (q + 0.5) * place["cell"]]
+
+
+def colour_at(page, q, k, view=0):
+    place = page.evaluate(f"headlight.panes[{view}].map.place")
+    x, y = (place[side] + (i + 0.5) * place["cell"] for side, i in (("left", k), ("top", q)))
+    return pixels(page, ".picture", view)[int(y), int(x)].tolist()
+
+
+def choose_head(page, layer, head, view=0):
+    page.locator(".pane").nth(view).locator(".thumbnail").nth(layer * (4 if view == 0 else 8) + head).click()
+
+
+def weights_in(page, run, at, probe, layer, head, hide="false"):
+    return np.array(
+        page.evaluate(
+            f"""() => {{
+              const run = headlight.runs[{run}];
+              const head = new headlight.Head(run, run.maps({at}, "{probe}"), {layer}, {head},
+                                              {{ hideSink: {hide}, rowMax: false }});
+              return Array.from({{ length: head.length }}, (_, q) =>
+                Array.from({{ length: head.length }}, (_, k) => head.weight(q, k)));
+            }}"""
+        )
+    )
+
+
+def test_every_weight_in_the_page_is_the_snapshots(page, runs):
+    for r, (_, snapshots) in enumerate(runs):
+        for at, one in enumerate(snapshots):
+            for probe, (layer, head) in [("text", (0, 0)), ("repeated_2", (1, 3)), ("packed", (1, 2))]:
+                shown, true = weights_in(page, r, at, probe, layer, head), one.maps[probe].weights[layer, head]
+                assert (np.abs(shown - true) <= np.sqrt(true) / 255 + 5e-6).all()
+                assert (shown[np.triu_indices(len(true), 1)] == 0).all()
+
+
+def test_a_pixel_is_its_weight_in_the_grid_and_in_the_large_map(page):
+    choose_head(page, 0, 0)  # all attention on the token before
+    small = pixels(page, ".thumbnail canvas")
+    assert small.shape == (12, 12, 3)
+    for q, k, colour in [(5, 4, BLACK), (5, 5, PALE), (5, 3, PALE), (5, 6, ABSENT), (11, 10, BLACK)]:
+        assert small[q, k].tolist() == colour
+        assert colour_at(page, q, k) == colour
+
+
+def test_thumbnails_of_long_texts_keep_thin_diagonals(browser, tmp_path):
+    long = snapshot(0, length=200, maps={"text": ProbeMap(causal(2, 4, 200, 0), [f"t{i}" for i in range(200)])})
+    with opened(browser, write_viewer([("long", [long])], tmp_path / "v.html")) as page:
+        small = pixels(page, ".thumbnail canvas")
+        size = len(small)
+        assert size < 200
+        rows = [(small[y] == BLACK).all(-1).any() for y in range(size)]
+        assert all(rows), "the previous-token diagonal has holes"
+
+
+def test_the_slider_and_its_keys_choose_the_step(page, runs):
+    slider = page.locator(".step").first
+    assert page.locator(".when").first.inner_text() == "step 20 · 20.0 k tokens · 10 s"
+    before = pixels(page, ".picture")
+    slider.fill("2")
+    assert state(page)["views"][0]["at"] == 2
+    assert page.locator(".when").first.inner_text().startswith("step 2 ·")
+    assert slider.get_attribute("aria-valuetext") == "step 2"
+    assert (pixels(page, ".picture") != before).any()
+    assert page.locator(".scalars").first.inner_text() == "copy gain 0.20"  # group_gap is undefined: not shown
+    for key, at in [("ArrowRight", 3), ("ArrowLeft", 2), ("End", 5), ("ArrowRight", 5), ("Home", 0)]:
+        page.keyboard.press(key)
+        assert state(page)["views"][0]["at"] == at, key
+
+
+def test_play_walks_to_the_end_and_stops(page):
+    page.clock.install()
+    page.locator(".play").first.click()
+    assert state(page)["views"][0]["at"] == 0  # from the end it starts anew
+    assert page.locator(".play").first.get_attribute("aria-label") == "Pause"
+    page.clock.run_for(1000)
+    assert state(page)["views"][0]["at"] == 2
+    page.keyboard.press("Escape")
+    page.locator("h1").click()
+    page.keyboard.press(" ")
+    assert state(page)["playing"] == -1
+    page.clock.run_for(3000)
+    assert state(page)["views"][0]["at"] == 2  # it is paused
+    page.keyboard.press(" ")
+    page.clock.run_for(5000)
+    assert (state(page)["views"][0]["at"], state(page)["playing"]) == (5, -1)
+    assert page.locator(".play").first.get_attribute("aria-label") == "Play"
+
+
+def test_a_click_enlarges_a_head(page):
+    choose_head(page, 1, 2)
+    assert page.locator(".map-title").first.inner_text() == "L1 H2"
+    assert page.locator(".score-head").first.inner_text() == "L1 H2"
+    assert page.locator('.thumbnail[aria-pressed="true"]').first.get_attribute("aria-label") == "L1 H2: induction 0.17"
+    for key, title in [("ArrowLeft", "L1 H1"), ("ArrowUp", "L0 H1"), ("ArrowRight", "L0 H2"), ("ArrowDown", "L1 H2")]:
+        page.keyboard.press(f"Shift+{key}")
+        assert page.locator(".map-title").first.inner_text() == title
+    narrow = page.locator(".picture").first.bounding_box()["width"]
+    page.click("#wide")
+    assert page.locator(".picture").first.bounding_box()["width"] > 1.4 * narrow
+    assert not page.locator(".heads").first.is_visible()
+    page.keyboard.press("f")
+    assert page.locator(".heads").first.is_visible()
+
+
+def test_hovering_a_token_shows_what_it_looks_at_and_who_looks_at_it(page, runs):
+    choose_head(page, 0, 0)
+    tokens = page.locator(".pane").first.locator(".token")
+    tokens.nth(5).hover()
+    backs = [tokens.nth(i).evaluate("(token) => token.style.backgroundColor") for i in range(12)]
+    shares = [float(re.search(r"\) (\d+)%", back)[1]) for back in backs]
+    assert [i for i, share in enumerate(shares) if share > 0] == [4, 6]
+    assert "--looks" in backs[4]
+    assert "--seen" in backs[6]
+    words = page.locator(".readout").first.inner_text()
+    assert words == "w5 (5) looks at w4 (4) 1.00. Looked at by w6 (6) 1.00."
+    assert pixels(page, ".cross").any()  # the cross-hair
+    tokens.nth(5).click()
+    page.mouse.move(5, 5)
+    assert "w5 (5) looks at" in page.locator(".readout").first.inner_text()  # kept
+    page.keyboard.press("]")
+    assert "w6 (6) looks at" in page.locator(".readout").first.inner_text()
+    page.keyboard.press("[")
+    page.keyboard.press("Escape")
+    assert "Point at a token" in page.locator(".readout").first.inner_text()
+    assert not pixels(page, ".cross").any()
+
+
+def test_the_row_of_tokens_works_with_keys_alone(page):
+    page.locator(".tokens").first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    assert state(page)["token"] == {"view": 0, "place": 1}
+    active = page.locator(".tokens").first.get_attribute("aria-activedescendant")
+    assert page.locator(f"#{active}").inner_text() == "w1"
+    assert page.locator(f"#{active}").get_attribute("aria-selected") == "true"
+
+
+def test_hovering_the_map_shows_the_value(page, runs):
+    choose_head(page, 1, 3)
+    true = runs[0][1][-1].maps["text"].weights[1, 3]
+    for q, k in [(7, 3), (11, 0), (4, 4)]:
+        page.mouse.move(*entry(page, q, k))
+        words = page.locator(".tip").first.inner_text()
+        found = re.fullmatch(rf"w{q} \({q}\) looks at w{k} \({k}\): (\S+)", words)
+        assert float(found[1]) == pytest.approx(true[q, k], abs=0.006)
+    page.mouse.move(*entry(page, 3, 9))  # above the diagonal there is nothing
+    assert not page.locator(".tip").first.is_visible()
+    page.mouse.click(*entry(page, 6, 2))
+    assert state(page)["pinned"]
+    assert state(page)["key"] == 2
+
+
+def test_two_steps_side_by_side(page):
+    choose_head(page, 1, 1)
+    page.select_option("#compare", "steps")
+    panes = page.locator(".pane")
+    assert panes.nth(1).is_visible()
+    assert [panes.nth(i).locator(".when").inner_text().split(" · ")[0] for i in (0, 1)] == ["step 20", "step 0"]
+    assert (pixels(page, ".picture", 0) != pixels(page, ".picture", 1)).any()
+    panes.nth(1).locator(".step").fill("3")
+    assert [view["at"] for view in state(page)["views"]] == [5, 3]
+    page.keyboard.press("ArrowRight")  # keys act on the view that was used last
+    assert [view["at"] for view in state(page)["views"]] == [5, 4]
+    choose_head(page, 0, 2)
+    assert [panes.nth(i).locator(".map-title").inner_text() for i in (0, 1)] == ["L0 H2", "L0 H2"]
+    panes.nth(0).locator(".token").nth(6).hover()  # the same text: both show it
+    assert [panes.nth(i).locator(".token[aria-selected=true]").inner_text() for i in (0, 1)] == ["w6", "w6"]
+    page.select_option("#compare", "none")
+    assert not panes.nth(1).is_visible()
+
+
+def test_two_runs_side_by_side_though_they_differ_in_shape(page, runs):
+    page.select_option("#compare", "runs")
+    panes = page.locator(".pane")
+    assert [panes.nth(i).locator(".thumbnail").count() for i in (0, 1)] == [8, 24]
+    assert [panes.nth(i).locator(".token").count() for i in (0, 1)] == [12, 9]
+    assert panes.nth(1).locator(".map-title").inner_text() == "L2 H7 · reads key/value head 1"
+    choose_head(page, 0, 1, view=1)  # another run's heads are others: the first view keeps its own
+    assert panes.nth(0).locator(".map-title").inner_text() == "L1 H3"
+    panes.nth(0).locator(".step").fill("3")  # step 5; the nearest of the other is 4
+    assert panes.nth(1).locator(".when").inner_text().startswith("step 4 ")
+    page.uncheck("#linked")
+    panes.nth(0).locator(".step").fill("5")
+    assert panes.nth(1).locator(".when").inner_text().startswith("step 4 ")
+    panes.nth(0).locator(".run-choice").select_option("gqa")
+    assert panes.nth(0).locator(".thumbnail").count() == 24
+    shown, true = weights_in(page, 1, 1, "text", 2, 7), runs[1][1][1].maps["text"].weights[2, 7]
+    assert np.abs(shown - true).max() < 0.004
+
+
+def test_switches_of_colour(page):
+    choose_head(page, 1, 2)
+    pictures = [pixels(page, ".picture")]
+    for scale in ("linear", "log"):
+        page.select_option("#scale", scale)
+        pictures.append(pixels(page, ".picture"))
+    assert all((a != b).any() for a, b in itertools.pairwise(pictures))
+    page.check("#row-max")
+    true = page.evaluate("headlight.panes[0].map.head.weight(9, 4)")
+    rows = weights_in(page, 0, 5, "text", 1, 2)
+    assert all(colour_at(page, q, int(rows[q].argmax())) == BLACK for q in range(12))  # each row's largest
+    assert page.evaluate("headlight.panes[0].map.head.weight(9, 4)") == true  # the value stays what it is
+
+
+def test_hiding_the_first_token_of_each_document(page, runs):
+    page.select_option("#probe", "packed")
+    choose_head(page, 1, 2)
+    page.check("#hide-sink")
+    shown = weights_in(page, 0, 5, "packed", 1, 2, hide="true")
+    expected = runs[0][1][-1].maps["packed"].weights[1, 2].copy()
+    starts = [0] * 5 + [5] * 7
+    expected[np.arange(12), starts] = 0
+    with np.errstate(invalid="ignore"):
+        expected = np.nan_to_num(expected / expected.sum(-1, keepdims=True))
+    assert np.abs(shown - expected).max() < 0.012
+    assert (shown[[0]] == 0).all()  # nothing is left of the first row
+    assert colour_at(page, 3, 0) == PALE
+    assert page.locator(".document").all_inner_texts()[:2] == ["document 0", "document 1"]
+
+
+def test_groups_have_colours_that_can_be_switched_off(page):
+    page.locator(".run-choice").first.select_option("gqa")
+    read = "(button) => getComputedStyle(button).borderTopColor"
+    heads = page.locator(".pane").first.locator(".thumbnail")
+    colours = [heads.nth(i).evaluate(read) for i in range(8)]
+    assert len(set(colours[:4])) == len(set(colours[4:])) == 1
+    assert colours[0] == "rgb(0, 114, 178)" != colours[4]
+    page.uncheck("#groups")
+    assert heads.first.evaluate(read) == "rgba(0, 0, 0, 0)"
+    page.locator(".run-choice").first.select_option("mha")
+    assert page.locator("#groups").is_disabled()  # there are no groups to colour
+
+
+def test_scores_with_their_chance(page):
+    rows = page.locator(".pane").first.locator(".score-table tbody tr")
+    choose_head(page, 0, 1)
+    cells = {
+        rows.nth(i).locator(".score-name").inner_text(): rows.nth(i).locator("td").all_inner_texts()[:2]
+        for i in range(4)
+    }
+    assert cells["previous token"] == ["0.020", "0.050"]
+    assert cells["entropy"] == ["1.10 nats", "1.70"]
+    assert cells["copied mention"] == ["undefined", "–"]
+    assert "Attention to the token just before." in rows.first.inner_text()
+    before = pixels(page, ".curve")
+    page.get_by_role("button", name="entropy", exact=True).first.click()
+    assert page.locator(".score-title").first.inner_text() == "entropy: every head"
+    assert page.locator(".score-map .cell").nth(1).inner_text() == "1.10"
+    assert "chance 1.70" in page.locator(".legend").first.inner_text()
+    assert (pixels(page, ".curve") != before).any()
+    assert page.locator(".badge").nth(1).inner_text() == "1.10"
+    page.locator(".score-map .cell").nth(6).click()
+    assert page.locator(".map-title").first.inner_text() == "L1 H2"
+    page.get_by_role("button", name="induction", exact=True).first.click()
+    page.locator(".score-note .link").first.click()  # to the text that it is measured on
+    assert state(page)["probe"] == page.locator("#probe").input_value() == "repeated_2"
+
+
+def test_the_curve_follows_the_step_and_leads_to_one(page):
+    note = page.locator(".curve-note").first
+    assert note.inner_text().startswith("Thick: L1 H3 at step 20: 0.20.")
+    curve = page.locator(".curve").first
+    curve.scroll_into_view_if_needed()
+    axes = page.evaluate("(() => { const a = headlight.panes[0].curve; return [a.x(10), a.x(20)]; })()")
+    at_the_end = pixels(page, ".curve")
+    curve.click(position={"x": axes[0] + 4, "y": 60})
+    assert page.locator(".when").first.inner_text().startswith("step 10 ")
+    assert note.inner_text().startswith("Thick: L1 H3 at step 10: 0.10.")
+    moved = np.abs(pixels(page, ".curve").astype(int) - at_the_end).sum((0, 2))
+    assert moved[int(axes[0])] > 1000 < moved[int(axes[1])]  # the line that marks the step
+
+
+def test_light_and_dark(browser, file, page):
+    back = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(back) == "rgb(255, 255, 255)"
+    page.emulate_media(color_scheme="dark")  # it follows the system …
+    page.wait_for_selector('html[data-theme="dark"]')
+    assert page.evaluate(back) == "rgb(20, 22, 26)"
+    choose_head(page, 0, 0)
+    assert colour_at(page, 5, 4) == PALE  # all attention is bright in the dark
+    page.click("#theme")
+    assert page.evaluate(back) == "rgb(255, 255, 255)"
+    page.emulate_media(color_scheme="light")
+    page.emulate_media(color_scheme="dark")  # … until somebody chooses
+    page.wait_for_timeout(100)
+    assert page.evaluate(back) == "rgb(255, 255, 255)"
+    assert colour_at(page, 5, 4) == BLACK
+
+
+def test_png_download(page):
+    page.select_option("#compare", "runs")
+    for press in (lambda: page.click("#png"), lambda: page.keyboard.press("s")):
+        with page.expect_download() as download:
+            press()
+        picture = Image.open(download.value.path())
+        assert (picture.format, download.value.suggested_filename) == ("PNG", "mha step 20.png")
+        assert picture.width > 3000
+        assert len(np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)) > 100

@@ -1,0 +1,98 @@
+"""Snapshots with known contents, and a browser that notices whatever a page does wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eval.attention.snapshots import ProbeMap, Snapshot
+
+FLAGS = [
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking",
+    "--disable-component-update --disable-sync",
+]
+
+
+def causal(layers: int, heads: int, length: int, seed: int) -> np.ndarray:
+    """Random rows that sum to 1; head 0 of layer 0 looks at the token before, with all it has."""
+    logits = 2 * np.random.default_rng(seed).standard_normal((layers, heads, length, length))
+    logits[..., np.triu_indices(length, 1)[0], np.triu_indices(length, 1)[1]] = -np.inf
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    weights[0, 0] = np.eye(length, k=-1)
+    weights[0, 0, 0, 0] = 1
+    return weights.astype(np.float32)
+
+
+def snapshot(
+    step: int, layers=(0, 1), heads=(0, 1, 2, 3), total=4, kv=2, length=12, labels=None, **changes
+) -> Snapshot:
+    labels = labels or [f"w{i}" for i in range(length)]
+    size = (len(layers), len(heads))
+    places = np.arange(size[0] * size[1], dtype=np.float32).reshape(size)
+    packed = causal(*size, length, 7 * step + 2)
+    fields = {
+        "maps": {
+            "text": ProbeMap(causal(*size, length, 7 * step), labels, left_out="the first tokens of a longer text"),
+            "repeated_2": ProbeMap(causal(*size, length, 7 * step + 1), labels),
+            "packed": ProbeMap(packed, labels, [0] * 5 + [1] * (length - 5)),
+        },
+        "scores": {
+            "previous_token": (places + 1) / 100,
+            "induction": np.float32(step / 100) * (places + 1) / places.size,
+            "entropy": 1 + places / 10,
+            "antecedent_copies": np.full(size, np.nan, np.float32),
+        },
+        "chance": {"previous_token": 0.05, "induction": 0.02, "entropy": 1.7, "antecedent_copies": None},
+        "scalars": {"copy_gain": step / 10, "group_gap": None},
+    }
+    return Snapshot(step, 1000 * step, 0.5 * step, list(layers), list(heads), total, kv, **(fields | changes))
+
+
+def browser_path() -> str:
+    """The system's browser. Where there is none the test is skipped, and fails where one was promised (CI)."""
+    names = ["chromium", "chromium-browser", "google-chrome"]
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    if found is None:
+        if os.environ.get("HEADLIGHT_REQUIRE_BROWSER"):
+            pytest.fail("HEADLIGHT_REQUIRE_BROWSER is set, and there is no Chromium on the PATH")
+        pytest.skip("no Chromium on the PATH: the viewer is not tested (apt-get install chromium)")
+    return found
+
+
+@contextmanager
+def chromium():
+    from playwright.sync_api import sync_playwright
+
+    path = browser_path()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=" ".join(FLAGS).split())
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened(
+    browser, path: Path, expect=(), allowed=(), wait="html[data-ready], #failure:not([hidden])", script="", **more
+):
+    """The page of a file, ready; afterwards: no error, no word in the console, no request but for the file itself."""
+    context = browser.new_context(**{"viewport": {"width": 1300, "height": 900}, "offline": True, **more})
+    context.add_init_script(script)
+    page, problems, requests = context.new_page(), [], []
+    page.on("pageerror", lambda error: problems.append(f"error: {error}"))
+    page.on("console", lambda message: problems.append(f"console: {message.text}"))
+    page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}") or dialog.dismiss())
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(path.as_uri())
+    page.wait_for_selector(wait)
+    yield page
+    outside = [url for url in requests if url not in (path.as_uri(), *allowed) and not url.startswith("blob:")]
+    context.close()
+    assert not outside, "the page asked for something"
+    unexpected = [problem for problem in problems if not any(word in problem for word in expect)]
+    assert not unexpected, unexpected

@@ -175,12 +175,10 @@ def draw(run: Run) -> None:
     if not snapshots:
         return
     from eval.attention.render import render
-    from eval.attention.viewer import write_viewer
 
     folder, step = run.config.directory / "attention", run.state.step
     try:
-        render(run.config.directory, snapshots)
-        viewer = write_viewer([(run.config.name, snapshots)], folder / "viewer.html")
+        *_, viewer = render(run.config.directory, snapshots)
     except Exception as error:  # the run is finished and saved: a picture that fails must not take that away
         again = f"python -m eval.attention {run.config.directory}"
         problem = f"{type(error).__name__}: {error}"

@@ -8,6 +8,7 @@ python -m eval.attention runs/x --text "..." --head 3,1    that head large: text
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def from_snapshots(run: Path, out: Path) -> list[Path]:
         print(f"warning: {problem}")
     if not snapshots:
         raise InputError(f"{run}/attention: no snapshot can be read: train again, or give a --text")
-    return render(run.resolve().name, snapshots, out)
+    return render(run, snapshots, folder=out)
 
 
 def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
@@ -83,20 +84,22 @@ def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
     from eval.attention.viewer import write_viewer
     from eval.config import AttentionConfig
     from model import load
+    from model.checkpoint_format import checkpoint_directory
 
     lm, tokenizer = _told(lambda: load(given.run)), _told(lambda: load_tokenizer(given.run))
     text = EXAMPLE if given.text is None else given.text
     longest = lm.config.max_position_embeddings
     probe = _told(lambda: probe_from_text(tokenizer, text, longest), "--text: ")
     wanted = AttentionConfig(layers=given.layers, heads=given.heads, max_tokens=min(given.max_tokens, 256))
-    snapshot = _told(lambda: look(lm, [probe], wanted, (-1, 0, 0.0)))
+    step = re.search(r"step_(\d{8})$", checkpoint_directory(given.run).name)
+    snapshot = _told(lambda: look(lm, [probe], wanted, (int(step[1]) if step else 0, 0, 0.0)))
     if given.head is not None:
         layer, head = given.head
         if layer not in snapshot.layers or head not in snapshot.heads:
             there = f"layers {snapshot.layers}, heads {snapshot.heads}"
             raise InputError(f"--head: there is no head {head} in a layer {layer}: this picture has {there}")
     suffix = ".svg" if given.svg else ".png"
-    written = [mosaic(snapshot, out / f"text{suffix}", f"{given.run}: every head", hide_sink=given.hide_sink)]
+    written = [mosaic(snapshot, out / f"text{suffix}", str(given.run), hide_sink=given.hide_sink)]
     if given.head is not None:
         file = out / f"text_L{layer}H{head}{suffix}"
         written.append(one_head(snapshot, layer, head, file, hide_sink=given.hide_sink))

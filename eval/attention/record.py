@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from eval.hooks import EvalEvent
 
 MAPS = ("repeated_2", "packed")  # kept as maps besides the texts
-STRONGEST = ("previous_token", "duplicate_token", "induction", "song_induction", "sink", "max_logit")
-STRONGEST += ("antecedent_copies", "antecedent_refers", "cross_document")
-MEAN = ("entropy_normalised", "distance", "saturated_rows")
+STRONGEST = "previous_token duplicate_token induction song_induction antecedent_copies antecedent_refers".split()
+STRONGEST += "sink max_logit cross_document".split()
+MEAN = "entropy_normalised distance saturated_rows".split()
 ABLATED = 2  # strongest induction heads that are silenced at the end, and as many random ones
 
 
@@ -86,7 +86,8 @@ def look(
     scalars: dict[str, float | None] = {}
     alike = None
     for probe in probes:
-        captured = capture(lm, layers=wanted.layers, heads=wanted.heads, **probe.for_model(device))
+        given = probe.for_model(device)
+        captured = capture(lm, given["input_ids"], wanted.layers, wanted.heads, document_ids=given.get("document_ids"))
         for name, values in metrics.score(captured, probe).items():
             if wanted.metrics == "all" or name in wanted.metrics:
                 scores[name], chance[name] = values.float().numpy(), metrics.chance(name, probe)
@@ -101,8 +102,18 @@ def look(
     for probe in probes:
         if probe.name in ("repeated_2", "songs"):
             scalars["copy_gain" if probe.name == "repeated_2" else "song_copy_gain"] = copy_gain(lm, probe)
-    of_model = (captured.layers, captured.heads, captured.num_attention_heads, captured.num_key_value_heads)
-    return Snapshot(*moment, *of_model, maps, scores, chance, alike, scalars)
+    return Snapshot(
+        *moment,
+        layers=captured.layers,
+        heads=captured.heads,
+        num_attention_heads=captured.num_attention_heads,
+        num_key_value_heads=captured.num_key_value_heads,
+        maps=maps,
+        scores=scores,
+        chance=chance,
+        similarity=alike,
+        scalars=scalars,
+    )
 
 
 def shown(captured: AttentionMaps, probe: Probe, max_tokens: int) -> ProbeMap:

@@ -11,10 +11,17 @@ from eval.attention.plots import mosaic, one_head
 from eval.attention.score_plots import curves, score_maps
 from eval.attention.snapshots import Snapshot, file_of
 from eval.attention.timelapse import timelapse
+from eval.attention.viewer import write_viewer
 
 
-def render(run_directory: Path, snapshots: Sequence[Snapshot], probe: str | None = None, most: int = 8) -> list[Path]:
-    """Draw a run's attention folder; the paths of the pictures.
+def render(
+    run_directory: Path,
+    snapshots: Sequence[Snapshot],
+    probe: str | None = None,
+    most: int = 8,
+    folder: Path | None = None,
+) -> list[Path]:
+    """Draw a run's attention folder (or another one, `folder`); the paths of what was drawn.
 
     step_XXXXXXXX.png   every head on the probe (default: the first one), of at most `most` snapshots: the first, the
                         last, that of the phase change, and others dense early
@@ -22,13 +29,14 @@ def render(run_directory: Path, snapshots: Sequence[Snapshot], probe: str | None
     curves.png          the scores over training
     induction_head.png  the head that made the phase change, if there was one, on repeated tokens
     timelapse.gif       the heads while they learn
+    viewer.html         all of it, to look around in
 
     Nothing is drawn of no snapshots, and no scores where none were measured.
     """
     if not snapshots:
         return []
     ordered = sorted(snapshots, key=lambda snapshot: snapshot.step)
-    folder, name, last = run_directory / "attention", run_directory.name, ordered[-1]
+    folder, name, last = folder or run_directory / "attention", run_directory.name, ordered[-1]
     folder.mkdir(parents=True, exist_ok=True)
     change = phase_change(ordered)
     shown = choose(ordered, most)
@@ -41,4 +49,5 @@ def render(run_directory: Path, snapshots: Sequence[Snapshot], probe: str | None
     if change and SCORES["induction"].probe in last.maps:
         repeated = SCORES["induction"].probe
         paths += [one_head(last, change.layer, change.head, folder / "induction_head.png", name, repeated)]
-    return [*paths, timelapse(ordered, folder / "timelapse.gif", name, probe)]
+    paths.append(timelapse(ordered, folder / "timelapse.gif", name, probe))
+    return [*paths, write_viewer([(name, ordered)], folder / "viewer.html")]

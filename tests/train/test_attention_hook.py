@@ -59,13 +59,17 @@ def test_a_snapshot_at_every_moment_that_the_yaml_names(looked_at):
 def test_scores_are_those_of_the_checkpoint(looked_at):
     """Not a mistake on the way to the disk: the last snapshot says what the last checkpoint does."""
     from data import load_tokenizer
+    from data.prepare import prepare
     from eval.attention import capture, metrics
-    from eval.attention.probes import repeated_probe
+    from eval.attention.probes import build_probes
     from model import load
+    from train.config import load_run_config
 
     run, _ = looked_at
     last = snapshots.read(run / "attention/step_00000012.npz")
-    probe = repeated_probe(load_tokenizer(run), 2, 32)
+    config = load_run_config(run / "config.yaml")
+    held_out = prepare(config.data, run.parent).stream("validation")
+    probe = build_probes(load_tokenizer(run), config.data, 512, held_out=held_out)[1]
     maps = capture(load(run), probe.input_ids)
     scores = metrics.score(maps, probe)
     assert set(scores) <= set(last.scores) <= set(SCORES)
@@ -112,7 +116,7 @@ def test_a_run_that_goes_on_forgets_what_it_saw_after_its_checkpoint(tmp_path):
         (["eval.attention.heads=[]"], "this model has heads 0 to 3"),
         (["eval.attention.metrics=[sinks]"], "sinks"),
         (["eval.attention.probe_file=nowhere.yaml"], "nowhere.yaml"),
-        (["eval.attention.texts=['']"], "empty"),
+        (["eval.attention.texts=['']"], "should have at least 1 character"),
         (["eval.attention.max_tokens=1"], "max_tokens"),
     ],
 )
@@ -126,8 +130,7 @@ def test_a_probe_file_with_an_unknown_field(tmp_path):
     file = tmp_path / "probes.yaml"
     file.write_text("texts:\n  - {name: fox, text: the fox}\n  - {name: cat, txt: the cat}\n")
     done = pretrain(with_heads(tmp_path), f"eval.attention.probe_file={file}", code=2)
-    assert f"{file}:3" in done.stderr
-    assert "txt" in done.stderr
+    assert f"{file}:1: unknown key `texts.1.txt`, did you mean `texts.1.text`?" in done.stderr
     file.write_text("texts:\n  - {name: fox, text: the cat sat}\n")
     assert "hook is off" not in pretrain(with_heads(tmp_path), f"eval.attention.probe_file={file}").stdout
     assert "fox" in snapshots.read_all(tmp_path / "runs/tiny")[0][-1].maps

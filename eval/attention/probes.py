@@ -1,0 +1,349 @@
+"""Probes: the fixed token sequences on which heads are looked at, the same at every step of a run.
+
+    text         texts of your own, or how the first held-out documents begin: what a head does in ordinary reading
+    repeated_2   random tokens, and the same again: whoever predicts the second block has looked back
+    repeated_4   the same blocks four times (Olsson et al. 2022, arXiv 2209.11895)
+    songs        held-out stories of the built-in world in which a nonsense song comes back word for word
+    stories      held-out stories with the earlier mention that every name, noun and pronoun stands for
+    packed       several documents in one row: whether they see each other
+
+Nothing here draws from the global random state, and none of it was trained on.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from torch import Tensor
+
+from configs.loader import load_config, validate
+from data.config import DataConfig, MixSource, StoryworldSource
+from data.storyworld import Story, align, antecedents, tell
+from data.storyworld.mentions import cuts, tokens_in
+from data.tokenizer import Tokenizer
+
+TEXT_ROWS, TEXT_TOKENS = 8, 64  # 64: the length at which Gu et al. 2024 measure sinks
+BLOCK_ROWS, BLOCK_TOKENS = {2: 16, 4: 8}, 25  # copies -> rows; 25: the block of Olsson et al. 2022
+STORIES, CANDIDATES = 4, 24  # few and short: they are read at every evaluation
+PACKED_ROWS, PACKED_DOCUMENTS, PACKED_TOKENS = 2, 3, 16
+LONGEST = 256  # tokens of any probe; its maps grow with the square
+SCAN = 1 << 17  # held-out tokens that are looked through
+BUILT_IN = ("repeated_2", "repeated_4", "songs", "stories", "packed")
+
+Pairs = list[tuple[int, list[int]]]  # query position, key positions
+Offsets = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Rows of tokens, and what is known about them.
+
+    input_ids:    (B, T) int64
+    labels:       a readable string for every token of every row
+    real:         (B, T) bool, False for padding, which is on the right: no token looks at it, so that the model needs
+                  no attention_mask; None = no padding
+    document_ids: (B, T) int64 of a packed row, else None
+    isolated:     whether the model keeps documents apart; then `for_model` has document_ids
+    first, period, copies: of a repeated block: where it begins, its tokens (None: not repeated), how often it is there
+    targets:      kind -> for each row its (query position, [key positions]):
+                  "song": a token of a later singing, and what followed the same token in each earlier one;
+                  "copies", "refers": a token of a mention, and the earlier tokens that it copies or refers to;
+                  "writes": as "copies", for the token before, where the model is about to write the mention
+    left_out:     what of a text is not here, in words, or ""
+    """
+
+    name: str
+    input_ids: Tensor
+    labels: list[list[str]]
+    real: Tensor | None = None
+    document_ids: Tensor | None = None
+    isolated: bool = False
+    first: int = 1
+    period: int | None = None
+    copies: int = 1
+    targets: dict[str, list[Pairs]] = field(default_factory=dict)
+    left_out: str = ""
+
+    def for_model(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+        """What `capture` and LanguageModel are to be given."""
+        given = {"input_ids": self.input_ids.to(device)}
+        if self.isolated and self.document_ids is not None:
+            given["document_ids"] = self.document_ids.to(device)
+        return given
+
+
+class ProbeText(BaseModel):
+    """A text to look at, and the name of its probe."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,40}$", description="Letters, digits, - and _: it names files.")
+    text: str = Field(min_length=1, description="What the heads look at.")
+
+
+class ProbeFile(BaseModel):
+    """A YAML file of texts: `texts: [{name: fox, text: The fox saw the bird.}]`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    texts: list[ProbeText] = Field(min_length=1, description="[{name: …, text: …}, …].")
+
+    @field_validator("texts")
+    @classmethod
+    def _check_names(cls, texts: list[ProbeText]) -> list[ProbeText]:
+        names = [one.name for one in texts]
+        for name in names:
+            if name in BUILT_IN or names.count(name) > 1:
+                raise ValueError(f"texts: the name {name} is taken: give each text a name of its own")
+        return texts
+
+
+class Stream(Protocol):
+    """What is needed of data.packing.TokenStream."""
+
+    def __len__(self) -> int: ...
+    def read(self, start: int, length: int) -> np.ndarray: ...
+
+
+def build_probes(
+    tokenizer: Tokenizer,
+    data_config: DataConfig,
+    context_length: int,
+    texts: Sequence[str | ProbeText] = (),
+    held_out: Stream | None = None,
+) -> list[Probe]:
+    """Every probe that this run can have, text first; what does not fit the context is shortened or left out.
+
+    texts: to look at; plain strings are called text, text_2, … If none is called text, `text` is how the documents of
+    held_out (`data.stream("validation")`) begin. Raises ValueError for an empty text.
+    """
+    longest = min(context_length, data_config.sequence_length, LONGEST)
+    built: list[Probe | None] = [
+        _from_text(tokenizer, text, name, min(context_length, LONGEST)) for name, text in _named(texts)
+    ]
+    if held_out is not None and all(probe is None or probe.name != "text" for probe in built):
+        built.insert(0, text_probe(tokenizer, held_out, longest))
+    in_use = held_out.read(0, min(len(held_out), SCAN)).tolist() if held_out is not None else ()
+    built += [repeated_probe(tokenizer, copies, longest, in_use) for copies in (2, 4)]
+    source = _storyworld(data_config)
+    if source is not None:
+        built += [songs_probe(tokenizer, source, longest), stories_probe(tokenizer, source, longest)]
+    if held_out is not None:
+        built.append(packed_probe(tokenizer, held_out, longest, data_config.isolate_documents))
+    return [probe for probe in built if probe is not None]
+
+
+def read_probe_file(path: str | Path) -> list[ProbeText]:
+    """The texts of a YAML file. Raises InputError, with file, line and key."""
+    return validate(ProbeFile, load_config(path)).texts
+
+
+def probe_from_text(tokenizer: Tokenizer, text: str, context_length: int, name: str = "text") -> Probe:
+    """One text, with the first token of a document before it.
+
+    Raises ValueError for an empty text, and for one that is longer than the context.
+    """
+    ids = [tokenizer.bos_id, *tokenizer.encode(text)]
+    if len(ids) == 1:
+        raise ValueError("the text is empty: give a few words")
+    if len(ids) > context_length:
+        raise ValueError(
+            f"the text has {len(ids)} tokens, its first one included, the context {context_length}: shorten it"
+        )
+    return _probe(name, tokenizer, [ids])
+
+
+# ---------------------------------------------------------------------------------------------------------
+# one function a probe; None where it cannot be had
+
+
+def text_probe(tokenizer: Tokenizer, held_out: Stream, longest: int) -> Probe | None:
+    """How held-out documents begin: up to 8 rows of one length, at most 64 tokens, so that nothing is padding."""
+    rows = _beginnings(held_out, tokenizer.bos_id, TEXT_ROWS, min(TEXT_TOKENS, longest))
+    return _probe("text", tokenizer, rows) if rows else None
+
+
+def repeated_probe(tokenizer: Tokenizer, copies: int, longest: int, in_use: Iterable[int] = ()) -> Probe | None:
+    """The first token of a document, and a block of random tokens, no two alike, `copies` times: 16 or 8 rows.
+
+    Special and reserved tokens are never in it. in_use: draw from these, if there are enough: what training never
+    shows (a quarter of a small BPE vocabulary) no head can have learned to handle. The block has 25 tokens, or as
+    many as context and vocabulary allow. Always the same for the same tokenizer and in_use.
+    """
+    ordinary = [token for token in range(tokenizer.vocab_size) if token not in tokenizer.special_ids]
+    common = sorted(set(in_use).intersection(ordinary))
+    pool = common if len(common) >= BLOCK_TOKENS else ordinary
+    size = min(BLOCK_TOKENS, (longest - 1) // copies, len(pool))
+    if size < 2:
+        return None
+    rng = Random("repeated tokens")
+    blocks = [rng.sample(pool, size) for _ in range(BLOCK_ROWS[copies])]
+    rows = [[tokenizer.bos_id, *block * copies] for block in blocks]
+    return _probe(f"repeated_{copies}", tokenizer, rows, first=1, period=size, copies=copies)
+
+
+def songs_probe(tokenizer: Tokenizer, source: StoryworldSource, longest: int) -> Probe | None:
+    """Held-out stories in which a song is sung two or three times; what followed each of its words before."""
+    stories = [tell(source.seed, index, "validation", source.level, plot="song") for index in range(CANDIDATES)]
+    return _of_stories("songs", tokenizer, stories, longest, lambda *of_one: {"song": song_pairs(*of_one)})
+
+
+def stories_probe(tokenizer: Tokenizer, source: StoryworldSource, longest: int) -> Probe | None:
+    """Held-out stories without a song, and which earlier tokens the mentions in them copy or refer to."""
+    stories = [tell(source.seed, index, "validation", source.level) for index in range(CANDIDATES)]
+    return _of_stories("stories", tokenizer, [s for s in stories if s.plot != "song"], longest, mention_pairs)
+
+
+def packed_probe(tokenizer: Tokenizer, held_out: Stream, longest: int, isolated: bool) -> Probe | None:
+    """Two rows of three held-out documents' beginnings, 16 tokens each."""
+    size = min(PACKED_TOKENS, longest // PACKED_DOCUMENTS)
+    pieces = _beginnings(held_out, tokenizer.bos_id, PACKED_ROWS * PACKED_DOCUMENTS, size)
+    starts = range(0, len(pieces) - PACKED_DOCUMENTS + 1, PACKED_DOCUMENTS)
+    rows = [[token for piece in pieces[at : at + PACKED_DOCUMENTS] for token in piece] for at in starts]
+    if not rows:
+        return None
+    documents = torch.arange(PACKED_DOCUMENTS).repeat_interleave(len(pieces[0])).expand(len(rows), -1).contiguous()
+    return _probe("packed", tokenizer, rows, document_ids=documents, isolated=isolated)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# what is known about stories, in tokens of the story's text alone
+
+
+def song_pairs(story: Story, offsets: Offsets) -> Pairs:
+    """Every token of a later singing but the last, and what followed the same token in each earlier one."""
+    song = " ".join(choice.option for choice in story.choices if choice.kind == "song")
+    sung = [(one.start, one.end) for one in story.mentions if song and story.text[one.start : one.end] == song]
+    found = [(start, tokens_in(offsets, start, end)) for start, end in sung]
+    alike = [
+        tokens for start, tokens in found if cuts(offsets, tokens, start) == cuts(offsets, found[0][1], found[0][0])
+    ]
+    return [
+        (tokens[rank], [earlier[rank + 1] for earlier in alike[:number]])
+        for number, tokens in enumerate(alike[1:], start=1)
+        for rank in range(len(tokens) - 1)
+    ]
+
+
+def mention_pairs(story: Story, offsets: Offsets) -> dict[str, Pairs]:
+    """Tokens of mentions, with the tokens of all earlier mentions of the same: a head may look at any of them."""
+    labels = antecedents(story, "all")
+    pairs = {kind: align((one for one in labels if one.kind == kind), offsets) for kind in ("copies", "refers")}
+    return pairs | {"writes": [(query - 1, keys) for query, keys in pairs["copies"]]}
+
+
+def _of_stories(
+    name: str,
+    tokenizer: Tokenizer,
+    stories: Iterable[Story],
+    longest: int,
+    pairs_of: Callable[[Story, Offsets], dict[str, Pairs]],
+) -> Probe | None:
+    """Four of the stories that have targets within the context, padded on the right: those with most pronouns, which
+    are rare, and among equal ones the shortest."""
+    found: list[tuple[list[int], dict[str, Pairs]]] = []
+    for story in stories:
+        encoding = tokenizer.backend.encode(story.text, add_special_tokens=False)
+        ids = [tokenizer.bos_id, *encoding.ids]
+        kept = min(len(ids), longest)
+        targets = {  # counted with the first token; the last token kept has no next one whose loss could be told
+            kind: [(query + 1, [key + 1 for key in keys]) for query, keys in pairs if query + 2 < kept]
+            for kind, pairs in pairs_of(story, encoding.offsets).items()
+        }
+        if any(targets.values()):
+            found.append((ids, targets))
+    taken = sorted(found, key=lambda one: (-len(one[1].get("refers", ())), len(one[0])))[:STORIES]
+    if not taken:
+        return None
+    targets_of = {kind: [targets[kind] for _, targets in taken] for kind in taken[0][1]}
+    return _probe(name, tokenizer, [ids[:longest] for ids, _ in taken], targets=targets_of)
+
+
+def _storyworld(config: DataConfig) -> StoryworldSource | None:
+    """The built-in world, where it is the source or one of a mix."""
+    parts = [part.source for part in config.source.parts] if isinstance(config.source, MixSource) else [config.source]
+    return next((source for source in parts if isinstance(source, StoryworldSource)), None)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# rows and labels
+
+
+def _named(texts: Sequence[str | ProbeText]) -> Iterator[tuple[str, str]]:
+    for number, text in enumerate(texts, start=1):
+        if isinstance(text, ProbeText):
+            yield text.name, text.text
+        else:
+            yield "text" if number == 1 else f"text_{number}", text
+
+
+def _from_text(tokenizer: Tokenizer, text: str, name: str, longest: int) -> Probe:
+    """A text of the YAML: what is too long is cut, since a run must not end because of a picture."""
+    ids = [tokenizer.bos_id, *tokenizer.encode(text)]
+    if len(ids) == 1:
+        raise ValueError(f"the text of the probe {name} is empty: give a few words")
+    left_out = f"tokens {longest} to {len(ids) - 1} of {len(ids)}" if len(ids) > longest else ""
+    return _probe(name, tokenizer, [ids[:longest]], left_out=left_out)
+
+
+def _beginnings(stream: Stream, bos_id: int, count: int, length: int) -> list[list[int]]:
+    """How up to `count` documents begin, all equally long, at most `length`; of a single text, pieces of it.
+
+    Where documents are few or short, there are as many rows, of such a length, as give the most tokens.
+    """
+    ids = stream.read(0, min(len(stream), SCAN))
+    starts = np.flatnonzero(ids == bos_id)
+    if len(starts) < 2:  # training cuts such a text anywhere, so its pieces begin with any token
+        length = min(length, len(ids) // count)
+        starts = np.arange(count) * (len(ids) // count)
+    else:
+        sizes = np.diff(starts, append=len(ids))
+        lengths = np.minimum(length, np.sort(sizes)[::-1][:count])  # of 1, 2, … rows
+        length = int(lengths[np.argmax(lengths * np.arange(1, len(lengths) + 1))])
+        starts = starts[sizes >= length][:count]
+    return [ids[at : at + length].tolist() for at in starts.tolist()] if length >= 2 else []
+
+
+def _probe(name: str, tokenizer: Tokenizer, rows: list[list[int]], **known: Any) -> Probe:
+    """Rows of any lengths -> a probe; the shorter ones are padded on the right."""
+    length = max(map(len, rows))
+    ids = torch.tensor([row + [tokenizer.pad_id] * (length - len(row)) for row in rows])
+    real = torch.tensor([[True] * len(row) + [False] * (length - len(row)) for row in rows])
+    labels = [readable_tokens(tokenizer, row) for row in ids.tolist()]
+    return Probe(name, ids, labels, real=None if bool(real.all()) else real, **known)
+
+
+def readable_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """One readable string an id. Where a character is spread over several tokens, the last of them shows it whole,
+    the others the bytes that they hold: 你 in two tokens is ⟨E4⟩⟨BD⟩ and 你."""
+    labels = tokenizer.token_labels(ids)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for place, token in enumerate(ids):
+        raw = _bytes_of_part(tokenizer, token)
+        if not raw:
+            decoder.reset()
+            continue
+        begun, text = decoder.getstate()[0], decoder.decode(raw)
+        if begun and text and "\ufffd" not in text:
+            rest = re.sub("(..)", r"⟨\1⟩", decoder.getstate()[0].hex().upper())
+            labels[place] = text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥") + rest
+    return labels
+
+
+def _bytes_of_part(tokenizer: Tokenizer, token: int) -> bytes:
+    """The bytes of a token that holds a part of a character; nothing for any other."""
+    if token in tokenizer.special_ids or "\ufffd" not in tokenizer.decode([token]):
+        return b""
+    try:
+        return tokenizer.decode_bytes([token])
+    except KeyError:  # not byte-level: a token that is no text at all
+        return b""

@@ -1,0 +1,280 @@
+"""Controls: copy gain and ablation, against models made by hand."""
+
+import copy
+import math
+import random
+
+import pytest
+import torch
+
+from data.config import StoryworldSource, TokenizerConfig
+from data.storyworld import tell
+from data.tokenizer import train_tokenizer
+from eval.attention import capture
+from eval.attention.controls import (
+    ablate_each,
+    ablate_strongest,
+    ablated,
+    ablation,
+    copied,
+    copy_gain,
+    second_copy_loss,
+    token_losses,
+)
+from eval.attention.metrics import score
+from eval.attention.probes import Probe, packed_probe, songs_probe
+from model import LanguageModel
+from tests.conftest import random_model, tiny_config
+from tests.eval.test_probes import stream
+
+
+@pytest.fixture
+def lm() -> LanguageModel:
+    return random_model(tiny_config(num_attention_heads=4, num_key_value_heads=2, head_dim=8))
+
+
+@pytest.fixture
+def probe() -> Probe:
+    blocks = torch.stack([torch.randperm(180)[:6] + 12 for _ in range(3)])
+    ids = torch.cat([torch.ones(3, 1, dtype=torch.int64), blocks, blocks], 1)
+    return Probe("repeated_2", ids, [], period=6, copies=2)
+
+
+# losses
+
+
+def test_losses_are_those_of_the_model(lm, probe, monkeypatch):
+    losses = token_losses(lm, probe)
+    assert losses[:, 0].isnan().all()
+    with torch.no_grad():
+        total, count = lm(probe.input_ids, labels=probe.input_ids)
+    assert losses[:, 1:].sum().item() == pytest.approx(total.item(), rel=1e-6)
+    assert losses[:, 1:].numel() == count
+    monkeypatch.setattr("eval.attention.controls.LOGITS", 1)  # a row at a time
+    assert torch.allclose(token_losses(lm, probe)[:, 1:], losses[:, 1:], rtol=1e-6, atol=0)
+
+
+def test_copy_gain_compares_the_same_tokens_without_the_first_of_a_copy(lm, probe):
+    first, second = copied(probe)
+    assert first[0].nonzero().flatten().tolist() == [2, 3, 4, 5, 6]
+    assert second[0].nonzero().flatten().tolist() == [8, 9, 10, 11, 12]
+    assert torch.equal(probe.input_ids[first], probe.input_ids[second])
+    losses = token_losses(lm, probe)
+    expected = losses[:, 2:7].mean() - losses[:, 8:13].mean()
+    assert copy_gain(lm, probe) == pytest.approx(expected.item(), abs=1e-6)
+
+
+def test_of_four_copies_the_first_two_are_compared():
+    first, second = copied(Probe("repeated_4", torch.zeros(1, 21, dtype=torch.int64), [], period=5, copies=4))
+    assert first[0].nonzero().flatten().tolist() == [2, 3, 4, 5]
+    assert second[0].nonzero().flatten().tolist() == [7, 8, 9, 10]
+
+
+def test_a_model_that_knows_nothing_gains_nothing(probe):
+    lm = LanguageModel(tiny_config())
+    with torch.no_grad():
+        lm.lm_head.weight.zero_()
+    assert copy_gain(lm, probe) == 0
+    assert second_copy_loss(lm, probe) == pytest.approx(math.log(192))
+
+
+@pytest.mark.parametrize("kind", ["bpe", "byte"])
+def test_songs_compare_the_second_singing_with_the_first(kind):
+    texts = [tell(0, index).text for index in range(40)]
+    tokenizer = train_tokenizer(TokenizerConfig(kind=kind, vocab_size=512), texts)
+    songs = songs_probe(tokenizer, StoryworldSource(), 2000)
+    assert songs is not None
+    first, second = copied(songs)
+    assert torch.equal(songs.input_ids[first], songs.input_ids[second])
+    for row, ids in enumerate(songs.input_ids.tolist()):
+        sung = tokenizer.decode([ids[at] for at in first[row].nonzero().flatten().tolist()])
+        assert tokenizer.decode(ids).count(sung) >= 2
+        last_of_first, first_of_second = first[row].nonzero()[-1], second[row].nonzero()[0]
+        assert last_of_first < first_of_second
+
+
+def test_a_third_singing_is_left_out():
+    pairs = [(5, [2]), (6, [3]), (9, [2, 6]), (10, [3, 7])]
+    first, second = copied(Probe("songs", torch.zeros(2, 12, dtype=torch.int64), [], targets={"song": [pairs, []]}))
+    assert first.nonzero().tolist() == [[0, 2], [0, 3]]
+    assert second.nonzero().tolist() == [[0, 6], [0, 7]]
+
+
+def test_nothing_told_twice_is_said():
+    texts = [tell(0, index).text for index in range(20)]
+    tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), [])
+    packed = packed_probe(tokenizer, stream(tokenizer, texts), 64, isolated=True)
+    assert packed is not None
+    with pytest.raises(ValueError, match="nothing is told twice in the probe packed"):
+        copied(packed)
+
+
+# ablation
+
+
+def without_columns(lm: LanguageModel, heads: list[tuple[int, int]]) -> LanguageModel:
+    other = copy.deepcopy(lm)
+    with torch.no_grad():
+        for layer, head in heads:
+            other.attention_modules()[layer].o_proj.weight[:, head * 8 : (head + 1) * 8] = 0
+    return other
+
+
+@pytest.mark.parametrize("heads", [[(0, 0)], [(1, 3)], [(0, 1), (0, 2), (1, 0)], [(0, h) for h in range(4)], []])
+def test_zero_is_a_model_without_the_heads_columns(lm, probe, heads):
+    with torch.no_grad():
+        plain = lm(probe.input_ids)
+        with ablated(lm, heads):
+            silenced = lm(probe.input_ids)
+        assert torch.equal(silenced, without_columns(lm, heads)(probe.input_ids))
+        assert torch.equal(silenced, plain) == (not heads)
+        assert torch.equal(lm(probe.input_ids), plain)  # nothing is left behind
+
+
+def outputs_of(lm: LanguageModel, ids: torch.Tensor, layer: int) -> torch.Tensor:
+    """What goes into o_proj, (B, T, H, D)."""
+    seen = []
+    handle = lm.attention_modules()[layer].o_proj.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    with torch.no_grad():
+        lm(ids)
+    handle.remove()
+    return seen[0].unflatten(-1, (4, 8))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_mean_is_over_rows_and_tokens(lm, probe, padded):
+    real = torch.ones(3, 13, dtype=torch.bool)
+    real[1, 9:] = not padded
+    before = outputs_of(lm, probe.input_ids, 0)
+    given = []
+    keep = lm.attention_modules()[0].o_proj.register_forward_pre_hook(lambda _, x: given.append((x[0], x[0].clone())))
+    with ablated(lm, [(0, 2)], "mean", real if padded else None):
+        after = outputs_of(lm, probe.input_ids, 0)
+    keep.remove()
+    assert torch.equal(*given[0])  # what the kernel returned is not written to
+    mean = torch.stack([before[b, t, 2] for b in range(3) for t in range(13) if real[b, t]]).mean(0)
+    assert torch.allclose(after[:, :, 2], mean.expand(3, 13, 8), atol=1e-6)  # summed in another order
+    others = [0, 1, 3]
+    assert torch.equal(after[:, :, others], before[:, :, others])
+
+
+def test_a_head_that_is_always_the_same_is_its_mean_but_not_zero(lm, probe):
+    """Values that are the same for every token: mean ablation then takes nothing away, zero does."""
+    with torch.no_grad():
+        attention = lm.attention_modules()[0]
+        attention.v_proj.weight.zero_()
+        attention.v_proj.bias = torch.nn.Parameter(torch.randn(16))
+    assert ablation(lm, probe, [(0, 1)], "mean") == pytest.approx(0, abs=1e-5)
+    assert abs(ablation(lm, probe, [(0, 1)], "zero")) > 0.01
+
+
+def test_ablation_is_the_rise_of_the_loss_on_second_copies(lm, probe):
+    heads = [(0, 1), (1, 2)]
+    other = without_columns(lm, heads)
+    _, second = copied(probe)
+    expected = token_losses(other, probe)[second].mean() - token_losses(lm, probe)[second].mean()
+    assert ablation(lm, probe, heads) == pytest.approx(expected.item(), abs=1e-6)
+    assert abs(expected.item()) > 0.01
+
+
+def test_each_head_alone(lm, probe):
+    rises = ablate_each(lm, probe, "mean")
+    assert rises.shape == (2, 4)
+    for layer, head in ((0, 0), (0, 3), (1, 2)):
+        assert rises[layer, head].item() == pytest.approx(ablation(lm, probe, [(layer, head)], "mean"), abs=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [[(2, 0)], [(0, 4)], [(-1, 0)], [(0, -1)]])
+def test_heads_that_do_not_exist_are_named(lm, wrong):
+    layer, head = wrong[0]
+    with pytest.raises(ValueError, match=f"layer {layer} has no head {head}: this model has 2 layers of 4 heads"):
+        ablated(lm, [(0, 0), *wrong]).__enter__()
+    with pytest.raises(ValueError, match="use 'zero' or 'mean'"):
+        ablated(lm, [(0, 0)], "median").__enter__()  # type: ignore[arg-type]
+    assert hooks(lm) == 0
+
+
+def hooks(lm: LanguageModel) -> int:
+    return sum(len(module._forward_pre_hooks) for module in lm.modules())
+
+
+def test_hooks_are_removed_after_an_error(lm, probe):
+    def fail() -> None:
+        assert hooks(lm) == 2
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), ablated(lm, [(0, 0), (1, 1)]):
+        fail()
+    assert hooks(lm) == 0
+    with pytest.raises(ValueError, match="more than max_position_embeddings"):
+        ablation(lm, Probe("repeated_2", torch.ones(1, 101, dtype=torch.int64), [], period=50, copies=2), [(0, 0)])
+    assert hooks(lm) == 0
+
+
+def test_everything_is_left_as_it_was(lm, probe):
+    lm.train()
+    lm.model.layers[0].eval()  # one part in another mode
+    modes = [module.training for module in lm.modules()]
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    weights = [p.clone() for p in lm.parameters()]
+    copy_gain(lm, probe)
+    ablate_strongest(lm, probe, torch.rand(2, 4, generator=torch.Generator().manual_seed(1)), how="mean")
+    assert [module.training for module in lm.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert random.getstate() == python_state
+    assert all(p.grad is None for p in lm.parameters())
+    assert all(torch.equal(p, before) for p, before in zip(lm.parameters(), weights, strict=True))
+    assert hooks(lm) == 0
+
+
+# the strongest heads beside random ones
+
+
+def test_strongest_heads_are_compared_with_as_many_others(lm, probe):
+    scores = torch.tensor([[0.1, 0.9, math.nan, 0.2], [0.3, 0.0, 0.8, 0.1]])
+    found = ablate_strongest(lm, probe, scores, k=2, draws=5)
+    assert found.heads == [(0, 1), (1, 2)]
+    assert found.rise == ablation(lm, probe, found.heads)
+    assert len(found.random_heads) == len(found.random_rises) == 5
+    assert len({tuple(heads) for heads in found.random_heads}) == 5
+    for heads, rise in zip(found.random_heads, found.random_rises, strict=True):
+        assert len(set(heads)) == 2
+        assert not set(heads) & set(found.heads)
+        assert rise == ablation(lm, probe, heads)
+    assert found.random_rise == pytest.approx(sum(found.random_rises) / 5)
+    assert ablate_strongest(lm, probe, scores, k=2, draws=5) == found
+
+
+def test_few_heads_are_enough(probe):
+    lm = random_model(tiny_config(num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1))
+    found = ablate_strongest(lm, probe, torch.tensor([[0.1, 0.2]]), k=4)
+    assert (found.heads, found.random_heads) == ([(0, 1)], [[(0, 0)]])
+    lone = random_model(tiny_config(num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1))
+    alone = ablate_strongest(lone, probe, torch.tensor([[0.1]]))
+    assert (alone.heads, alone.random_heads) == ([(0, 0)], [])
+    assert math.isnan(alone.random_rise)
+    with pytest.raises(ValueError, match=r"scores has shape \(1, 2\)"):
+        ablate_strongest(lone, probe, torch.tensor([[0.1, 0.2]]))
+
+
+def test_a_model_that_learned_to_copy_shows_it_in_every_number():
+    """One layer, trained here on blocks of 8 tokens that come twice: copy gain, a head that looks where induction
+    says, far above chance, and its ablation, which costs more than that of the others."""
+    lm = LanguageModel(tiny_config(vocab_size=64, num_hidden_layers=1, num_key_value_heads=4))
+    optimizer = torch.optim.AdamW(lm.parameters(), lr=1e-2)
+    for _ in range(150):
+        blocks = torch.stack([torch.randperm(52)[:8] + 12 for _ in range(16)])
+        ids = torch.cat([torch.ones(16, 1, dtype=torch.int64), blocks, blocks], 1)
+        loss, count = lm(ids, labels=ids)
+        (loss / count).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    blocks = torch.stack([torch.randperm(52)[:8] + 12 for _ in range(16)])
+    ids = torch.cat([torch.ones(16, 1, dtype=torch.int64), blocks, blocks], 1)
+    probe = Probe("repeated_2", ids, [], period=8, copies=2)
+    induction = score(capture(lm, ids), probe)["induction"]
+    found = ablate_strongest(lm, probe, induction, k=1)
+    assert copy_gain(lm, probe) > 1
+    assert induction.max() > 0.5
+    assert found.rise > 0.5
+    assert found.rise > found.random_rise

@@ -1,0 +1,412 @@
+"""Probes: what is in them, for every tokenizer and context, and labels that are true."""
+
+import random
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from configs.loader import InputError
+from data.config import DataConfig, FilesSource, MixPart, MixSource, StoryworldSource, TokenizerConfig
+from data.storyworld import tell
+from data.tokenizer import Tokenizer, train_tokenizer
+from eval.attention import probes
+from eval.attention.metrics import SCORES
+from eval.attention.probes import (
+    Probe,
+    ProbeText,
+    build_probes,
+    packed_probe,
+    probe_from_text,
+    read_probe_file,
+    readable_tokens,
+    repeated_probe,
+    song_pairs,
+    songs_probe,
+    stories_probe,
+    text_probe,
+)
+
+STORYWORLD = StoryworldSource()
+CHINESE = "小猫看见一只鸟。鸟飞走了，小猫很伤心。"
+
+
+@dataclass
+class Ids:
+    """A stream of tokens in memory."""
+
+    ids: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def read(self, start: int, length: int) -> np.ndarray:
+        return self.ids[start : start + length]
+
+
+def stream(tokenizer: Tokenizer, texts: list[str]) -> Ids:
+    return Ids(np.array([token for ids in tokenizer.encode_documents(texts) for token in ids]))
+
+
+@pytest.fixture(scope="module")
+def stories() -> list[str]:
+    return [tell(0, index, "validation").text for index in range(40)]
+
+
+@pytest.fixture(scope="module", params=["bpe", "char", "byte"])
+def tokenizer(request, stories) -> Tokenizer:
+    return train_tokenizer(TokenizerConfig(kind=request.param, vocab_size=512), stories)
+
+
+@pytest.fixture(scope="module")
+def bpe(stories) -> Tokenizer:
+    return train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=512), stories)
+
+
+def check(probe: Probe, tokenizer: Tokenizer, longest: int) -> None:
+    """What holds for every probe."""
+    B, T = probe.input_ids.shape
+    assert probe.input_ids.dtype == torch.int64
+    assert 2 <= T <= longest
+    assert [len(row) for row in probe.labels] == [T] * B
+    assert all(label for row in probe.labels for label in row)
+    assert int(probe.input_ids.max()) < tokenizer.vocab_size
+    if probe.real is not None:  # padding is on the right, and only there
+        assert torch.equal(probe.real, probe.input_ids != tokenizer.pad_id)
+        assert (probe.real.int().diff(dim=1) <= 0).all()
+        assert probe.real.all(1).any()
+    for of_rows in probe.targets.values():
+        assert len(of_rows) == B
+        for row, pairs in enumerate(of_rows):
+            for query, keys in pairs:
+                assert keys
+                assert all(0 < key <= query for key in keys)
+                assert query < T - 1
+                assert probe.real is None or probe.real[row, query + 1]
+
+
+@pytest.mark.parametrize("context", [1, 2, 3, 7, 20, 64, 512])
+def test_every_tokenizer_and_context_has_probes_that_fit(tokenizer, stories, context):
+    config = DataConfig(source=STORYWORLD, sequence_length=512)
+    built = build_probes(tokenizer, config, context, held_out=stream(tokenizer, stories))
+    for probe in built:
+        check(probe, tokenizer, context)
+    names = [probe.name for probe in built]
+    assert len(set(names)) == len(names)
+    if context == 512:
+        assert names[:3] == ["text", "repeated_2", "repeated_4"]
+        assert names[-1] == "packed"
+        assert "stories" in names
+        if len(tokenizer.encode(stories[0])) < 256:
+            assert set(names) == {score.probe for score in SCORES.values()}
+    if context < 3:
+        assert "repeated_2" not in names
+
+
+def test_rows_are_never_longer_than_what_training_shows(bpe, stories):
+    config = DataConfig(source=STORYWORLD, sequence_length=48)
+    for probe in build_probes(bpe, config, 512, held_out=stream(bpe, stories)):
+        check(probe, bpe, 48)
+
+
+def test_the_same_probes_every_time_and_nothing_random_touched(bpe, stories):
+    held_out, config = stream(bpe, stories), DataConfig(source=STORYWORLD)
+    state, torch_state = random.getstate(), torch.get_rng_state()
+    once, again = (build_probes(bpe, config, 256, held_out=held_out) for _ in range(2))
+    assert random.getstate() == state
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    for one, other in zip(once, again, strict=True):
+        assert torch.equal(one.input_ids, other.input_ids)
+        assert (one.labels, one.targets) == (other.labels, other.targets)
+
+
+# repeated blocks
+
+
+@pytest.mark.parametrize("copies", [2, 4])
+def test_blocks_are_repeated_and_hold_ordinary_tokens_once(tokenizer, copies):
+    probe = repeated_probe(tokenizer, copies, 256)
+    assert probe is not None
+    assert probe.period == 25
+    assert (probe.input_ids[:, 0] == tokenizer.bos_id).all()
+    blocks = probe.input_ids[:, 1:].unflatten(1, (copies, 25))
+    assert (blocks == blocks[:, :1]).all()
+    assert not tokenizer.special_ids.intersection(probe.input_ids[:, 1:].flatten().tolist())
+    for block in blocks[:, 0].tolist():
+        assert len(set(block)) == 25
+    assert len({tuple(block) for block in blocks[:, 0].tolist()}) == len(blocks)
+
+
+def test_reserved_tokens_are_special_and_never_drawn():
+    """A tokenizer with 3 characters of its own, 50 special and reserved ids: the block is as long as there are ids."""
+    tokenizer = train_tokenizer(TokenizerConfig(kind="char"), [])  # the letters of the chat template's headers
+    ordinary = tokenizer.vocab_size - len(tokenizer.special_ids)
+    assert ordinary < 25
+    probe = repeated_probe(tokenizer, 2, 256)
+    assert probe is not None
+    assert probe.period == ordinary
+    assert not tokenizer.special_ids.intersection(probe.input_ids[:, 1:].flatten().tolist())
+
+
+def test_blocks_are_shortened_to_the_context_and_both_probes_share_them(bpe):
+    two, four = repeated_probe(bpe, 2, 256), repeated_probe(bpe, 4, 256)
+    assert two is not None
+    assert four is not None
+    assert torch.equal(two.input_ids[: len(four.input_ids), :51], four.input_ids[:, :51])
+    short = repeated_probe(bpe, 4, 33)
+    assert short is not None
+    assert (short.period, short.input_ids.shape[1]) == (8, 33)
+    assert repeated_probe(bpe, 4, 8) is None
+
+
+def test_blocks_are_drawn_from_what_is_in_use(bpe):
+    in_use = [*range(100, 130), bpe.bos_id, bpe.eos_id]
+    probe = repeated_probe(bpe, 2, 256, in_use)
+    assert probe is not None
+    assert set(probe.input_ids[:, 1:].flatten().tolist()) <= set(range(100, 130))
+    few = repeated_probe(bpe, 2, 256, range(100, 110))  # too few: from all
+    everything = repeated_probe(bpe, 2, 256)
+    assert few is not None
+    assert everything is not None
+    assert torch.equal(few.input_ids, everything.input_ids)
+
+
+# text
+
+
+def test_text_is_how_held_out_documents_begin(tokenizer, stories):
+    held_out = stream(tokenizer, stories)
+    probe = text_probe(tokenizer, held_out, 256)
+    assert probe is not None
+    assert probe.input_ids.shape == (8, 64)
+    assert probe.real is None
+    documents = tokenizer.encode_documents(stories)
+    assert probe.input_ids.tolist() == [ids[:64] for ids in documents[:8]]
+
+
+def test_few_and_short_documents_give_what_there_is(bpe):
+    documents = ["", "A fox ran home to the hill.", "A hen sat by the river."]
+    probe = text_probe(bpe, stream(bpe, documents), 256)
+    assert probe is not None
+    sizes = [len(ids) for ids in bpe.encode_documents(documents)]
+    assert probe.input_ids.shape == (2, min(sizes[1:]))
+    assert text_probe(bpe, stream(bpe, [""]), 256) is None
+
+
+def test_of_a_single_text_pieces_are_shown_as_training_cuts_them(bpe, stories):
+    held_out = stream(bpe, [" ".join(stories)])
+    probe = text_probe(bpe, held_out, 256)
+    assert probe is not None
+    assert probe.input_ids.shape == (8, 64)
+    everything = held_out.ids.tolist()
+    for row in probe.input_ids.tolist():
+        assert any(everything[at : at + 64] == row for at in range(len(everything) - 63))
+
+
+def test_texts_of_ones_own(bpe, stories):
+    held_out, config = stream(bpe, stories), DataConfig(source=FilesSource(kind="files", path="x.txt"))
+    built = build_probes(bpe, config, 256, ["The fox saw the bird.", "A hen."], held_out)
+    assert [probe.name for probe in built] == ["text", "text_2", "repeated_2", "repeated_4", "packed"]
+    assert built[0].input_ids.tolist() == [[bpe.bos_id, *bpe.encode("The fox saw the bird.")]]
+    named = build_probes(bpe, config, 256, [ProbeText(name="fox", text="The fox.")], held_out)
+    assert [probe.name for probe in named][:2] == ["text", "fox"]  # scores on text are still of held-out documents
+    long = build_probes(bpe, config, 16, [stories[0]], held_out)[0]
+    total = len(bpe.encode(stories[0])) + 1
+    assert long.input_ids.shape == (1, 16)
+    assert long.left_out == f"tokens 16 to {total - 1} of {total}"
+    with pytest.raises(ValueError, match="the text of the probe text_2 is empty"):
+        build_probes(bpe, config, 256, ["A hen.", ""], held_out)
+
+
+def test_one_text(bpe):
+    probe = probe_from_text(bpe, "The fox saw the bird.", 64)
+    check(probe, bpe, 64)
+    assert "".join(probe.labels[0][1:]) == "The␣fox␣saw␣the␣bird."
+    with pytest.raises(ValueError, match="the text is empty"):
+        probe_from_text(bpe, "", 64)
+    with pytest.raises(ValueError, match="the context 8: shorten it"):
+        probe_from_text(bpe, "The fox saw the bird on the hill by the river.", 8)
+
+
+# files of texts
+
+
+def test_a_probe_file(tmp_path):
+    file = tmp_path / "probes.yaml"
+    file.write_text(
+        "texts:\n  - {name: fox, text: The fox saw the bird.}\n  - {name: 猫, text: 小猫}\n".replace("猫,", "cat,")
+    )
+    assert read_probe_file(file) == [
+        ProbeText(name="fox", text="The fox saw the bird."),
+        ProbeText(name="cat", text="小猫"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("texts:\n  - {name: fox, txt: The fox.}\n", r"probes.yaml:\d: unknown key `texts.0.txt`, did you mean"),
+        ("texts: []\n", "probes.yaml:1: `texts` is"),
+        ("text: [a]\n", "probes.yaml:1: unknown key `text`, did you mean `texts`"),
+        ("texts:\n  - {name: fox, text: ''}\n", r"probes.yaml:\d: `texts.0.text` is ''"),
+        ("texts:\n  - {name: ../fox, text: A}\n", r"probes.yaml:\d: `texts.0.name` is '../fox'"),
+        ("texts:\n  - {name: songs, text: A}\n", "the name songs is taken"),
+        ("texts:\n  - {name: a, text: A}\n  - {name: a, text: B}\n", "the name a is taken"),
+        ("- a\n", "probes.yaml:1: a config must be a mapping"),
+        ("texts: [", "not valid YAML"),
+    ],
+)
+def test_a_bad_probe_file_says_where(tmp_path, text, message):
+    file = tmp_path / "probes.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=message) as problem:
+        read_probe_file(file)
+    assert "\n" not in str(problem.value)
+    with pytest.raises(InputError, match="no such config file"):
+        read_probe_file(tmp_path / "nowhere.yaml")
+
+
+# stories: targets against another way to find them
+
+
+def test_song_targets_are_what_followed_the_same_token_in_every_earlier_singing(bpe):
+    """Found again by looking for the song's own tokens."""
+    times = set()
+    for index in range(probes.CANDIDATES):
+        story = tell(0, index, "validation", plot="song")
+        encoding = bpe.backend.encode(story.text)
+        (song,) = {match[1] for match in re.finditer(r": ((?:\w+ ){5,}\w+)\.", story.text)}
+        ids = bpe.encode(" " + song)
+        ids = ids[1:] if bpe.decode(ids[:1]) == " " else ids  # a space alone is no part of the song
+        begins = [at for at in range(len(encoding.ids)) if encoding.ids[at : at + len(ids)] == ids]
+        times.add(len(begins))
+        assert song_pairs(story, encoding.offsets) == [
+            (begins[n] + rank, [earlier + rank + 1 for earlier in begins[:n]])
+            for n in range(1, len(begins))
+            for rank in range(len(ids) - 1)
+        ]
+    assert times == {2, 3}
+
+
+def test_a_token_of_a_song_is_what_it_copies(tokenizer):
+    probe = songs_probe(tokenizer, STORYWORLD, 2000)
+    assert probe is not None
+    assert len(probe.input_ids) == probes.STORIES
+    check(probe, tokenizer, 2000)
+    for row, pairs in zip(probe.input_ids.tolist(), probe.targets["song"], strict=True):
+        assert len(pairs) > 10
+        for query, keys in pairs:
+            assert {row[key - 1] for key in keys} == {row[query]}
+            assert {row[key] for key in keys} == {row[query + 1]}
+
+
+def test_antecedents_by_brute_force(tokenizer):
+    """Names, found in the text by their letters: each of their tokens copies the same token of all earlier ones."""
+    probe = stories_probe(tokenizer, STORYWORLD, 2000)
+    assert probe is not None
+    check(probe, tokenizer, 2000)
+    rows, names_found = probe.input_ids.tolist(), 0
+    for index in range(probes.CANDIDATES):
+        story = tell(0, index, "validation")
+        ids = [tokenizer.bos_id, *tokenizer.encode(story.text)]
+        row = next((n for n, padded in enumerate(rows) if padded[: len(ids)] == ids), None)
+        if row is None:
+            continue
+        copies, refers = (dict(probe.targets[kind][row]) for kind in ("copies", "refers"))
+        place = positions(tokenizer, ids)
+        for name in story.people.values():
+            begins = [match.start() for match in re.finditer(rf"\b{name}\b", story.text)]
+            for n, begin in enumerate(begins):
+                if begin == 0 or (begins[0] == 0 and n):  # cut differently without a space before it
+                    continue
+                for at in range(len(name)):
+                    earlier = {place[other + at] for other in begins[:n]}
+                    assert set(copies.get(place[begin + at], ())) == earlier
+                    names_found += bool(earlier)
+        assert probe.targets["writes"][row] == [(query - 1, keys) for query, keys in probe.targets["copies"][row]]
+        for query, keys in refers.items():
+            assert re.search("(?i)h|s", tokenizer.decode([ids[query]]) + "h") is not None
+            of_whom = {name for name in story.people.values() if {place[story.text.index(name)]} & set(keys)}
+            assert of_whom or keys
+            pronoun = story.text[place.index(query) : place.index(query) + 12]
+            assert re.match(r"\s?(he|him|his|himself|she|her|herself|e|i|s|m|r|l|f)", pronoun.lower())
+    assert names_found > 20
+
+
+def positions(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    """The token, counted with the first one, that holds each character of an English text."""
+    return [
+        number
+        for number, token in enumerate(ids)
+        for _ in (tokenizer.decode([token]) if token not in tokenizer.special_ids else "")
+    ]
+
+
+def test_the_built_in_world_is_found_in_a_mix_and_nowhere_else(bpe):
+    mixed = MixSource(
+        kind="mix", parts=[MixPart(source=FilesSource(kind="files", path="x")), MixPart(source=STORYWORLD)]
+    )
+    names = [probe.name for probe in build_probes(bpe, DataConfig(source=mixed), 256)]
+    assert names == ["repeated_2", "repeated_4", "songs", "stories"]
+    files = DataConfig(source=FilesSource(kind="files", path="x"))
+    assert [probe.name for probe in build_probes(bpe, files, 256)] == ["repeated_2", "repeated_4"]
+
+
+# packed rows
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_a_packed_row_knows_its_documents(tokenizer, stories, isolated):
+    probe = packed_probe(tokenizer, stream(tokenizer, stories), 256, isolated)
+    assert probe is not None
+    assert probe.input_ids.shape == (2, 48)
+    begins = (probe.input_ids == tokenizer.bos_id).long().cumsum(1) - 1
+    assert torch.equal(begins, probe.document_ids)
+    assert set(probe.for_model()) == ({"input_ids", "document_ids"} if isolated else {"input_ids"})
+
+
+# labels
+
+
+def test_chinese_is_whole_however_it_is_cut():
+    byte = train_tokenizer(TokenizerConfig(kind="byte"), [])
+    ids = byte.encode("a你好 b")
+    assert readable_tokens(byte, ids) == ["a", "⟨E4⟩", "⟨BD⟩", "你", "⟨E5⟩", "⟨A5⟩", "好", "␣", "b"]
+    assert readable_tokens(byte, [byte.bos_id, *byte.encode("你")[:2], byte.eos_id, byte.encode("你")[2]]) == [
+        "<bos>",
+        "⟨E4⟩",
+        "⟨BD⟩",
+        "<eos>",
+        "⟨A0⟩",  # the character was cut by the end of the document: it is none
+    ]
+    assert readable_tokens(byte, byte.encode("好")[1:] + byte.encode("你")) == ["⟨A5⟩", "⟨BD⟩", "⟨E4⟩", "⟨BD⟩", "你"]
+    char = train_tokenizer(TokenizerConfig(kind="char"), [CHINESE, "é\ufffd"])
+    assert readable_tokens(char, char.encode("小猫é\ufffd")) == ["小", "猫", "é", "\ufffd"]
+    bpe = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=320), [CHINESE * 20])
+    labels = probe_from_text(bpe, CHINESE, 256).labels[0][1:]
+    shown = "".join(re.sub("⟨..⟩", "", label) for label in labels)
+    assert shown == CHINESE
+
+
+def test_a_token_that_ends_one_character_and_begins_the_next():
+    """Made by hand: the last byte of 你 and the first of 好 in one token."""
+    tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=320), [])
+    last, first = (tokenizer.token_labels([tokenizer.encode(c)[i]])[0] for c, i in (("你", 2), ("好", 0)))
+    assert (last, first) == ("⟨A0⟩", "⟨E5⟩")
+    seen = {1: b"\xe4\xbd", 2: b"\xa0\xe5", 3: b"\xa5\xbd!"}
+
+    class Byted(Tokenizer):
+        def decode(self, ids, skip_special_tokens=True):
+            return b"".join(seen[i] for i in ids).decode("utf-8", "replace")
+
+        def decode_bytes(self, ids):
+            return b"".join(seen[i] for i in ids)
+
+        def token_labels(self, ids):
+            return ["?" for _ in ids]
+
+    made = Byted(tokenizer.backend)
+    made.special_ids = frozenset()
+    assert readable_tokens(made, [1, 2, 3]) == ["?", "你⟨E5⟩", "好!"]

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -172,6 +173,12 @@ def test_the_induction_mass_of_four_copies_counts_every_earlier_copy():
 def test_each_probe_gets_its_scores_and_every_score_has_a_probe():
     found = {name for where in {s.probe for s in SCORES.values()} for name in _scores_on(where)}
     assert found == set(SCORES)
+
+
+def test_the_page_explains_every_score():
+    page = (Path(__file__).parents[2] / "docs/attention_scores.md").read_text(encoding="utf-8")
+    for name in (*SCORES, "sink_rate", "similarity", "group_gap", "copy_gain", "ablate_strongest"):
+        assert f"`{name}`" in page
 
 
 def _scores_on(where: str) -> set[str]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from eval.attention.causes import likely_cause
 from model import LanguageModel
 from model.attention import repeat_kv
-from model.attention_backends import attention_weights
+from model.attention_functions import attention_scores, normalise
 from model.kv_cache import KVCache
 from model.masks import MaskSpec, boolean_mask, real_tokens
 
@@ -60,24 +60,28 @@ class _Recorder:
     problem: str = ""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        with torch.autocast(q.device.type, enabled=False):  # it would make 16-bit products of what follows
+            self.keep(layer, q.float(), k.float(), v.float(), out.detach())
+
+    def keep(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         mask = boolean_mask(self.specs[layer])
         assert mask is not None
         groups = q.shape[1] // k.shape[1]
-        q, k, v, out = q.float(), k.float(), v.float(), out.detach()
         (B, _, T, _), chosen = q.shape, [q[:, self.heads], *(repeat_kv(x, groups)[:, self.heads] for x in (k, v))]
         weights, largest = torch.zeros(B, len(self.heads), T, self.key_count), torch.empty(B, len(self.heads))
         columns = self.specs[layer].key_positions.cpu()
         here = columns < self.key_count  # a static cache has room for tokens that are still to come
+        first, last = int(columns[0]), int(columns[here][-1]) + 1  # a sliding window may have forgotten the first ones
         rows = max(1, CHUNK // (len(self.heads) * T * k.shape[2]))
         for start in range(0, B, rows):
             some = slice(start, start + rows)
             q_some, k_some, v_some = (x[some] for x in chosen)
             allowed = mask.expand(B, -1, -1, -1)[some]
-            found = attention_weights(q_some, k_some, allowed)  # (rows, heads, T, S), in float32
+            scores = attention_scores(q_some, k_some, allowed)
+            found = normalise(scores, allowed)  # (rows, heads, T, S), in float32
             self.check(layer, found @ v_some, out[some][:, self.heads], (q, k, v, out, mask))
-            weights[some, :, :, columns[here]] = found[..., here.to(found.device)].cpu()
-            logits = (q_some @ k_some.transpose(2, 3)) * q.shape[-1] ** -0.5
-            largest[some] = logits.masked_fill(~allowed, -torch.inf).amax((2, 3)).cpu()
+            weights[some, :, :, first:last] = found[..., here.to(found.device)].cpu()
+            largest[some] = scores.amax((2, 3)).cpu()
         self.weights[layer], self.max_logits[layer] = weights, largest
 
     def check(self, layer: int, expected: Tensor, out: Tensor, everything: Any) -> None:
@@ -128,7 +132,7 @@ def capture(
     try:
         for module in modules:
             module.recorder = recorder
-        lm(input_ids, attention_mask=attention_mask, document_ids=document_ids, kv_cache=kv_cache)
+        lm(input_ids, attention_mask, document_ids, kv_cache=kv_cache, logits_to_keep=1)
     finally:
         for module in modules:
             module.recorder = None

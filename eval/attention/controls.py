@@ -128,6 +128,19 @@ def ablation(lm: LanguageModel, probe: Probe, heads: Sequence[Head], how: How = 
         return second_copy_loss(lm, probe) - before
 
 
+def ablate_each(lm: LanguageModel, probe: Probe, how: How = "zero") -> Tensor:
+    """`ablation` of every head alone: (layer, head) float32, in nats a token. One forward pass a head.
+
+    Shows what an induction head is made of: it and the previous-token head below it cost about the same.
+    """
+    before = second_copy_loss(lm, probe)
+    rises = torch.zeros(lm.config.num_hidden_layers, lm.config.num_attention_heads)
+    for layer, head in torch.cartesian_prod(*(torch.arange(size) for size in rises.shape)).tolist():
+        with ablated(lm, [(layer, head)], how, probe.real):
+            rises[layer, head] = second_copy_loss(lm, probe) - before
+    return rises
+
+
 @dataclass(frozen=True)
 class Ablation:
     """What silencing does to the loss on second copies, in nats a token.

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from configs.loader import InputError
-from eval.attention.metrics import SCORES
 from eval.attention.drawing import GROUP_COLOURS
+from eval.attention.metrics import SCORES
 from eval.attention.snapshots import ProbeMap, Snapshot
 
 PARTS = Path(__file__).parent / "viewer"

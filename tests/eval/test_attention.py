@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from eval.attention import capture
+from model.attention_backends import attention_weights
 from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module
 
@@ -36,6 +37,18 @@ def test_capture_works_in_bf16(lm, ids):
         rounded = capture(lm, ids).weights
     assert torch.allclose(exact.sum(-1), rounded.sum(-1), atol=1e-5)
     assert (exact - rounded).abs().mean() < 0.01
+
+
+def test_weights_are_computed_in_float32_even_where_the_model_computes_in_bf16(lm, ids):
+    """From the rounded q and k that the kernel got, but with products and softmax in full precision."""
+    seen = {}
+    for module in lm.attention_modules():
+        module.recorder = lambda layer, q, k, v, out: seen.update({layer: (q.float(), k.float())})
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        lm.eval()(ids)
+        maps = capture(lm, ids)
+    for layer, (q, k) in seen.items():
+        assert torch.allclose(maps.weights[layer], attention_weights(q, k, None), atol=1e-6)
 
 
 def test_chosen_layers_and_heads_keep_their_numbers(lm, ids):

@@ -12,6 +12,7 @@ from data.storyworld import tell
 from data.tokenizer import train_tokenizer
 from eval.attention import capture
 from eval.attention.controls import (
+    ablate_each,
     ablate_strongest,
     ablated,
     ablation,
@@ -92,6 +93,13 @@ def test_songs_compare_the_second_singing_with_the_first(kind):
         assert last_of_first < first_of_second
 
 
+def test_a_third_singing_is_left_out():
+    pairs = [(5, [2]), (6, [3]), (9, [2, 6]), (10, [3, 7])]
+    first, second = copied(Probe("songs", torch.zeros(2, 12, dtype=torch.int64), [], targets={"song": [pairs, []]}))
+    assert first.nonzero().tolist() == [[0, 2], [0, 3]]
+    assert second.nonzero().tolist() == [[0, 6], [0, 7]]
+
+
 def test_nothing_told_twice_is_said():
     texts = [tell(0, index).text for index in range(20)]
     tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), [])
@@ -138,8 +146,12 @@ def test_mean_is_over_rows_and_tokens(lm, probe, padded):
     real = torch.ones(3, 13, dtype=torch.bool)
     real[1, 9:] = not padded
     before = outputs_of(lm, probe.input_ids, 0)
+    given = []
+    keep = lm.attention_modules()[0].o_proj.register_forward_pre_hook(lambda _, x: given.append((x[0], x[0].clone())))
     with ablated(lm, [(0, 2)], "mean", real if padded else None):
         after = outputs_of(lm, probe.input_ids, 0)
+    keep.remove()
+    assert torch.equal(*given[0])  # what the kernel returned is not written to
     mean = torch.stack([before[b, t, 2] for b in range(3) for t in range(13) if real[b, t]]).mean(0)
     assert torch.allclose(after[:, :, 2], mean.expand(3, 13, 8), atol=1e-6)  # summed in another order
     others = [0, 1, 3]
@@ -163,6 +175,13 @@ def test_ablation_is_the_rise_of_the_loss_on_second_copies(lm, probe):
     expected = token_losses(other, probe)[second].mean() - token_losses(lm, probe)[second].mean()
     assert ablation(lm, probe, heads) == pytest.approx(expected.item(), abs=1e-6)
     assert abs(expected.item()) > 0.01
+
+
+def test_each_head_alone(lm, probe):
+    rises = ablate_each(lm, probe, "mean")
+    assert rises.shape == (2, 4)
+    for layer, head in ((0, 0), (0, 3), (1, 2)):
+        assert rises[layer, head].item() == pytest.approx(ablation(lm, probe, [(layer, head)], "mean"), abs=1e-6)
 
 
 @pytest.mark.parametrize("wrong", [[(2, 0)], [(0, 4)], [(-1, 0)], [(0, -1)]])

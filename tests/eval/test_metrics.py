@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -174,6 +175,12 @@ def test_each_probe_gets_its_scores_and_every_score_has_a_probe():
     assert found == set(SCORES)
 
 
+def test_the_page_explains_every_score():
+    page = (Path(__file__).parents[2] / "docs/attention_scores.md").read_text(encoding="utf-8")
+    for name in (*SCORES, "sink_rate", "similarity", "group_gap", "copy_gain", "ablate_strongest"):
+        assert f"`{name}`" in page
+
+
 def _scores_on(where: str) -> set[str]:
     given = probe_of(next(name for name, s in SCORES.items() if s.probe == where), 64)
     names = set(score(maps_of(given, uniform(64)), given))
@@ -185,6 +192,20 @@ def test_a_head_without_any_target_is_missing_not_zero():
     empty = probe("songs", 16, targets={"song": [[], []]})
     assert score(maps_of(empty, uniform(16)), empty)["song_induction"].isnan().all()
     assert chance("song_induction", empty) is None
+
+
+def test_targets_belong_to_their_row():
+    """Against plain loops, on maps that differ from row to row, head to head and layer to layer."""
+    targets = [[(5, [2]), (9, [1, 3])], [(7, [0, 6, 7])], []]
+    weights = torch.rand(2, 3, 4, 12, 12)
+    found = metrics.mass_on_targets(weights, targets)
+    assert found.shape == (2, 3, 4)
+    for layer in range(2):
+        for head in range(4):
+            for row, pairs in enumerate(targets[:2]):
+                masses = [sum(weights[layer, row, head, query, key].item() for key in keys) for query, keys in pairs]
+                assert found[layer, row, head].item() == pytest.approx(sum(masses) / len(masses), rel=1e-6)
+    assert found[:, 2].isnan().all()
 
 
 def test_entropy_without_the_sink_says_nothing_about_a_head_that_gives_it_all():

@@ -300,7 +300,7 @@ def label_room(shown: ProbeMap, grid: Grid) -> int:
     if grid.length * grid.cell < SMALLEST_NAMED:
         return 34  # labelled by layer and head
     letters = max(4, drawing.columns(map(drawing.shorten, shown.labels)))
-    return round(letters * 0.62 * font_size(grid) * DPI / 72) + 16
+    return round(letters * 0.68 * font_size(grid) * DPI / 72) + 16
 
 
 def font_size(grid: Grid) -> float:

@@ -88,9 +88,9 @@ def curves(
     drawing.write_text(figure, 12, 8, title or "what the heads do, over training", 12, weight="bold")
     upper = drawing.place(figure, 60, 72, 700, 290)
     _draw_patterns(upper, ordered)
-    drawing.style_curve(upper, "share of the attention; dashed: chance", log_from)
+    drawing.style_curve(upper, "", log_from)
+    drawing.write_text(figure, 60, 36, "share of the attention; dashed: chance", 9)  # the next line is the mark's
     upper.set_ylim(bottom=0)
-    upper.title.set_y(1.05)  # the line under it is the mark's
     panels = [upper]
     if gain:
         panels.append(drawing.place(figure, 60, 410, 700, 150))

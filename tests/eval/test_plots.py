@@ -25,7 +25,7 @@ def causal(layers, heads, tokens, seed=0):
     """Random attention: peaked rows that sum to 1."""
     logits = 3 * np.random.default_rng(seed).standard_normal((layers, heads, tokens, tokens)).astype(np.float32)
     weights = np.where(np.tril(np.ones((tokens, tokens), dtype=bool)), np.exp(logits), 0)
-    return weights / weights.sum(-1, keepdims=True)
+    return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
 
 
 def snapshot(step=1000, layers=2, heads=4, kv_heads=None, tokens=12, induction=0.5, labels=None, **changed):
@@ -101,7 +101,7 @@ def test_the_first_token_of_each_document_can_be_hidden():
     rows = np.nansum(hidden[0, 1], -1)
     assert rows[[1, 2, 4, 5]] == pytest.approx(1, abs=1e-6)
     assert hidden[0, 1, 2, 2] / hidden[0, 1, 2, 1] == pytest.approx(weights[0, 1, 2, 2] / weights[0, 1, 2, 1], rel=1e-5)
-    assert not np.isnan(weights).any(), "the snapshot itself must not change"
+    assert weights[0, 0, 5, 3] == 1, "the snapshot itself must not change"
     assert "first token of each document hidden" in legend(snapshot(), ProbeMap(weights, [], [0, 1]), hide_sink=True)
 
 
@@ -118,7 +118,7 @@ def with_scores(**scores):
     [
         ({"induction": 0.3, "previous_token": 0.1}, "induction"),
         ({"induction": 0.1, "previous_token": 0.6}, "previous_token"),
-        ({"induction": 0.4, "sink": 0.5}, "induction"),  # it rests on the first token where nothing repeats
+        ({"induction": 0.35, "sink": 0.6}, "induction"),  # it rests on the first token where nothing repeats
         ({"induction": 0.08, "sink": 0.9}, "sink"),
         ({"induction": math.nan, "sink": 0.9}, "sink"),
         ({"previous_token": 0.07, "induction": 0.05, "sink": 0.05}, None),
@@ -369,12 +369,9 @@ def test_the_last_frame_is_drawn_as_if_it_were_alone(tmp_path):
     with Image.open(tmp_path / "all.gif") as picture:
         picture.seek(2)
         last = np.asarray(picture.convert("RGB"))
-    # two snapshots, so that the curve is the same one but for the middle
-    timelapse([shots[0], shots[2]], tmp_path / "two.gif")
-    with Image.open(tmp_path / "two.gif") as picture:
-        picture.seek(1)
-        alone = np.asarray(picture.convert("RGB"))
-    above = last.shape[0] - 150
+    timelapse(shots[2:], tmp_path / "one.gif")
+    alone = pixels(tmp_path / "one.gif")
+    above = last.shape[0] - 150  # but for the curve below
     assert np.array_equal(last[:above], alone[:above])
 
 

@@ -8,7 +8,7 @@ from eval.attention.history import best_head, phase_change
 from eval.attention.metrics import SCORES
 from eval.attention.snapshots import Snapshot
 
-PATTERNS = "previous_token duplicate_token induction song_induction sink antecedent_copies antecedent_refers".split()
+PATTERNS = "previous_token duplicate_token induction song_induction sink antecedent_writes antecedent_refers".split()
 
 
 def findings(snapshots: Sequence[Snapshot]) -> list[str]:

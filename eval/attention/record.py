@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from eval.hooks import EvalEvent
 
 MAPS = ("repeated_2", "packed")  # kept as maps besides the texts
-STRONGEST = "previous_token duplicate_token induction song_induction antecedent_copies antecedent_refers".split()
+STRONGEST = "previous_token duplicate_token induction song_induction antecedent_writes antecedent_refers".split()
 STRONGEST += "sink max_logit cross_document".split()
 MEAN = "entropy_normalised distance saturated_rows".split()
 ABLATED = 2  # strongest induction heads that are silenced at the end, and as many random ones

@@ -187,7 +187,7 @@ def _norm(score: Score, together: list[Snapshot]):
     from matplotlib.colors import Normalize, PowerNorm
 
     chances = _chances(score, together)
-    if score.high is not None:
+    if score.high is not None and score.low is not None:
         near_zero = any(chance - score.low < 0.25 * (score.high - score.low) for chance in chances)
         return PowerNorm(GAMMA, score.low, score.high) if near_zero else Normalize(score.low, score.high)
     seen = [
@@ -195,7 +195,8 @@ def _norm(score: Score, together: list[Snapshot]):
         *(s.scores[score.name][np.isfinite(s.scores[score.name])] for s in together if score.name in s.scores),
     ]
     everything = np.concatenate([np.ravel(values) for values in seen]) if seen else np.zeros(1)
-    return Normalize(min(score.low, everything.min(initial=0)), max(everything.max(initial=0), score.low + 1e-6))
+    low = min(score.low or 0, everything.min(initial=0))
+    return Normalize(low, max(everything.max(initial=0), low + 1e-6))
 
 
 def _chances(score: Score, together: list[Snapshot]) -> list[float]:

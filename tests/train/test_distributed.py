@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from eval.attention import snapshots
 from tests.train.helpers import REPOSITORY, metrics, write_config
 from tests.train.worlds import pretrain_rank, run_world, trace
 from train.config import load_run_config
@@ -63,17 +64,26 @@ def names_of_files(checkpoint) -> set[str]:
     return {file.name for file in checkpoint.iterdir()} - {"manifest.json"}
 
 
-def test_an_fsdp2_run_looks_at_its_heads_and_is_scored_as_a_run_of_one(tmp_path):
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_two_processes_look_at_their_heads_and_are_scored_as_one(tmp_path, parallel):
     config = write_config(
-        tmp_path, train={"trace": True}, eval={"every": 6, "attention": {"every": 6, "max_tokens": 8}}
+        tmp_path, train={"trace": True}, eval={"every": 6, "attention": {"every": 6, "early": [1], "max_tokens": 8}}
     )
     assert run_world(1, pretrain_rank, config, ["name=one"]) == [0]
-    assert run_world(2, pretrain_rank, config, ["name=two", "train.parallel=fsdp2"]) == [0, 0]
+    assert run_world(2, pretrain_rank, config, ["name=two", f"train.parallel={parallel}"]) == [0, 0]
     one, two = ([m for m in metrics(tmp_path / "runs" / name) if m["split"] == "val"] for name in ("one", "two"))
     assert [m["step"] for m in two] == [0, 6, 12]
     assert [m["loss"] for m in two] == pytest.approx([m["loss"] for m in one], abs=1e-5)
-    for name in ("attention/step_00000012.png", "samples.jsonl", "report.md", "checkpoints/best"):
+    for name in ("step_00000012.png", "step_00000001.npz", "heads.png", "curves.png", "timelapse.gif", "viewer.html"):
+        assert (tmp_path / "runs/two/attention" / name).stat().st_size > 0
+    for name in ("samples.jsonl", "report.md", "checkpoints/best"):
         assert (tmp_path / "runs/two" / name).stat().st_size > 0
+    ours, theirs = (snapshots.read_all(tmp_path / "runs" / name)[0] for name in ("two", "one"))
+    assert [one.step for one in ours] == [one.step for one in theirs] == [0, 1, 6, 12]
+    for mine, alone in zip(ours, theirs, strict=True):
+        assert mine.scalars == pytest.approx(alone.scalars, abs=1e-3)
+        for name, values in alone.scores.items():
+            assert values == pytest.approx(mine.scores[name], abs=1e-3, nan_ok=True), name
     assert "hook is off" not in config.with_name("rank0.txt").read_text()
     assert config.with_name("rank1.txt").read_text() == ""
 

@@ -51,9 +51,12 @@ class RunResult:
         return max(line["step"] for line in (*self.train, *self.val))
 
     @property
-    def budget(self) -> int:
-        """Tokens of the steps that it took."""
-        return self.last_step * int(self.settings["train.tokens_per_step"])
+    def budget(self) -> str:
+        """The tokens of the steps that it took; or its minutes, if these were what limited it to the end."""
+        minutes = self.settings.get("train.max_minutes")
+        if minutes is not None and self.is_finished:
+            return f"{minutes:g} minutes"
+        return f"{self.last_step * int(self.settings['train.tokens_per_step']):,} tokens"
 
     @property
     def loss(self) -> float | None:
@@ -82,6 +85,11 @@ class Variant:
     def settings(self) -> dict[str, Any]:
         return self.runs[0].settings
 
+    @property
+    def budgets(self) -> list[str]:
+        """One, if all its runs had the same."""
+        return sorted({run.budget for run in self.runs})
+
     def by_seed(self, figure: Callable[[RunResult], float | None]) -> dict[int, float]:
         """A figure of each run that has it."""
         found = {run.seed: figure(run) for run in self.runs}
@@ -100,7 +108,7 @@ class Cost(NamedTuple):
 
 
 def read_runs(paths: Sequence[Path]) -> tuple[list[RunResult], list[str]]:
-    """Every run, and a line for each of their snapshots that cannot be read.
+    """Every run, and a line for each that has snapshots which cannot be read.
 
     Raises InputError for a directory that is no run, one without checkpoint or evaluation, and one named twice.
     """
@@ -113,7 +121,8 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[RunResult], list[str]]:
     for path in paths:
         result, broken = read_run(path)
         results.append(result)
-        problems += broken
+        more = f" (and {len(broken) - 1} more of this run)" if len(broken) > 1 else ""
+        problems += [f"{broken[0]}{more}"] if broken else []
     return results, problems
 
 
@@ -235,10 +244,8 @@ def caveats(baseline: Variant, other: Variant) -> list[str]:
         found.append(f"other data ({', '.join(text)})")
     elif not keys and baseline.runs[0].contents != other.runs[0].contents:
         found.append("other data (the text itself, under equal settings)")
-    budgets = [{run.budget for run in variant.runs} for variant in (baseline, other)]
-    if budgets[0] != budgets[1] or len(budgets[0]) > 1:
-        shown = [" to ".join(f"{n:,}" for n in sorted({min(b), max(b)})) for b in budgets]
-        found.append(f"another budget ({shown[1]} tokens, against {shown[0]})")
+    if baseline.budgets != other.budgets:
+        found.append(f"another budget ({' and '.join(other.budgets)}, against {' and '.join(baseline.budgets)})")
     if "eval.final_max_tokens" in differing_keys([baseline, other]):
-        found.append("evaluated on another number of held-out tokens (eval.final_max_tokens)")
+        found.append("another number of held-out tokens (eval.final_max_tokens)")
     return found

@@ -38,8 +38,11 @@ def warnings(variants: Sequence[Variant]) -> list[str]:
             "the tokenizers differ, so runs are compared in bits per byte only: a loss per token means another thing"
         )
     found += [f"{other.name} against {baseline.name}: {c}" for other in others for c in caveats(baseline, other)]
-    if len(budgets := {run.budget for run in baseline.runs}) > 1:
-        found.append(f"the seeds of {baseline.name} have other budgets: {min(budgets):,} to {max(budgets):,} tokens")
+    found += [
+        f"the runs of {variant.name} have different budgets: {' and '.join(variant.budgets)}"
+        for variant in variants
+        if len(variant.budgets) > 1
+    ]
     if len(machines := dict.fromkeys(run.machine for run in runs if run.machine)) > 1:
         found.append(f"trained on different machines ({'; '.join(machines)}): their tokens/s do not compare")
     return found
@@ -189,6 +192,10 @@ def _verdict(baseline: Variant, other: Variant) -> str:
         return f"**{other.name}**: no verdict, because a loss is not a number"
     if reasons := caveats(baseline, other):
         return f"**{other.name}**: no verdict, because it has {' and '.join(reasons)}"
+    if len(other.budgets) > 1:
+        return (
+            f"**{other.name}**: no verdict, because the budgets of single runs differ ({' and '.join(other.budgets)})"
+        )
     if found.interval is None:
         return (
             f"**{other.name}**: {found.value:+.4f} bits per byte against {baseline.name}, without a measure of chance: "

@@ -48,11 +48,11 @@ def plan(path: str, arguments: Sequence[str], seeds: int) -> list[PlannedRun]:
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}: it must be 1 or more")
     fixed, swept = read_arguments(arguments)
+    variants = variants_of(path, fixed, swept)
     if not swept and seeds == 1:
         raise InputError(
             "nothing is swept: give a key two values or more, for example model.num_key_value_heads=1,2,4, or --seeds 3"
         )
-    variants = variants_of(path, fixed, swept)
     runs = []
     for seed in range(variants[0].config.seed, variants[0].config.seed + seeds):
         for variant in variants:
@@ -148,9 +148,14 @@ def _label_of_baseline(base: RunConfig, swept: dict[str, list[str]]) -> str:
     value: Any = base.model_dump()
     for part in next(iter(swept)).split("."):
         value = value.get(part) if isinstance(value, dict) else None
-    return "baseline" if value is None or isinstance(value, dict) else _label(json.dumps(value, ensure_ascii=False))
+    label = "" if value is None or isinstance(value, dict) else _slug(json.dumps(value, ensure_ascii=False))
+    return label or "baseline"
 
 
 def _label(value: str) -> str:
     """A value as part of a folder's name."""
-    return re.sub(r"[^\w.+-]+", "_", value).strip("_")[:LONGEST_LABEL] or "value"
+    return _slug(value) or "value"
+
+
+def _slug(value: str) -> str:
+    return re.sub(r"[^\w.+-]+", "_", value).strip("_")[:LONGEST_LABEL]

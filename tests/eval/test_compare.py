@@ -1,0 +1,388 @@
+"""Runs side by side: the figures are those of the runs, seeds are put together, no more is claimed than they show."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import mean, median, stdev
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from eval import compare, compare_figures, compare_text
+from eval.attention import snapshots
+from eval.attention.snapshots import Snapshot
+from eval.compare_runs import group, read_runs
+from model import load
+from tests.train.helpers import metrics, pretrain, write_config
+from train.budget import kv_cache_bytes
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """Two variants, mha with seeds 0 and 1 and mqa with seeds 0, 1 and 2: trained once for all tests."""
+    folder = tmp_path_factory.mktemp("runs")
+    config = write_config(folder, train={"max_steps": 4, "checkpoint_every": 0}, eval={"every": 2})
+    for name, heads, seeds in (("mha", 4, (0, 1)), ("mqa", 1, (0, 1, 2))):
+        for seed in seeds:
+            pretrain(config, f"model.num_key_value_heads={heads}", f"seed={seed}", f"name={name}-seed{seed}")
+    return folder / "runs"
+
+
+@pytest.fixture
+def own(runs, tmp_path) -> Path:
+    """Copies that a test may change."""
+    shutil.copytree(runs, tmp_path / "runs", ignore=shutil.ignore_patterns(".prepared"))
+    return tmp_path / "runs"
+
+
+def every(folder: Path) -> list[Path]:
+    return sorted(folder.glob("m*-seed*"))
+
+
+def command(*arguments, code: int = 0):
+    return pretrain(*arguments, code=code, script=compare.main)
+
+
+def cells(text: str) -> dict[str, list[str]]:
+    """Label -> cells of the first table."""
+    rows = [line for line in text.split("\n\n|", 1)[-1].split("\n\n")[0].splitlines() if "|" in line]
+    split = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in rows]
+    return {label: values for label, *values in split}
+
+
+def table_of(paths: list[Path], out: Path, *options: str) -> dict[str, list[str]]:
+    command(*paths, "--out", out, "--skip-decode", *options)
+    return cells((out / "comparison.md").read_text(encoding="utf-8"))
+
+
+def last_val(run: Path) -> dict:
+    return [line for line in metrics(run) if line["split"] == "val"][-1]
+
+
+def edit(file: Path, change) -> None:
+    file.write_text(change(file.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+# The table
+
+
+def test_the_figures_are_those_of_the_runs(runs, tmp_path):
+    table = table_of(every(runs), tmp_path)
+    for column, name in enumerate(("mha", "mqa")):
+        mine = [run for run in every(runs) if run.name.startswith(name)]
+        for label, key in (("validation loss (nats per token)", "loss"), ("validation bits per byte", "bits_per_byte")):
+            values = [last_val(run)[key] for run in mine]
+            assert table[label][column] == f"{mean(values):.4f} ± {stdev(values):.4f}"
+        lines = [[line for line in metrics(run, without_clocks=False) if line["split"] == "train"] for run in mine]
+        speeds = [median(line["tokens_per_s"] for line in one) for one in lines]
+        assert table["train tokens/s"][column] == f"{mean(speeds):,.0f} ± {stdev(speeds):,.0f}"
+        tokens = [one[-1]["tokens"] for one in lines]
+        assert table["tokens trained on"][column] == f"{mean(tokens):,.0f} ± {stdev(tokens):,.0f}"
+        lm = load(mine[0])
+        assert table["parameters"][column] == f"{lm.num_parameters():,}"
+        assert table["KV-cache bytes per token"][column] == str(kv_cache_bytes(lm.config, 1, 2))
+    assert table["runs (seeds)"] == ["2 (0, 1)", "3 (0, 1, 2)"]
+    assert table["`model.num_key_value_heads`"] == ["4", "1"]
+    assert [label for label in table if label.startswith("`")] == ["`model.num_key_value_heads`"]
+
+
+def test_equal_and_differing_settings_are_all_there_once(runs, tmp_path):
+    table_of(every(runs), tmp_path)
+    text = (tmp_path / "comparison.md").read_text(encoding="utf-8")
+    assert "What differs: `model.num_key_value_heads`." in text
+    equal = [line.split("`")[1] for line in text.split("<summary>")[1].splitlines() if line.startswith("- `")]
+    assert f"{len(equal)} settings are equal" in text
+    assert {"model.hidden_size", "train.optimizer.lr", "data.source.path", "eval.every"} <= set(equal)
+    assert not {"model.num_key_value_heads", "seed", "name"} & set(equal)
+
+
+def test_one_seed_has_no_plus_minus(runs, tmp_path):
+    table = table_of([runs / "mha-seed0", runs / "mqa-seed0"], tmp_path)
+    assert table["runs (seeds)"] == ["1 (0)", "1 (0)"]
+    assert "±" not in " ".join(table["validation bits per byte"])
+
+
+def test_the_first_run_named_is_the_baseline_and_the_default_place_is_beside_the_runs(own):
+    done = command(own / "mqa-seed0", own / "mha-seed0", "--skip-decode")
+    text = (own / "comparison.md").read_text(encoding="utf-8")
+    assert "Baseline: **mqa**" in text
+    assert "against mqa" in done.stdout
+    assert str(own / "comparison.md") in done.stdout
+
+
+def test_decoding_is_measured_for_every_variant_or_left_out(runs, tmp_path):
+    command(runs / "mha-seed0", runs / "mqa-seed0", "--out", tmp_path / "with")
+    text = (tmp_path / "with/comparison.md").read_text(encoding="utf-8")
+    assert all(float(cell.replace(",", "")) > 0 for cell in cells(text)["decode tokens/s"])
+    assert "Decode tokens/s: greedy" in text
+    table_of([runs / "mha-seed0"], tmp_path / "without")
+    assert "ecode tokens/s" not in (tmp_path / "without/comparison.md").read_text(encoding="utf-8")
+
+
+def test_decoding_takes_turns_and_a_slow_model_is_slower(runs):
+    lm, slow, order = load(runs / "mha-seed0"), load(runs / "mha-seed0"), []
+
+    def hinder(*_) -> None:
+        order.append("slow")
+        time.sleep(0.01)
+
+    lm.register_forward_pre_hook(lambda *_: order.append("quick"))
+    slow.register_forward_pre_hook(hinder)
+    speeds = compare.decode_speeds({"quick": lm, "slow": slow}, rounds=2)
+    assert speeds["slow"] < 0.7 * speeds["quick"]
+    turns = [name for i, name in enumerate(order) if i == 0 or order[i - 1] != name]
+    assert turns == ["quick", "slow"] * 3  # the first turn only warms up
+
+
+# Several seeds
+
+
+def with_bits(folder: Path, bits: dict[str, float]) -> list:
+    """The variants, with these bits per byte as the last evaluations' figures."""
+    for name, value in bits.items():
+        lines = (folder / name / "metrics.jsonl").read_text().splitlines()
+        lines[-1] = json.dumps(json.loads(lines[-1]) | {"bits_per_byte": value})
+        (folder / name / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    return group(read_runs([folder / name for name in bits])[0])
+
+
+COSTS = {name: compare.Cost(1000, 64) for name in ("mha", "mqa")}
+
+
+@pytest.mark.parametrize(
+    ("bits", "said"),
+    [
+        ((1.0, 1.1, 1.2, 1.301), "**mqa** needs 0.2005 more bits per byte than mha (95 % interval +0.1941"),
+        ((1.2, 1.3, 1.0, 1.101), "**mqa** needs 0.1995 fewer bits per byte than mha (95 % interval -0.2059"),
+        ((1.0, 1.1, 1.2, 1.15), "no difference to mha shows (+0.1250 bits per byte, 95 % interval -0.8280"),
+    ],
+)
+def test_the_verdict_says_what_the_interval_does(own, bits, said):
+    names = ("mha-seed0", "mha-seed1", "mqa-seed0", "mqa-seed1")
+    (line,) = compare_text.verdicts(with_bits(own, dict(zip(names, bits, strict=True))), COSTS)
+    assert said in line
+    assert "2 seeds, paired" in line
+    assert "parameters" not in line
+
+
+def test_the_verdict_of_one_seed_is_none_and_another_size_is_told(own):
+    variants = with_bits(own, {"mha-seed0": 1.0, "mqa-seed0": 2.0})
+    (line,) = compare_text.verdicts(variants, COSTS | {"mqa": compare.Cost(900, 16)})
+    assert "+1.0000 bits per byte against mha, without a measure of chance" in line
+    assert "it also has 10.0% fewer parameters" in line
+    assert " than " not in line
+
+
+# What does not compare
+
+
+def other_run(folder: Path, name: str, *overrides, **sections) -> Path:
+    """A further run, in a folder of its own."""
+    (folder / name).mkdir(parents=True)
+    sections = {"train": {"max_steps": 4, "checkpoint_every": 0}, "eval": {"every": 2}} | sections
+    config = write_config(folder / name, name=name, **sections)
+    pretrain(config, "model.num_key_value_heads=4", *overrides)
+    return folder / name / "runs" / name
+
+
+def test_another_tokenizer_is_compared_in_bits_per_byte_only(tmp_path, monkeypatch):
+    text = write_config(tmp_path).parent / "text.txt"
+    chars = other_run(
+        tmp_path, "char", data={"source": {"kind": "files", "path": str(text)}, "tokenizer": {"kind": "char"}}
+    )
+    bytes_ = other_run(tmp_path, "byte", data={"source": {"kind": "files", "path": str(text)}})
+    kept = keep_figures(monkeypatch)
+    done = command(bytes_, chars, "--out", tmp_path / "out", "--skip-decode")
+    page = (tmp_path / "out/comparison.md").read_text(encoding="utf-8")
+    assert "compared in bits per byte only" in done.stderr
+    assert "compared in bits per byte only" in page
+    assert "validation loss" not in page
+    table = cells(page)
+    assert table["validation bits per byte"] == [f"{last_val(run)['bits_per_byte']:.4f}" for run in (bytes_, chars)]
+    assert [len(figure.axes) for figure in kept] == [3, 1]  # no curve of a loss per token
+    assert "other data" not in page
+
+
+@pytest.mark.parametrize(
+    ("sections", "warning"),
+    [
+        ({"train": {"max_steps": 6, "checkpoint_every": 0}}, "another budget (1,536 tokens, against 1,024 tokens)"),
+        ({"data": {"validation_fraction": 0.2}}, "other data (data.validation_fraction)"),
+        ({"eval": {"every": 2, "final_max_tokens": 64}}, "another number of held-out tokens"),
+    ],
+)
+def test_other_data_or_another_budget_is_a_warning_and_no_verdict(tmp_path, sections, warning):
+    text = str(tmp_path / "text.txt")
+    data = {"source": {"kind": "files", "path": text}}
+    write_config(tmp_path)
+    first = other_run(tmp_path, "first", data=data)
+    other = other_run(tmp_path, "other", **(sections | {"data": data | sections.get("data", {})}))
+    done = command(first, other, "--out", tmp_path / "out", "--skip-decode")
+    page = (tmp_path / "out/comparison.md").read_text(encoding="utf-8")
+    assert f"> **Warning:** other against first: {warning}" in page
+    assert warning in done.stderr
+    assert "no verdict, because it has" in page
+
+
+def test_the_same_settings_over_a_changed_text_are_other_data(tmp_path):
+    text = write_config(tmp_path).parent / "text.txt"
+    data = {"source": {"kind": "files", "path": str(text)}}
+    first = other_run(tmp_path, "first", data=data)
+    edit(text, lambda old: old.replace("cat", "dog"))
+    second = other_run(tmp_path, "second", "seed=1", data=data)
+    assert "other data (the text itself" in command(first, second, "--skip-decode").stderr
+
+
+def test_an_unfinished_run_and_an_infinite_loss_are_told(own):
+    (own / "mha-seed0/report.md").unlink()
+    file = own / "mqa-seed0/metrics.jsonl"
+    edit(file, lambda text: text.replace(json.dumps(last_val(own / "mqa-seed0")["bits_per_byte"]), "null"))
+    done = command(own / "mha-seed0", own / "mqa-seed0", "--skip-decode")
+    assert "mha-seed0 is not finished: its last step is 4" in done.stderr
+    assert "mqa-seed0: its last loss is not a finite number" in done.stderr
+    assert "no verdict, because a loss is not a number" in done.stdout
+
+
+def test_runs_limited_by_the_clock_have_the_same_budget_whatever_their_steps(tmp_path):
+    data = {"source": {"kind": "files", "path": str(write_config(tmp_path).parent / "text.txt")}}
+    sections = {"data": data, "train": {"max_steps": None, "max_minutes": 0.02, "checkpoint_every": 0}}
+    first, second = (other_run(tmp_path, name, f"seed={seed}", **sections) for seed, name in enumerate(("a", "b")))
+    edit(second / "metrics.jsonl", lambda text: text.replace('"step": ', '"step": 1'))  # far more of them
+    last = max(line["step"] for line in metrics(second))
+    edit(second / "report.md", lambda text: re.sub(r"finished at step \S+", f"finished at step {last:,}", text))
+    assert "budget" not in command(first, second, "--skip-decode").stderr
+    (second / "report.md").unlink()  # stopped before its time
+    assert "have different budgets: 0.02 minutes and" in command(first, second, "--skip-decode").stderr
+
+
+# Heads
+
+
+def snapshot(step: int, induction: float, gain: float | None, **scores) -> Snapshot:
+    """One of a model of 2 layers x 4 heads, whose best induction head is layer 1, head 2."""
+    values = np.zeros((2, 4), dtype=np.float32)
+    values[1, 2] = induction
+    return Snapshot(
+        step=step, tokens=step * 256, seconds=0.1 * step, layers=[0, 1], heads=[0, 1, 2, 3],
+        num_attention_heads=4, num_key_value_heads=4, maps={}, scores={"induction": values, **scores},
+        chance={"induction": 0.0125}, scalars={"copy_gain": gain},
+    )  # fmt: skip
+
+
+def write_snapshots(own: Path) -> None:
+    entropy = np.arange(8, dtype=np.float32).reshape(2, 4)
+    entropy[0, 0] = math.nan
+    undefined = np.full((2, 4), math.nan, dtype=np.float32)
+    for name, late in (("mha-seed0", 0.5), ("mha-seed1", 0.7)):
+        for step, induction, gain in ((0, 0.01, None), (2, late / 2, 1.0), (4, late, 10 * late)):
+            shown = snapshot(step, induction, gain, entropy=entropy, cross_document=undefined)
+            snapshots.write(shown, own / name / "attention")
+
+
+def test_head_scores_are_of_the_last_snapshot_over_seeds(own, tmp_path):
+    write_snapshots(own)
+    table = table_of(every(own), tmp_path)
+    assert table["induction, best head (chance 0.013)"] == ["0.600 ± 0.141", "-"]
+    assert table["entropy, mean of heads (nats)"] == ["4.000 ± 0.000", "-"]  # of seven: one is undefined
+    assert table["other documents, best head"] == ["-", "-"]
+    assert table["copy gain"] == ["6.000 ± 1.414", "-"]
+    assert (tmp_path / "comparison_heads.png").is_file()
+
+
+def test_without_snapshots_the_scores_are_a_dash_and_an_older_figure_goes(own, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/comparison_heads.png").write_bytes(b"of an earlier comparison")
+    assert table_of(every(own), tmp_path / "out")["head scores"] == ["-", "-"]
+    assert not (tmp_path / "out/comparison_heads.png").exists()
+    assert "heads.png" not in (tmp_path / "out/comparison.md").read_text(encoding="utf-8")
+
+
+def test_a_broken_snapshot_is_told_and_the_others_are_used(own, tmp_path):
+    write_snapshots(own)
+    broken = own / "mha-seed0/attention/step_00000004.npz"
+    broken.write_bytes(broken.read_bytes()[:200])
+    done = command(*every(own), "--out", tmp_path, "--skip-decode")
+    assert f"{broken}: not a whole snapshot" in done.stderr
+    assert "last readable snapshot of the heads is of step 2, not 4" in done.stderr
+    assert cells((tmp_path / "comparison.md").read_text(encoding="utf-8"))["copy gain"][0] == "4.000 ± 4.243"  # 1, 7
+
+
+# Figures
+
+
+def keep_figures(monkeypatch) -> list:
+    """The figures that are drawn from here on, to look into."""
+    kept, make = [], compare_figures._figure
+    monkeypatch.setattr(compare_figures, "_figure", lambda *size: kept.append(make(*size)) or kept[-1])
+    return kept
+
+
+def test_the_figures_show_what_they_are_labelled_with(own, tmp_path, monkeypatch):
+    write_snapshots(own)
+    kept = keep_figures(monkeypatch)
+    table = table_of(every(own), tmp_path)
+    quality, losses, heads = kept
+    bits, cache, parameters = quality.axes
+    assert "bits per byte" in bits.get_xlabel()
+    assert "KV-cache bytes" in cache.get_xlabel()
+    assert [f"{bar.get_width():,.0f}" for bar in cache.patches] == table["KV-cache bytes per token"]
+    assert "parameters" in parameters.get_xlabel()
+    assert [f"{bar.get_width():,.0f}" for bar in parameters.patches] == table["parameters"]
+    assert len(losses.axes[0].lines) == len(losses.axes[1].lines) == 5  # a line for each run
+    last = losses.axes[0].lines[0].get_xydata()[-1]
+    assert last.tolist() == [last_val(own / "mha-seed0")[key] for key in ("tokens", "bits_per_byte")]
+    (band, _), mean_line = heads.axes[0].collections, heads.axes[0].lines[0].get_xydata()
+    assert mean_line[:, 0].tolist() == [0, 512, 1024]
+    assert mean_line[:, 1] == pytest.approx([0.01, 0.3, 0.6])
+    edges = band.get_paths()[0].vertices
+    assert sorted(set(edges[edges[:, 0] == 1024][:, 1].round(6))) == pytest.approx([0.5, 0.7])
+    assert heads.axes[1].lines[0].get_xydata()[:, 0].tolist() == [512, 1024]  # no copy gain at step 0
+    for name in ("quality", "loss", "heads"):
+        assert len(Image.open(tmp_path / f"comparison_{name}.png").convert("RGB").getcolors(1 << 20)) > 20
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda run: (run / "config.yaml").unlink(), "mha-seed0: is not a run (it has no config.yaml)"),
+        (lambda run: (run / "config.yaml").write_text("a: 1"), "config.yaml: is not the resolved config of a run"),
+        (lambda run: (run / "config.yaml").write_text("a: [1"), "config.yaml:1: not valid YAML"),
+        (lambda run: shutil.rmtree(run / "checkpoints"), "mha-seed0: has no checkpoint"),
+        (lambda run: (run / "metrics.jsonl").unlink(), "mha-seed0: has no evaluation in metrics.jsonl"),
+        (lambda run: edit(run / "metrics.jsonl", lambda text: text[:100]), "mha-seed0: has no evaluation"),
+        (lambda run: next(run.glob("checkpoints/step*/model.safetensors")).write_bytes(b"x"), "cannot be read"),
+    ],
+)
+def test_what_is_no_whole_run_is_one_line(own, break_it, message):
+    break_it(own / "mha-seed0")
+    done = command(*every(own), code=2)
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (own / "comparison.md").exists()
+
+
+def test_the_same_run_twice(own):
+    done = command(own / "mha-seed0", own / "mha-seed1", own / "x/../mha-seed0", code=2)
+    assert "are the same run: name it once" in done.stderr
+    shutil.copytree(own / "mha-seed0", own / "copy")
+    done = command(own / "mha-seed0", own / "copy", code=2)
+    assert "are the same run: all settings and seed 0 are equal" in done.stderr
+
+
+def test_a_place_that_cannot_be_written(own, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    assert "--out:" in command(own / "mha-seed0", "--out", tmp_path / "file", "--skip-decode", code=2).stderr
+
+
+def test_help_needs_neither_torch_nor_matplotlib():
+    check = "import sys, eval.compare; sys.exit(any(name in sys.modules for name in ('torch', 'matplotlib')))"
+    assert subprocess.run([sys.executable, "-c", check]).returncode == 0

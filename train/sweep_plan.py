@@ -1,0 +1,161 @@
+"""Which runs a sweep is made of: the baseline, and one key at a time changed, each with every seed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from configs.loader import InputError
+from train.config import RunConfig, load_run_config
+
+NOT_SWEPT = ("name", "output_dir", "resume", "allow_mismatch", "tracking", "extends")
+LONGEST_LABEL = 60  # characters of a value in the name of a run
+
+
+@dataclass(frozen=True)
+class Variant:
+    """label: what its runs are named after; changes: what it overrides besides the fixed overrides, [] = baseline."""
+
+    label: str
+    changes: list[str]
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of one variant: its checked config, and the overrides that make it on the command line."""
+
+    variant: Variant
+    config: RunConfig
+    overrides: list[str]
+
+    @property
+    def script(self) -> str:
+        """Fine-tuning has a script of its own."""
+        tunes = self.config.init_from is not None and self.config.data.records == "conversations"
+        return "train.sft" if tunes else "train.pretrain"
+
+
+def plan(path: str, arguments: Sequence[str], seeds: int) -> list[PlannedRun]:
+    """Every run, baseline first, seed by seed. Trains and writes nothing.
+
+    arguments: `key=value` holds for all runs, `key=a,b,c` is swept. Raises InputError for a key that does not exist or
+    cannot be swept, a value that does not fit, and if there is nothing to compare.
+    """
+    if seeds < 1:
+        raise InputError(f"--seeds is {seeds}: it must be 1 or more")
+    fixed, swept = read_arguments(arguments)
+    variants = variants_of(path, fixed, swept)
+    if not swept and seeds == 1:
+        raise InputError(
+            "nothing is swept: give a key two values or more, for example model.num_key_value_heads=1,2,4, or --seeds 3"
+        )
+    runs = []
+    for seed in range(variants[0].config.seed, variants[0].config.seed + seeds):
+        for variant in variants:
+            name = "-".join(filter(None, (variants[0].config.name, variant.label, f"seed{seed}")))
+            overrides = [*fixed, *variant.changes, f"seed={seed}", f"name={json.dumps(name, ensure_ascii=False)}"]
+            runs.append(PlannedRun(variant, load_run_config(path, overrides), overrides))
+    return runs
+
+
+def read_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """(overrides that hold for all runs, values of each swept key). Raises InputError."""
+    fixed, swept = [], {}
+    seen = set()
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        if not equals or not key:
+            raise InputError(f"`{argument}`: write key=value,value,…, for example model.num_key_value_heads=1,2,4")
+        if key in seen:
+            raise InputError(f"`{key}` is given twice: write its values together, {key}=value,value")
+        seen.add(key)
+        values = split_values(text)
+        if len(values) == 1:
+            fixed.append(argument)
+            continue
+        if values[-1] == "":  # `key=1,` sweeps a single value against the baseline
+            values.pop()
+        if "" in values:
+            raise InputError(f"`{argument}`: a value is empty: write it out, or null")
+        if key == "seed":
+            raise InputError(
+                f"`{argument}`: seeds are not swept: --seeds {len(values)} trains every variant with so many"
+            )
+        if key.partition(".")[0] in NOT_SWEPT:
+            raise InputError(f"`{argument}`: {key} changes nothing that is trained, so there is nothing to sweep")
+        swept[key] = values
+    return fixed, swept
+
+
+def split_values(text: str) -> list[str]:
+    """`a,b` at the commas that stand in no bracket and no quotes."""
+    values, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'" and (depth or not values[-1].strip()):
+            quote = letter
+        elif letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth -= 1
+        if letter == "," and not depth and not quote:
+            values.append("")
+        else:
+            values[-1] += letter
+    return [value.strip() for value in values]
+
+
+def variants_of(path: str, fixed: Sequence[str], swept: dict[str, list[str]]) -> list[Variant]:
+    """The baseline, then a variant for each value that changes it, each config once. Raises InputError."""
+    base = load_run_config(path, list(fixed))
+    baseline = Variant(_label_of_baseline(base, swept), [], base)
+    variants, labels = [baseline], set()
+    for key, values in swept.items():
+        for value in values:
+            config = _checked(path, [*fixed, f"{key}={value}"], key, value)
+            label = _label(value) if len(swept) == 1 else f"{key.rpartition('.')[2]}-{_label(value)}"
+            if config == base:
+                if len(swept) == 1 and baseline is variants[0]:  # its runs bear the value's name as it is written here
+                    variants[0] = Variant(label, [], base)
+                continue
+            if any(config == variant.config for variant in variants):
+                continue
+            variants.append(Variant(label, [f"{key}={value}"], config))
+    for number, variant in enumerate(variants):
+        if variant.label in labels:  # such as the lists [1, 2] and "1_2"
+            variants[number] = Variant(f"{variant.label}-{number}", variant.changes, variant.config)
+        labels.add(variant.label)
+    return variants
+
+
+def _checked(path: str, overrides: list[str], key: str, value: str) -> RunConfig:
+    try:
+        return load_run_config(path, overrides)
+    except InputError as error:
+        told = str(error)
+        raise InputError(told if f"`{key}={value}`" in told else f"`{key}={value}`: {told}") from None
+
+
+def _label_of_baseline(base: RunConfig, swept: dict[str, list[str]]) -> str:
+    """With one key the baseline's own value, so that it is the same run whichever other values it is compared with."""
+    if len(swept) != 1:
+        return "baseline"
+    value: Any = base.model_dump()
+    for part in next(iter(swept)).split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    label = "" if value is None or isinstance(value, dict) else _slug(json.dumps(value, ensure_ascii=False))
+    return label or "baseline"
+
+
+def _label(value: str) -> str:
+    """A value as part of a folder's name."""
+    return _slug(value) or "value"
+
+
+def _slug(value: str) -> str:
+    return re.sub(r"[^\w.+-]+", "_", value).strip("_")[:LONGEST_LABEL]

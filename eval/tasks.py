@@ -82,7 +82,7 @@ def text(lm: LanguageModel, tokenizer: Tokenizer, given: argparse.Namespace) -> 
     """Loss, perplexity and bits per byte of a text file, taken as one document."""
     from eval.likelihood import unknown_tokens
     from eval.tasks_files import text_of
-    from eval.tasks_text import check_windows, figures, text_ids, text_log_probs
+    from eval.tasks_text import check_windows, figures, text_ids, text_log_probs, trained_length
 
     window, stride = check_windows(lm, given.window, given.stride)
     chosen = "".join(islice(io.StringIO(text_of(Path(given.text))), given.limit))
@@ -92,6 +92,7 @@ def text(lm: LanguageModel, tokenizer: Tokenizer, given: argparse.Namespace) -> 
     labels = tokenizer.token_labels(ids[1:])
     records = [{"token": label, "log_likelihood": x} for label, x in zip(labels, log_probs.tolist(), strict=True)]
     notes = [f"windows of {window} tokens, {stride} apart"] if len(ids) > window else []
+    notes += _unseen_places(trained_length(given.run), min(window, len(ids)))
     notes += _unknown(unknown_tokens(tokenizer, [chosen]))
     return Result({Path(given.text).name: values | {"window": window, "stride": stride}}, records, notes=notes)
 
@@ -129,6 +130,12 @@ def _answer(question: Asked, reply: str | None, is_right: bool, new_names: bool)
     return {"class": question.kind, "new_names": new_names, **said, "is_right": is_right}
 
 
+def _unseen_places(trained: int | None, read: int) -> list[str]:
+    if trained is None or read <= trained:
+        return []
+    return [f"trained on rows of {trained} tokens, read in windows of {read}: --window {trained} may well do better"]
+
+
 def _unknown(count: int) -> list[str]:
     told = f"{count} characters are unknown to the tokenizer: one and the same token stands for all of them"
     return [told] if count else []
@@ -144,7 +151,8 @@ def table(task: str, result: Result) -> str:
     rows = result.figures | ({f"mean of {len(result.figures)} files": result.total} if result.total else {})
     first = next(iter(rows.values()))
     shown = [key for key in first if not key.endswith("_stderr")]
-    lines = [f"| {' | '.join([task, *shown])} |", f"|---|{'---|' * len(shown)}"]
+    heading = "class" if task == "questions" else "file"
+    lines = [f"| {' | '.join([heading, *shown])} |", f"|---|{'---|' * len(shown)}"]
     for name, values in rows.items():
         lines.append(f"| {' | '.join([name, *(_cell(values, key) for key in shown)])} |")
     return "\n".join(lines)

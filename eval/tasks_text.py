@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from configs.loader import InputError
+from configs.loader import InputError, load_config
 from data.tokenizer import Tokenizer, cut
 from eval.language_modeling import bits_per_byte
 from eval.likelihood import mean_error, token_log_probs
 from model import LanguageModel
+from model.checkpoint_format import checkpoint_directory
 
 PIECE = 1 << 18  # characters encoded at a time
 WINDOWS = 256  # kept at a time
@@ -54,6 +56,15 @@ def check_windows(lm: LanguageModel, window: int | None, stride: int | None) -> 
     if not 1 <= stride < window:
         raise InputError(f"--stride ({stride}) must be 1 to {window - 1}, one less than the window ({window})")
     return window, stride
+
+
+def trained_length(run: str | Path) -> int | None:
+    """The row length in tokens that a run was trained with, from its config.yaml; None where there is none."""
+    directory = checkpoint_directory(run)
+    for at in (directory, *directory.parents[:2]):
+        if (at / "config.yaml").is_file():
+            return load_config(at / "config.yaml").values.get("data", {}).get("sequence_length")
+    return None
 
 
 def text_log_probs(lm: LanguageModel, ids: list[int], window: int, stride: int) -> Tensor:

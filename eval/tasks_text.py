@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from configs.loader import InputError, load_config
+from configs.loader import InputError, load_config, validate
+from data.config import DataConfig
 from data.tokenizer import Tokenizer, cut
 from eval.language_modeling import bits_per_byte
 from eval.likelihood import mean_error, token_log_probs
@@ -59,12 +60,12 @@ def check_windows(lm: LanguageModel, window: int | None, stride: int | None) -> 
 
 
 def trained_length(run: str | Path) -> int | None:
-    """The row length in tokens that a run was trained with, from its config.yaml; None where there is none."""
-    directory = checkpoint_directory(run)
-    for at in (directory, *directory.parents[:2]):
-        if (at / "config.yaml").is_file():
-            return load_config(at / "config.yaml").values.get("data", {}).get("sequence_length")
-    return None
+    """The row length in tokens that a run was trained with; None for a model directory that lies in no run."""
+    checkpoints = checkpoint_directory(run).resolve().parent
+    file = checkpoints.parent / "config.yaml"
+    if checkpoints.name != "checkpoints" or not file.is_file():
+        return None
+    return validate(DataConfig, load_config(file), "data").sequence_length
 
 
 def text_log_probs(lm: LanguageModel, ids: list[int], window: int, stride: int) -> Tensor:

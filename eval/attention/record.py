@@ -133,7 +133,8 @@ def summary(scores: dict[str, np.ndarray]) -> dict[str, float | None]:
         for name in names:
             if name in scores:
                 values = scores[name]
-                found[f"{name}_{how}"] = None if np.isnan(values).all() else float(reduce(values))
+                key = name if name == "max_logit" else f"{name}_{how}"
+                found[key] = None if np.isnan(values).all() else float(reduce(values))
     return found
 
 

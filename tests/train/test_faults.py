@@ -197,6 +197,7 @@ class Broken(types.ModuleType):
         super().__init__("wandb")
         self.where, self.action, self.logged = where, action, []
         self.Settings, self.Image = (lambda **options: None), (lambda path: path)
+        self.Html, self.Table = (lambda text, inject: text), (lambda columns, data: [columns, *data])
 
     def init(self, **options):
         self.reach("init")
@@ -245,6 +246,27 @@ def test_a_tracker_that_works_gets_every_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     pretrain(write_config(tmp_path, tracking={"wandb": "online"}))
     assert [line["step"] for line in wandb.logged if "train/loss" in line] == list(range(1, 13))
+
+
+def test_a_tracker_gets_a_few_figures_of_the_heads_and_the_viewer_not_hundreds(tmp_path, monkeypatch):
+    wandb = Broken("nowhere", fails)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    heads = {"every": 6, "early": [1], "max_tokens": 8}
+    pretrain(write_config(tmp_path, tracking={"wandb": "online"}, eval={"every": 6, "attention": heads}))
+    logged: dict = {}
+    for line in wandb.logged:
+        for key, value in line.items():
+            if key.startswith("attention/"):
+                logged.setdefault(key, []).append((line["step"], value))
+    numbers = {key for key, values in logged.items() if values[0][1] is None or isinstance(values[0][1], float)}
+    assert 12 <= len(numbers) <= 20
+    assert {key for key in logged if key not in numbers} >= {"attention/heads", "attention/viewer", "attention/scores"}
+    assert [step for step, _ in logged["attention/copy_gain"]] == [0, 1, 6, 12]
+    (step, page), (_, table) = logged["attention/viewer"][0], logged["attention/scores"][0]
+    assert step == 12
+    assert page.lower().startswith("<!doctype html>")
+    assert table[0][:3] == ["layer", "head", "kv_group"]
+    assert [row[:3] for row in table[1:]] == [[i, j, j // 2] for i in range(2) for j in range(4)]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "trace.jsonl"])

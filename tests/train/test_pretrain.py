@@ -21,7 +21,9 @@ from tests.train.helpers import REPOSITORY, metrics, pretrain, run_module, write
 def finished(tmp_path_factory):
     """One finished run, with pictures and with wandb."""
     folder = tmp_path_factory.mktemp("finished")
-    config = write_config(folder, tracking={"wandb": "offline"}, eval={"attention": {"every": 6, "max_tokens": 12}})
+    config = write_config(
+        folder, tracking={"wandb": "offline"}, eval={"attention": {"every": 6, "early": [], "max_tokens": 12}}
+    )
     with pytest.MonkeyPatch.context() as patience:
         patience.setattr(train.tracking, "PATIENCE_S", 300.0)  # wandb's first start on a busy machine took over 30 s
         done = pretrain(config)
@@ -37,12 +39,16 @@ def test_a_run_leaves_everything_that_the_contract_names(finished):
     files = "model.safetensors config.json generation_config.json tokenizer.json tokenizer_config.json "
     files += "optimizer.safetensors trainer_state.json manifest.json"
     assert {file.name for file in checkpoint.iterdir()} == set(files.split())
-    assert [p.name for p in sorted((run / "attention").glob("*.png"))] == [
+    assert [p.name for p in sorted((run / "attention").glob("step_*.png"))] == [
         "step_00000000.png",
         "step_00000006.png",
         "step_00000012.png",
     ]
+    for name in ("index.jsonl", "heads.png", "curves.png", "timelapse.gif", "viewer.html"):
+        assert (run / "attention" / name).stat().st_size > 0, name
     assert list((run / "wandb").glob("offline-run-*/*.wandb")), stdout
+    assert list((run / "wandb").glob("offline-run-*/files/media/html/attention/viewer*.html")), stdout
+    assert list((run / "wandb").glob("offline-run-*/files/media/table/attention/scores*.json")), stdout
     assert not list(run.rglob("*.tmp"))
 
 

@@ -46,6 +46,8 @@ PROBE_NOTES = {
     "text": "an ordinary text",
     "repeated_2": "random tokens, written twice: an induction head knows the second half",
     "repeated_4": "random tokens, written four times",
+    "songs": "a story in which a nonsense song comes back word for word",
+    "stories": "a held-out story, in which names and pronouns stand for earlier mentions",
     "packed": "several documents in one row: thin lines show where one ends",
 }
 
@@ -119,6 +121,12 @@ class _Kept:
     notes: list[str]
     encoded: dict[tuple[int, str, int], str] = field(default_factory=dict)
 
+    @property
+    def probes(self) -> list[str]:
+        """In the order of the last snapshot, so that the last step always has the first of them."""
+        names = [name for snapshot in reversed(self.snapshots) for name in snapshot.maps]
+        return list(dict.fromkeys(names))
+
     def frame(self, index: int, probe: str, longest: int) -> str:
         key = (index, probe, longest)
         if key not in self.encoded:
@@ -129,19 +137,26 @@ class _Kept:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What to try to fit: these probes, at most so many tokens, at least so many steps of each run."""
+    """What to try to fit: so many probes of each run, at most so many tokens, at least so many steps of each run."""
 
-    probes: list[str]
+    probes: int
     longest: int
     steps: int
 
+    def of(self, one: _Kept, index: int) -> list[str]:
+        """The probes of this snapshot that are to be in the page."""
+        return [name for name in one.probes[: self.probes] if name in one.snapshots[index].maps]
+
+    def names(self, kept: list[_Kept]) -> list[str]:
+        return list(dict.fromkeys(name for one in kept for name in one.probes[: self.probes]))
+
 
 def _one_shape(name: str, snapshots: list[Snapshot]) -> _Kept:
-    if not snapshots:
+    if not any(one.maps for one in snapshots):
         raise InputError(
             f"{name}: no attention snapshot to show: train with eval.attention on, or look into its folder"
         )
-    ordered = sorted(snapshots, key=lambda one: one.step)
+    ordered = sorted((one for one in snapshots if one.maps), key=lambda one: one.step)
     fields = ("layers", "heads", "num_attention_heads", "num_key_value_heads")
     last = [getattr(ordered[-1], key) for key in fields]
     kept = [one for one in ordered if [getattr(one, key) for key in fields] == last]
@@ -157,14 +172,13 @@ def _one_shape(name: str, snapshots: list[Snapshot]) -> _Kept:
 
 def _plans(kept: list[_Kept]) -> Iterator[_Plan]:
     """From everything to the least."""
-    probes = list(dict.fromkeys(name for one in kept for snapshot in one.snapshots for name in snapshot.maps))
     longest = max(m.weights.shape[-1] for one in kept for s in one.snapshots for m in s.maps.values())
-    for count in range(len(probes), 0, -1):
-        yield _Plan(probes[:count], longest, FEW_STEPS)
-    yield _Plan(probes[:1], longest, 2)
+    for count in range(max(len(one.probes) for one in kept), 0, -1):
+        yield _Plan(count, longest, FEW_STEPS)
+    yield _Plan(1, longest, 2)
     while longest >= 16:
         longest //= 2
-        yield _Plan(probes[:1], longest, 2)
+        yield _Plan(1, longest, 2)
 
 
 def _fill(kept: list[_Kept], plan: _Plan, room: int) -> list[str] | None:
@@ -173,30 +187,30 @@ def _fill(kept: list[_Kept], plan: _Plan, room: int) -> list[str] | None:
     share = room // 3  # scores are small; if they are not, they are thinned out as the maps are
     scored = [len(order) for order in orders]
     while len(_about(kept, plan, orders, scored, {})) > share and max(scored) > 2:
-        scored = [max(2, count // 2) for count in scored]
-    frames: dict[tuple[int, int, str], str] = {}
-    room -= 1000 + 40 * sum(map(len, orders)) * len(plan.probes)  # numbers of the lines, and the notes
-    room -= len(_about(kept, plan, orders, scored, {}))
-    for rank in range(max(map(len, orders))):
-        new = {}
-        for r, one in enumerate(kept):
-            if rank < min(scored[r], len(orders[r])):
-                index = orders[r][rank]
-                there = [probe for probe in plan.probes if probe in one.snapshots[index].maps]
-                new |= {(r, index, probe): one.frame(index, probe, plan.longest) for probe in there}
-        room -= sum(len(line) + 1 for line in new.values())
-        if room < 0:
-            if rank < min(plan.steps, max(map(len, orders))):
-                return None
+        scored = [min(count, max(2, count // 2)) for count in scored]
+    batches: list[dict[tuple[int, int, str], str]] = []  # one more step of every run
+    while len(batches) < max(scored) and _size(batches) <= room:
+        places = [(r, orders[r][len(batches)]) for r in range(len(kept)) if len(batches) < scored[r]]
+        batches.append(
+            {(r, i, name): kept[r].frame(i, name, plan.longest) for r, i in places for name in plan.of(kept[r], i)}
+        )
+    while batches:
+        frames = {key: line for batch in batches for key, line in batch.items()}
+        lines = [_about(kept, plan, orders, scored, frames), *frames.values()]
+        if sum(len(line) + 1 for line in lines) <= room:
             break
-        frames |= new
-    return [_about(kept, plan, orders, scored, frames), *frames.values()]
+        batches.pop()
+    return lines if len(batches) >= min(plan.steps, max(scored)) else None
+
+
+def _size(batches: list[dict[tuple[int, int, str], str]]) -> int:
+    return sum(len(line) + 1 for batch in batches for line in batch.values())
 
 
 def _by_importance(steps: list[int]) -> list[int]:
     """Indices of steps, those to keep longest first: last, first, then what leaves the smallest gaps in sqrt(step)."""
     places = [math.sqrt(step) for step in steps]
-    left, dropped = list(range(len(steps))), []
+    left, dropped = list(range(len(steps))), list[int]()
     while len(left) > 2:
         gaps = [places[left[i + 1]] - places[left[i - 1]] for i in range(1, len(left) - 1)]
         dropped.append(left.pop(1 + gaps.index(min(gaps))))
@@ -215,7 +229,8 @@ def _about(kept: list[_Kept], plan: _Plan, orders: list[list[int]], scored: list
             for name in names
         ],
         "probes": [
-            {"name": name, "title": name.replace("_", " "), "note": PROBE_NOTES.get(name, "")} for name in plan.probes
+            {"name": name, "title": name.replace("_", " "), "note": PROBE_NOTES.get(name, "")}
+            for name in plan.names(kept)
         ],
         "colours": GROUP_COLOURS,
         "runs": [
@@ -231,7 +246,7 @@ def _about_run(r: int, one: _Kept, plan: _Plan, indices: list[int], names: list[
     steps = []
     for index in indices:
         snapshot, maps = one.snapshots[index], {}
-        for probe in plan.probes:
+        for probe in plan.of(one, index):
             if (r, index, probe) in numbers:
                 text = _text(snapshot.maps[probe], plan.longest)
                 if text not in texts:
@@ -273,8 +288,8 @@ def _notes(kept: list[_Kept], plan: _Plan, scored: list[int], frames: dict) -> l
             notes.append(
                 f"To stay small, this file has the maps of {shown} of {there} steps of {one.name}, scores of {scores}."
             )
-    probes = dict.fromkeys(name for one in kept for snapshot in one.snapshots for name in snapshot.maps)
-    without = [name.replace("_", " ") for name in probes if name not in plan.probes]
+    probes = dict.fromkeys(name for one in kept for name in one.probes)
+    without = [name.replace("_", " ") for name in probes if name not in plan.names(kept)]
     return [*notes, f"The maps of {', '.join(without)} did not fit."] if without else notes
 
 

@@ -56,6 +56,7 @@ def test_first_last_and_early_steps_are_kept_longest():
     assert sum(step <= 500 for step in kept) >= 4
     gaps = np.diff(kept)
     assert gaps[0] < gaps[-1] <= 600
+    assert np.diff(np.sqrt(kept)).max() < 2 * np.sqrt(2000) / 9  # twice what an even spread would have
     assert _by_importance([7]) == [0]
 
 
@@ -144,11 +145,28 @@ def test_what_is_undefined_breaks_nothing(browser, tmp_path):
         assert page.locator(".score-title").first.inner_text() == "induction: every head"
         page.get_by_role("button", name="made up").first.click()
         page.select_option("#probe", "packed")
-        assert "was not looked at at this step" in page.locator(".readout").first.inner_text()
+        assert "was not looked at on this text" in page.locator(".readout").first.inner_text()
         page.keyboard.press("Home")
         assert page.locator(".pane").first.locator(".token").count() == 12
         for key in "hmcgvfsd":
             page.keyboard.press(key)
+
+
+def test_runs_with_other_texts_other_tokens_and_a_score_without_bounds(browser, tmp_path):
+    maps = {"mine": ProbeMap(causal(1, 2, 5, 0), list("abcde"))}
+    logits = {"max_logit": np.array([[-3.0, -2.0]], np.float32)}
+    odd = snapshot(2, [0], [0, 1], 2, 2, maps=maps, scores=logits, chance={"max_logit": None})
+    for limit in (5_000_000, 90_000):  # whole, and with one text of each run
+        runs = [("a", [snapshot(s, range(6), range(8), 8, 2) for s in range(3)]), ("b", [odd])]
+        with opened(browser, write_viewer(runs, tmp_path / "v.html", limit)) as page:
+            page.select_option("#compare", "runs")
+            assert "was not looked at" in page.locator(".readout").nth(1).inner_text()
+            page.select_option("#probe", "mine")
+            assert page.locator(".pane").nth(1).locator(".token").all_inner_texts() == list("abcde")
+            assert "was not looked at" in page.locator(".readout").nth(0).inner_text()
+            page.get_by_role("button", name="largest logit").nth(1).click()
+            assert page.locator(".pane").nth(1).locator(".cell").all_inner_texts() == ["-3.00", "-2.00"]
+            page.keyboard.press("s")
 
 
 def test_no_scores_and_one_step(browser, tmp_path):

@@ -65,7 +65,7 @@ function drawGrid(pane) {
     button.title = `${name}${group}${info ? `: ${info.title} ${number(value)}` : ""}`;
     button.setAttribute("aria-label", button.title);
     button.style.setProperty("--group", state.groups && run.grouped ? groupColour(run, run.heads[head]) : "transparent");
-    badge.textContent = info ? brief(value, range(info)[1]) : "";
+    badge.textContent = info ? brief(value, range(info)) : "";
     if (wide) drawThumbnail(thumbnail, maps && new Head(run, maps, layer, head, state), wide);
   }));
 }
@@ -110,8 +110,9 @@ function number(value) {
   return size >= 0.001 ? value.toFixed(3) : value.toExponential(0);
 }
 
-// where there is little room: as many digits as the largest of its kind needs
-function brief(value, largest) {
+// where there is little room: as many digits as the range of its kind needs
+function brief(value, [low, high]) {
   if (value === null) return "–";
+  const largest = Math.max(Math.abs(low), Math.abs(high));
   return value.toFixed(largest >= 10 ? 0 : largest >= 0.3 ? 2 : 3);
 }

@@ -52,8 +52,9 @@ function range(info) {
     const values = runs.flatMap((run) => [run.chance[info.name], ...(run.scores[info.name] ?? []).flat()])
       .filter((value) => value !== null && value !== undefined);
     const top = values.reduce((most, value) => Math.max(most, value), -Infinity);
-    const least = values.reduce((most, value) => Math.min(most, value), info.low);
-    ranges[info.name] = [least, Number.isFinite(top) && top > least ? top : info.high ?? least + 1];
+    const bottom = values.reduce((least, value) => Math.min(least, value), info.low ?? Infinity);
+    const low = Number.isFinite(bottom) ? bottom : 0;
+    ranges[info.name] = [low, Number.isFinite(top) && top > low ? top : info.high ?? low + 1];
   }
   return ranges[info.name];
 }
@@ -92,7 +93,7 @@ function drawScoreMap(pane) {
     const chosen = layer === view.layer && head === view.head;
     cell.style.backgroundColor = css(back);
     cell.style.color = inkOn(back);
-    cell.textContent = narrow ? "" : brief(value, high);
+    cell.textContent = narrow ? "" : brief(value, [low, high]);
     cell.setAttribute("aria-pressed", chosen);
     cell.tabIndex = chosen ? 0 : -1;
     cell.title = `${headName(run, layer, head)}: ${value === null ? "undefined" : withUnit(value, info)}`;
@@ -103,7 +104,7 @@ function drawScoreMap(pane) {
 
 function drawScoreNote(note, info) {
   const measured = about.probes.find((probe) => probe.name === info.probe);
-  note.textContent = info.meaning;
+  note.textContent = info.paper ? `${info.meaning} (${info.paper})` : info.meaning;
   if (!info.probe) return;
   note.append(` Measured on ${measured && measured.name !== state.probe ? "" : `“${info.probe.replaceAll("_", " ")}”.`}`);
   if (measured && measured.name !== state.probe) {

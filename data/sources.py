@@ -25,7 +25,7 @@ from data.records import BadRecord, Conversation, conversation_of, text_of
 Split = Literal["train", "validation"]
 LISTED = 1000  # bad records that are listed one by one
 FEW = 1000  # records after which a share of bad ones means something
-REPEATED_WORDS = range(4, 26)  # in a block of a document that repeats itself: near and far copies
+REPEATED_WORDS = range(4, 41)  # in a block of a document that repeats itself: near and far copies
 
 
 class Document(NamedTuple):

@@ -168,7 +168,7 @@ def test_the_built_in_world_has_two_levels_conversations_and_repeats():
     assert sum(map(len, long)) > 2 * sum(map(len, short))
     some = list(documents(config(world | {"repeats": 0.25}), "train"))
     assert [text in short for text in some] == [True, True, True, False] * 10
-    assert some[3] == repeated(0, 3, words=range(4, 26)).text
+    assert some[3] == repeated(0, 3, words=range(4, 41)).text
     assert len({len(text.split()) for text in some[3::4]}) > 5  # blocks of many lengths: copies near and far
     chats = list(documents(config(world, records="conversations"), "validation"))
     assert len(chats) == 10

@@ -83,6 +83,28 @@ def draw(variants: Sequence[Variant], costs: dict[str, Cost], out: Path) -> list
         figures.append(("when heads learn to copy", "comparison_heads.png"))
     else:
         (out / "comparison_heads.png").unlink(missing_ok=True)  # of an earlier comparison
+    return figures + beside_each_other(variants, out)
+
+
+def beside_each_other(variants: Sequence[Variant], out: Path) -> list[tuple[str, str]]:
+    """The heads of every variant's first run at the end, as maps and as scores; nothing where none was looked at."""
+    from eval.attention.plots import side_by_side
+    from eval.attention.score_plots import score_maps_side_by_side
+
+    named = [(variant.name, variant.runs[0].snapshots[-1]) for variant in variants if variant.runs[0].snapshots]
+    shared = set.intersection(*({*snapshot.maps} for _, snapshot in named)) if named else set()
+    figures = []
+    for probe, title in (("text", "every head on a held-out text"), ("repeated_2", "every head on repeated tokens")):
+        file = out / f"comparison_{probe}.png"
+        file.unlink(missing_ok=True)
+        if probe in shared:
+            side_by_side(named, file, probe)
+            figures.append((title, file.name))
+    file = out / "comparison_scores.png"
+    file.unlink(missing_ok=True)
+    if any("induction" in snapshot.scores for _, snapshot in named):
+        score_maps_side_by_side(named, file)
+        figures.append(("scores of every head", file.name))
     return figures
 
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median, stdev
 
@@ -16,7 +17,7 @@ from PIL import Image
 
 from eval import compare, compare_figures, compare_text
 from eval.attention import snapshots
-from eval.attention.snapshots import Snapshot
+from eval.attention.snapshots import ProbeMap, Snapshot
 from eval.compare_runs import group, read_runs
 from model import load
 from tests.train.helpers import metrics, pretrain, write_config
@@ -301,6 +302,20 @@ def test_without_snapshots_the_scores_are_a_dash_and_an_older_figure_goes(own, t
     assert table_of(every(own), tmp_path / "out")["head scores"] == ["-", "-"]
     assert not (tmp_path / "out/comparison_heads.png").exists()
     assert "heads.png" not in (tmp_path / "out/comparison.md").read_text(encoding="utf-8")
+
+
+def test_the_heads_of_all_variants_are_drawn_beside_each_other(own, tmp_path):
+    weights = np.tril(np.ones((2, 4, 3, 3), dtype=np.float32)) / np.arange(1, 4)[:, None]
+    for name, probes in (("mha-seed0", ("text", "repeated_2")), ("mqa-seed0", ("text",))):
+        maps = {probe: ProbeMap(weights, ["<bos>", "a", "b"]) for probe in probes}
+        snapshots.write(replace(snapshot(4, 0.5, 1.0), maps=maps), own / name / "attention")
+    (tmp_path / "comparison_repeated_2.png").write_bytes(b"of an earlier comparison")
+    command(*every(own), "--out", tmp_path, "--skip-decode")
+    page = (tmp_path / "comparison.md").read_text(encoding="utf-8")
+    for name in ("text", "scores"):
+        assert (tmp_path / f"comparison_{name}.png").stat().st_size > 5_000
+        assert f"](comparison_{name}.png)" in page
+    assert not (tmp_path / "comparison_repeated_2.png").exists()  # one of them was not looked at on it
 
 
 def test_a_broken_snapshot_is_told_and_the_others_are_used(own, tmp_path):

@@ -379,14 +379,14 @@ def test_a_run_is_drawn_whole(tmp_path):
     paths = render(tmp_path / "demo", training(steps=(0, 10, 300, 600, 900, 1200, 2600)), most=3)
     names = {path.relative_to(tmp_path).as_posix() for path in paths}
     for wanted in ("step_00000000.png", "step_00000900.png", "step_00002600.png", "heads.png", "curves.png",
-                   "induction_head.png", "timelapse.gif"):  # fmt: skip
+                   "induction_head.png", "timelapse.gif", "viewer.html"):  # fmt: skip
         assert f"demo/attention/{wanted}" in names
     assert all(path.is_file() for path in paths)
     assert sum(path.name.startswith("step_") for path in paths) <= 4
     assert render(tmp_path / "nothing", []) == []
     assert not (tmp_path / "nothing").exists()
     plain = render(tmp_path / "plain", [snapshot(0, scores={}, scalars={})])
-    assert [path.name for path in plain] == ["step_00000000.png", "timelapse.gif"]
+    assert [path.name for path in plain] == ["step_00000000.png", "timelapse.gif", "viewer.html"]
 
 
 def test_a_quick_mosaic_is_that_of_a_snapshot_without_text(tmp_path):

@@ -79,7 +79,7 @@ def draw(variants: Sequence[Variant], costs: dict[str, Cost], out: Path) -> list
     compare_figures.cost_and_quality(variants, costs, out / "comparison_quality.png")
     compare_figures.loss_curves(variants, same_tokenizer, out / "comparison_loss.png")
     figures = [("quality and cost", "comparison_quality.png"), ("loss curves", "comparison_loss.png")]
-    if compare_figures.head_curves(variants, out / "comparison_heads.png"):
+    if same_tokenizer and compare_figures.head_curves(variants, out / "comparison_heads.png"):
         figures.append(("when heads learn to copy", "comparison_heads.png"))
     else:
         (out / "comparison_heads.png").unlink(missing_ok=True)  # of an earlier comparison
@@ -90,6 +90,7 @@ def beside_each_other(variants: Sequence[Variant], out: Path) -> list[tuple[str,
     """The heads of every variant's first run at the end, as maps and as scores; nothing where none was looked at."""
     from eval.attention.plots import side_by_side
     from eval.attention.score_plots import score_maps_side_by_side
+    from eval.attention.viewer import write_viewer
 
     named = [(variant.name, variant.runs[0].snapshots[-1]) for variant in variants if variant.runs[0].snapshots]
     shared = set.intersection(*({*snapshot.maps} for _, snapshot in named)) if named else set()
@@ -105,6 +106,10 @@ def beside_each_other(variants: Sequence[Variant], out: Path) -> list[tuple[str,
     if any("induction" in snapshot.scores for _, snapshot in named):
         score_maps_side_by_side(named, file)
         figures.append(("scores of every head", file.name))
+    page = out / "comparison.html"
+    page.unlink(missing_ok=True)
+    if shared:
+        write_viewer([(name, [snapshot]) for name, snapshot in named], page)
     return figures
 
 

@@ -82,7 +82,8 @@ def table(variants: Sequence[Variant], costs: Costs, speeds: dict[str, float] | 
     rows.append(figure("validation bits per byte", lambda run: run.bits_per_byte))
     if any(run.floor_gap is not None for variant in variants for run in variant.runs):
         rows.append(figure("gap to the entropy floor (bits per byte)", lambda run: run.floor_gap))
-    rows += [figure(label, of, 3) for label, of in head_rows(variants)]
+    if same_tokenizer(variants):
+        rows += [figure(label, of, 3) for label, of in head_rows(variants)]
     return markdown_table(["", *[variant.name for variant in variants]], rows)
 
 
@@ -105,7 +106,9 @@ def head_rows(variants: Sequence[Variant]) -> list[tuple[str, Callable[[RunResul
         which = "mean of heads" if name in MEAN_OVER_HEADS else "best head" if name != "max_logit" else "largest"
         rows.append((f"{title}, {which}" + (f" ({about})" if about else ""), _score(name)))
     for name in dict.fromkeys(name for snapshot in last for name in snapshot.scalars):
-        rows.append((name.replace("_", " "), _scalar(name)))
+        if not name.endswith(("_max", "_mean")) and name != "max_logit":  # these are the rows above
+            unit = " (nats a token)" if "gain" in name or "ablation" in name else ""
+            rows.append((name.replace("_", " ") + unit, _scalar(name)))
     return rows
 
 

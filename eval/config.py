@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class _Section(BaseModel):
@@ -90,6 +90,14 @@ class EvalConfig(_Section):
     )
     attention: AttentionConfig = Field(AttentionConfig(), description="Attention maps and head scores.")
 
+    @field_validator("hooks")
+    @classmethod
+    def _check_names(cls, hooks: list[str | HookConfig]) -> list[str | HookConfig]:
+        names = [_named(hook).name for hook in hooks]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"hooks: {twice[0]} is named twice: once is enough, with `early` for further steps")
+        return hooks
+
     def cadences(self) -> dict[str, Cadence]:
         """When every hook runs, by its name, in the order in which they run."""
         return {hook.name: self._cadence(hook) for hook in map(_named, self.hooks)}
@@ -102,10 +110,12 @@ class EvalConfig(_Section):
         if hook.name == "attention":
             every = self.attention.every if hook.every is None else hook.every
             early = self.attention.early if hook.early is None else hook.early
-            is_on = every > 0 or self.attention.every > 0
+            is_on = every > 0 or bool(hook.early)  # eval.attention.every = 0 is off; a hook's own steps are asked for
             return Cadence(every, tuple(early) if is_on else (), at_the_end=is_on)
         first = [0] if hook.name == "questions" else []  # what is known before the first step
-        return Cadence(self.every if hook.every is None else hook.every, tuple(hook.early or first))
+        return Cadence(
+            self.every if hook.every is None else hook.every, tuple(first if hook.early is None else hook.early)
+        )
 
 
 def _named(hook: str | HookConfig) -> HookConfig:

@@ -137,20 +137,11 @@ class RunConfig(_Section):
             raise ValueError(
                 f"micro_batch_size ({micro}) must divide the {rows} rows of a step (tokens_per_step / sequence_length)"
             )
-        if self.eval.attention.max_tokens > longest:
+        if self.eval.attention.every and self.eval.attention.max_tokens > longest:
             raise ValueError(
                 f"eval.attention.max_tokens ({self.eval.attention.max_tokens}) is longer than "
                 f"model.max_position_embeddings ({longest}): lower the first or raise the second"
             )
-        attention, model = self.eval.attention, self.model
-        counts = {"layers": model.num_hidden_layers, "heads": model.num_attention_heads}
-        for what, count in counts.items():
-            wanted = getattr(attention, what)
-            if wanted is not None and not (wanted and all(0 <= number < count for number in wanted)):
-                raise ValueError(
-                    f"eval.attention.{what} ({wanted}): this model has {what} 0 to {count - 1}: give some of these, "
-                    "or null for all"
-                )
         return self
 
     @property

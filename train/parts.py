@@ -32,7 +32,7 @@ def check(config: RunConfig, world: World) -> None:
     """What can be wrong before any text is read. Raises InputError if the rows of a step cannot be shared out evenly,
     and for a hook or a file of probes that does not exist."""
     load_hooks(config.eval)
-    check_attention(config.eval.attention)
+    check_attention(config.eval.attention, config.model)
     rows = config.rows_per_step
     if rows % world.size:
         fitting = max(n for n in range(1, world.size + 1) if rows % n == 0)

@@ -22,7 +22,7 @@ RESULT_HEADING = "## Result"
 PICTURES = [
     ("timelapse.gif", "every head while it learns"),
     ("curves.png", "the heads' scores over training"),
-    ("heads.png", "the scores of every head at the end"),
+    ("heads.png", "the scores of every head at the last look"),
     ("induction_head.png", "the induction head, on random repeated tokens"),
 ]
 

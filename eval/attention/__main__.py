@@ -15,6 +15,7 @@ from typing import Any
 
 from configs.loader import InputError, exit_on_bad_input
 
+MOST_TOKENS = 256  # of a map: more cannot be told apart
 EXAMPLE = "Once there was a fox. The fox saw a bird, and the bird saw the fox."
 
 
@@ -26,6 +27,9 @@ def main() -> int:
     try:
         out.mkdir(parents=True, exist_ok=True)
         if given.text is None and is_run and any((run / "attention").glob("step_*.npz")):
+            for option in ("layers", "heads", "head", "hide_sink", "svg"):
+                if getattr(given, option):
+                    raise InputError(f"--{option.replace('_', '-')} is for a --text: give one")
             written = from_snapshots(run, out)
         else:
             written = from_text(given, out)
@@ -50,8 +54,8 @@ def parse() -> argparse.Namespace:
     given = parser.parse_args()
     if given.head is not None and len(given.head) != 2:
         raise InputError("--head: give a layer and a head, for example --head 3,1")
-    if given.max_tokens < 2:
-        raise InputError(f"--max-tokens ({given.max_tokens}) must be 2 or more")
+    if not 2 <= given.max_tokens <= MOST_TOKENS:
+        raise InputError(f"--max-tokens ({given.max_tokens}) must be 2 to {MOST_TOKENS}")
     return given
 
 
@@ -90,9 +94,9 @@ def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
     text = EXAMPLE if given.text is None else given.text
     longest = lm.config.max_position_embeddings
     probe = _told(lambda: probe_from_text(tokenizer, text, longest), "--text: ")
-    wanted = AttentionConfig(layers=given.layers, heads=given.heads, max_tokens=min(given.max_tokens, 256))
+    wanted = AttentionConfig(layers=given.layers, heads=given.heads, max_tokens=given.max_tokens)
     step = re.search(r"step_(\d{8})$", checkpoint_directory(given.run).name)
-    snapshot = _told(lambda: look(lm, [probe], wanted, (int(step[1]) if step else 0, 0, 0.0)))
+    snapshot = _told(lambda: look(lm, [probe], wanted, (int(step[1]) if step else -1, 0, 0.0)))
     if given.head is not None:
         layer, head = given.head
         if layer not in snapshot.layers or head not in snapshot.heads:
@@ -105,7 +109,8 @@ def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
         written.append(one_head(snapshot, layer, head, file, hide_sink=given.hide_sink))
     written.append(write_viewer([(str(given.run), [snapshot])], out / "text.html"))
     if left_out := snapshot.maps["text"].left_out:
-        print(f"not shown: {left_out}; --max-tokens shows more")
+        more = "" if given.max_tokens == MOST_TOKENS else f"; --max-tokens shows up to {MOST_TOKENS}"
+        print(f"not shown: {left_out}{more}")
     return written
 
 

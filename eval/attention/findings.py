@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eval.attention.history import best_head, phase_change
+from eval.attention.history import best_head, like_the_last, phase_change
 from eval.attention.metrics import SCORES
 from eval.attention.snapshots import Snapshot
 
@@ -13,6 +13,7 @@ PATTERNS = "previous_token duplicate_token induction song_induction sink anteced
 
 def findings(snapshots: Sequence[Snapshot]) -> list[str]:
     """Lines of Markdown: when the induction head formed, what copying is worth, the strongest head of each pattern."""
+    snapshots = like_the_last(snapshots)
     first, last = snapshots[0], snapshots[-1]
     lines = [formed(snapshots), ""]
     for name, on in (("copy_gain", "random tokens"), ("song_copy_gain", "the songs of unseen stories")):
@@ -20,7 +21,7 @@ def findings(snapshots: Sequence[Snapshot]) -> list[str]:
         if before is not None and after is not None:
             lines.append(
                 f"- Copy gain on {on} (loss on the first copy minus loss on the second): {before:.2f} nats a token "
-                f"at step {first.step:,}, {after:.2f} at the end."
+                f"at step {first.step:,}, {after:.2f} at step {last.step:,}."
             )
     strongest, random = (last.scalars.get(f"ablation_{which}_heads") for which in ("induction", "random"))
     if strongest is not None and random is not None:
@@ -41,26 +42,33 @@ def formed(snapshots: Sequence[Snapshot]) -> str:
         if best is None:
             return "Induction was not measured."
         score, level = float(last.scores["induction"][best]), last.chance.get("induction")
+        if level and score >= 10 * level:
+            layer, head = last.layers[best[0]], last.heads[best[1]]
+            return (
+                f"An induction head was there from the first look on (step {snapshots[0].step:,}): layer {layer}, head "
+                f"{head}, which has {_value(score)} at step {last.step:,} (chance {_value(level)})."
+            )
         return f"No induction head formed: the best one has {_value(score)} (chance {_value(level)})."
     layer, head = last.layers.index(change.layer), last.heads.index(change.head)
     score, level = float(last.scores["induction"][layer, head]), last.chance.get("induction")
     return (
         f"An induction head formed: layer {change.layer}, head {change.head}. It passed half of its final score at "
-        f"step {change.step:,}, after {change.tokens:,} tokens and {change.seconds:.0f} seconds of training. At the "
-        f"end it gives {_value(score)} of its attention on random repeated tokens to what followed the same token "
-        f"before (chance {_value(level)})."
+        f"step {change.step:,}, after {change.tokens:,} tokens and {change.seconds:.0f} seconds of training. At "
+        f"step {last.step:,} it gives {_value(score)} of its attention on random repeated tokens to what followed the "
+        f"same token before (chance {_value(level)})."
     )
 
 
 def table(last: Snapshot) -> list[str]:
-    """The strongest head of every pattern at the end, beside chance."""
+    """The strongest head of every pattern, beside chance."""
     rows = []
     for name in PATTERNS:
         best = best_head(last, name)
-        if best is not None:
-            score = float(last.scores[name][best])
+        level = last.chance.get(name)
+        score = float(last.scores[name][best]) if best is not None else 0.0
+        if best is not None and score > (level or 0.0):  # a head below chance does no such thing
             head = f"layer {last.layers[best[0]]}, head {last.heads[best[1]]}"
-            rows.append(f"| {SCORES[name].title} | {head} | {_value(score)} | {_value(last.chance.get(name))} |")
+            rows.append(f"| {SCORES[name].title} | {head} | {_value(score)} | {_value(level)} |")
     return ["| pattern | strongest head | score | chance |", "|---|---|---|---|", *rows, ""] if rows else []
 
 

@@ -29,6 +29,19 @@ def best_head(snapshot: Snapshot, score: str) -> tuple[int, int] | None:
     return int(layer), int(head)
 
 
+def like_the_last(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """Those that looked at the same heads on the same texts as the last one, by step: only these make a curve.
+
+    A run may go on with other layers, texts or lengths (`eval.attention`); what it saw before is another picture.
+    """
+    ordered = sorted(snapshots, key=lambda snapshot: snapshot.step)
+    return [one for one in ordered if _looked_at(one) == _looked_at(ordered[-1])]
+
+
+def _looked_at(snapshot: Snapshot) -> tuple:
+    return snapshot.layers, snapshot.heads, {name: one.labels for name, one in snapshot.maps.items()}
+
+
 def phase_change(snapshots: Sequence[Snapshot], score: str = "induction") -> PhaseChange | None:
     """The moment at which the run's best induction head formed.
 

@@ -7,7 +7,8 @@ viewer are made from the snapshots at the end (`eval.attention.render`).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,7 @@ from eval.attention.plots import quick_mosaic
 from eval.attention.probes import BUILT_IN, Probe, ProbeText, build_probes, read_probe_file
 from eval.attention.snapshots import ProbeMap, Snapshot
 from eval.config import AttentionConfig
-from model import LanguageModel
+from model import LanguageModel, ModelConfig
 
 if TYPE_CHECKING:
     from eval.hooks import EvalEvent
@@ -42,7 +43,8 @@ def record(event: EvalEvent) -> None:
     probes = event.kept.get("probes")
     if probes is None:
         probes = event.kept["probes"] = probes_of(event)
-    snapshot = look(event.lm, probes, event.config.attention, (event.step, event.tokens, event.seconds))
+    agree = event.any_process
+    snapshot = look(event.lm, probes, event.config.attention, (event.step, event.tokens, event.seconds), agree)
     if event.is_last:
         snapshot.scalars.update(silenced(event.lm, probes, snapshot))
     if event.writes:
@@ -51,13 +53,20 @@ def record(event: EvalEvent) -> None:
         is_whole = len(snapshot.heads) == snapshot.num_attention_heads
         first = next(iter(snapshot.maps.values()))
         quick_mosaic(first.weights, picture, snapshot.num_key_value_heads if is_whole else None)
-        if event.step % max(1, event.config.every) == 0 or event.is_last:
+        if event.is_last or (event.config.every and event.step % event.config.every == 0):
             event.log_image("attention/heads", picture)
     event.log("attention", snapshot.scalars | {"attention_seconds": round(time.perf_counter() - before, 4)})
 
 
-def check(wanted: AttentionConfig) -> None:
-    """Raises InputError for scores that do not exist, and a file of probes that cannot be read."""
+def check(wanted: AttentionConfig, model: ModelConfig) -> None:
+    """Raises InputError for layers, heads and scores that do not exist, and a file of probes that cannot be read."""
+    for what, count in (("layers", model.num_hidden_layers), ("heads", model.num_attention_heads)):
+        numbers = getattr(wanted, what)
+        if numbers is not None and (not numbers or sorted(set(numbers).intersection(range(count))) != sorted(numbers)):
+            raise InputError(
+                f"eval.attention.{what} ({numbers}): this model has {what} 0 to {count - 1}: give some of these, each "
+                "once, or null for all"
+            )
     unknown = [name for name in ([] if wanted.metrics == "all" else wanted.metrics) if name not in metrics.SCORES]
     if unknown:
         raise InputError(f"eval.attention.metrics: there is no score {unknown[0]!r}: use {', '.join(metrics.SCORES)}")
@@ -76,9 +85,17 @@ def probes_of(event: EvalEvent) -> list[Probe]:
 
 
 def look(
-    lm: LanguageModel, probes: Sequence[Probe], wanted: AttentionConfig, moment: tuple[int, int, float]
+    lm: LanguageModel,
+    probes: Sequence[Probe],
+    wanted: AttentionConfig,
+    moment: tuple[int, int, float],
+    agree: Callable[[bool], bool] = bool,
 ) -> Snapshot:
-    """Capture every probe: the maps of some, the scores of every head on all. moment: step, tokens, seconds."""
+    """Capture every probe: the maps of some, the scores of every head on all. moment: step, tokens, seconds.
+
+    agree: whether something is true in one of the processes. If a capture fails in one, all stop there: under FSDP2
+    the others would wait for ever in a forward pass of the next probe.
+    """
     device = next(lm.parameters()).device
     maps: dict[str, ProbeMap] = {}
     scores: dict[str, np.ndarray] = {}
@@ -87,7 +104,8 @@ def look(
     alike = None
     for probe in probes:
         given = probe.for_model(device)
-        captured = capture(lm, given["input_ids"], wanted.layers, wanted.heads, document_ids=given.get("document_ids"))
+        ids, documents = given["input_ids"], given.get("document_ids")
+        captured = _together(agree, partial(capture, lm, ids, wanted.layers, wanted.heads, document_ids=documents))
         for name, values in metrics.score(captured, probe).items():
             if wanted.metrics == "all" or name in wanted.metrics:
                 scores[name], chance[name] = values.float().numpy(), metrics.chance(name, probe)
@@ -116,13 +134,27 @@ def look(
     )
 
 
+def _together(agree: Callable[[bool], bool], act: Callable[[], AttentionMaps]) -> AttentionMaps:
+    """What act returns; raises in every process if it raises in one."""
+    found, problem = None, None
+    try:
+        found = act()
+    except Exception as error:
+        problem = error
+    if agree(problem is not None):
+        raise problem or RuntimeError("it failed in another process")
+    assert found is not None
+    return found
+
+
 def shown(captured: AttentionMaps, probe: Probe, max_tokens: int) -> ProbeMap:
     """The map of the probe's first row, of its first tokens."""
     length = captured.weights.shape[-1]
     kept = min(length, max_tokens)
     weights = captured.weights[:, 0, :, :kept, :kept].numpy()
     documents = probe.document_ids[0, :kept].tolist() if probe.document_ids is not None else None
-    left_out = f"tokens {kept} to {length - 1} of {length}" if kept < length else probe.left_out
+    parts = [f"tokens {kept} to {length - 1} of {length}" if kept < length else "", probe.left_out]
+    left_out = ", ".join(filter(None, parts))
     return ProbeMap(weights, probe.labels[0][:kept], documents, left_out)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from eval.attention.history import choose, phase_change
+from eval.attention.history import choose, like_the_last, phase_change
 from eval.attention.metrics import SCORES
 from eval.attention.plots import mosaic, one_head
 from eval.attention.score_plots import curves, score_maps
@@ -31,11 +31,12 @@ def render(
     timelapse.gif       the heads while they learn
     viewer.html         all of it, to look around in
 
-    Nothing is drawn of no snapshots, and no scores where none were measured.
+    Nothing is drawn of no snapshots, and no scores where none were measured. Only the viewer has snapshots that looked
+    at other heads or texts than the last one.
     """
     if not snapshots:
         return []
-    ordered = sorted(snapshots, key=lambda snapshot: snapshot.step)
+    ordered = like_the_last(snapshots)
     folder, name, last = folder or run_directory / "attention", run_directory.name, ordered[-1]
     folder.mkdir(parents=True, exist_ok=True)
     change = phase_change(ordered)
@@ -46,8 +47,9 @@ def render(
     if any(score in SCORES for score in last.scores):
         paths += [score_maps(last, folder / "heads.png", name)]
         paths += [curves(ordered, folder / "curves.png", f"{name}: what the heads do", change)]
+    (folder / "induction_head.png").unlink(missing_ok=True)  # of an earlier time, when it may have been another head
     if change and SCORES["induction"].probe in last.maps:
         repeated = SCORES["induction"].probe
         paths += [one_head(last, change.layer, change.head, folder / "induction_head.png", name, repeated)]
-    paths.append(timelapse(ordered, folder / "timelapse.gif", name, probe))
-    return [*paths, write_viewer([(name, ordered)], folder / "viewer.html")]
+    viewer = write_viewer([(name, list(snapshots))], folder / "viewer.html")  # each step with texts of its own
+    return [*paths, timelapse(ordered, folder / "timelapse.gif", name, probe), viewer]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 from configs.loader import InputError
 
 FORMAT = 1
+PLAIN = ("step", "tokens", "seconds", "layers", "heads", "num_attention_heads", "num_key_value_heads", "chance")
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,7 @@ def write(snapshot: Snapshot, folder: Path) -> Path:
         name: {"labels": one.labels, "documents": one.documents, "left_out": one.left_out}
         for name, one in snapshot.maps.items()
     }
-    plain = ("step", "tokens", "seconds", "layers", "heads", "num_attention_heads", "num_key_value_heads", "chance")
-    about: dict[str, Any] = {"format": FORMAT, **{key: getattr(snapshot, key) for key in plain}}
+    about: dict[str, Any] = {"format": FORMAT, **{key: getattr(snapshot, key) for key in PLAIN}}
     about |= {"maps": maps, "scores": list(snapshot.scores), "scalars": _numbers(snapshot.scalars)}
     arrays: dict[str, Any] = {f"map.{name}": one.weights.astype(np.float16) for name, one in snapshot.maps.items()}
     arrays |= {f"score.{name}": values.astype(np.float32) for name, values in snapshot.scores.items()}
@@ -107,18 +106,14 @@ def read(file: Path) -> Snapshot:
             }
             scores = {name: arrays[f"score.{name}"] for name in about["scores"]}
             similarity = arrays.get("similarity")
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            known = {key: about[key] for key in (*PLAIN, "scalars")}
+            return Snapshot(**known, maps=maps, scores=scores, similarity=similarity)
+    except InputError:
+        raise
+    except Exception as error:  # zlib.error, BadZipFile, KeyError, …: whatever a damaged archive leads to
         raise InputError(
             f"{file}: not a whole snapshot ({type(error).__name__}): delete it, the others still open"
         ) from None
-    plain = ("step", "tokens", "seconds", "layers", "heads", "num_attention_heads", "num_key_value_heads", "chance")
-    return Snapshot(
-        **{key: about[key] for key in plain},
-        maps=maps,
-        scores=scores,
-        similarity=similarity,
-        scalars=about["scalars"],
-    )
 
 
 def read_all(run: Path) -> tuple[list[Snapshot], list[str]]:

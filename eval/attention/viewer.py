@@ -209,7 +209,7 @@ def _size(batches: list[dict[tuple[int, int, str], str]]) -> int:
 
 def _by_importance(steps: list[int]) -> list[int]:
     """Indices of steps, those to keep longest first: last, first, then what leaves the smallest gaps in sqrt(step)."""
-    places = [math.sqrt(step) for step in steps]
+    places = [math.sqrt(max(0, step)) for step in steps]  # -1: of no step
     left, dropped = list(range(len(steps))), list[int]()
     while len(left) > 2:
         gaps = [places[left[i + 1]] - places[left[i - 1]] for i in range(1, len(left) - 1)]

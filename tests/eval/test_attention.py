@@ -96,6 +96,7 @@ def test_the_command_line_draws_a_checkpoint(tmp_path):
     done = run_module("eval.attention", tmp_path, "--text", "the cat", "--out", tmp_path / "pictures")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "pictures/text.png").stat().st_size > 10_000
+    assert run_module("eval.attention", tmp_path, "--max-tokens", "300", "--out", tmp_path).returncode == 2
     wrong = run_module("eval.attention", tmp_path / "nowhere")
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
     assert "is neither a run" in wrong.stderr

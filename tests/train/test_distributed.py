@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from eval.attention import snapshots
 from tests.train.helpers import REPOSITORY, metrics, write_config
-from tests.train.worlds import pretrain_rank, run_world, trace
+from tests.train.worlds import failing_on_rank_1, pretrain_rank, run_world, trace
 from train.config import load_run_config
 from train.distributed import processes, wrap
 from train.pretrain import main  # noqa: F401
@@ -86,6 +86,14 @@ def test_two_processes_look_at_their_heads_and_are_scored_as_one(tmp_path, paral
             assert values == pytest.approx(mine.scores[name], abs=1e-3, nan_ok=True), name
     assert "hook is off" not in config.with_name("rank0.txt").read_text()
     assert config.with_name("rank1.txt").read_text() == ""
+
+
+def test_a_capture_that_fails_in_one_process_stops_the_hook_in_all_and_nobody_waits(tmp_path):
+    config = write_config(tmp_path, eval={"every": 6, "attention": {"every": 6, "early": [], "max_tokens": 8}})
+    assert run_world(2, failing_on_rank_1, config, ["train.parallel=fsdp2"]) == [0, 0]
+    said = config.with_name("rank0.txt").read_text()
+    assert said.count("warning: the attention hook is off from here: RuntimeError: it failed in another process") == 1
+    assert "finished at step 12" in said
 
 
 def gradients_of_rank(config, folder, through_wrapper: bool) -> None:

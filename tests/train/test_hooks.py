@@ -73,5 +73,10 @@ def test_cadences_that_the_yaml_leaves_open():
     assert list(found) == ["validation", "questions", "samples", "attention"]
     assert (found["validation"].every, found["questions"].early) == (100, (0,))
     assert (found["attention"].every, found["attention"].early) == (50, (0, 3))
+    chosen = EvalConfig(hooks=[{"name": "questions", "early": []}, {"name": "attention", "every": 0, "early": [3]}])
+    assert chosen.cadences()["questions"].early == ()
+    assert [step for step in range(9) if chosen.cadences()["attention"].is_due(step, step == 8)] == [3, 8]
+    with pytest.raises(ValueError, match="samples is named twice"):
+        EvalConfig(hooks=["samples", {"name": "samples", "every": 3}])
     off = EvalConfig(attention={"every": 0}).cadences()["attention"]
     assert not any(off.is_due(step, is_last) for step in range(3) for is_last in (False, True))

@@ -69,6 +69,23 @@ def pretrain_rank(config: Path, overrides: list[str], stop_at: int | None = None
     exit_on_bad_input(main)
 
 
+def failing_on_rank_1(config: Path, overrides: list[str]) -> None:
+    """The same, but on rank 1 the second capture of every look finds that its map is not the kernel's."""
+    import eval.attention.record as record
+
+    capture, calls = record.capture, [0]
+
+    def wrong(*arguments, **options):
+        maps = capture(*arguments, **options)
+        calls[0] += 1
+        if os.environ.get("RANK") == "1" and calls[0] == 2:
+            raise RuntimeError("layer 0: the recomputed attention weights do not give the kernel's output")
+        return maps
+
+    record.capture = wrong
+    pretrain_rank(config, overrides)
+
+
 def trace(run: Path) -> list[dict]:
     """trace.jsonl: step, batch, loss, grad_norm, lr; exact, as text."""
     return [json.loads(line) for line in (run / "trace.jsonl").read_text().splitlines()]

@@ -71,7 +71,7 @@ class Pane {
     const slider = this.find(".step");
     slider.max = run.shown.length - 1;
     slider.value = view.at;
-    const words = [`step ${now.step}`, now.tokens && `${quantity(now.tokens)} tokens`, now.seconds && duration(now.seconds)];
+    const words = [now.step >= 0 ? `step ${now.step}` : "of no step", now.tokens && `${quantity(now.tokens)} tokens`, now.seconds && duration(now.seconds)];
     this.find(".when").textContent = words.filter(Boolean).join(" · ");
     slider.setAttribute("aria-valuetext", `step ${now.step}`);
     const playing = state.playing === this.number;

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from configs.loader import InputError, load_config
 
 if TYPE_CHECKING:
-    from eval.attention.snapshots import Snapshot
+    from eval.records import read_lines
+from eval.attention.snapshots import Snapshot
 
 # keys that change neither what is trained nor what is measured; `seed` is what a variant's runs differ in
 NOT_COMPARED = {"name", "output_dir", "resume", "allow_mismatch", "seed", "tracking.wandb", "tracking.project"}
@@ -168,17 +169,6 @@ def read_run(path: Path) -> tuple[RunResult, list[str]]:
         floor_gap=float(gap.group(1)) if gap else None,
     )
     return result, problems
-
-
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The records of a .jsonl file; without those that were cut off by a kill."""
-    records = []
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            continue
-    return [record for record in records if isinstance(record, dict) and "step" in record]
 
 
 def flatten(values: Any, prefix: str = "") -> dict[str, Any]:

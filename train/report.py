@@ -14,9 +14,9 @@ from data.config import StoryworldSource
 from data.prepare import describe
 from eval.attention.snapshots import read_all
 from eval.language_modeling import compare_with_floor
+from eval.records import read_lines
 from train.device import machine
 from train.run import Run
-from train.tracking import read_lines
 
 RESULT_HEADING = "## Result"
 PICTURES = [

@@ -147,7 +147,7 @@ class Sweep:
 
     def _time_left(self, to_do: int) -> str:
         """In words, from the runs that are finished; nothing before the first is."""
-        from train.tracking import read_lines
+        from eval.records import read_lines
 
         seconds = []
         for run in self.runs:

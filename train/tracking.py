@@ -17,21 +17,11 @@ from typing import Any
 
 from tqdm import tqdm
 
+from eval.records import read_lines
 from train.config import RunConfig
 
 PATIENCE_S = 60.0  # how long the end of a run waits for wandb
 WAITING = 1000  # things to log that may wait for wandb; what comes beyond is dropped there (it is on the disk)
-
-
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The records of a .jsonl file; none without the file, and without the lines that were cut off by a kill."""
-    records = []
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            continue
-    return [record for record in records if isinstance(record, dict) and "step" in record]
 
 
 def truncate_after(file: Path, step: int) -> None:

@@ -27,7 +27,7 @@ from model import LanguageModel, ModelConfig
 if TYPE_CHECKING:
     from eval.hooks import EvalEvent
 
-MAPS = ("repeated_2", "packed")  # kept as maps besides the texts
+MAPS = ("repeated_2", "packed")  # kept as maps besides the texts, whole: some fifty tokens
 STRONGEST = "previous_token duplicate_token induction song_induction antecedent_writes antecedent_refers".split()
 STRONGEST += "sink max_logit cross_document".split()
 MEAN = "entropy_normalised distance saturated_rows".split()
@@ -115,7 +115,8 @@ def look(
             scalars["group_gap"] = metrics.group_gap(similarity, captured)
             scalars["sink_rate"] = metrics.sink_rate(captured.weights)
         if probe.name in MAPS or probe.name not in BUILT_IN:
-            maps[probe.name] = shown(captured, probe, wanted.max_tokens)
+            most = captured.weights.shape[-1] if probe.name in MAPS else wanted.max_tokens
+            maps[probe.name] = shown(captured, probe, most)
     scalars = summary(scores) | scalars
     for probe in probes:
         if probe.name in ("repeated_2", "songs"):

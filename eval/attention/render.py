@@ -28,7 +28,7 @@ def render(
     heads.png           every score of every head in the last snapshot
     curves.png          the scores over training
     induction_head.png  the head that made the phase change, if there was one, on repeated tokens
-    timelapse.gif       the heads while they learn
+    timelapse.gif       the heads while they learn, on repeated tokens where there are such
     viewer.html         all of it, to look around in
 
     Nothing is drawn of no snapshots, and no scores where none were measured. Only the viewer has snapshots that looked
@@ -47,9 +47,10 @@ def render(
     if any(score in SCORES for score in last.scores):
         paths += [score_maps(last, folder / "heads.png", name)]
         paths += [curves(ordered, folder / "curves.png", f"{name}: what the heads do", change)]
+    copying = "repeated_2" if "repeated_2" in last.maps else None  # where learning to copy shows as a stripe
     (folder / "induction_head.png").unlink(missing_ok=True)  # of an earlier time, when it may have been another head
     if change and SCORES["induction"].probe in last.maps:
         repeated = SCORES["induction"].probe
         paths += [one_head(last, change.layer, change.head, folder / "induction_head.png", name, repeated)]
     viewer = write_viewer([(name, list(snapshots))], folder / "viewer.html")  # each step with texts of its own
-    return [*paths, timelapse(ordered, folder / "timelapse.gif", name, probe), viewer]
+    return [*paths, timelapse(ordered, folder / "timelapse.gif", name, probe or copying), viewer]

@@ -12,10 +12,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.loader import InputError, load_config
+from eval.records import read_lines
 
 if TYPE_CHECKING:
-    from eval.records import read_lines
-from eval.attention.snapshots import Snapshot
+    from eval.attention.snapshots import Snapshot
 
 # keys that change neither what is trained nor what is measured; `seed` is what a variant's runs differ in
 NOT_COMPARED = {"name", "output_dir", "resume", "allow_mismatch", "seed", "tracking.wandb", "tracking.project"}

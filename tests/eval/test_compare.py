@@ -292,7 +292,7 @@ def test_head_scores_are_of_the_last_snapshot_over_seeds(own, tmp_path):
     assert table["induction, best head (chance 0.013)"] == ["0.600 ± 0.141", "-"]
     assert table["entropy, mean of heads (nats)"] == ["4.000 ± 0.000", "-"]  # of seven: one is undefined
     assert table["other documents, best head"] == ["-", "-"]
-    assert table["copy gain"] == ["6.000 ± 1.414", "-"]
+    assert table["copy gain (nats a token)"] == ["6.000 ± 1.414", "-"]
     assert (tmp_path / "comparison_heads.png").is_file()
 
 
@@ -325,7 +325,7 @@ def test_a_broken_snapshot_is_told_and_the_others_are_used(own, tmp_path):
     done = command(*every(own), "--out", tmp_path, "--skip-decode")
     assert f"{broken}: not a whole snapshot" in done.stderr
     assert "last readable snapshot of the heads is of step 2, not 4" in done.stderr
-    assert cells((tmp_path / "comparison.md").read_text(encoding="utf-8"))["copy gain"][0] == "4.000 ± 4.243"  # 1, 7
+    assert cells((tmp_path / "comparison.md").read_text(encoding="utf-8"))["copy gain (nats a token)"][0] == "4.000 ± 4.243"  # 1, 7
 
 
 # Figures

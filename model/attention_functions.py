@@ -30,28 +30,25 @@ def repeat_kv(x: Tensor, groups: int) -> Tensor:
     return x.reshape(batch, kv_heads * groups, length, head_dim)
 
 
-def attention_scores(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+def attention_scores(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
     """q kᵀ / sqrt(D), with the lowest number there is where the mask forbids: (B, H, T, S)."""
     k = repeat_kv(k, q.shape[1] // k.shape[1])
     scores = (q @ k.transpose(2, 3)) * q.shape[-1] ** -0.5
-    if mask is None:
-        queries, keys = scores.shape[-2:]
-        mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
 
 
-def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-    """The softmax of the scores in float32, with zeros where the mask forbids: (B, H, T, S).
-
-    A row that may attend to nothing is all zeros, never NaN.
-    """
-    return normalise(attention_scores(q, k, mask), mask)
-
-
-def normalise(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """softmax over the keys, in float32 or better; zeros in a row that may attend to nothing."""
+def normalise(scores: Tensor, mask: Tensor) -> Tensor:
+    """softmax over the keys, in float32 or better; zeros in a row that may attend to nothing, never NaN."""
     weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-    return weights if mask is None else weights.masked_fill(~mask.any(dim=-1, keepdim=True), 0.0)
+    return weights.masked_fill(~mask.any(dim=-1, keepdim=True), 0.0)
+
+
+def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+    """The softmax of the scores in float32, with zeros where the mask (None: causal) forbids: (B, H, T, S)."""
+    if mask is None:
+        queries, keys = q.shape[2], k.shape[2]
+        mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
+    return normalise(attention_scores(q, k, mask), mask)
 
 
 def eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:

@@ -191,7 +191,7 @@ def hidden_note(shown: ProbeMap, hide_sink: bool) -> str:
     """What is not in the picture."""
     whose = "first token of each document" if shown.documents and len(set(shown.documents)) > 1 else "first token"
     note = f" · {whose} hidden, the rest of a row sums to 1 again" if hide_sink else ""
-    return note + (f" · {shown.left_out}" if shown.left_out else "")
+    return note + (f" · not shown: {shown.left_out}" if shown.left_out else "")
 
 
 def draw_heads(axes, grid: Grid, snapshot: Snapshot, shown: ProbeMap, hide_sink: bool = False):

@@ -270,8 +270,8 @@ def _about_run(r: int, one: _Kept, plan: _Plan, indices: list[int], names: list[
 
 
 def _text(probe_map: ProbeMap, longest: int) -> dict[str, Any]:
-    cut = len(probe_map.labels) > longest
-    note = f"the first {longest} of {len(probe_map.labels)} tokens, to keep this file small" if cut else ""
+    tokens = len(probe_map.labels)
+    note = f"tokens {longest} to {tokens - 1} of {tokens}, to keep this file small" if tokens > longest else ""
     documents = None if probe_map.documents is None else probe_map.documents[:longest]
     both = "; ".join(words for words in (probe_map.left_out, note) if words)
     labels = [_readable(label) for label in probe_map.labels[:longest]]

@@ -93,7 +93,7 @@ def test_a_text_that_is_too_long_is_cut_before_the_page_gives_up(browser, tmp_pa
     file = write_viewer([("long", run)], tmp_path / "v.html", max_bytes=250_000)
     with opened(browser, file) as page:
         assert page.locator(".pane").first.locator(".token").count() == 80
-        assert "the first 80 of 160 tokens" in page.locator(".text-note").first.inner_text()
+        assert "not shown: tokens 80 to 159 of 160" in page.locator(".text-note").first.inner_text()
         cut = page.evaluate("headlight.panes[0].map.head.weight(70, 3)")
         layer, head = (page.evaluate(f"headlight.state.views[0].{key}") for key in ("layer", "head"))
         assert abs(cut - maps["text"].weights[layer, head, 70, 3]) < 0.004

@@ -38,7 +38,7 @@ def snapshot(
     packed = causal(*size, length, 7 * step + 2)
     fields = {
         "maps": {
-            "text": ProbeMap(causal(*size, length, 7 * step), labels, left_out="the first tokens of a longer text"),
+            "text": ProbeMap(causal(*size, length, 7 * step), labels, left_out="tokens 64 to 80 of 81"),
             "repeated_2": ProbeMap(causal(*size, length, 7 * step + 1), labels),
             "packed": ProbeMap(packed, labels, [0] * 5 + [1] * (length - 5)),
         },

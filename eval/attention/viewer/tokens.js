@@ -19,7 +19,7 @@ function buildTokens(pane, text) {
 function drawTokens(pane) {
   const maps = mapsOf(pane.view);
   const probe = about.probes.find((one) => one.name === state.probe);
-  const words = [probe.note, maps?.text.left_out && `shown: ${maps.text.left_out}`].filter(Boolean);
+  const words = [probe.note, maps?.text.left_out && `not shown: ${maps.text.left_out}`].filter(Boolean);
   pane.find(".text-note").textContent = words.join("; ");
   if (pane.textShown !== (maps?.text ?? null)) {
     pane.textShown = maps?.text ?? null;

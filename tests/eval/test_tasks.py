@@ -5,8 +5,9 @@ import math
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from eval.tasks_minimal_pairs import storyworld_pairs
 from model import load, save
 from tests.conftest import random_model, tiny_config
 from tests.eval.scoring import CLOSE, MODELS, Reference, answer, blimp, command, make_checkpoints
-from tests.train.helpers import REPOSITORY, run_module, write_config
+from tests.train.helpers import REPOSITORY, write_config
 
 SHARED = Path(os.environ.get("HEADLIGHT_SHARED", REPOSITORY.parent / "shared")) / "data"
 PAIRS = [
@@ -326,9 +327,9 @@ def test_a_tokenizer_of_another_model_is_an_error(checkpoints, capsys, tmp_path)
     assert "mixed: the tokenizer has 320 ids, the model 64: they do not belong together" in err
 
 
-def test_help_is_quick_and_needs_no_torch():
-    begin = time.monotonic()
-    done = run_module("eval.tasks", "--help")
-    assert done.returncode == 0
+def test_help_needs_no_torch():
+    script = "import sys; from eval.tasks import main; sys.argv = ['tasks', '--help']\n"
+    script += "try: main()\nexcept SystemExit: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert "--minimal-pairs FILE" in done.stdout
-    assert time.monotonic() - begin < 3
+    assert done.stdout.endswith("False\n")

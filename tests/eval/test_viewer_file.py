@@ -84,7 +84,7 @@ def test_a_large_run_fits_and_the_page_says_what_is_missing(browser, tmp_path, l
                  return performance.now() - start;
                }))"""
         )
-        assert milliseconds < 100  # measured: 10, when nothing else runs
+        assert milliseconds < 2000  # measured: 10; this only notices that every redraw decodes everything anew
 
 
 def test_a_text_that_is_too_long_is_cut_before_the_page_gives_up(browser, tmp_path):

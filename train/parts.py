@@ -166,11 +166,6 @@ def announce(run: Run, start: Start) -> None:
         run.tracker.say(f"resumed from {start.checkpoint}, step {run.state.step:,}")
 
 
-def draw(run: Run) -> None:
-    """Pictures of every head, from what was seen in training; while the tracker is still open."""
-    report.draw(run)
-
-
 def finish(run: Run, exit_code: int) -> int:
     """What came of a run: report.md, and its gist on the terminal."""
     if exit_code == 0:

@@ -51,7 +51,7 @@ def run(config: RunConfig, script: str) -> int:
         try:
             exit_code = train(run)
             if exit_code == 0:
-                parts.draw(run)
+                report.draw(run)  # while the tracker is still open
         finally:
             run.tracker.close(exit_code)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from eval.attention import drawing
-from eval.attention.capture import AttentionMaps
 from eval.attention.drawing import LONGEST_SIDE, wrap, write_values
 from eval.attention.grid import (
     BETWEEN,
@@ -29,23 +28,7 @@ from eval.attention.grid import (
     tile,
     without_sink,
 )
-from eval.attention.snapshots import ProbeMap, Snapshot
-
-
-def as_snapshot(maps: AttentionMaps, labels: list[str], row: int = 0, step: int = -1, tokens: int = 0) -> Snapshot:
-    """One captured sequence as a snapshot without scores, to be drawn; step -1: of no step of training."""
-    return Snapshot(
-        step=step,
-        tokens=tokens,
-        seconds=0.0,
-        layers=maps.layers,
-        heads=maps.heads,
-        num_attention_heads=maps.num_attention_heads,
-        num_key_value_heads=maps.num_key_value_heads,
-        maps={"text": ProbeMap(maps.weights[:, row].numpy(), labels)},
-        scores={},
-        chance={},
-    )
+from eval.attention.snapshots import Snapshot
 
 
 def mosaic(snapshot: Snapshot, path: Path, title: str = "", probe: str | None = None, hide_sink: bool = False) -> Path:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from PIL.ImageColor import getrgb
 
-from eval.attention import drawing, plots, score_plots
+from eval.attention import drawing, score_plots
 from eval.attention.grid import BETWEEN, lay_out, legend, strongest, tile, without_sink
 from eval.attention.history import PhaseChange, choose, phase_change
 from eval.attention.plots import mosaic, one_head, quick_mosaic, side_by_side
@@ -400,16 +400,3 @@ def test_a_quick_mosaic_is_that_of_a_snapshot_without_text(tmp_path):
         colour = drawing.colour_map()(drawing.weight_norm()(weights[layer, head, query, key]), bytes=True)[:3]
         assert np.abs(picture[y, x] - np.array(colour, int)).max() <= 3
     assert tuple(picture[centre, centre + 40 * grid.cell]) == getrgb(drawing.NOTHING)  # after the query
-
-
-def test_a_captured_text_is_a_snapshot_without_a_step(tmp_path):
-    import torch
-
-    from eval.attention import capture
-    from tests.conftest import random_model, tiny_config
-
-    lm = random_model(tiny_config(num_attention_heads=8, num_key_value_heads=2, head_dim=8))
-    shot = plots.as_snapshot(capture(lm, torch.randint(0, 192, (1, 8)), layers=[1]), list("abcdefgh"))
-    assert (shot.layers, shot.group(7)) == ([1], 1)
-    mosaic(shot, tmp_path / "m.png", "run")
-    assert pixels(tmp_path / "m.png").shape[1] > 1000

@@ -21,7 +21,7 @@ from eval.questions import ask, figures, held_out_questions, score
 from eval.tasks_minimal_pairs import storyworld_pairs
 from model import load, save
 from tests.conftest import random_model, tiny_config
-from tests.eval.scoring import CLOSE, MODELS, Reference, answer, blimp, command, make_checkpoints
+from tests.eval.scoring import CLOSE, Reference, answer, blimp, command
 from tests.train.helpers import REPOSITORY, write_config
 
 SHARED = Path(os.environ.get("HEADLIGHT_SHARED", REPOSITORY.parent / "shared")) / "data"
@@ -32,21 +32,6 @@ PAIRS = [
     ("A fox ran.", "A fox ran."),  # a tie
     ("It was a small fox, and it ran to the door.", "It were a small fox."),
 ]
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    return make_checkpoints(tmp_path_factory.mktemp("checkpoints"))
-
-
-@pytest.fixture(scope="module", params=MODELS)
-def checkpoint(request, checkpoints):
-    return checkpoints[request.param]
-
-
-@pytest.fixture(scope="module")
-def reference(checkpoint):
-    return Reference(checkpoint)
 
 
 def zorro(file, pairs):

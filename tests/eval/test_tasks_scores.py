@@ -12,7 +12,7 @@ from eval.likelihood import accuracy_error, mean_error, token_log_probs
 from eval.tasks_multiple_choice import MultipleChoice, credit, joined, per_byte, score_multiple_choice
 from eval.tasks_text import text_log_probs, windows
 from tests.conftest import random_model, tiny_config
-from tests.eval.scoring import CLOSE, MODELS, TEXTS, Reference, answer, make_checkpoints, write_lines
+from tests.eval.scoring import CLOSE, TEXTS, answer, write_lines
 
 CHOICES = [
     {"ctx": "The dog", "endings": ["sat by the door.", "sat by the door of the house of a fox.", "flew"], "label": 0},
@@ -20,21 +20,6 @@ CHOICES = [
     {"ctx": "Who had the kite?", "endings": ["Nobody.", "They", "It was red", "a small fox, I think"], "label": 3},
     {"ctx": "They went to ", "endings": ["sleep", " the door"], "label": 0},
 ]
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    return make_checkpoints(tmp_path_factory.mktemp("checkpoints"))
-
-
-@pytest.fixture(scope="module", params=MODELS)
-def checkpoint(request, checkpoints):
-    return checkpoints[request.param]
-
-
-@pytest.fixture(scope="module")
-def reference(checkpoint):
-    return Reference(checkpoint)
 
 
 # Multiple choice

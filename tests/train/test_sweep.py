@@ -182,20 +182,23 @@ def test_a_run_that_fails_is_told_at_the_end_and_the_others_go_on(tmp_path, monk
 
 
 def stopped_sweep(tmp_path: Path, stop) -> tuple[Path, str, int]:
-    """A sweep of two runs, stopped by `stop` some steps into the first: config, what it printed, its exit code."""
-    sections = {"train": {"max_steps": 100, "checkpoint_every": 0}, "eval": {"every": 50, "sample_tokens": 2}}
-    config = write_config(tmp_path, **sections)
+    """A sweep of two runs, stopped by `stop` at step 10 of the first: config, what it printed, its exit code."""
+    hooks = ["validation", {"name": "tests.train.holding:until_a_signal", "every": 10}]
+    sections = {"train": {"max_steps": 100, "checkpoint_every": 0}, "eval": {"every": 50, "hooks": hooks}}
+    config, runs = write_config(tmp_path, **sections), tmp_path / "runs"
+    runs.mkdir()
+    (runs / "hold").touch()
     process = subprocess.Popen(
         [sys.executable, "-m", "train.sweep", str(config), f"{KEY}=1,2", "--skip-decode"],
         cwd=REPOSITORY, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    run, until = tmp_path / "runs/tiny-2-seed0", time.monotonic() + 120
-    while not (run / "metrics.jsonl").is_file() or len(metrics(run)) < 10:
+    until = time.monotonic() + 120
+    while not (runs / "held").exists():
         assert time.monotonic() < until, process.communicate(timeout=5)
         time.sleep(0.02)
     stop(process.pid)
     printed, _ = process.communicate(timeout=60)
-    assert 9 <= metrics(run)[-1]["step"] < 100
+    assert metrics(runs / "tiny-2-seed0")[-1]["step"] in (9, 10, 11), printed
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)  # nobody of it is left
     return config, printed, process.returncode

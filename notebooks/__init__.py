@@ -1,0 +1,1 @@
+"""Seven notebooks, each with a question, a figure and a check; `start` is what they begin with."""

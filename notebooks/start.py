@@ -1,0 +1,141 @@
+"""What every notebook begins with: a run to look at, something to play with, and checks that can fail.
+
+    from notebooks.start import check, demo, play
+
+Importing it makes the repository the working directory, so that `runs/demo` is the same from everywhere, and shows an
+error of a kind that people can mend as its one sentence, without a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from configs.loader import InputError
+
+ROOT = Path(__file__).resolve().parents[1]
+THREE = {"mha": "small", "gqa": "small_gqa", "mqa": "small_mqa"}  # name of the run of each word of the toggle
+
+
+class Sentence(Exception):
+    """An error of which a notebook shows the sentence alone."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+def demo() -> Path:
+    """runs/demo where `make demo` made it, else runs/small, which is trained now, in about a minute.
+
+    Raises Sentence where a run cannot be read, for example because an older Headlight wrote it.
+    """
+    if is_finished("demo"):
+        return checked("demo")
+    if not is_finished("small"):
+        print("There is no runs/demo here (`make demo` trains it in about six minutes); a smaller run takes its place.")
+    return three_runs("mha")["mha"]
+
+
+def three_runs(*words: str) -> dict[str, Path]:
+    """The small run as MHA, GQA and MQA, or those of them that are asked for; what is not there is trained now.
+
+    words: of mha, gqa, mqa; none = all. Two at a time, since each fills one core; about 40 seconds each.
+    """
+    wanted = {word: THREE[word] for word in words or THREE}
+    missing = {word: name for word, name in wanted.items() if not is_finished(name)}
+    if missing:
+        print(f"training {', '.join(missing.values())}: about {40 * (len(missing) + 1) // 2 + 10} seconds …")
+        began = time.perf_counter()
+        _train(missing)
+        print(f"done in {time.perf_counter() - began:.0f} seconds")
+    return {word: checked(name) for word, name in wanted.items()}
+
+
+def _train(missing: dict[str, str]) -> None:
+    threads = str(os.cpu_count() or 1) if len(missing) == 1 else "1"
+    environment = os.environ | {"OMP_NUM_THREADS": threads}
+    at_once, waiting = max(1, min(2, os.cpu_count() or 1)), list(missing.items())
+    while waiting:
+        now, waiting = waiting[:at_once], waiting[at_once:]
+        commands = [
+            [sys.executable, "-m", "train.pretrain", "configs/small.yaml", f"name={name}",
+             f"model.num_key_value_heads={2 if word == 'gqa' else word}"]
+            for word, name in now
+        ]  # fmt: skip
+        started = [
+            subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            for command in commands
+        ]
+        for process, command in zip(started, commands, strict=True):
+            said, _ = process.communicate()
+            if process.returncode:
+                last = said.strip().splitlines()[-1:] or ["nothing"]
+                raise Sentence(f"`python {' '.join(command[1:])}` stopped with code {process.returncode}: {last[0]}")
+
+
+def is_finished(name: str) -> bool:
+    """Whether runs/<name> was trained to its end: its report is the last file that a run writes."""
+    return (ROOT / "runs" / name / "report.md").is_file()
+
+
+def checked(name: str) -> Path:
+    """The run's directory, as a path from the repository; raises Sentence where its checkpoint cannot be read."""
+    from model import load
+
+    run = Path("runs") / name
+    try:
+        load(run)
+    except InputError as error:
+        raise Sentence(
+            f"{error} If an older Headlight wrote it: rename {run.as_posix()} and run this cell again."
+        ) from error
+    return run
+
+
+def play(draw: Callable[..., Any], **controls: Any) -> None:
+    """ipywidgets' `interact`: a control for each argument of `draw`, which is called anew when one moves.
+
+    Without ipywidgets, one sentence says what to install; the figures above stay.
+    """
+    try:
+        from ipywidgets import interact
+    except ModuleNotFoundError:
+        print("To play with this: `.venv/bin/python -m pip install ipywidgets`, then start the notebook again.")
+        return
+    interact(draw, **controls)
+
+
+def check(answer: Any, is_right: Callable[[Any], Any], hint: str) -> None:
+    """Say that the reader's answer is right; raises Sentence with the hint if it is not. None: no answer yet."""
+    if answer is None:
+        print("No answer yet: change the cell above, and run it and this one.")
+        return
+    try:
+        right = bool(is_right(answer))
+    except Exception:  # whatever a wrong answer does to the check
+        right = False
+    if not right:
+        raise Sentence(f"Not yet. {hint}")
+    print("Right.")
+
+
+def _show_sentences() -> None:
+    """Let IPython show an InputError, which a command line would print as one line, as one line too."""
+    try:
+        from IPython import get_ipython
+    except ModuleNotFoundError:
+        return
+    shell = get_ipython()
+    if shell is not None:
+        InputError._render_traceback_ = lambda error: [str(error)]  # type: ignore[attr-defined]
+
+
+os.chdir(ROOT)
+_show_sentences()

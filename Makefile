@@ -1,17 +1,25 @@
-# make demo · make test · make bench: each makes .venv when it is missing or older than the requirements, then runs.
+# make demo · test · notebooks · readme · bench: each makes .venv when it is missing or older than the requirements, then runs.
 # PYTHON=python3.12 make test   takes another Python (3.11 to 3.13).
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 REQUIREMENTS := requirements.txt requirements-dev.txt pyproject.toml
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint notebooks readme bench clean
 
 demo: $(VENV)/ready
 	$(RUN) -m train.pretrain configs/demo.yaml
 
 test: $(VENV)/ready lint
 	$(RUN) -m pytest -n 2 --dist loadfile
+
+# Runs them; `make notebooks WRITE=--write` also keeps what they print and draw.
+notebooks: $(VENV)/ready
+	$(RUN) -m notebooks.execute $(WRITE)
+
+# Every command of README, in a fresh copy, as a newcomer would run them: hours.
+readme:
+	$(PYTHON) tests/readme_commands.py
 
 lint: $(VENV)/ready
 	$(RUN) -m ruff check .

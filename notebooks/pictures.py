@@ -1,0 +1,68 @@
+"""How the notebooks draw a matrix: one look for masks, scores and attention weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from eval.attention import drawing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MAY = "#0072B2"
+LINES_UP_TO = 24  # rows: with more of them, white lines between the cells would be all that one sees
+
+
+def heatmap(
+    axes: Axes,
+    matrix: Tensor,
+    title: str = "",
+    rows: Sequence[Any] = (),
+    columns: Sequence[Any] = (),
+    decimals: int | None = None,
+) -> None:
+    """Draw a matrix (queries, keys). rows, columns: what to write beside them; decimals: write the numbers, too.
+
+    A boolean matrix is a mask: blue = may attend. Numbers from 0 to 1 are attention weights, in the colours of all
+    pictures of eval.attention: grey = none. Others are scores: red above 0, blue below, grey = minus infinity.
+    """
+    matrix = matrix.detach().cpu()
+    if matrix.dtype == torch.bool:
+        hidden, style = ~matrix, _one_colour(MAY)
+    elif float(matrix.min()) >= 0 and float(matrix.max()) <= 1 + 1e-5:
+        hidden, style = matrix == 0, {"cmap": drawing.colour_map(), "norm": drawing.weight_norm()}
+    else:
+        hidden = matrix.isinf()
+        top = float(matrix[~hidden].abs().max())
+        style = {"cmap": "RdBu_r", "vmin": -top, "vmax": top}
+    lines = 0.5 if len(matrix) <= LINES_UP_TO else 0
+    axes.set_facecolor(drawing.NOTHING)
+    mesh = axes.pcolormesh(matrix.float().masked_fill(hidden, torch.nan), edgecolor="white", linewidth=lines, **style)
+    axes.invert_yaxis()
+    axes.set_aspect("equal")
+    axes.set_title(title, fontsize=10)
+    axes.set_xticks([i + 0.5 for i in range(len(columns))], columns, rotation=90, fontsize=8)
+    axes.set_yticks([i + 0.5 for i in range(len(rows))], rows, fontsize=8)
+    axes.tick_params(length=0)
+    if decimals is not None:
+        _write_numbers(axes, mesh, matrix, hidden, decimals)
+
+
+def _one_colour(colour: str) -> dict[str, Any]:
+    from matplotlib.colors import ListedColormap
+
+    return {"cmap": ListedColormap([colour]), "vmin": 0, "vmax": 1}
+
+
+def _write_numbers(axes: Axes, mesh: Any, matrix: Tensor, hidden: Tensor, decimals: int) -> None:
+    """Each number in the middle of its cell, white where the cell is dark."""
+    for row, column in (~hidden).nonzero().tolist():
+        number = float(matrix[row, column])
+        red, green, blue, _ = mesh.get_cmap()(mesh.norm(number))
+        colour = "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.5 else "black"
+        text = f"{round(number, decimals) + 0.0:.{decimals}f}"  # + 0.0: no "-0.0"
+        axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7, color=colour)

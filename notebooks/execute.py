@@ -39,9 +39,7 @@ def execute(path: Path, *, write: bool) -> tuple[int, float]:
 
     notebook = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(path.parent)}}
-    client = NotebookClient(
-        notebook, timeout=CELL_SECONDS, kernel_name="python3", store_widget_state=False, resources=resources
-    )
+    client = NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3", resources=resources)
     with client.setup_kernel():
         before = time.perf_counter()
         for index, cell in enumerate(notebook.cells):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import platform
+import subprocess
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +93,25 @@ def write(run: Run) -> None:
     drawn = [(name, title) for name, title in PICTURES if (directory / "attention" / name).is_file()]
     lines += [f"![{title}](attention/{name})\n" for name, title in drawn]
     lines += ["## Made with", "", f"`python -m {run.script}` from `{run.config.directory}/config.yaml`, "]
-    lines += [f"torch {torch.__version__}, Python {platform.python_version()}, {machine(run.device.device)}.", ""]
+    lines += [f"torch {torch.__version__}, Python {platform.python_version()}, {machine(run.device.device)}; "]
+    lines += [f"{commit()}{date.today().isoformat()}.", ""]
     (directory / "report.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def commit() -> str:
+    """ "commit 1a2b3c4, " of Headlight's own repository, "-dirty" if files of it have changed; "" without git."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        inside = subprocess.run([*git, "rev-parse", "--show-prefix"], capture_output=True, text=True, timeout=10)
+        if (
+            inside.returncode or inside.stdout.strip() != "train/"
+        ):  # installed, perhaps within somebody else's repository
+            return ""
+        describe_it = [*git, "describe", "--always", "--dirty", "--exclude=*"]
+        told = subprocess.run(describe_it, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return f"commit {told.stdout.strip()}, " if told.returncode == 0 else ""
 
 
 def _finished_at(step: int) -> str:

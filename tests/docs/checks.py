@@ -34,6 +34,7 @@ EXAMPLES = """
 my.txt book.txt notes/ notes/*.md books/*.txt pairs.jsonl questions.jsonl train.jsonl.gz held_out.jsonl package.json
 configs/x.yaml x.yaml configs/mine.yaml x.py runs/x
 lora_identity.jsonl rlaif.jsonl sft_data.jsonl lora_data.jsonl r1_data.jsonl dpo_data.jsonl
+train_00000.bin
 """.split()
 # names of other projects' things that our code does not spell
 FOREIGN = """

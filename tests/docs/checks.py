@@ -39,7 +39,7 @@ train_00000.bin
 # names of other projects' things that our code does not spell
 FOREIGN = """
 wh_questions_object_gap npi_present_1 alpaca_en_demo alpaca_zh_demo glaive_toolcall_en_demo glaive_toolcall_zh_demo
-dpo_en_demo dpo_zh_demo sanitize_control_tokens
+dpo_en_demo dpo_zh_demo sanitize_control_tokens NCCL_DEBUG
 """.split()
 KEY = re.compile(r"^((?:model|data|train|eval|tracking)(?:\.[a-z_0-9N]+)+)(?:$|[=:( ])")
 OVERRIDE = re.compile(r"^([a-z_]+(?:\.[a-z_0-9]+)*)=(.*)$")

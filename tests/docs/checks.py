@@ -174,6 +174,15 @@ def _wrong_in(module: str, arguments: str) -> Iterator[str]:
                 yield f"{module}: {error}"
 
 
+def tables(page: Page) -> Iterator[str]:
+    """Every row of a table has as many cells as its head: others are dropped, and a | in code counts as well."""
+    for line, rows in page.tables:
+        counts = [len(re.findall(r"(?<!\\)\|", row.strip().strip("|"))) + 1 for row in rows]
+        for number, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            if count != counts[0]:
+                yield f"{page.path}:{line + number}: {count} cells in a table of {counts[0]}: {row[:60]}"
+
+
 def yaml_blocks(page: Page) -> Iterator[str]:
     """A YAML block is (part of) a config, a list of sources, or a file of probes."""
     for block in page.blocks:
@@ -240,5 +249,5 @@ def _nearest(name: str, known: Any) -> str:
 
 
 CHECKS: dict[str, Check] = {
-    check.__name__: check for check in (links, paths, keys, identifiers, commands, yaml_blocks, imports)
+    check.__name__: check for check in (links, paths, keys, identifiers, commands, tables, yaml_blocks, imports)
 }

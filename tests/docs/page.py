@@ -30,7 +30,7 @@ class Block:
 class Page:
     """path: from the repository's root. links, code: (line, text); in a notebook the line is the cell's number.
 
-    own_words: of a notebook's own code.
+    tables: (line, its lines). own_words: of a notebook's own code.
     """
 
     path: Path
@@ -39,6 +39,7 @@ class Page:
     links: list[tuple[int, str]] = field(default_factory=list)
     code: list[tuple[int, str]] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
+    tables: list[tuple[int, list[str]]] = field(default_factory=list)
     own_words: set[str] = field(default_factory=set)
 
     @property
@@ -76,6 +77,8 @@ def _take_apart(text: str, page: Page, cell: int | None = None) -> None:
             page.headings.append(_plain(tokens[number + 1]))
         elif token.type == "fence":
             page.blocks.append(Block(token.info.strip().split(" ")[0], token.content, line))
+        elif token.type == "table_open" and token.map:
+            page.tables.append((line, text.splitlines()[slice(*token.map)]))
         elif token.type == "html_block":
             _html(token.content, page, line)
         for part in token.children or []:

@@ -48,6 +48,8 @@ MISTAKES = [
     ("yaml_blocks", "```yaml\nextends: demo.yaml\nseed: 1\n```", "```yaml\nextends: dem.yaml\nseed: 1\n```", "no such"),
     ("yaml_blocks", "```yaml\n{kind: files, path: …}\n```", "```yaml\n{kind: file, path: …}\n```", "does not match"),
     ("yaml_blocks", "```yaml\ntexts: [{name: a, text: b}]\n```", "```yaml\ntexts: [{name: a}]\n```", "Field required"),
+    ("tables", "| a | b |\n|---|---|\n| `x\\|y` | 2 |", "| a | b |\n|---|---|\n| `x|y` | 2 |", "3 cells in a"),
+    ("tables", "| a | b |\n|---|---|\n| 1 | |", "| a | b |\n|---|---|\n| 1 |", "1 cells in a table of 2"),
     ("imports", "```python\nfrom model import load\n```", "```python\nfrom model import loads\n```", "model.loads"),
     ("imports", "```python\nimport eval.tasks\n```", "```python\nimport eval.task\n```", "eval.task cannot"),
     ("imports", "```python\nx = 1\n```", "```python\nx = = 1\n```", "not Python"),

@@ -18,9 +18,9 @@ class _Section(BaseModel):
 class StoryworldSource(_Section):
     """The built-in corpus: stories made on the spot, with a known entropy."""
 
-    kind: Literal["storyworld"] = "storyworld"
+    kind: Literal["storyworld"] = Field("storyworld", description="The built-in world.")
     documents: int = Field(40000, ge=1, description="Number of training stories (or conversations).")
-    validation_documents: int = Field(1000, ge=1, description="Number of held-out ones, from other seeds.")
+    validation_documents: int = Field(1000, ge=1, description="Number of held-out stories, from other seeds.")
     seed: int = Field(0, ge=0, description="Another seed, other stories.")
     level: Literal[1, 2] = Field(1, description="1 = short stories of three friends | 2 = longer ones, more of them.")
     chats: Literal["mixed", "questions"] = Field(
@@ -53,7 +53,7 @@ class _WithText(_Section):
 class FilesSource(_WithText):
     """Local files: .txt .md .jsonl .json .csv .tsv .parquet, also as .gz and .zst."""
 
-    kind: Literal["files"]
+    kind: Literal["files"] = Field(description="Local files.")
     path: Names = Field(
         description="A file, a folder or a pattern such as books/*.txt, or a list of these.",
     )
@@ -66,10 +66,10 @@ class FilesSource(_WithText):
 class HubSource(_WithText):
     """A dataset of the Hugging Face Hub, or a local folder that `datasets` can read."""
 
-    kind: Literal["hub"]
+    kind: Literal["hub"] = Field(description="A dataset of the Hugging Face Hub.")
     name: Name = Field(description="Dataset name, for example roneneldan/TinyStories.")
     subset: str | None = Field(None, description="Its configuration, where it has several (wikitext-103-raw-v1).")
-    data_files: Names | None = Field(None, description="Only these files of it.")
+    data_files: Names | None = Field(None, description="Read only these files of the dataset; null = all.")
     revision: str | None = Field(None, description="Branch, tag or commit; null = the newest.")
     split: str = Field("train", description="Split that is trained on.")
     validation_split: str | None = Field(
@@ -98,8 +98,8 @@ class MixPart(_Section):
 class MixSource(_Section):
     """Several sources, mixed document by document so that their shares of the text are as the weights say."""
 
-    kind: Literal["mix"]
-    parts: list[MixPart] = Field(min_length=1, description="[{weight: 3, source: {kind: …}}, …].")
+    kind: Literal["mix"] = Field(description="Several sources.")
+    parts: list[MixPart] = Field(min_length=1, description="The parts of the mix: [{weight: 3, source: {kind: …}}, …].")
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] = Field(
         "first_exhausted",
         description="first_exhausted: nothing is repeated, the mix ends with the first part that ends | "
@@ -114,7 +114,11 @@ class TokenizerConfig(_Section):
     """bpe: byte-level pieces learned from the text. char: one id a character. byte: one id a byte.
     pretrained: a tokenizer.json that exists."""
 
-    kind: Literal["bpe", "char", "byte", "pretrained"] = Field("bpe", description="bpe | char | byte | pretrained.")
+    kind: Literal["bpe", "char", "byte", "pretrained"] = Field(
+        "bpe",
+        description="bpe: pieces learned from the text | char: one id a character | byte: one id a byte | "
+        "pretrained: one that exists.",
+    )
     vocab_size: int | None = Field(
         None, ge=320, description="Size that bpe aims at (null: 2048); of a pretrained one, at least so many ids."
     )
@@ -153,7 +157,9 @@ class DataConfig(_Section):
         "few as make 95 % of the positions real tokens, with isolate_documents; 1 = none.",
     )
     too_long: Literal["truncate", "drop"] = Field(
-        "truncate", description="Conversations longer than a row: cut after the last whole turn that fits | left out."
+        "truncate",
+        description="Conversations longer than a row. truncate: cut after the last whole turn that fits | drop: left "
+        "out.",
     )
     drop_duplicates: bool = Field(False, description="true: of documents that are exactly equal, keep the first.")
     on_bad_record: Literal["stop", "skip"] = Field(

@@ -80,8 +80,13 @@ class EvalConfig(_Section):
     )
     prompts: list[str] = Field([""], description="Fixed prompts continued at every evaluation.")
     sample_tokens: int = Field(160, ge=1, description="Longest continuation, in tokens.")
-    temperature: float = Field(0.8, ge=0, description="Of the samples; 0 = greedy.")
-    top_p: float | None = Field(0.95, gt=0, le=1, description="Of the samples; null = off.")
+    temperature: float = Field(0.8, ge=0, description="Temperature of the samples; 0 = always the likeliest token.")
+    top_p: float | None = Field(
+        0.95,
+        gt=0,
+        le=1,
+        description="Samples are drawn from the likeliest tokens that together have this probability; null = from all.",
+    )
     questions: int = Field(
         0,
         ge=0,

@@ -22,7 +22,9 @@ class RopeScaling(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    rope_type: Literal["linear", "yarn"] = Field(description="linear | yarn.")
+    rope_type: Literal["linear", "yarn"] = Field(
+        description="linear: every angle divided by factor | yarn: quick pairs kept, slow ones divided."
+    )
     factor: float = Field(ge=1, description="New longest sequence / trained longest sequence.")
     original_max_position_embeddings: int | None = Field(
         None, ge=1, description="yarn: the longest sequence that the model was trained on."

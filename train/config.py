@@ -24,27 +24,45 @@ class _Section(BaseModel):
 class OptimizerConfig(_Section):
     """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) alone, or Muon for the matrices of the blocks."""
 
-    name: Literal["muon", "adamw"] = Field("muon", description="muon | adamw.")
+    name: Literal["muon", "adamw"] = Field(
+        "muon", description="muon: for the matrices of the blocks, with AdamW for the rest | adamw: for everything."
+    )
     lr: float = Field(0.02, gt=0, description="Peak learning rate: of Muon, or of AdamW when it is alone.")
     adamw_lr: float = Field(0.01, gt=0, description="With muon: peak rate of everything outside the blocks, and norms.")
-    embedding_lr: float | None = Field(None, gt=0, description="Of an untied embedding; null = as the head.")
-    weight_decay: float = Field(0.01, ge=0, description="Decoupled; matrices only.")
-    momentum: float = Field(0.95, ge=0, lt=1, description="Of Muon.")
-    betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
-        [0.9, 0.95], min_length=2, max_length=2, description="Of AdamW."
+    embedding_lr: float | None = Field(
+        None, gt=0, description="Peak rate of an untied embedding; null = as the head's."
     )
-    eps: float = Field(1e-10, gt=0, description="Of AdamW.")
+    weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay, on matrices only.")
+    momentum: float = Field(
+        0.95, ge=0, lt=1, description="Share of its average of gradients that Muon keeps at each step."
+    )
+    betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
+        [0.9, 0.95],
+        min_length=2,
+        max_length=2,
+        description="Shares of its averages of gradients and of their squares that AdamW keeps.",
+    )
+    eps: float = Field(1e-10, gt=0, description="Keeps AdamW from dividing by zero.")
 
 
 class TrainConfig(_Section):
     """The `train:` section."""
 
-    max_steps: int | None = Field(None, ge=1, description="Optimizer steps in all. One of three limits; none = 1000.")
-    max_tokens: int | None = Field(None, ge=1, description="Tokens in all, rounded up to whole steps.")
+    max_steps: int | None = Field(
+        None, ge=1, description="Optimizer steps in all. One of three limits may be set; with none of them, 1000 steps."
+    )
+    max_tokens: int | None = Field(
+        None, ge=1, description="Tokens in all, rounded up to whole steps; the second of the three limits."
+    )
     max_minutes: float | None = Field(
         None, gt=0, description="Minutes in all; the schedule follows the clock, so two runs are never exactly equal."
     )
-    tokens_per_step: int = Field(16384, ge=2, description="Tokens an optimizer step sees, over all micro-batches.")
+    tokens_per_step: int = Field(
+        16384,
+        ge=2,
+        description="Tokens an optimizer step sees, over all micro-batches and processes; a multiple of "
+        "data.sequence_length.",
+    )
     micro_batch_size: int | Literal["auto"] = Field(
         "auto",
         description="Rows a forward pass; the rest of a step is accumulated. auto: a guess, halved if memory runs out.",
@@ -54,7 +72,7 @@ class TrainConfig(_Section):
     )
     warmup_steps: int = Field(0, ge=0, description="Steps from zero to the peak learning rate.")
     cooldown: float = Field(0.7, ge=0, le=1, description="wsd: share of the steps that the way down takes.")
-    final_lr_fraction: float = Field(0.05, ge=0, le=1, description="Last learning rate / peak.")
+    final_lr_fraction: float = Field(0.05, ge=0, le=1, description="Last learning rate, as a share of the peak.")
     grad_clip: float = Field(1.0, ge=0, description="Largest norm of the gradient; 0 = no clipping.")
     precision: Literal["auto", "bf16", "fp16", "tf32", "fp32"] = Field(
         "auto",
@@ -62,16 +80,18 @@ class TrainConfig(_Section):
         "products, CUDA) | fp32. auto: bf16 where it is quick.",
     )
     compile: Literal["auto"] | bool = Field(
-        "auto", description="torch.compile. auto: where the run is long enough to pay for it."
+        "auto", description="Whether to train with torch.compile. auto: where the run is long enough to pay for it."
     )
     activation_checkpointing: bool = Field(
         False, description="Compute every layer again in the backward pass: less memory, about a third more time."
     )
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="auto | cpu | cuda | mps.")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        "auto", description="Where it computes. auto: CUDA or Apple's GPU where there is one, else the CPU."
+    )
     log_every: int = Field(10, ge=1, description="Steps between two lines of metrics.jsonl.")
     checkpoint_every: int = Field(500, ge=0, description="Steps between checkpoints; 0 = only at the end.")
-    keep_last: int = Field(2, ge=1, description="Newest checkpoints kept.")
-    keep_best: bool = Field(True, description="Keep the one of the lowest validation loss besides.")
+    keep_last: int = Field(2, ge=1, description="How many of the newest checkpoints are kept.")
+    keep_best: bool = Field(True, description="Keep the checkpoint of the lowest validation loss besides.")
     skip_non_finite: int = Field(
         0, ge=0, description="Steps whose loss or gradient is no number that are passed over before the run stops."
     )
@@ -87,7 +107,9 @@ class TrainConfig(_Section):
 class TrackingConfig(_Section):
     """The `tracking:` section; metrics.jsonl is always written."""
 
-    wandb: Literal["offline", "online", "disabled"] = Field("offline", description="offline | online | disabled.")
+    wandb: Literal["offline", "online", "disabled"] = Field(
+        "offline", description="offline: written to disk, for `wandb sync` later | online | disabled."
+    )
     project: str = Field("headlight", description="Project name in wandb.")
 
 
@@ -96,8 +118,12 @@ class RunConfig(_Section):
 
     name: str = Field("", description="Names the run directory; default: the YAML file's stem.")
     output_dir: str = Field("runs", description="Parent of run directories and of prepared data.")
-    seed: int = Field(0, ge=0, lt=2**63, description="Of the weights, the row order and dropout.")
-    resume: str = Field("auto", description="auto | never | a checkpoint directory.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the weights, the row order and dropout.")
+    resume: str = Field(
+        "auto",
+        description="auto: go on where the run of this name stopped | never: refuse a directory that exists | a "
+        "checkpoint directory to go on from.",
+    )
     allow_mismatch: bool = Field(False, description="Go on although data or settings differ from the run's own.")
     init_from: str | None = Field(None, description="A run or model directory to start from; null = random weights.")
     model: ModelConfig = Field(ModelConfig(), description="How it computes.")

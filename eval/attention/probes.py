@@ -95,7 +95,7 @@ class ProbeFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    texts: list[ProbeText] = Field(min_length=1, description="[{name: …, text: …}, …].")
+    texts: list[ProbeText] = Field(min_length=1, description="The texts: [{name: …, text: …}, …].")
 
     @field_validator("texts")
     @classmethod

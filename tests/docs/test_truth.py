@@ -1,0 +1,94 @@
+"""Guides that list what the code has list all of it, and say of it what the code says."""
+
+import math
+import re
+import tomllib
+
+import pytest
+import yaml
+
+from data.config import FilesSource, HubSource, MixSource, StoryworldSource
+from data.files import COMPRESSED, KINDS
+from eval.attention.metrics import SCORES
+from model.attention_backends import BACKENDS
+from tests.docs.page import ROOT
+
+SOURCES = (StoryworldSource, FilesSource, HubSource, MixSource)
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def rows(page: str) -> dict[str, list[str]]:
+    """First cell of every table row that begins with `code` -> its cells; `a`, `b` in a cell are two rows."""
+    found = {}
+    for line in re.findall(r"^\| `.*$", page, re.MULTILINE):
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        found |= dict.fromkeys(re.findall(r"`([^`]+)`", cells[0]), cells)
+    return found
+
+
+def test_every_head_score_is_explained_with_its_range_and_its_paper():
+    page = text("docs/attention_scores.md")
+    explained = rows(page.split("## Where a head looks")[1].split("## Between heads")[0])
+    assert set(explained) == set(SCORES)
+    for name, score in SCORES.items():
+        shown = explained[name][2]
+        if score.low is None:
+            assert shown == "any number", name
+        else:
+            assert shown.startswith(f"{score.low:g} … "), name
+        if score.high is not None:
+            assert shown.startswith(f"{score.low:g} … {score.high:g}"), name
+        if score.paper:
+            assert score.paper.split(", ")[-1] in page, f"{name}: {score.paper} is not named"
+    for name in ("sink_rate", "similarity", "group_gap", "copy_gain"):
+        assert f"`{name}`" in page
+
+
+def test_chance_levels_that_need_no_run_are_what_is_computed():
+    page, T = text("docs/attention_scores.md"), 64
+    entropy = sum(math.log(i + 1) for i in range(1, T)) / (T - 1)
+    assert rows(page)["entropy"][-1] == f"{entropy:.2f}"
+    without_sink = sum(math.log(i) for i in range(2, T)) / (T - 2)
+    assert rows(page)["entropy_sink_free"][-1] == f"{without_sink:.2f}"
+    assert rows(page)["distance"][-1] == f"{(T - 1) / 4:g}"
+    assert rows(page)["sink"][-1] == f"{sum(1 / (i + 1) for i in range(1, T)) / (T - 1):.3f}"
+    assert rows(page)["previous_token"][-1] == f"{sum(1 / (i + 1) for i in range(2, T)) / (T - 2):.3f}"
+    assert f"Uniform attention has {sum(1 / (i + 1) for i in range(T)) / T:.3f} there" in page
+
+
+def test_every_attention_backend_is_in_the_table():
+    assert set(rows(text("docs/attention.md").split("## Masks")[0])) == set(BACKENDS)
+
+
+def test_every_kind_of_source_and_file_is_described():
+    page = text("docs/data_formats.md")
+    for kind in (source.model_fields["kind"].annotation.__args__[0] for source in SOURCES):
+        assert f"kind: {kind}" in page, kind
+    for ending in [*KINDS, *COMPRESSED]:
+        assert f"`{ending}`" in page, ending
+
+
+def test_the_import_rules_are_those_of_pyproject():
+    contract = tomllib.loads(text("pyproject.toml"))["tool"]["importlinter"]["contracts"][0]
+    drawn = text("docs/architecture.md").split("## Who may import whom")[1].split("```text\n")[1].split("```")[0]
+    assert [re.split(r"\s{2,}", line)[0] for line in drawn.splitlines()] == contract["layers"]
+
+
+def test_citation_and_changelog_are_of_this_version():
+    version = tomllib.loads(text("pyproject.toml"))["project"]["version"]
+    cited = yaml.safe_load(text("CITATION.cff"))
+    assert cited["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= cited.keys()
+    assert (cited["version"], cited["authors"]) == (version, [{"name": "The Headlight authors"}])
+    assert f"## [{version}] - {cited['date-released']}" in text("CHANGELOG.md")
+
+
+@pytest.mark.parametrize(
+    "line", re.findall(r"[\d.]+ for [\d,]+(?: ids)?", text("docs/faq.md").split("first loss be?")[1])
+)
+def test_first_losses_are_logarithms(line):
+    loss, ids = re.findall(r"[\d.,]+", line)
+    assert loss == f"{math.log(int(ids.replace(',', ''))):.2f}"

@@ -73,11 +73,7 @@ def write(run: Run) -> None:
     speeds = sorted(m["tokens_per_s"] for m in train)
     apart = run.unlogged_s + sum(m["eval_s"] + m["save_s"] for m in train if "eval_s" in m)
     result = [
-        *[
-            f"validation loss {val['loss']:.4f} nats per token   perplexity {val['perplexity']:.2f}   "
-            f"bits per byte {val['bits_per_byte']:.4f}"
-            for val in last_val
-        ],
+        *map(_validation_line, last_val),
         *floor,
         f"{run.state.seconds / 60:.1f} minutes ({apart / 60:.1f} of them evaluating and saving), "
         f"{run.state.tokens:,} tokens, {speeds[len(speeds) // 2] if speeds else 0:,.0f} tokens/s (median), "
@@ -93,6 +89,15 @@ def write(run: Run) -> None:
     lines += ["## Made with", "", f"`python -m {run.script}` from `{run.config.directory}/config.yaml`, "]
     lines += [f"torch {torch.__version__}, Python {platform.python_version()}, {machine(run.device.device)}.", ""]
     (directory / "report.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def _validation_line(val: dict[str, Any]) -> str:
+    if val["loss"] is None:
+        return "validation loss is not a number: neither are the weights (skipped steps are in metrics.jsonl)"
+    return (
+        f"validation loss {val['loss']:.4f} nats per token   perplexity {val['perplexity']:.2f}   "
+        f"bits per byte {val['bits_per_byte']:.4f}"
+    )
 
 
 def _finished_at(step: int) -> str:

@@ -18,7 +18,7 @@ class _Section(BaseModel):
 class StoryworldSource(_Section):
     """The built-in corpus: stories made on the spot, with a known entropy."""
 
-    kind: Literal["storyworld"] = "storyworld"
+    kind: Literal["storyworld"] = Field("storyworld", description="storyworld | files | hub | mix.")
     documents: int = Field(40000, ge=1, description="Number of training stories (or conversations).")
     validation_documents: int = Field(1000, ge=1, description="Number of held-out ones, from other seeds.")
     seed: int = Field(0, ge=0, description="Another seed, other stories.")
@@ -53,7 +53,7 @@ class _WithText(_Section):
 class FilesSource(_WithText):
     """Local files: .txt .md .jsonl .json .csv .tsv .parquet, also as .gz and .zst."""
 
-    kind: Literal["files"]
+    kind: Literal["files"] = Field(description="storyworld | files | hub | mix.")
     path: Names = Field(
         description="A file, a folder or a pattern such as books/*.txt, or a list of these.",
     )
@@ -66,7 +66,7 @@ class FilesSource(_WithText):
 class HubSource(_WithText):
     """A dataset of the Hugging Face Hub, or a local folder that `datasets` can read."""
 
-    kind: Literal["hub"]
+    kind: Literal["hub"] = Field(description="storyworld | files | hub | mix.")
     name: Name = Field(description="Dataset name, for example roneneldan/TinyStories.")
     subset: str | None = Field(None, description="Its configuration, where it has several (wikitext-103-raw-v1).")
     data_files: Names | None = Field(None, description="Only these files of it.")
@@ -98,7 +98,7 @@ class MixPart(_Section):
 class MixSource(_Section):
     """Several sources, mixed document by document so that their shares of the text are as the weights say."""
 
-    kind: Literal["mix"]
+    kind: Literal["mix"] = Field(description="storyworld | files | hub | mix.")
     parts: list[MixPart] = Field(min_length=1, description="[{weight: 3, source: {kind: …}}, …].")
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] = Field(
         "first_exhausted",

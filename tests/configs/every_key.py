@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import torch
 from pydantic import BaseModel
@@ -33,7 +34,7 @@ def all_keys(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, F
     """
     for name, field in schema.model_fields.items():
         path, members = prefix + name, list(_models_in(field.annotation))
-        if not members or type(None) in get_args(field.annotation) or "list" in str(field.annotation):
+        if not members or type(None) in get_args(field.annotation) or get_origin(field.annotation) is list:
             yield path, field
         for member in members:
             kind = f"{_kind(member)}." if len(members) > 1 else ""
@@ -67,7 +68,8 @@ class Change:
 
     @property
     def overrides(self) -> list[str]:
-        return [*self.given, f"{self.key}={json.dumps(self.value, ensure_ascii=False)}"]
+        in_yaml = re.sub(r"(source)\.(storyworld|files|hub|mix)\.", r"\1.", self.key)
+        return [*self.given, f"{in_yaml}={json.dumps(self.value, ensure_ascii=False)}"]
 
     def check(self, before: dict[str, Any], after: dict[str, Any]) -> None:
         found = differing(before, after)

@@ -119,26 +119,26 @@ def test_a_precision_that_the_device_lacks_is_refused(tiny):
     assert "train.precision is tf32, which is CUDA's" in done.stderr
 
 
-def kind_of_model(config_file: Path) -> None:
+def kind_of_model(config_file: Path, parallel: str) -> None:
     """Of each process: writes what holds the parameters, and what training calls."""
-    for parallel in ("ddp", "fsdp2"):
-        config = load_run_config(config_file, [f"train.parallel={parallel}", "model.vocab_size=192"])
-        with processes(config.train.parallel, "cpu") as world:
-            device = resolve_device(config)
-            lm = parts.build_model(config, device, world, None, None)  # type: ignore[arg-type]
-            called = wrap(lm, world, device.device)
-            kinds = f"{type(next(lm.parameters())).__name__} {type(called).__name__}"
-            config_file.with_name(f"{parallel}{world.rank}").write_text(kinds, encoding="utf-8")
-            del called, lm
+    config = load_run_config(config_file, [f"train.parallel={parallel}", "model.vocab_size=192"])
+    with processes(config.train.parallel, "cpu") as world:
+        device = resolve_device(config)
+        lm = parts.build_model(config, device, world, None, None)  # type: ignore[arg-type]
+        called = wrap(lm, world, device.device)
+        kinds = f"{type(next(lm.parameters())).__name__} {type(called).__name__}"
+        config_file.with_name(f"{parallel}{world.rank}").write_text(kinds, encoding="utf-8")
+        del called, lm  # DDP must not outlive the processes' connection
 
 
 @shows("train.parallel")
-def test_parallel(tmp_path):
+@pytest.mark.parametrize(
+    ("parallel", "kinds"), [("ddp", "Parameter DistributedDataParallel"), ("fsdp2", "DTensor FSDPLanguageModel")]
+)
+def test_parallel(tmp_path, parallel, kinds):
     config = write_config(tmp_path, train={"device": "cpu"})
-    assert run_world(2, kind_of_model, config) == [0, 0]
-    for rank in (0, 1):
-        assert (tmp_path / f"ddp{rank}").read_text(encoding="utf-8") == "Parameter DistributedDataParallel"
-        assert (tmp_path / f"fsdp2{rank}").read_text(encoding="utf-8") == "DTensor FSDPLanguageModel"
+    assert run_world(2, kind_of_model, config, parallel) == [0, 0]
+    assert [(tmp_path / f"{parallel}{rank}").read_text(encoding="utf-8") for rank in (0, 1)] == [kinds, kinds]
 
 
 @shows("tracking.project")

@@ -81,7 +81,7 @@ class SourceChange:
 
 STORIES = {"kind": "storyworld", "documents": 12, "validation_documents": 4}
 FILES = {"kind": "files", "path": "stories.jsonl"}
-PLAIN = {"kind": "files", "path": "other.txt"}
+PLAIN = {"kind": "files", "path": ["other.txt", "text.txt"]}
 HUB = {"kind": "hub", "name": "hub"}
 BOTH = "training, held out"
 

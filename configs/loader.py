@@ -6,6 +6,7 @@ Also home of `InputError`, the one exception for bad input: a command prints its
 from __future__ import annotations
 
 import difflib
+import io
 import json
 import os
 import re
@@ -288,6 +289,9 @@ def _harmless(message: str) -> str:
 
 def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     """Run a command line: 0 when it is done, one clear line and exit code 2 for bad input."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal or pipe that does not know a letter still gets the line
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = command()
     except InputError as error:

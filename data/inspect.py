@@ -10,7 +10,6 @@ and where a text itself holds one of them, or a control character, it is shown b
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import re
 import shutil
@@ -239,8 +238,6 @@ def main() -> int:
     rows: dict[Split, Rows] = {split: make_rows(config, data, split, rows_per_step) for split in SPLITS}
     width = shutil.get_terminal_size((100, 24)).columns
     painter = Painter(data.tokenizer, is_colored(arguments.color), config.records == "conversations", width)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that does not know ⏎ still gets a row
     try:
         if arguments.rows:
             print(f"{painter.legend(config)}\n")

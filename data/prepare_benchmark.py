@@ -11,6 +11,7 @@ import argparse
 import json
 import multiprocessing
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -80,15 +81,18 @@ def encode_batch_seconds(folder: Path) -> float:
 
 def prepare_seconds(folder: Path, number: int) -> tuple[float, float]:
     """(seconds, peak memory in GB)"""
-    import resource
-
+    try:
+        import resource
+    except ImportError:
+        raise InputError("Windows does not tell the peak memory that is measured here: use Linux or macOS") from None
     config = DataConfig(
         source=FilesSource(kind="files", path=str(folder / "stories.jsonl")),
         tokenizer=TokenizerConfig(kind="pretrained", path=str(folder)),
     )
     before = time.perf_counter()
     prepare(config, folder / str(number), show_progress=False)
-    return time.perf_counter() - before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    unit = 1e9 if sys.platform == "darwin" else 1e6  # macOS tells bytes, Linux kB
+    return time.perf_counter() - before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 def _batches(file: Path) -> Iterator[list[str]]:

@@ -60,7 +60,9 @@ def compare(
     variants = group(runs)
     warnings = [*notes, *broken, *compare_text.warnings(variants)]
     costs, speeds = _measure(variants, decode)
-    out = out or Path(os.path.commonpath([path.resolve().parent for path in paths]))
+    parents = [path.resolve().parent for path in paths]
+    on_one_drive = len({parent.drive for parent in parents}) == 1  # Windows may have several
+    out = out or Path(os.path.commonpath(parents) if on_one_drive else Path.cwd())
     out = Path(os.path.relpath(out)) if out.is_relative_to(Path.cwd()) else out
     summary = compare_text.summary(variants, costs, speeds)
     try:

@@ -37,7 +37,7 @@ def token_log_probs(lm: LanguageModel, sequences: Sequence[Sequence[int]]) -> li
             rows = [torch.tensor(ids) for ids in batch]
             ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
             logits = lm(ids[:, :-1]).float()  # (rows, T - 1, V)
-            log_p = (logits.gather(2, ids[:, 1:, None])[:, :, 0] - logits.logsumexp(dim=-1)).double().cpu()
+            log_p = (logits.gather(2, ids[:, 1:, None])[:, :, 0] - logits.logsumexp(dim=-1)).cpu().double()
             for key, row in zip(batch, log_p, strict=True):
                 read[key] = row[: len(key) - 1].clone()  # a view would keep the whole batch in memory
     finally:

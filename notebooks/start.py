@@ -58,7 +58,7 @@ def three_runs(*words: str) -> dict[str, Path]:
 
 def _train(missing: dict[str, str]) -> None:
     threads = str(os.cpu_count() or 1) if len(missing) == 1 else "1"
-    environment = os.environ | {"OMP_NUM_THREADS": threads}
+    environment = os.environ | {"OMP_NUM_THREADS": threads, "PYTHONIOENCODING": "utf-8"}
     at_once, waiting = max(1, min(2, os.cpu_count() or 1)), list(missing.items())
     while waiting:
         now, waiting = waiting[:at_once], waiting[at_once:]
@@ -69,7 +69,7 @@ def _train(missing: dict[str, str]) -> None:
         ]  # fmt: skip
         started = [
             subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8"
             )
             for command in commands
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -243,6 +244,13 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None) -> Run
     name = config.name or Path(path).stem
     if Path(name).name != name or name.startswith("."):
         raise InputError(f"{loaded.where(('name',))}: `name` is {name!r}: it must be a plain folder name")
+    try:
+        os.fsencode(str(Path(config.output_dir) / name))
+    except UnicodeEncodeError as error:  # on Linux, without a UTF-8 locale
+        problem = (
+            f"`output_dir` and `name` hold {error.object[error.start]!r}, which no file's name can hold in this locale"
+        )
+        raise InputError(f"{loaded.where(('name',))}: {problem}: set PYTHONUTF8=1 in the environment") from None
     return config.model_copy(update={"name": name})
 
 

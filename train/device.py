@@ -62,8 +62,9 @@ def resolve_device(run_config: RunConfig, resolved: dict[str, Any] | None = None
     if compiled == "auto":
         compiled, why = earlier.get("compile", "auto"), AS_BEFORE
     attention, choice = resolve_attention(run_config, kind, precision, compiled is not False, earlier.get("attention"))
+    untested = "; not tested: none was at hand" if kind == "mps" else ""
     notes = [
-        f"device {kind} ({'asked for' if config.device != 'auto' else 'auto'})",
+        f"device {kind} ({'asked for' if config.device != 'auto' else 'auto'}{untested})",
         f"precision {precision} ({reason})",
         f"attention {attention} ({choice})",
     ]

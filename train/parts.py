@@ -72,19 +72,20 @@ def training_batches(config: RunConfig, data: PreparedData) -> TrainBatches:
 
 
 def with_tokenizer(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
-    """The config with the tokenizer's numbers filled in. Raises InputError if the YAML says another size."""
-    wanted = config.model.vocab_size
-    if wanted not in (None, tokenizer.vocab_size):
-        raise InputError(
-            f"model.vocab_size is {wanted}, but the tokenizer has {tokenizer.vocab_size} ids: leave that key out"
-        )
-    ids = {
+    """The config with the tokenizer's numbers filled in. Raises InputError if the YAML has others."""
+    conversations = config.data.records == "conversations"
+    numbers = {
         "vocab_size": tokenizer.vocab_size,
         "bos_token_id": tokenizer.bos_id,
-        "eos_token_id": tokenizer.stop_ids if config.data.records == "conversations" else tokenizer.eos_id,
+        "eos_token_id": tokenizer.stop_ids if conversations else tokenizer.eos_id,
         "pad_token_id": tokenizer.pad_id,
     }
-    return config.model_copy(update={"model": config.model.model_copy(update=ids)})
+    for key, number in numbers.items():
+        wanted = getattr(config.model, key)
+        if wanted not in (None, number):
+            what = f"{number} ids" if key == "vocab_size" else f"{number} there"
+            raise InputError(f"model.{key} is {wanted}, but the tokenizer has {what}: leave that key out")
+    return config.model_copy(update={"model": config.model.model_copy(update=numbers)})
 
 
 def build_model(

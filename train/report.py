@@ -75,11 +75,7 @@ def write(run: Run) -> None:
     speeds = sorted(m["tokens_per_s"] for m in train)
     apart = run.unlogged_s + sum(m["eval_s"] + m["save_s"] for m in train if "eval_s" in m)
     result = [
-        *[
-            f"validation loss {val['loss']:.4f} nats per token   perplexity {val['perplexity']:.2f}   "
-            f"bits per byte {val['bits_per_byte']:.4f}"
-            for val in last_val
-        ],
+        *map(_validation_line, last_val),
         *floor,
         f"{run.state.seconds / 60:.1f} minutes ({apart / 60:.1f} of them evaluating and saving), "
         f"{run.state.tokens:,} tokens, {speeds[len(speeds) // 2] if speeds else 0:,.0f} tokens/s (median), "
@@ -99,19 +95,26 @@ def write(run: Run) -> None:
 
 
 def commit() -> str:
-    """ "commit 1a2b3c4, " of Headlight's own repository, "-dirty" if files of it have changed; "" without git."""
+    """Headlight's own commit, as "commit 1a2b3c4, " ("-dirty" if files of it have changed); "" without git."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         inside = subprocess.run([*git, "rev-parse", "--show-prefix"], capture_output=True, text=True, timeout=10)
-        if (
-            inside.returncode or inside.stdout.strip() != "train/"
-        ):  # installed, perhaps within somebody else's repository
+        if inside.stdout.strip() != "train/":  # installed, perhaps within somebody else's repository
             return ""
         describe_it = [*git, "describe", "--always", "--dirty", "--exclude=*"]
         told = subprocess.run(describe_it, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return f"commit {told.stdout.strip()}, " if told.returncode == 0 else ""
+
+
+def _validation_line(val: dict[str, Any]) -> str:
+    if val["loss"] is None:
+        return "validation loss is not a number: neither are the weights (skipped steps are in metrics.jsonl)"
+    return (
+        f"validation loss {val['loss']:.4f} nats per token   perplexity {val['perplexity']:.2f}   "
+        f"bits per byte {val['bits_per_byte']:.4f}"
+    )
 
 
 def _finished_at(step: int) -> str:

@@ -165,7 +165,7 @@ class Process:
     def __init__(self, config: str, run: PlannedRun, jobs: int):
         alone = jobs == 1
         threads = int(os.environ.get("OMP_NUM_THREADS") or _cores())
-        share = {} if alone else {"OMP_NUM_THREADS": str(max(1, threads // jobs))}
+        share = {} if alone else {"OMP_NUM_THREADS": str(max(1, threads // jobs)), "PYTHONIOENCODING": "utf-8"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", run.script, config, *run.overrides],
             env=os.environ | share,
@@ -193,7 +193,8 @@ class Process:
         if self._signal_at is None:
             self._signal_at = now + COURTESY_S
         elif now > self._signal_at:
-            self._process.send_signal(number)  # does nothing to a process that has ended
+            # either does nothing to a process that has ended; Windows sends no SIGINT, and its Ctrl-C has come already
+            self._process.terminate() if os.name == "nt" else self._process.send_signal(number)
             self._signal_at = float("inf")
 
     def _show(self, name: str) -> None:

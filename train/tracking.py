@@ -113,7 +113,7 @@ class Tracker:
         try:
             self.bar.write(text, file=sys.stdout)
             sys.stdout.flush()
-        except BrokenPipeError:  # whoever read along (head, less) has left: the run goes on without
+        except OSError:  # whoever read along (head, less) has left, or the disk is full: the run goes on without
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def close(self, exit_code: int = 0) -> None:

@@ -1,0 +1,137 @@
+"""Every key of `model:` changes the network that is built, or is refused."""
+
+from __future__ import annotations
+
+import zlib
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from model import LanguageModel
+from tests.configs.every_key import Change, differing, shows
+from tests.train.helpers import pretrain, write_config
+from train import parts
+from train.config import RunConfig, load_run_config
+from train.device import resolve_device
+from train.distributed import World
+
+YARN = "model.rope_scaling={rope_type: yarn, factor: 4.0, original_max_position_embeddings: 4096}"
+LINEAR = "model.rope_scaling={rope_type: linear, factor: 4.0}"
+VOCABULARY = "model.vocab_size=192"
+ALL = "shapes, logits, logits in training"
+LOGITS = "logits, logits in training"
+IN_TRAINING = "logits in training"
+
+CHANGES = [
+    Change("model.vocab_size", 256, ALL),
+    Change("model.hidden_size", 64, ALL),
+    Change("model.intermediate_size", 64, ALL),
+    Change("model.num_hidden_layers", 3, ALL),
+    Change("model.num_attention_heads", 2, ALL),
+    Change("model.num_key_value_heads", "mqa", ALL),
+    Change("model.head_dim", 16, ALL),
+    Change("model.qk_norm", False, ALL),
+    Change("model.max_position_embeddings", 40, "longest"),
+    Change("model.rope_theta", 100.0, LOGITS),
+    Change("model.rope_scaling", {"rope_type": "linear", "factor": 4.0}, LOGITS),
+    Change("model.rope_scaling.factor", 2.0, LOGITS, (LINEAR,)),
+    Change("model.rope_scaling.original_max_position_embeddings", 24, LOGITS, (YARN,)),
+    Change("model.rope_scaling.beta_fast", 4.0, LOGITS, (YARN,)),
+    Change("model.rope_scaling.beta_slow", 0.1, LOGITS, (YARN,)),
+    Change("model.rope_scaling.attention_factor", 2.0, LOGITS, (YARN,)),
+    Change("model.sliding_window", 4, LOGITS),
+    Change("model.layer_types", ["full_attention", "sliding_attention"], LOGITS, ("model.sliding_window=4",)),
+    Change("model.rms_norm_eps", 0.1, LOGITS),
+    Change("model.tie_word_embeddings", False, f"{ALL}, tied"),
+    Change("model.attention_dropout", 0.5, IN_TRAINING),
+    Change("model.hidden_dropout", 0.5, IN_TRAINING),
+    Change("model.attn_implementation", "eager", "kernel"),
+]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return write_config(tmp_path_factory.mktemp("model"), data={"sequence_length": 16})
+
+
+class Called(TorchFunctionMode):
+    """The names of the torch functions that were called inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.names.add(getattr(function, "__name__", ""))
+        return function(*args, **(kwargs or {}))
+
+
+def built(config: RunConfig) -> LanguageModel:
+    """The model as training builds it; then every weight is random, because a new block adds nothing."""
+    lm = parts.build_model(config, resolve_device(config), World(), None, None)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for name, parameter in lm.named_parameters():
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return lm
+
+
+def longest(lm: LanguageModel) -> str:
+    """What is said about 50 tokens."""
+    try:
+        lm(torch.zeros(1, 50, dtype=torch.long))
+    except ValueError as error:
+        return str(error)
+    return "accepted"
+
+
+@torch.no_grad()
+def observed(config: RunConfig) -> dict[str, Any]:
+    lm = built(config)
+    ids = torch.randint(0, 192, (2, 32), generator=torch.Generator().manual_seed(1))
+    with Called() as called:
+        logits = lm.eval()(ids)
+    torch.manual_seed(2)
+    return {
+        "shapes": sorted((name, tuple(parameter.shape)) for name, parameter in lm.named_parameters()),
+        "tied": lm.lm_head.weight is lm.model.embed_tokens.weight,
+        "logits": logits[..., :192],
+        "longest": longest(lm),
+        "kernel": "scaled_dot_product_attention" in called.names,
+        "logits in training": lm.train()(ids)[..., :192],
+    }
+
+
+@cache
+def baseline(config_file, given: tuple[str, ...]) -> dict[str, Any]:
+    return observed(load_run_config(config_file, [VOCABULARY, *given]))
+
+
+@shows(*(change.key for change in CHANGES))
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_it_changes_the_model(tiny, change):
+    after = observed(load_run_config(tiny, [VOCABULARY, *change.overrides]))
+    change.check(baseline(tiny, change.given), after)
+
+
+@shows("model.rope_scaling.rope_type")
+def test_the_type_of_rope_scaling(tiny):
+    """Each type has keys of its own, so they change together."""
+    assert differing(baseline(tiny, (LINEAR,)), baseline(tiny, (YARN,))) == {"logits", "logits in training"}
+
+
+IDS = "bos_token_id eos_token_id pad_token_id".split()
+
+
+@shows(*(f"model.{name}" for name in IDS))
+def test_what_the_tokenizer_sets_may_not_be_set_otherwise(tmp_path):
+    config = write_config(tmp_path, train={"max_steps": 1})
+    for name in ("vocab_size", *IDS):
+        done = pretrain(config, f"model.{name}=77", code=2)
+        assert f"model.{name} is 77, but the tokenizer has " in done.stderr
+        assert ": leave that key out" in done.stderr
+    pretrain(config)
+    pretrain(tmp_path / "runs/tiny/config.yaml", "name=again")  # the resolved config has them all, and they are right

@@ -1,6 +1,7 @@
 """Preparing that is killed, or meets a full disk, or is asked for twice: the shards are the same bytes."""
 
 import errno
+import hashlib
 import json
 import os
 import random
@@ -281,8 +282,6 @@ def test_a_changed_option_that_changes_the_shards_makes_a_new_entry(tmp_path):
 
 
 def test_the_manifest_describes_the_shards(tmp_path, small):
-    import hashlib
-
     for make in (text_config, chat_config):
         data = prepare(make(tmp_path), tmp_path / "runs")
         for split in ("train", "validation"):

@@ -50,6 +50,7 @@ class Batch:
         }
 
     def to(self, device: torch.device) -> Batch:
+        """On another device; from page-locked memory the copy does not hold up what follows."""
         return self._map(lambda t: t.to(device, non_blocking=True), self.row_ids)
 
     def pinned(self) -> Batch:

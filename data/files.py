@@ -8,31 +8,28 @@ from __future__ import annotations
 
 import csv
 import glob
-import gzip
 import io
 import itertools
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from configs.loader import InputError
+from data.file_bytes import BLOCK, COMPRESSED, clear_errors, opened
 
 PLAIN = {".txt", ".md"}
 KINDS = [".txt", ".md", ".jsonl", ".json", ".csv", ".tsv", ".parquet"]
-COMPRESSED = {".gz", ".zst"}
-BLOCK = 1 << 20  # bytes read at a time
-PIECE = 1 << 18  # characters after which a long text is passed on in pieces
+PIECE = 1 << 18  # bytes after which a long text is passed on in pieces
 ENDLESS = 1 << 24  # bytes without a place to end a piece, after which it ends anywhere
 ROWS = 1000  # rows of a .parquet file read at a time
-# bytes that end and begin a word, white space of other scripts (U+00A0, U+3000, …) left out
+# BETWEEN_WORDS of data.tokenizer once more, in bytes, because a piece is cut before it is decoded: the bytes that end
+# and begin a word, white space of other scripts (U+00A0, U+3000, …) left out
 WORD_END = rb"(?:(?<=[!-~])|(?<=[\xc3-\xdf].)|(?<=[\xe0\xe4-\xed\xef]..)|(?<=\xe3\x80[\x81-\xbf])|(?<=[\xf0-\xf4]...))"
 WORD_BEGIN = rb"(?:[!-~\xc3-\xe0\xe4-\xed\xef-\xf4]|\xe3\x80[\x81-\xbf])"
 BETWEEN_WORDS = re.compile(WORD_END + rb"(?:\n(?=" + WORD_BEGIN + rb")|(?= " + WORD_BEGIN + rb"))", re.DOTALL)
-NEWLINE = b"\n"
+NEWLINE = b"\n"  # by a name, because an f-string of Python 3.11 holds no backslash
 JSON_SPACE = (" ", "\n", "\r", "\t")
 
 csv.field_size_limit(1 << 30)  # the library's own limit, 128 kB, is shorter than many documents
@@ -111,79 +108,6 @@ def records(
             yield from _parquet(file, stream, column)
         else:
             yield from _csv(file, stream, "\t" if kind == ".tsv" else ",")
-
-
-@contextmanager
-def clear_errors(file: Path) -> Iterator[None]:
-    """What a file system or a compressed file may raise -> InputError."""
-    try:
-        yield
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{file}: is truncated or damaged ({error}): fetch it or compress it again") from None
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror or error}") from None
-
-
-class _Counted(io.FileIO):
-    """A file that tells how many bytes are taken from it."""
-
-    def __init__(self, file: Path, on_read: Callable[[int], object]):
-        super().__init__(file)
-        self._on_read = on_read
-
-    def readinto(self, buffer: Any) -> int:
-        count = super().readinto(buffer) or 0
-        self._on_read(count)
-        return count
-
-
-class _Zst(io.RawIOBase):
-    """The bytes inside a .zst file. Unlike the library's own reader it notices when the file ends too early."""
-
-    def __init__(self, compressed: io.BufferedReader[Any]):
-        import zstandard
-
-        self._compressed, self._damage = compressed, zstandard.ZstdError
-        self._new_frame = zstandard.ZstdDecompressor().decompressobj
-        self._frame, self._inside = self._new_frame(), False
-        self._ready = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            unread = self._frame.unused_data if self._frame.eof else b""
-            if self._frame.eof:
-                self._frame, self._inside = self._new_frame(), False
-            unread = unread or self._compressed.read(BLOCK // 8)
-            if not unread:
-                break
-            self._inside = True
-            try:
-                self._ready = self._frame.decompress(unread)
-            except self._damage as error:
-                raise EOFError(str(error)) from None
-        if not self._ready and self._inside:
-            raise EOFError("the file ends in the middle of a frame")
-        count = min(len(buffer), len(self._ready))
-        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
-        return count
-
-
-@contextmanager
-def opened(file: Path, on_read: Callable[[int], object] = lambda count: None) -> Iterator[Any]:
-    """The bytes of a file, decompressed."""
-    with io.BufferedReader(_Counted(file, on_read), BLOCK) as raw:
-        if file.suffix in COMPRESSED and not raw.peek(1):
-            raise EOFError("the file is empty")
-        if file.suffix == ".gz":
-            with gzip.open(raw) as stream:
-                yield stream
-        elif file.suffix == ".zst":
-            yield io.BufferedReader(_Zst(raw), BLOCK)
-        else:
-            yield raw
 
 
 def _plain(file: Path, stream: BinaryIO, separator: str) -> Iterator[Record]:

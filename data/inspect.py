@@ -176,6 +176,7 @@ def batches_of(
 
 
 def print_rows(batches: Iterator[Batch], painter: Painter, rows: Rows, split: Split, with_ids: bool) -> None:
+    """Every row under a title that counts its tokens; with_ids: a second time, token by token."""
     for batch in batches:
         ids, labels = batch.input_ids[0].tolist(), batch.labels[0].tolist()
         number, trained = batch.row_ids[0], sum(label != IGNORED for label in labels)
@@ -188,6 +189,7 @@ def print_rows(batches: Iterator[Batch], painter: Painter, rows: Rows, split: Sp
 
 
 def print_summary(config: DataConfig, data: PreparedData, rows: dict[Split, Rows], split: Split) -> None:
+    """What an epoch is made of, how long the documents of one split are, and what was left out."""
     epochs = {each: measure(config, data, each, rows[each]) for each in SPLITS}
     print(f"prepared data    {escape(str(data.directory))}")
     print(f"tokenizer        {config.tokenizer.kind}, {data.tokenizer.vocab_size:,} ids")

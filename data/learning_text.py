@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from data import files, sources
+from data import sources
 from data.chat import segments
 from data.config import DataConfig, FilesSource
+from data.file_bytes import COMPRESSED
 from data.records import Conversation
 from data.tokenizer import cut
 
@@ -41,7 +42,7 @@ def _share(source: Any, wanted: int) -> float:
     if not isinstance(source, FilesSource) or source.max_records is not None:
         return 1.0
     found = sources.files_of(source)
-    is_packed = any(file.suffix in {*files.COMPRESSED, ".parquet"} for file in found)
+    is_packed = any(file.suffix in {*COMPRESSED, ".parquet"} for file in found)
     size = sum(file.stat().st_size for file in found) * (PACKED if is_packed else 1)
     return wanted / max(1, size)
 

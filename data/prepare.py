@@ -14,30 +14,21 @@ import itertools
 import json
 import shutil
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from configs.loader import InputError, LoadedConfig, exit_on_bad_input, load_config, validate
 from data import shards, sources
-from data.chat import CHAT_TEMPLATE, TRAINED, encode_conversations
+from data.chat import CHAT_TEMPLATE
 from data.config import DataConfig
-from data.learning_text import plain_texts, tokenizer_texts
+from data.encode_corpus import Writers, encode_corpus
+from data.learning_text import tokenizer_texts
 from data.packing import TokenStream
-from data.prefetch import prefetched
-from data.records import Conversation
-from data.sources import Document, Ledger
-from data.tokenizer import Tokenizer, cut, load_tokenizer, train_tokenizer
+from data.sources import Ledger
+from data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 FORMAT_VERSION = 3
-BATCH = 1 << 20  # characters encoded at a time, on all cores
-PIECE = 1 << 16  # a longer document is encoded in pieces, so that every core has something to do
-SAVE_SECONDS = 2.0  # between two notes of how far it is
 SPLITS: tuple[sources.Split, ...] = ("train", "validation")
 
 
@@ -54,6 +45,7 @@ class PreparedData:
     tokenizer: Tokenizer
 
     def stream(self, split: sources.Split) -> TokenStream:
+        """The tokens of a split, memory-mapped."""
         shards = self.manifest[split]["shards"]
         flags = [self.directory / shard["flags_file"] for shard in shards if "flags_file" in shard]
         return TokenStream([self.directory / shard["file"] for shard in shards], self.manifest["dtype"], flags)
@@ -159,7 +151,7 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any], show
         )
     ledger = Ledger()
     try:
-        _encode_all(config, tokenizer, writers, ledger, already, show_progress)
+        encode_corpus(config, tokenizer, writers, ledger, already, show_progress)
         for writer in writers.values():
             writer.close()
     finally:
@@ -187,9 +179,6 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any], show
 def _described(writer: shards.SplitWriter) -> dict[str, Any]:
     counts = writer.counts()
     return counts | {"bytes_per_token": round(writer.bytes / max(1, writer.trained_tokens), 4)}
-
-
-Writers = dict[sources.Split, shards.SplitWriter]
 
 
 def _writers(directory: Path, tokenizer: Tokenizer, has_flags: bool) -> Writers:
@@ -225,107 +214,6 @@ def _new_tokenizer(config: DataConfig, directory: Path, show_progress: bool) -> 
         (scratch / name).replace(directory / name)
     scratch.rmdir()
     return tokenizer
-
-
-# ---------------------------------------------------------------------------------------------------------
-# the work: read | encode | write, each stage a batch ahead of the next
-
-
-def _encode_all(
-    config: DataConfig,
-    tokenizer: Tokenizer,
-    writers: Writers,
-    ledger: Ledger,
-    already: int,
-    show_progress: bool,
-) -> None:
-    read, saved_at, stamps = 0, time.monotonic(), sources.stamps(config.source)
-    batches = prefetched(_batches(sources.read(config, ledger), already))
-    encoded = prefetched((batch, _encoded(batch, tokenizer)) for batch in batches)
-    with closing(encoded), _Progress(ledger, show_progress) as progress:
-        for batch, arrays in encoded:
-            for document, (ids, flags) in zip(batch, arrays, strict=True):
-                writer = writers[document.split]
-                writer.append(ids.astype(writer.dtype), flags)
-                _count(document, ids, flags, writer)
-                if document.last:
-                    writer.end_document()
-            read += len(batch)
-            progress.show(sum(len(d.content) for d in batch if isinstance(d.content, str)))
-            if time.monotonic() - saved_at > SAVE_SECONDS:
-                directory = writers["train"].directory
-                shards.save_progress(directory, already + read, list(writers.values()), stamps)
-                saved_at = time.monotonic()
-
-
-def _batches(documents: Iterator[Document], already: int) -> Iterator[list[Document]]:
-    """Documents of about BATCH characters together, without those that are on disk already."""
-    batch: list[Document] = []
-    size = 0
-    for document in itertools.islice(documents, already, None):
-        batch.append(document)
-        size += document.size
-        if size >= BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _encoded(batch: list[Document], tokenizer: Tokenizer) -> list[tuple[np.ndarray, np.ndarray | None]]:
-    """(ids, flags) of each document; a text has no flags."""
-    if isinstance(batch[0].content, Conversation):
-        pairs = encode_conversations(tokenizer, [d.content for d in batch])  # type: ignore[misc]
-        return [(np.array(ids, dtype=np.uint32), flags) for ids, flags in pairs]
-    texts: list[str] = [d.content for d in batch]  # type: ignore[misc]
-    pieces = [cut(text, PIECE) if tokenizer.can_cut else [text] for text in texts]
-    encoded = iter(tokenizer.encode_many([piece for of_one in pieces for piece in of_one]))
-    result: list[tuple[np.ndarray, np.ndarray | None]] = []
-    for document, of_one in zip(batch, pieces, strict=True):
-        ids = [tokenizer.bos_id] if document.first else []
-        for _ in of_one:
-            ids += next(encoded)
-        if document.last:
-            ids.append(tokenizer.eos_id)
-        result.append((np.array(ids, dtype=np.uint32), None))
-    return result
-
-
-def _count(document: Document, ids: np.ndarray, flags: np.ndarray | None, writer: shards.SplitWriter) -> None:
-    if isinstance(document.content, str):
-        writer.trained_tokens += len(ids) - document.first  # a document's first token is given, not predicted
-        writer.bytes += len(document.content.encode("utf-8", "surrogatepass"))
-    elif flags is not None:
-        writer.trained_tokens += int(np.count_nonzero(flags & TRAINED))
-        writer.bytes += sum(len(text.encode()) for text in plain_texts(document.content, TRAINED))
-
-
-class _Progress:
-    """The bar: how much of the source has been read, text a second, time left."""
-
-    def __init__(self, ledger: Ledger, show: bool):
-        from tqdm import tqdm
-
-        self._ledger, self._text, self._started = ledger, 0, time.monotonic()
-        self._bar = tqdm(desc="prepare", mininterval=0.5, delay=0.5, disable=None if show else True, leave=False)
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def show(self, characters: int) -> None:
-        self._text += characters
-        bar, ledger = self._bar, self._ledger
-        bar.total, bar.unit, bar.unit_scale = ledger.total, f" {ledger.unit}", ledger.unit == "B"
-        if ledger.total:
-            bar.bar_format = (
-                "{desc}: {percentage:.0f} % |{bar}| {n_fmt} of {total_fmt}{unit}, {remaining} left{postfix}"
-            )
-        seconds = max(time.monotonic() - self._started, 1e-9)
-        bar.set_postfix_str(f"{self._text / seconds / 1e6:.1f} MB/s of text", refresh=False)
-        bar.update(ledger.done - bar.n)
 
 
 def describe(prepared: PreparedData) -> str:

@@ -50,6 +50,7 @@ class SplitWriter:
         self.tokens += len(ids)
 
     def end_document(self) -> None:
+        """Count a document, and finish the shard if it is full."""
         self.documents += 1
         if self._size >= SHARD_TOKENS:
             self.close()
@@ -74,6 +75,7 @@ class SplitWriter:
         return self.counts() | {"open": self._size if self._open else None}
 
     def counts(self) -> dict[str, Any]:
+        """What a manifest says of a split: documents, tokens, trained_tokens, bytes, and its finished shards."""
         keys = ("documents", "tokens", "trained_tokens", "bytes", "shards")
         return {key: getattr(self, key) for key in keys}
 

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 from configs.loader import InputError
 from data import files, hub
 from data.config import DataConfig, FilesSource, HubSource, MixSource, StoryworldSource
+from data.file_bytes import clear_errors
 from data.files import Record
 from data.fingerprints import Seen, fingerprint
 from data.records import BadRecord, Conversation, conversation_of, text_of
@@ -60,6 +61,7 @@ class Ledger:
     total: int | None = None
 
     def advance(self, count: int, unit: str) -> None:
+        """Count what has been read, if this is the unit in which it is counted here."""
         self.done += count * (unit == self.unit)
 
     def note_bad(self, where: str, reason: str, skip: bool) -> None:
@@ -72,6 +74,7 @@ class Ledger:
         self.check_share(at_least=FEW)
 
     def check_share(self, at_least: int = 0) -> None:
+        """Raises InputError if more than 1 % are bad, once there are so many records that a share means something."""
         if self.bad > 0.01 * self.records and self.records >= at_least:
             shown = "; ".join(self.bad_records[:3])
             raise InputError(
@@ -144,7 +147,7 @@ def _hashes(found: list[Path]) -> list[str]:
     """Kind and SHA-256 of every file: where they lie does not matter."""
 
     def one(file: Path) -> str:
-        with files.clear_errors(file), file.open("rb") as raw:
+        with clear_errors(file), file.open("rb") as raw:
             return f"{''.join(file.suffixes[-2:])} {hashlib.file_digest(raw, 'sha256').hexdigest()}"
 
     with ThreadPoolExecutor() as pool:

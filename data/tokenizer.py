@@ -33,6 +33,7 @@ ROLES = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}  # transformers' 
 DEFAULT_VOCAB_SIZE = 2048
 WORD = re.compile(r" ?[^\W\d_]+|[^\S ]+| ?[^\s\w]+")  # about what the pre-tokenizer makes of a text
 DISTINCT_BYTES = 12_000_000  # of different words; learning from them needs up to 120 bytes of memory for each
+PIECE = 1 << 16  # characters of a text that are encoded at a time
 BETWEEN_WORDS = re.compile(r"(?<=\S)\n(?=\S)|(?<=\S)(?= \S)")  # no token of a byte-level tokenizer reaches over it
 
 
@@ -94,6 +95,10 @@ class Tokenizer:
         """Whether a text may be encoded in the pieces of `cut`. Not where each text gets a space of its own."""
         in_pieces = [self.encode(piece) for piece in ("A", " fox\n", "ran", " home")]
         return self.encode("A fox\nran home") == [token_id for ids in in_pieces for token_id in ids]
+
+    def pieces(self, text: str) -> list[str]:
+        """A text in pieces whose ids together are its own, so that every core gets some of a long one."""
+        return cut(text, PIECE) if self.can_cut else [text]
 
     def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
         """Whole documents: first token, text, last token."""
@@ -184,7 +189,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         backend.pre_tokenizer = pre_tokenizers.Sequence([split_digits, byte_level])
         backend.decoder = decoders.ByteLevel()
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        size = _round_up(config.vocab_size or DEFAULT_VOCAB_SIZE)
+        size = round_up(config.vocab_size or DEFAULT_VOCAB_SIZE)
         trainer = trainers.BpeTrainer(
             vocab_size=size if config.kind == "bpe" else len(SPECIAL_TOKENS) + len(alphabet),
             special_tokens=SPECIAL_TOKENS,
@@ -271,7 +276,7 @@ def cut(text: str, length: int) -> list[str]:
 def _with_reserved(backend: tokenizers.Tokenizer, at_least: int = 0) -> tokenizers.Tokenizer:
     used = backend.get_vocab_size(with_added_tokens=True)
     names = (name for i in itertools.count() if backend.token_to_id(name := f"<|reserved_{i}|>") is None)
-    backend.add_special_tokens(list(itertools.islice(names, _round_up(max(used, at_least)) - used)))
+    backend.add_special_tokens(list(itertools.islice(names, round_up(max(used, at_least)) - used)))
     return backend
 
 
@@ -315,7 +320,8 @@ def _read(file: Path) -> tokenizers.Tokenizer:
         raise InputError(f"{file}: is not a tokenizer.json: {error}") from None
 
 
-def _round_up(size: int) -> int:
+def round_up(size: int) -> int:
+    """The vocabulary size that this one becomes: the next multiple of 64."""
     return -(-size // 64) * 64
 
 

@@ -1,6 +1,6 @@
 """Which vocabulary suits a text? `python -m data.tokenizer configs/x.yaml --report [section.key=value ...]`
 
-Every tokenizer of the table is made as a run would make it, from the same text (data.prepare.tokenizer_texts), and
+Every tokenizer of the table is made as a run would make it, from the same text (learning_text.tokenizer_texts), and
 measured on a part of that text and on held-out documents, which bpe has not seen.
 """
 
@@ -16,13 +16,10 @@ from typing import NamedTuple
 
 from configs.loader import InputError, exit_on_bad_input, load_config, validate
 from data import sources
-from data.chat import segments
 from data.config import DataConfig, TokenizerConfig
-from data.learning_text import tokenizer_texts
-from data.prepare import PIECE
+from data.learning_text import plain_texts, tokenizer_texts
 from data.readable import columns, escape
-from data.records import Conversation
-from data.tokenizer import DEFAULT_VOCAB_SIZE, Tokenizer, adopt, cut, train_tokenizer
+from data.tokenizer import DEFAULT_VOCAB_SIZE, Tokenizer, adopt, round_up, train_tokenizer
 
 SIZES = "512,1024,2048,4096,8192"
 LIMITS = (320, 1 << 20)  # of a size
@@ -95,7 +92,7 @@ def _candidates(
         seen = time.perf_counter() - begun
         made = _trained("char", _with(config, "char"), [alphabet], wanted.kind == "char")
         yield made._replace(seconds=seen + (made.seconds or 0))
-    own_size = _round_up(wanted.vocab_size or DEFAULT_VOCAB_SIZE)
+    own_size = round_up(wanted.vocab_size or DEFAULT_VOCAB_SIZE)
     for size in sorted({*sizes, own_size} if wanted.kind == "bpe" else set(sizes)):
         yield _trained(
             f"bpe {size:,}", _with(config, "bpe", size), learned_from, wanted.kind == "bpe" and size == own_size
@@ -137,7 +134,7 @@ def held_out_sample(config: DataConfig) -> Sample:
     for document in sources.read(config):
         if document.split != "validation":
             continue
-        for text in _plain_texts(document.content):
+        for text in plain_texts(document.content):
             texts.append(text[:left])
             left -= len(texts[-1])
         ended += document.last and config.records == "text"
@@ -146,12 +143,6 @@ def held_out_sample(config: DataConfig) -> Sample:
     if not texts:
         raise InputError("data.source: no document is held out: raise data.validation_fraction, or name held-out files")
     return Sample(texts, ended)
-
-
-def _plain_texts(content: str | Conversation) -> list[str]:
-    if isinstance(content, str):
-        return [content]
-    return [segment.text for segment in segments(content) if not segment.special]
 
 
 def _measured(candidate: Candidate, sample: Sample, held_out: Sample, row: int) -> Measured:
@@ -172,7 +163,7 @@ def _measured(candidate: Candidate, sample: Sample, held_out: Sample, row: int) 
 def count_tokens(tokenizer: Tokenizer, sample: Sample) -> tuple[int, int]:
     """(tokens, those of them that are unknown)."""
     tokens, unknown, unk_id = sample.ended, 0, tokenizer.unk_id
-    pieces = iter(piece for text in sample.texts for piece in (cut(text, PIECE) if tokenizer.can_cut else [text]))
+    pieces = (piece for text in sample.texts for piece in tokenizer.pieces(text))
     while some := list(islice(pieces, 1000)):
         for ids in tokenizer.encode_many(some):
             tokens += len(ids)
@@ -257,12 +248,8 @@ def sizes_of(text: str) -> list[int]:
     for part in text.split(","):
         if not part.strip().isdecimal() or not smallest <= int(part) <= largest:
             raise InputError(f"--sizes {text}: `{part}` is no vocabulary size from {smallest} to {largest:,}")
-        sizes.append(_round_up(int(part)))
+        sizes.append(round_up(int(part)))
     return sizes
-
-
-def _round_up(size: int) -> int:
-    return -(-size // 64) * 64  # as data.tokenizer does with reserved tokens
 
 
 def main() -> int:

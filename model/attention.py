@@ -63,6 +63,7 @@ class Attention(nn.Module):
         mask: Any,  # in the backend's form: (B or 1, 1, T, S) with True = may attend, for most; None = causal
         kv_cache: KVCache | None = None,
     ) -> Tensor:
+        """-> (B, T, hidden_size). With a cache, the T tokens also see what it holds of this layer: S keys in all."""
         B, T, _ = x.shape
         q = self.q_norm(self.q_proj(x).view(B, T, -1, self.head_dim)).transpose(1, 2)  # (B, H, T, D)
         k = self.k_norm(self.k_proj(x).view(B, T, -1, self.head_dim)).transpose(1, 2)  # (B, H_kv, T, D)

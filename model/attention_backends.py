@@ -33,6 +33,7 @@ from model.varlen_attention import sequences, varlen
 __all__ = ["BACKENDS", "Situation", "attention_weights", "choose_attention", "repeat_kv", "why_not"]
 
 HALF = (torch.float16, torch.bfloat16)
+NO_DROPOUT = "has no dropout: use sdpa, or attention_dropout: 0"
 
 
 @dataclass(frozen=True)
@@ -74,15 +75,32 @@ class Backend:
     limits: Callable[[Situation], str | None] | None = None
 
 
+def _cuda_limits(here: Situation) -> str | None:
+    return None if here.device == "cuda" else "needs CUDA: use sdpa"
+
+
+def _half_limits(here: Situation) -> str | None:
+    if here.dtype in HALF:
+        return None
+    return f"computes in 16 bits, not in {_name(here.dtype)}: use sdpa, or train.precision: bf16"
+
+
+def _flash_kernel_limits(here: Situation) -> str | None:
+    """What the flash kernel on CUDA takes, whoever calls it."""
+    if problem := _half_limits(here):
+        return problem
+    if here.head_dim > 256:
+        return f"takes heads of at most 256, not {here.head_dim}: use sdpa, or a smaller head_dim"
+    return None
+
+
 def _flash_limits(here: Situation) -> str | None:
     if here.device == "cpu":
         return "has no dropout on CPU: use sdpa, or attention_dropout: 0" if here.dropout else None
     if here.device != "cuda":
         return f"has no kernel on {here.device}: use sdpa"
-    if here.dtype not in HALF:
-        return f"computes in 16 bits, not in {_name(here.dtype)}: use sdpa, or train.precision: bf16"
-    if here.head_dim > 256:
-        return f"takes heads of at most 256, not {here.head_dim}: use sdpa, or a smaller head_dim"
+    if problem := _flash_kernel_limits(here):
+        return problem
     return f"cannot serve {here.mask} on CUDA: use sdpa, flex or varlen" if here.mask else None
 
 
@@ -95,28 +113,20 @@ def _newer_flash_limits(package: str, capabilities: tuple[int, ...]) -> Callable
             return f"is not for a GPU of compute capability {major}: use flash or sdpa"
         if not _is_installed(package):
             return f"needs the package {package}, which is not installed: install it, or use flash"
-        if here.dropout:
-            return "has no dropout: use sdpa, or attention_dropout: 0"
-        return _flash_limits(here)
+        return NO_DROPOUT if here.dropout else _flash_limits(here)
 
     return limits
 
 
-def _cuda_limits(here: Situation) -> str | None:
-    return None if here.device == "cuda" else "needs CUDA: use sdpa"
-
-
 def _cudnn_limits(here: Situation) -> str | None:
-    if here.device == "cuda" and here.dtype not in HALF:
-        return f"computes in 16 bits, not in {_name(here.dtype)}: use sdpa, or train.precision: bf16"
-    return _cuda_limits(here)
+    return _cuda_limits(here) or _half_limits(here)
 
 
 def _blocked_limits(here: Situation) -> str | None:
     if here.device != "cpu":
         return "is for CPUs: use sdpa"
     if here.dropout:
-        return "has no dropout: use sdpa, or attention_dropout: 0"
+        return NO_DROPOUT
     if here.gradients and here.dtype != torch.bfloat16:
         return f"trains in bfloat16, not in {_name(here.dtype)}: use sdpa, or train.precision: bf16"
     return None
@@ -126,21 +136,17 @@ def _flex_limits(here: Situation) -> str | None:
     if here.device not in ("cpu", "cuda"):
         return f"has no kernel on {here.device}: use sdpa"
     if here.dropout:
-        return "has no dropout: use sdpa, or attention_dropout: 0"
+        return NO_DROPOUT
     if here.gradients and here.device == "cpu":
         return "has no gradients on CPU: train with sdpa, or use torch.no_grad()"
     return None
 
 
 def _varlen_limits(here: Situation) -> str | None:
-    if here.device != "cuda":
-        return "needs CUDA: use sdpa"
-    if here.dtype not in HALF:
-        return f"computes in 16 bits, not in {_name(here.dtype)}: use sdpa, or train.precision: bf16"
-    if here.head_dim > 256:
-        return f"takes heads of at most 256, not {here.head_dim}: use sdpa, or a smaller head_dim"
+    if problem := _cuda_limits(here) or _flash_kernel_limits(here):
+        return problem
     if here.dropout:
-        return "has no dropout: use sdpa, or attention_dropout: 0"
+        return NO_DROPOUT
     if here.documents and here.padding:
         return "takes documents or padding, not both: give padding a document id of its own"
     if here.compiled:
@@ -148,6 +154,7 @@ def _varlen_limits(here: Situation) -> str | None:
     return "cannot read a static cache: use sdpa, or a dynamic cache" if here.static_cache else None
 
 
+# AttentionImplementation in config.py lists the names once more, because a JSON Schema needs them written out
 BACKENDS: dict[str, Backend] = {
     "eager": Backend(eager),
     "flash": Backend(only(SDPBackend.FLASH_ATTENTION), limits=_flash_limits),

@@ -181,11 +181,13 @@ class ModelConfig(BaseModel):
 
     @property
     def kv_heads(self) -> int:
+        """H_kv: `num_key_value_heads` as a number."""
         assert isinstance(self.num_key_value_heads, int)
         return self.num_key_value_heads
 
     @property
     def head_size(self) -> int:
+        """D: `head_dim` as a number."""
         assert self.head_dim is not None
         return self.head_dim
 

@@ -67,6 +67,7 @@ class KVCache:
         )
 
     def window(self, layer: int) -> int | None:
+        """Tokens that a layer sees, itself included; None = all."""
         return self.windows[layer] if layer < len(self.windows) else None
 
     def _kept_from(self, layer: int) -> int:
@@ -235,6 +236,7 @@ class StaticCache(KVCache):
 
     @property
     def batch_size(self) -> int:
+        """Rows of the one batch that it has room for."""
         return len(self.keys[0])
 
     @property

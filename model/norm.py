@@ -21,6 +21,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (…, size) -> the same shape and dtype."""
         if torch.is_grad_enabled() and x.device.type == "cpu" and not torch.compiler.is_compiling():
             return _RMSNorm.apply(x, self.weight, self.eps)
         return self.weight * _normalized(x, self.eps)[0]

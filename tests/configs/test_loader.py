@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.loader import InputError, load_config, validate
+from configs.loader import InputError, key_paths, load_config, validate
 from data.config import DataConfig
 from train.config import RunConfig, json_schema, load_run_config
 
@@ -142,8 +142,6 @@ def test_every_shipped_config_is_valid_and_its_resolved_form_gives_the_same_run(
 
 
 def test_every_key_of_base_yaml_is_known_and_every_key_has_a_sentence():
-    from configs.loader import key_paths
-
     loaded = load_config("configs/base.yaml")
     validate(RunConfig, loaded)
     text = Path("configs/base.yaml").read_text(encoding="utf-8")

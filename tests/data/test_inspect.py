@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+from configs.loader import InputError, load_config, validate
 from data import inspect as inspect_module
 from data.batches import TrainBatches, make_rows, validation_batches
 from data.chat import encode_conversations
@@ -177,8 +178,6 @@ def table(out: str) -> dict[str, list[str]]:
 
 
 def prepared(config, tmp_path):
-    from configs.loader import load_config, validate
-
     checked = validate(DataConfig, load_config(config), "data")
     return checked, prepare(checked, tmp_path / "runs", show_progress=False)
 
@@ -364,8 +363,6 @@ def read_or_end(terminal: int) -> bytes:
     [("--rows=-1", "--rows -1: must be 0"), ("seed=x", "`seed` is 'x': must be a whole number")],
 )
 def test_a_bad_argument_is_one_clear_line(corpus, argument, message, monkeypatch):
-    from configs.loader import InputError
-
     monkeypatch.setattr(sys, "argv", ["data.inspect", str(corpus[1]), argument])
     with pytest.raises(InputError, match=message):
         main()

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from configs.loader import InputError
-from data import files, shards
+from data import encode_corpus, files, shards
 from data import prepare as prepare_module
+from data import tokenizer as tokenizer_module
 from data.config import DataConfig
 from data.fingerprints import fingerprint
 from data.prepare import open_prepared, prepare
@@ -47,7 +48,7 @@ def test_a_text_read_in_pieces_begins_and_ends_once(text_file, tmp_path, monkeyp
     """An end token stands at the real end of a document, however many pieces and rows it fills."""
     whole = prepare(config(text_file), tmp_path / "whole")
     monkeypatch.setattr(files, "PIECE", 50)
-    monkeypatch.setattr(prepare_module, "PIECE", 20)
+    monkeypatch.setattr(tokenizer_module, "PIECE", 20)
     pieces = prepare(config(text_file), tmp_path / "pieces")
     for split in ("train", "validation"):
         stream, tokenizer = pieces.stream(split), pieces.tokenizer
@@ -69,7 +70,7 @@ def test_documents_are_split_by_their_own_hash(jsonl_file):
 def test_every_token_is_in_the_shards_once_whatever_their_size(jsonl_file, tmp_path, monkeypatch):
     whole = prepare(config(jsonl_file), tmp_path / "a")
     monkeypatch.setattr(shards, "SHARD_TOKENS", 100)
-    monkeypatch.setattr(prepare_module, "BATCH", 90)
+    monkeypatch.setattr(encode_corpus, "BATCH", 90)
     pieces = prepare(config(jsonl_file), tmp_path / "b")
     assert len(pieces.manifest["train"]["shards"]) > 5
     one, many = whole.stream("train"), pieces.stream("train")
@@ -96,7 +97,7 @@ def test_a_failed_preparation_leaves_nothing_behind(text_file, tmp_path, monkeyp
     def fails(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare_module, "_encode_all", fails)
+    monkeypatch.setattr(prepare_module, "encode_corpus", fails)
     with pytest.raises(KeyboardInterrupt):
         prepare(config(text_file), tmp_path / "runs")
     assert [path.suffix for path in (tmp_path / "runs" / ".prepared").iterdir()] == [".lock"]

@@ -1,6 +1,7 @@
 """Preparing that is killed, or meets a full disk, or is asked for twice: the shards are the same bytes."""
 
 import errno
+import hashlib
 import json
 import os
 import random
@@ -13,17 +14,17 @@ from pathlib import Path
 import pytest
 
 from configs.loader import InputError
+from data import encode_corpus, shards
 from data import prepare as prepare_module
-from data import shards
 from data.config import DataConfig
 from data.prepare import open_prepared, prepare
 from data.storyworld import tell_many
 
-SMALL = "shards.SHARD_TOKENS, prepare.BATCH, prepare.SAVE_SECONDS = 60_000, 30_000, 0.0"
+SMALL = "shards.SHARD_TOKENS, encode_corpus.BATCH, encode_corpus.SAVE_SECONDS = 60_000, 30_000, 0.0"
 DRIVER = f"""
 import json, sys
 from pathlib import Path
-from data import prepare, shards
+from data import encode_corpus, prepare, shards
 from data.config import DataConfig
 {SMALL}
 prepare.prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]), show_progress=False)
@@ -34,8 +35,8 @@ prepare.prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]), 
 def small(monkeypatch):
     """Small shards and batches, and a note of progress after each batch."""
     monkeypatch.setattr(shards, "SHARD_TOKENS", 60_000)
-    monkeypatch.setattr(prepare_module, "BATCH", 30_000)
-    monkeypatch.setattr(prepare_module, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(encode_corpus, "BATCH", 30_000)
+    monkeypatch.setattr(encode_corpus, "SAVE_SECONDS", 0.0)
 
 
 def text_config(folder: Path) -> DataConfig:
@@ -212,7 +213,7 @@ def test_stopped_by_hand_it_says_that_it_goes_on(tmp_path, number, code):
     config = text_config(tmp_path)
     values = {"output_dir": str(tmp_path / "out"), "data": config.model_dump(exclude_none=True)}
     (tmp_path / "c.yaml").write_text(json.dumps(values))
-    script = f"from configs.loader import exit_on_bad_input\nfrom data import prepare, shards\n{SMALL}\n"
+    script = f"from configs.loader import exit_on_bad_input\nfrom data import encode_corpus, prepare, shards\n{SMALL}\n"
     script += "exit_on_bad_input(prepare.main)"
     command = [sys.executable, "-c", script, str(tmp_path / "c.yaml")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -281,8 +282,6 @@ def test_a_changed_option_that_changes_the_shards_makes_a_new_entry(tmp_path):
 
 
 def test_the_manifest_describes_the_shards(tmp_path, small):
-    import hashlib
-
     for make in (text_config, chat_config):
         data = prepare(make(tmp_path), tmp_path / "runs")
         for split in ("train", "validation"):

@@ -9,8 +9,9 @@ import pytest
 from data.storyworld import Story, parse, tell, tell_many
 from data.storyworld.lexicon import Beat, Pool, lexicon
 from data.storyworld.names import name_set, names
-from data.storyworld.pen import SONG_LENGTHS, Pen
+from data.storyworld.pen import SONG_LENGTHS
 from data.storyworld.plots import PLOTS, tell_with
+from tests.data.storyworld_helpers import Recorder, Surveyor, check_names_follow_a_space, of_plot
 
 N = 4000
 LONG_ROLES = set("seal saying day errand insult seat dainty flock number count".split())  # only level 2 asks for them
@@ -19,12 +20,6 @@ LONG_ROLES = set("seal saying day errand insult seat dainty flock number count".
 @pytest.fixture(scope="module")
 def stories() -> list[Story]:
     return tell_many(seed=7, start=0, stop=N)
-
-
-def of_plot(stories: list[Story], plot: str) -> list[Story]:
-    found = [story for story in stories if story.plot == plot]
-    assert len(found) > N / 20, f"too few stories of {plot!r} to say anything"
-    return found
 
 
 def options(story: Story, kind: str) -> list[str]:
@@ -40,30 +35,6 @@ def test_reader_recovers_every_choice_from_the_text_alone(stories):
     assert {story.plot for story in stories} == set(PLOTS)
 
 
-class Surveyor(Pen):
-    """Visits the tree of all stories: follows a path, then stops, and reports how many branches leave there.
-
-    Names and nonsense words leave as a bundle: one of them stands for all, with their number as its weight.
-    """
-
-    def __init__(self, path: list[int]):
-        super().__init__(lexicon())
-        self.path = path
-        self.step = 0
-        self.copies = 1.0  # how many stories this one stands for
-        self.write = lambda text: None
-
-    def choose(self, n, heads, cumulative=()):
-        if self.step == len(self.path):
-            raise StopIteration(n)
-        self.step += 1
-        return self.path[self.step - 1]
-
-    def choose_invented(self, words, known, taken):
-        self.copies *= len(words) - len(taken)
-        return next(word for word in words if word not in taken)
-
-
 def mass_below(path: list[int], depth: int) -> tuple[float, int]:
     """Sum of 2**-bits over all continuations of a path, `depth` choices long, and the number of leaves."""
     pen = Surveyor(path)
@@ -74,7 +45,7 @@ def mass_below(path: list[int], depth: int) -> tuple[float, int]:
             branches = [mass_below([*path, i], depth - 1) for i in range(stop.value)]
             return fsum(mass for mass, _ in branches), sum(leaves for _, leaves in branches)
     # choices made in a bundle after the last step of the path are part of this leaf, and certain
-    return pen.copies * 2.0 ** -fsum(choice.bits for choice in pen.choices), 1
+    return pen.mass(), 1
 
 
 def test_probabilities_of_all_beginnings_sum_to_one():
@@ -83,35 +54,15 @@ def test_probabilities_of_all_beginnings_sum_to_one():
     assert total == pytest.approx(1, abs=1e-9)  # thousands of floats, each off by some 1e-16 of itself
 
 
-@pytest.mark.parametrize("index", range(24))
-def test_probabilities_sum_to_one_at_every_choice_along_a_story(index):
-    path = Recorder.path_of(parse_index=index)
-    for at in range(0, len(path), 2):
-        prefix, _ = mass_below(path[:at], depth=0)
-        below, leaves = mass_below(path[:at], depth=1)
+@pytest.mark.parametrize("pattern", range(24))
+def test_probabilities_sum_to_one_at_every_choice_along_a_story(pattern):
+    pen = Recorder(pattern)
+    tell_with(pen)
+    for at in range(0, len(pen.path), 2):
+        prefix, _ = mass_below(pen.path[:at], depth=0)
+        below, leaves = mass_below(pen.path[:at], depth=1)
         assert leaves >= 1
         assert isclose(below, prefix, rel_tol=1e-9), f"after {at} choices the options do not sum to one"
-
-
-class Recorder(Surveyor):
-    """Takes the option that a fixed pattern names, everywhere, and notes the path."""
-
-    def __init__(self, pattern: int):
-        super().__init__([])
-        self.pattern = pattern
-
-    def choose(self, n, heads, cumulative=()):
-        weights = [high - low for low, high in zip((0, *cumulative), cumulative, strict=False)] or [1] * n
-        assert len(weights) == n
-        assert min(weights) > 0
-        self.path.append((self.pattern * 31 + len(self.path) * 17) % n)
-        return self.path[-1]
-
-    @classmethod
-    def path_of(cls, parse_index: int) -> list[int]:
-        pen = cls(parse_index)
-        tell_with(pen)
-        return pen.path
 
 
 def test_tampered_text_is_refused(stories):
@@ -266,12 +217,7 @@ def test_the_text_is_clean(stories):
 
 
 def test_every_mention_of_a_name_follows_a_space(stories):
-    """Otherwise a tokenizer would cut the same name in two ways and copying it would not be copying."""
-    for story in stories:
-        for name in options(story, "name"):
-            mentions = [match.start() for match in re.finditer(rf"\b{name}\b", story.text)]
-            assert mentions
-            assert all(story.text[at - 1] == " " for at in mentions if at), (name, story.text)
+    check_names_follow_a_space(stories)
 
 
 # The truth

@@ -10,6 +10,7 @@ from data.storyworld.lexicon import lexicon
 from data.storyworld.names import held_out_names, name_set
 from data.storyworld.pen import Fact
 from data.storyworld.wordings import feelings
+from tests.data.storyworld_helpers import holders, of_plot
 
 N = 2000
 VERBS = "said|cried|whispered|called|laughed|shouted|sighed|groaned|moaned|mumbled|asked|wondered|begged"
@@ -20,22 +21,12 @@ def stories() -> list[Story]:
     return tell_many(seed=3, start=0, stop=N)
 
 
-def of_plot(stories: list[Story], plot: str) -> list[Story]:
-    found = [story for story in stories if story.plot == plot]
-    assert len(found) > N / 20, f"too few stories of {plot!r} to say anything"
-    return found
-
-
 def facts(story: Story, kind: str) -> list[Fact]:
     return [fact for fact in story.facts if fact.kind == kind]
 
 
 def at_form(story: Story, place: str) -> str:
     return next(texts["at"] for texts in story.entities if texts.get("") == place)
-
-
-def holder_at_end(story: Story) -> dict[str, str]:
-    return {fact.values["thing"]: fact.values["who"] for fact in facts(story, "has")}
 
 
 def test_stories_of_level_1_are_those_that_recorded_runs_were_trained_on():
@@ -144,7 +135,7 @@ def test_hiders_are_in_the_place_and_the_clothes_that_are_told_with_their_name(s
 def test_after_the_trade_everybody_has_what_the_last_sentences_say(stories):
     checked = 0
     for story in of_plot(stories, "trade"):
-        end, holder = story.text[-160:], holder_at_end(story)
+        end, holder = story.text[-160:], holders(story)
         pairs = [(thing, who) for who, thing in re.findall(r"([A-Z]\w+) had the (\w+)", end)]
         pairs += re.findall(r"the (\w+) (?:stayed )?with ([A-Z]\w+)", end)
         pairs += re.findall(r"The (\w+) stayed with ([A-Z]\w+)", end)
@@ -162,7 +153,7 @@ def test_everybody_gets_the_present_that_the_story_ends_with(stories):
     )
     checked = 0
     for story in of_plot(stories, "wish"):
-        holder = holder_at_end(story)
+        holder = holders(story)
         wanted = {fact.values["thing"]: fact.values["who"] for fact in facts(story, "wants")}
         if match := ends.search(story.text):
             one, gift, two, present = [group for group in match.groups() if group]

@@ -6,11 +6,17 @@ Checked with the sentences alone, as a careful reader would: nothing here looks 
 import re
 from collections import Counter
 
+import pytest
+
+from data.storyworld import Story
 from data.storyworld.hearsay import COUNTS
 from data.storyworld.lexicon import lexicon
-from tests.data.test_storyworld_long import NAME, PLACE, SOME, holders, matches, of_plot, only, people, stories
+from tests.data.storyworld_helpers import NAME, PLACE, SOME, holders, long_stories, matches, of_plot, only, people
 
-__all__ = ["stories"]  # the fixture
+
+@pytest.fixture(scope="module")
+def stories() -> list[Story]:
+    return long_stories()
 
 
 # The truth: letter
@@ -170,11 +176,7 @@ def test_the_accused_is_the_one_whom_the_witness_did_not_see(stories):
         ((thief, place),) = who_where(ACCUSED, story.text).items()
         assert seen == {name: where for name, where in claims.items() if name != thief}, story.text
         assert claims[thief] == place == empty, story.text
-        honest = only(
-            "<N> and <N> had told the truth\nthank you, <N>, and you too, <N>,\nAs <N> and <N> had been just",
-            story.text,
-        )
-        assert set(honest) == set(seen)
+        assert set(only(HONEST, story.text)) == set(seen)
 
 
 def test_what_was_stolen_is_found_where_the_accused_says_and_goes_back(stories):

@@ -5,67 +5,30 @@ Whether they are true to themselves is checked in test_storyworld_hearsay.py and
 
 import re
 from collections import Counter
-from functools import cache
 from math import fsum, isclose, sqrt
 
 import pytest
 
-from data.storyworld import Story, parse, tell_many
+from data.storyworld import Story, parse
 from data.storyworld.lexicon import Pool, lexicon
 from data.storyworld.long_plots import LONG_PLOT_WEIGHTS, LONG_PLOTS
 from data.storyworld.names import held_out_name_set, name_set
 from data.storyworld.plots import PLOTS
-from tests.data.test_storyworld import Recorder, Surveyor
+from tests.data.storyworld_helpers import (
+    Recorder,
+    Surveyor,
+    check_names_follow_a_space,
+    long_stories,
+    of_plot,
+    people,
+)
 
-N = 2400
 LONG = sorted(set(LONG_PLOTS) - set(PLOTS))
-
-NAME = r"([A-Z][a-z]{3,7})"
-PLACES = "river|pond|well|mill|barn|hill|bridge|oak|gate|garden|orchard|meadow|market|stream|tower|beach"
-PLACE = re.compile(rf"\b({PLACES})\b")
-SOME = r"an? \w+"  # "a red" before a thing, "a shy" before a kind
-
-
-@cache
-def told() -> list[Story]:
-    return tell_many(seed=7, start=0, stop=N, level=2)
 
 
 @pytest.fixture(scope="module")
 def stories() -> list[Story]:
-    return told()
-
-
-def of_plot(stories: list[Story], plot: str) -> list[Story]:
-    found = [story for story in stories if story.plot == plot]
-    assert len(found) > N / 12, f"too few stories of {plot!r} to say anything"
-    return found
-
-
-def people(story: Story) -> list[str]:
-    """All names, in the order in which they appear."""
-    return [choice.option for choice in story.choices if choice.kind == "name"]
-
-
-def matches(patterns: dict[str, str], text: str, names: str = NAME) -> list[tuple[str, tuple[str, ...]]]:
-    """What each pattern finds (N stands for a name), in the order of the text: (key, groups)."""
-    found = []
-    for key, alternatives in patterns.items():
-        for pattern in alternatives.strip().splitlines():
-            for match in re.finditer(pattern.strip().replace("<N>", names), text):
-                found.append((match.start(), key, match.groups()))
-    return [(key, groups) for _, key, groups in sorted(found)]
-
-
-def only(patterns: str, text: str) -> tuple[str, ...]:
-    """What the one sentence says that fits one of the patterns."""
-    ((_, groups),) = matches({"": patterns}, text)
-    return groups
-
-
-def holders(story: Story) -> dict[str, str]:
-    """Who has what in the end, by the facts that the plot noted."""
-    return {fact.values["thing"]: fact.values["who"] for fact in story.facts if fact.kind == "has"}
+    return long_stories()
 
 
 # The floor
@@ -86,11 +49,11 @@ def test_a_long_story_is_none_of_level_one(stories):
 
 
 def test_most_stories_are_long_and_the_long_plots_equally_likely(stories):
-    counts, total = Counter(story.plot for story in stories), sum(LONG_PLOT_WEIGHTS.values())
-    assert sum(counts[plot] for plot in LONG) > 0.7 * N
+    n, counts, total = len(stories), Counter(story.plot for story in stories), sum(LONG_PLOT_WEIGHTS.values())
+    assert sum(counts[plot] for plot in LONG) > 0.7 * n
     for plot, weight in LONG_PLOT_WEIGHTS.items():
         p = weight / total
-        assert abs(counts[plot] - N * p) < 4 * sqrt(N * p * (1 - p)), plot
+        assert abs(counts[plot] - n * p) < 4 * sqrt(n * p * (1 - p)), plot
 
 
 def test_floor_has_the_size_we_tell_people(stories):
@@ -114,7 +77,7 @@ def mass(plot: str, path: list[int]) -> tuple[float, int]:
         LONG_PLOTS[plot](pen)
     except StopIteration as stop:
         branches = stop.value
-    return pen.copies * 2.0 ** -fsum(choice.bits for choice in pen.choices), branches
+    return pen.mass(), branches
 
 
 @pytest.mark.parametrize("plot", LONG)
@@ -185,11 +148,7 @@ def test_quotes_are_balanced_and_nest(stories):
 
 
 def test_every_mention_of_a_name_follows_a_space(stories):
-    for story in stories:
-        for name in people(story):
-            mentions = [match.start() for match in re.finditer(rf"\b{name}\b", story.text)]
-            assert mentions
-            assert all(story.text[at - 1] == " " for at in mentions if at), (name, story.text)
+    check_names_follow_a_space(stories)
 
 
 def test_no_word_of_a_story_could_be_a_name(stories):

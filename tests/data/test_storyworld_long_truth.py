@@ -5,11 +5,17 @@ Checked with the sentences alone, as a careful reader would: nothing here looks 
 
 import re
 
+import pytest
+
+from data.storyworld import Story
 from data.storyworld.hearsay import COUNTS
 from data.storyworld.lexicon import lexicon
-from tests.data.test_storyworld_long import NAME, SOME, holders, matches, of_plot, only, people, stories
+from tests.data.storyworld_helpers import NAME, SOME, holders, long_stories, matches, of_plot, only, people
 
-__all__ = ["stories"]  # the fixture
+
+@pytest.fixture(scope="module")
+def stories() -> list[Story]:
+    return long_stories()
 
 
 # The truth: ferry

@@ -8,7 +8,7 @@ from math import log2
 import pytest
 
 from data.config import TokenizerConfig
-from data.storyworld import Story, align, antecedents, repeated, tell, tell_many
+from data.storyworld import Antecedent, Story, align, antecedents, repeated, tell, tell_many
 from data.storyworld.lexicon import lexicon
 from data.storyworld.mentions import PRONOUNS
 from data.storyworld.names import held_out_names, names
@@ -161,8 +161,6 @@ def test_second_token_of_a_name_goes_with_the_second_token(stories, tokenizer):
 
 
 def test_bytes_that_share_a_character_and_empty_tokens_are_handled():
-    from data.storyworld.mentions import Antecedent
-
     shared = [(0, 0), (0, 1), (0, 1), (1, 2), (2, 3), (3, 4), (3, 4), (4, 5)]  # é takes two bytes in "éa éa"
     label = Antecedent(3, 5, 0, 2, "copies")
     assert align([label], shared) == [(5, [1]), (6, [2]), (7, [3])]
@@ -171,15 +169,11 @@ def test_bytes_that_share_a_character_and_empty_tokens_are_handled():
 
 
 def test_a_name_cut_differently_goes_with_the_same_characters():
-    from data.storyworld.mentions import Antecedent
-
     offsets = [(0, 1), (1, 3), (3, 4), (4, 8), (8, 11), (11, 13)]  # "T" "ik" "o" " and" " Ti" "ko"
     assert align([Antecedent(9, 13, 0, 4, "copies")], offsets) == [(4, [0, 1]), (5, [1, 2])]
 
 
 def test_labels_of_the_same_mention_are_joined():
-    from data.storyworld.mentions import Antecedent
-
     offsets = [(0, 2), (2, 4), (4, 6)]
     labels = [Antecedent(4, 6, 0, 2, "copies"), Antecedent(4, 6, 2, 4, "copies")]
     assert align(labels, offsets) == [(2, [0, 1])]

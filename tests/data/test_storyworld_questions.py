@@ -8,15 +8,12 @@ import pytest
 from data.storyworld import Story, questions_about, tell_many
 from data.storyworld.questions import KINDS, place_sorts, yes_no
 from data.storyworld.wordings import feelings
+from tests.data.storyworld_helpers import people
 
 
 @pytest.fixture(scope="module")
 def stories() -> list[Story]:
     return tell_many(seed=5, start=0, stop=400) + tell_many(seed=5, start=0, stop=40, level=2)
-
-
-def people(story: Story) -> list[str]:
-    return list(story.people.values())
 
 
 # One right answer

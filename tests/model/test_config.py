@@ -1,9 +1,13 @@
 """ModelConfig: the toggle means what it says, and every impossible shape is named with its remedy."""
 
+from typing import get_args
+
 import pytest
 from pydantic import ValidationError
 
 from model import LanguageModel, ModelConfig
+from model.attention_backends import BACKENDS
+from model.config import AttentionImplementation
 from tests.conftest import tiny_config
 
 
@@ -58,6 +62,10 @@ def test_head_dim_may_differ_from_hidden_size_over_heads():
 def test_impossible_shapes_are_refused_with_a_remedy(fields, message):
     with pytest.raises(ValidationError, match=message):
         ModelConfig(**fields)
+
+
+def test_every_backend_can_be_asked_for_and_nothing_else():
+    assert get_args(AttentionImplementation) == ("auto", *BACKENDS)
 
 
 def test_a_model_without_a_vocabulary_is_refused():

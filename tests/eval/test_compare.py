@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -126,17 +125,19 @@ def test_decoding_is_measured_for_every_variant_or_left_out(runs, tmp_path):
     assert "ecode tokens/s" not in (tmp_path / "without/comparison.md").read_text(encoding="utf-8")
 
 
-def test_decoding_takes_turns_and_a_slow_model_is_slower(runs):
-    lm, slow, order = load(runs / "mha-seed0"), load(runs / "mha-seed0"), []
+def test_decoding_takes_turns_and_a_slow_model_is_slower(runs, monkeypatch):
+    """On a clock that moves when a model reads: 1 second a pass of one, 4 of the other."""
+    models, order, now = {name: load(runs / "mha-seed0") for name in ("quick", "slow")}, [], [0.0]
+    monkeypatch.setattr(compare.time, "perf_counter", lambda: now[0])
 
-    def hinder(*_) -> None:
-        order.append("slow")
-        time.sleep(0.01)
+    def reads(name: str, seconds: float) -> None:
+        order.append(name)
+        now[0] += seconds
 
-    lm.register_forward_pre_hook(lambda *_: order.append("quick"))
-    slow.register_forward_pre_hook(hinder)
-    speeds = compare.decode_speeds({"quick": lm, "slow": slow}, rounds=2)
-    assert speeds["slow"] < 0.7 * speeds["quick"]
+    models["quick"].register_forward_pre_hook(lambda *_: reads("quick", 1.0))
+    models["slow"].register_forward_pre_hook(lambda *_: reads("slow", 4.0))
+    speeds = compare.decode_speeds(models, rounds=2)
+    assert speeds == {"quick": 1.0, "slow": 0.25}  # a pass gives a token
     turns = [name for i, name in enumerate(order) if i == 0 or order[i - 1] != name]
     assert turns == ["quick", "slow"] * 3  # the first turn only warms up
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from train.budget import flops_per_token
 from train.config import RunConfig
 from train.device import Device
+from train.distributed import whole
 from train.hardware import known_peak
 
 SPIKE_WINDOW = 30  # steps whose losses a new one is compared with
@@ -152,8 +153,7 @@ class UpdateRatio:
 
 
 def _norm(tensors: list[Tensor]) -> float:
-    norm = torch.nn.utils.get_total_norm(tensors)
-    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+    return float(whole(torch.nn.utils.get_total_norm(tensors)))
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from configs.loader import InputError, LoadedConfig, load_config, validate
+from configs.loader import InputError, LoadedConfig, flatten, load_config, validate
 from data.config import DataConfig
 from eval.config import EvalConfig
 from model.config import ModelConfig
@@ -179,7 +179,7 @@ class RunConfig(_Section):
             values["init_from"] = str(Path(self.init_from))  # however its path is spelled
         train = {k: values["train"][k] for k in IDENTITY_OF_TRAIN}
         parts = {key: values[key] for key in ("seed", "init_from", "model", "data")} | {"train": train}
-        identity = dict(_flatten(parts))
+        identity = flatten(parts)
         for key in NOT_IDENTITY:
             identity.pop(key, None)
         return identity
@@ -202,12 +202,6 @@ IDENTITY_OF_TRAIN = [
     "precision",
     "optimizer",
 ]
-
-
-def _flatten(values: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    if not isinstance(values, dict):
-        return [(prefix, values)]
-    return [pair for key, v in values.items() for pair in _flatten(v, f"{prefix}.{key}" if prefix else key)]
 
 
 def load_run_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:

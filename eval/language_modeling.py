@@ -83,6 +83,7 @@ class FloorComparison:
     floor_without_invented: float
 
     def lines(self) -> list[str]:
+        """The two pairs in words, as report.md has them; eval.compare reads the gap out of the first."""
         return [
             f"bits per byte, {self.documents} whole held-out stories: {self.model:.4f}   "
             f"floor {self.floor:.4f}   gap {self.model - self.floor:+.4f}",

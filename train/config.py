@@ -146,6 +146,7 @@ class RunConfig(_Section):
 
     @property
     def rows_per_step(self) -> int:
+        """Rows of data.sequence_length tokens that an optimizer step sees, over all micro-batches and processes."""
         return self.train.tokens_per_step // self.data.sequence_length
 
     @property
@@ -166,6 +167,7 @@ class RunConfig(_Section):
 
     @property
     def directory(self) -> Path:
+        """<output_dir>/<name>"""
         return Path(self.output_dir) / self.name
 
     def to_yaml(self) -> str:

@@ -86,6 +86,7 @@ class Meter:
             self.elsewhere[name] += self._since - before
 
     def add(self, figures: StepFigures) -> None:
+        """Count a step; its loss stays on the device."""
         self._unread.append(figures)
         self.tokens += figures.tokens
         self.positions += figures.positions
@@ -108,6 +109,7 @@ class Meter:
 
     @property
     def tokens_per_s(self) -> float:
+        """Without padding and without the time of evaluations and saves."""
         return self.tokens / max(self.seconds, 1e-9)
 
     def line(self) -> dict[str, Any]:
@@ -145,6 +147,7 @@ class UpdateRatio:
 
     @torch.no_grad()
     def read(self) -> dict[str, float]:
+        """The ratio of each parameter group, by its name."""
         ratios = {}
         for number, (group, before) in enumerate(zip(self.groups, self.before, strict=True)):
             changes = [p - old for p, old in zip(group["params"], before, strict=True)]

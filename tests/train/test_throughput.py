@@ -12,8 +12,9 @@ from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module, write_config
 from train.device import Device
 from train.throughput_ladder import Rung, WithAllLogits, rungs
-from train.throughput_training import Shape, class_of, our_loss, their_loss
-from train.throughput_transformers import in_transformers
+from train.throughput_profile import class_of
+from train.throughput_training import Shape, our_loss
+from train.throughput_transformers import in_transformers, their_loss
 from train.timing import alternate, peak_bytes, table
 
 CPU = torch.device("cpu")

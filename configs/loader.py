@@ -265,6 +265,14 @@ def key_paths(schema: type[BaseModel], prefix: KeyPath = ()) -> Iterator[KeyPath
             yield from key_paths(part, (*prefix, name))
 
 
+def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings by dotted key; a list is a value."""
+    if not isinstance(values, dict):
+        return {prefix: values}
+    parts = (flatten(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in values.items())
+    return {key: value for part in parts for key, value in part.items()}
+
+
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation

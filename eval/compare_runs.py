@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from configs.loader import InputError, load_config
+from configs.loader import InputError, flatten, load_config
 from eval.records import read_lines
 
 if TYPE_CHECKING:
@@ -169,14 +169,6 @@ def read_run(path: Path) -> tuple[RunResult, list[str]]:
         floor_gap=float(gap.group(1)) if gap else None,
     )
     return result, problems
-
-
-def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings by dotted key; a list is a value."""
-    if not isinstance(values, dict):
-        return {prefix: values}
-    parts = (flatten(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in values.items())
-    return {key: value for part in parts for key, value in part.items()}
 
 
 def _contents(checkpoint: Path) -> str | None:

@@ -18,6 +18,7 @@ SIMILAR_SIZE = 0.005  # parameters that differ by no more than this are told of 
 
 
 def same_tokenizer(variants: Sequence[Variant]) -> bool:
+    """Whether a token is the same to all runs, so that losses a token compare."""
     return len({run.tokenizer for variant in variants for run in variant.runs}) == 1
 
 
@@ -177,6 +178,7 @@ def differences_table(variants: Sequence[Variant]) -> str:
 
 
 def bits_difference(baseline: Variant, other: Variant) -> Difference | None:
+    """How many bits per byte the other needs more; None where a loss is not a number."""
     return difference(*(variant.by_seed(lambda run: run.bits_per_byte) for variant in (baseline, other)))
 
 

@@ -55,6 +55,7 @@ class Cadence:
     at_the_end: bool = True
 
     def is_due(self, step: int, is_last: bool) -> bool:
+        """Whether it runs after this step."""
         return (is_last and self.at_the_end) or step in self.early or (self.every > 0 and step % self.every == 0)
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from data.batches import Batch
 from data.tokenizer import Tokenizer
+from eval.evaluating import evaluating
 from model import LanguageModel
 
 if TYPE_CHECKING:
@@ -26,17 +27,13 @@ def mean_loss(
     autocast: AbstractContextManager | None = None,
 ) -> float:
     """Mean of -ln p over every token that the batches ask for, in nats a token."""
-    was_training, device = lm.training, next(lm.parameters()).device
-    lm.eval()
+    device = next(lm.parameters()).device
     loss_sum, count = 0.0, 0
-    try:
-        with autocast or nullcontext():
-            for batch in batches:
-                batch = batch.to(device)
-                batch_sum, batch_count = lm(**batch.for_model())
-                loss_sum, count = loss_sum + float(batch_sum), count + int(batch_count)
-    finally:
-        lm.train(was_training)
+    with evaluating(lm), autocast or nullcontext():
+        for batch in batches:
+            batch = batch.to(device)
+            batch_sum, batch_count = lm(**batch.for_model())
+            loss_sum, count = loss_sum + float(batch_sum), count + int(batch_count)
     return loss_sum / max(1, count)
 
 
@@ -54,8 +51,7 @@ def token_bits(
     Returns one list a text, one number per token of the text plus one for the end token. Raises ValueError
     for a document longer than max_position_embeddings.
     """
-    was_training, device = lm.training, next(lm.parameters()).device
-    lm.eval()
+    device = next(lm.parameters()).device
     documents = tokenizer.encode_documents(texts)
     order = sorted(range(len(documents)), key=lambda i: len(documents[i]))  # like lengths together
     result: list[list[float]] = [[] for _ in documents]
@@ -64,11 +60,11 @@ def token_bits(
         rows = [torch.tensor(documents[i]) for i in chosen]
         # padding on the right needs no mask: nothing looks to the right
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_id).to(device)
-        log_p = F.log_softmax(lm(ids[:, :-1]).float(), dim=-1)
+        with evaluating(lm):
+            log_p = F.log_softmax(lm(ids[:, :-1]).float(), dim=-1)
         bits = -log_p.gather(2, ids[:, 1:, None])[:, :, 0] / math.log(2)  # (rows, T - 1)
         for row, i in enumerate(chosen):
             result[i] = bits[row, : len(documents[i]) - 1].tolist()
-    lm.train(was_training)
     return result
 
 
@@ -87,6 +83,7 @@ class FloorComparison:
     floor_without_invented: float
 
     def lines(self) -> list[str]:
+        """The two pairs in words, as report.md has them; eval.compare reads the gap out of the first."""
         return [
             f"bits per byte, {self.documents} whole held-out stories: {self.model:.4f}   "
             f"floor {self.floor:.4f}   gap {self.model - self.floor:+.4f}",

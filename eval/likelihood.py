@@ -10,6 +10,7 @@ from torch import Tensor
 
 from configs.loader import InputError
 from data.tokenizer import Tokenizer
+from eval.evaluating import evaluating
 from model import LanguageModel
 
 NUMBERS = 1 << 24  # logits of one batch: 64 MB in float32, and as much again for their softmax
@@ -28,10 +29,9 @@ def token_log_probs(lm: LanguageModel, sequences: Sequence[Sequence[int]]) -> li
     """
     if any(len(ids) < 2 for ids in sequences):
         raise ValueError("a text has no tokens for this tokenizer, so nothing can be scored: leave it out")
-    was_training, device = lm.training, next(lm.parameters()).device
-    lm.eval()
+    device = next(lm.parameters()).device
     read: dict[tuple[int, ...], Tensor] = {}
-    try:
+    with evaluating(lm):
         for batch in _batches(lm, sorted({tuple(ids) for ids in sequences}, key=len)):
             # padding on the right needs no mask: nothing looks to the right
             rows = [torch.tensor(ids) for ids in batch]
@@ -40,8 +40,6 @@ def token_log_probs(lm: LanguageModel, sequences: Sequence[Sequence[int]]) -> li
             log_p = (logits.gather(2, ids[:, 1:, None])[:, :, 0] - logits.logsumexp(dim=-1)).cpu().double()
             for key, row in zip(batch, log_p, strict=True):
                 read[key] = row[: len(key) - 1].clone()  # a view would keep the whole batch in memory
-    finally:
-        lm.train(was_training)
     if not all(bool(log_p.isfinite().all()) for log_p in read.values()):
         raise ValueError("the model's logits are not finite: its weights are damaged, or its training diverged")
     return [read[tuple(ids)] for ids in sequences]

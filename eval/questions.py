@@ -60,6 +60,7 @@ class Score:
 
     @property
     def exact_match(self) -> float:
+        """Share of the questions that were answered right."""
         return self.right / max(1, self.asked)
 
 

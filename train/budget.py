@@ -131,9 +131,7 @@ def activation_bytes(
     number = 2 if half else 4  # bytes that matrix products take and give
     assert config.intermediate_size is not None
 
-    came_in = (
-        0 if device == "cpu" else 4
-    )  # a float32 number; on a CPU a norm's backward pass does without (model/norm.py)
+    came_in = 0 if device == "cpu" else 4  # bytes; on a CPU a norm's backward pass does without (model/norm.py)
     norm = (4 + came_in) * hidden + 4  # what came in, what was normalised, one root: float32 in any precision
     # what a norm gives is float32; autocast casts it once for each of q, k, v (gate, up), which otherwise share it
     normed = (3 + 2) * 2 * hidden if half else (1 + 1) * 4 * hidden
@@ -244,7 +242,15 @@ def planned_device(run: RunConfig, kind: str | None) -> Device:
 # the command
 
 
+def in_words(config: ModelConfig) -> str:
+    """The shape of a model: "4 layers x 128, 4 query heads / 1 key-value heads (MQA)"."""
+    toggle = {config.num_attention_heads: "MHA", 1: "MQA"}.get(config.kv_heads, "GQA")
+    heads = f"{config.num_attention_heads} query heads / {config.kv_heads} key-value heads ({toggle})"
+    return f"{config.num_hidden_layers} layers x {config.hidden_size}, {heads}"
+
+
 def parameters_table(config: ModelConfig) -> str:
+    """Trained numbers of each part, and its share."""
     counts = parameter_count_by_part(config)
     rows = [(part, f"{n:,}", f"{n / counts['total']:.1%}") for part, n in counts.items() if n]
     return _table(("Parameters (exact)", "", ""), rows)
@@ -347,13 +353,8 @@ def main() -> int:
     device = planned_device(run, arguments.device)
     memory = (arguments.memory_gb * 1e9, "--memory-gb") if arguments.memory_gb else device_memory(device.device.type)
     peak = (arguments.tflops, "--tflops") if arguments.tflops else known_peak(device)
-    c = run.model
-    toggle = {c.num_attention_heads: "MHA", 1: "MQA"}.get(c.kv_heads, "GQA")
-    heading = (
-        f"{run.name}: {c.num_hidden_layers} layers x {c.hidden_size}, {c.num_attention_heads} query heads / "
-        f"{c.kv_heads} key-value heads ({toggle}), vocabulary {c.vocab_size:,}\n  ({known})"
-    )
-    tables = [parameters_table(c), memory_table(run, device, memory), cache_table(c)]
+    heading = f"{run.name}: {in_words(run.model)}, vocabulary {run.model.vocab_size:,}\n  ({known})"
+    tables = [parameters_table(run.model), memory_table(run, device, memory), cache_table(run.model)]
     print(heading, *tables, compute_table(run, peak, arguments.mfu), sep="\n\n")
     return 0
 

@@ -23,6 +23,7 @@ from data.tokenizer import Tokenizer
 from model import LanguageModel, save
 from model.checkpoint_format import read_weights
 from train.checkpoint_files import STATE, SaveError, commit, drop_old, step_name
+from train.distributed import share, whole
 
 OPTIMIZER = "optimizer.safetensors"
 
@@ -141,7 +142,7 @@ def load_checkpoint(directory: Path, lm: LanguageModel, optimizers: list[torch.o
         with torch.no_grad():
             for name, target in lm.state_dict().items():
                 if name in weights:  # a tied lm_head is not: it is the embedding
-                    target.copy_(_share(weights[name], target))
+                    target.copy_(share(weights[name], target))
         random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
         if state.step > state.skipped or tensors:  # an optimizer that never moved has no state
             _restore_optimizers(lm, optimizers, tensors)
@@ -152,12 +153,6 @@ def load_checkpoint(directory: Path, lm: LanguageModel, optimizers: list[torch.o
     return state
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor, with the shares that other processes hold (a DTensor, under FSDP2) put together."""
-    full_tensor = getattr(tensor, "full_tensor", None)
-    return tensor.detach() if full_tensor is None else full_tensor().detach()
-
-
 def _whole_on_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Every process walks through all tensors, for they are put together by all; only the first one keeps them."""
     kept = {}
@@ -166,18 +161,6 @@ def _whole_on_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if _rank() == 0:
             kept[name] = full.cpu().contiguous()
     return kept
-
-
-def _share(tensor: Tensor, like: Tensor) -> Tensor:
-    """What of a whole tensor this process holds, given the parameter that it belongs to: all of it but under FSDP2."""
-    placements = getattr(like, "placements", None)
-    if placements is None or tensor.ndim != like.ndim:  # AdamW's step count is one number everywhere
-        return tensor
-    from torch.distributed.tensor import DTensor, Replicate
-
-    mesh = like.device_mesh  # type: ignore[attr-defined]
-    replicated = DTensor.from_local(tensor.to(like.device), mesh, [Replicate()] * mesh.ndim)
-    return replicated.redistribute(placements=placements)
 
 
 def _prefixes(lm: LanguageModel, optimizer: torch.optim.Optimizer) -> list[tuple[torch.nn.Parameter, str]]:
@@ -215,11 +198,16 @@ def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimize
             for name in keys.values():
                 _check_shape(name, tensors[name], parameter)
             left_over -= set(keys.values())
-        saved = [{key: _share(tensors[name].clone(), p) for key, name in keys.items()} for p, _, keys in states]
+        saved = [{key: _as_held(tensors[name].clone(), p) for key, name in keys.items()} for p, _, keys in states]
         # the optimizer itself knows where it keeps what: fused, AdamW counts steps on the parameter's device
         optimizer.load_state_dict(optimizer.state_dict() | {"state": dict(enumerate(saved))})
     for name in sorted(left_over):
         raise ValueError(f"{OPTIMIZER}: {name} is not part of this run")
+
+
+def _as_held(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """What of a tensor of the optimizer's state this process holds. AdamW's step count is one number everywhere."""
+    return share(tensor, parameter) if tensor.ndim == parameter.ndim else tensor
 
 
 def _check_shape(name: str, tensor: Tensor, parameter: Tensor) -> None:

@@ -38,6 +38,7 @@ class SaveError(Exception):
 
 
 def step_name(step: int) -> str:
+    """The directory of this step's checkpoint: step_00001000."""
     return f"step_{step:08d}"
 
 

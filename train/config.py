@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from configs.loader import InputError, LoadedConfig, load_config, validate
+from configs.loader import InputError, LoadedConfig, flatten, load_config, validate
 from data.config import DataConfig
 from eval.config import EvalConfig
 from model.config import ModelConfig
@@ -173,6 +173,7 @@ class RunConfig(_Section):
 
     @property
     def rows_per_step(self) -> int:
+        """Rows of data.sequence_length tokens that an optimizer step sees, over all micro-batches and processes."""
         return self.train.tokens_per_step // self.data.sequence_length
 
     @property
@@ -193,6 +194,7 @@ class RunConfig(_Section):
 
     @property
     def directory(self) -> Path:
+        """<output_dir>/<name>"""
         return Path(self.output_dir) / self.name
 
     def to_yaml(self) -> str:
@@ -206,7 +208,7 @@ class RunConfig(_Section):
             values["init_from"] = str(Path(self.init_from))  # however its path is spelled
         train = {k: values["train"][k] for k in IDENTITY_OF_TRAIN}
         parts = {key: values[key] for key in ("seed", "init_from", "model", "data")} | {"train": train}
-        identity = dict(_flatten(parts))
+        identity = flatten(parts)
         for key in NOT_IDENTITY:
             identity.pop(key, None)
         return identity
@@ -229,12 +231,6 @@ IDENTITY_OF_TRAIN = [
     "precision",
     "optimizer",
 ]
-
-
-def _flatten(values: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    if not isinstance(values, dict):
-        return [(prefix, values)]
-    return [pair for key, v in values.items() for pair in _flatten(v, f"{prefix}.{key}" if prefix else key)]
 
 
 def load_run_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:

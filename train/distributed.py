@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
 
 from configs.loader import InputError
 from model import LanguageModel
@@ -127,6 +128,20 @@ def shard(lm: LanguageModel, world: World, dtype: torch.dtype) -> None:
     for layer in lm.model.layers:
         fully_shard(layer, mp_policy=policy)
     fully_shard(lm, mp_policy=policy)  # what is left: embedding, last norm, head
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor with the shares of all processes put together (a DTensor, under fsdp2); every process calls it."""
+    return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def share(tensor: Tensor, like: Tensor) -> Tensor:
+    """This process's share of a tensor that every process has whole, laid out as `like`: all of it but under fsdp2."""
+    if not isinstance(like, DTensor):
+        return tensor
+    everywhere = [Replicate()] * like.device_mesh.ndim
+    replicated = DTensor.from_local(tensor.to(like.device), like.device_mesh, everywhere)
+    return replicated.redistribute(placements=like.placements)
 
 
 def wrap(model: nn.Module, world: World, device: torch.device) -> nn.Module:

@@ -19,7 +19,7 @@ MAY_DIFFER = (
     "vocab_size bos_token_id eos_token_id pad_token_id"
 ).split()
 # what may be added to a model that was trained without: trained on, it learns to live with it
-MAY_BE_ADDED = ("rope_scaling", "sliding_window", "layer_types")
+WINDOW = ("sliding_window", "layer_types")  # and rope_scaling
 
 
 def find_initial_weights(config: RunConfig) -> Path | None:
@@ -41,9 +41,12 @@ def find_initial_weights(config: RunConfig) -> Path | None:
 
 
 def take_over_architecture(config: RunConfig, source: str) -> ModelConfig:
-    """`model:` with every key that must be as it is in the model of this run or directory. Raises InputError."""
+    """`model:` with every key that must be as it is in the model of this run or directory, its windows among them.
+
+    Raises InputError.
+    """
     _, there = _read(source)
-    own = {*MAY_DIFFER, *(MAY_BE_ADDED[:1] if there["rope_scaling"] is None else ())}
+    own = _free_keys(there).difference(WINDOW)
     return ModelConfig.model_validate(there | {key: getattr(config.model, key) for key in own})
 
 
@@ -57,8 +60,13 @@ def _read(init_from: str) -> tuple[Path, dict[str, Any]]:
 
 
 def _free_keys(there: dict[str, Any]) -> set[str]:
-    free = {*MAY_DIFFER, *(MAY_BE_ADDED[:1] if there["rope_scaling"] is None else ())}
-    return free | (set(MAY_BE_ADDED[1:]) if there["sliding_window"] is None else set())
+    """The keys of `model:` that may have another value than `there`, in the config of the model begun from."""
+    free = set(MAY_DIFFER)
+    if there["rope_scaling"] is None:
+        free.add("rope_scaling")
+    if there["sliding_window"] is None:
+        free.update(WINDOW)
+    return free
 
 
 def load_initial_weights(lm: LanguageModel, directory: Path, tokenizer: Tokenizer) -> None:

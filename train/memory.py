@@ -33,6 +33,7 @@ def within_memory(run: Run, attempt: Callable[[], Result]) -> Result:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether PyTorch says so, on a GPU or on the CPU."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
@@ -43,6 +44,7 @@ def random_state(run: Run) -> tuple[Tensor, Tensor | None]:
 
 
 def set_random_state(state: tuple[Tensor, Tensor | None]) -> None:
+    """Go back to what `random_state` returned."""
     torch.set_rng_state(state[0])
     if state[1] is not None:
         torch.cuda.set_rng_state(state[1])

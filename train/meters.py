@@ -17,6 +17,7 @@ from torch import Tensor
 from train.budget import flops_per_token
 from train.config import RunConfig
 from train.device import Device
+from train.distributed import whole
 from train.hardware import known_peak
 
 SPIKE_WINDOW = 30  # steps whose losses a new one is compared with
@@ -85,6 +86,7 @@ class Meter:
             self.elsewhere[name] += self._since - before
 
     def add(self, figures: StepFigures) -> None:
+        """Count a step; its loss stays on the device."""
         self._unread.append(figures)
         self.tokens += figures.tokens
         self.positions += figures.positions
@@ -107,6 +109,7 @@ class Meter:
 
     @property
     def tokens_per_s(self) -> float:
+        """Without padding and without the time of evaluations and saves."""
         return self.tokens / max(self.seconds, 1e-9)
 
     def line(self) -> dict[str, Any]:
@@ -144,6 +147,7 @@ class UpdateRatio:
 
     @torch.no_grad()
     def read(self) -> dict[str, float]:
+        """The ratio of each parameter group, by its name."""
         ratios = {}
         for number, (group, before) in enumerate(zip(self.groups, self.before, strict=True)):
             changes = [p - old for p, old in zip(group["params"], before, strict=True)]
@@ -152,8 +156,7 @@ class UpdateRatio:
 
 
 def _norm(tensors: list[Tensor]) -> float:
-    norm = torch.nn.utils.get_total_norm(tensors)
-    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+    return float(whole(torch.nn.utils.get_total_norm(tensors)))
 
 
 @dataclass

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
 from train.config import OptimizerConfig
+from train.distributed import share
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # steepest slope at zero; Jordan's constants
 FUSED = ("cpu", "cuda", "mps")  # devices on which PyTorch has AdamW as one kernel
@@ -76,7 +77,7 @@ class Muon(torch.optim.Optimizer):
         orthogonal = orthogonalize(self._updates(group["momentum"], parameters, happens), dtype=dtype)
         steps, scales = [], []
         for matrix, parameter in zip(orthogonal, parameters, strict=True):
-            steps.append(_shard(matrix.mT if _is_tall(parameter) else matrix, parameter))
+            steps.append(_local(share(matrix.mT if _is_tall(parameter) else matrix, parameter)))
             scales.append(group["lr"] * math.sqrt(max(1.0, parameter.shape[0] / parameter.shape[1])))
         torch._foreach_mul_(steps, scales)
         if found_inf is not None:
@@ -116,14 +117,6 @@ def _whole(shard: Tensor, like: Tensor) -> Tensor:
         return shard
     sharded = DTensor.from_local(shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
     return sharded.full_tensor()
-
-
-def _shard(whole: Tensor, like: Tensor) -> Tensor:
-    """This process's shard of a matrix that every process has."""
-    if not isinstance(like, DTensor):
-        return whole
-    everywhere = DTensor.from_local(whole, like.device_mesh, [Replicate()] * like.device_mesh.ndim)
-    return everywhere.redistribute(placements=like.placements).to_local()
 
 
 def build_optimizers(lm: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:

@@ -16,6 +16,7 @@ from eval.hooks import load_hooks
 from model import LanguageModel
 from train import report, run_directory
 from train.allocator import keep_freed_memory
+from train.announcement import opening
 from train.checkpoint import TrainerState, load_checkpoint
 from train.config import RunConfig
 from train.device import Device, resolve_device
@@ -129,10 +130,7 @@ def build_run(
     scaler = torch.amp.GradScaler(device.device.type, enabled=device.precision == "fp16")
     if state.scaler and scaler.is_enabled():
         scaler.load_state_dict(state.scaler)
-    rows = micro_batch_rows(config, device, world.size)
-    resolved, here = state.resolved, (device.device.type, world.size)
-    if config.train.micro_batch_size == "auto" and (resolved.get("device"), resolved.get("world_size")) == here:
-        rows = resolved["micro_batch_size"]
+    rows = _rows_at_a_time(config, device, world, state)
     run = Run(
         config=config,
         device=device,
@@ -159,9 +157,17 @@ def build_run(
     return run
 
 
+def _rows_at_a_time(config: RunConfig, device: Device, world: World, state: TrainerState) -> int:
+    """Rows of a forward pass; a run that goes on as it was begun keeps what `auto` came to (memory may have ended)."""
+    resolved, here = state.resolved, (device.device.type, world.size)
+    if config.train.micro_batch_size == "auto" and (resolved.get("device"), resolved.get("world_size")) == here:
+        return resolved["micro_batch_size"]
+    return micro_batch_rows(config, device, world.size)
+
+
 def announce(run: Run, start: Start) -> None:
     """What is about to happen, in a few lines."""
-    notes = [report.opening(run), describe(run.data), too_long(run.batches.rows, run.config.data)]
+    notes = [opening(run), describe(run.data), too_long(run.batches.rows, run.config.data)]
     run.tracker.say("\n".join(filter(None, notes)))
     if start.checkpoint is not None:
         run.tracker.say(f"resumed from {start.checkpoint}, step {run.state.step:,}")

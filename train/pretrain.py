@@ -17,7 +17,7 @@ def main() -> int:
 
 def run(config: RunConfig, script: str) -> int:
     """One run from its config to its report. Returns the exit code. script: whose command it is."""
-    from train import parts, report
+    from train import parts, pictures, report
     from train.distributed import processes
     from train.initial_weights import find_initial_weights
     from train.loop import train
@@ -51,7 +51,7 @@ def run(config: RunConfig, script: str) -> int:
         try:
             exit_code = train(run)
             if exit_code == 0:
-                report.draw(run)  # while the tracker is still open
+                pictures.draw(run)  # while the tracker is still open
         finally:
             run.tracker.close(exit_code)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 import subprocess
 from datetime import date
@@ -14,53 +13,15 @@ import torch
 
 from data.config import StoryworldSource
 from data.prepare import describe
+from eval.attention.render import PICTURES, VIEWER
 from eval.attention.snapshots import read_all
 from eval.language_modeling import compare_with_floor
 from eval.records import read_lines
+from train.announcement import opening
 from train.device import machine
 from train.run import Run
 
 RESULT_HEADING = "## Result"
-PICTURES = [
-    ("timelapse.gif", "every head while it learns"),
-    ("curves.png", "the heads' scores over training"),
-    ("heads.png", "the scores of every head at the last look"),
-    ("induction_head.png", "the induction head, on random repeated tokens"),
-]
-
-
-def opening(run: Run) -> str:
-    """What is about to happen, in a few lines."""
-    c, m = run.config, run.config.model
-    toggle = {m.num_attention_heads: "MHA", 1: "MQA"}.get(m.kv_heads, "GQA")
-    joined = run.batches.rows.length // c.data.sequence_length
-    rows = run.micro_rows * joined
-    together = f", {joined} joined into one" if joined > 1 else ""
-    if together and run.device.device.type == "cpu":
-        together += "; on a CPU data.rows_joined=1 may be quicker"
-    return "\n".join(
-        [
-            f"{c.name}: {run.lm.num_parameters():,} parameters, {m.num_hidden_layers} layers x {m.hidden_size}, "
-            f"{m.num_attention_heads} query heads / {m.kv_heads} key-value heads ({toggle})",
-            "; ".join(run.device.notes),
-            f"{_extent(run)} of {c.train.tokens_per_step:,} tokens ({c.rows_per_step} rows of "
-            f"{c.data.sequence_length}, {rows} at a time{together}){_epochs(run)}"
-            + (f"; starts from {c.init_from}" if c.init_from else ""),
-            *([f"{run.world.size} processes, {run.world.parallel}"] if run.world.size > 1 else []),
-        ]
-    )
-
-
-def _extent(run: Run) -> str:
-    steps, minutes = run.config.max_steps, run.config.train.max_minutes
-    return (
-        f"{steps:,} steps" if steps else f"{minutes:g} minutes by the clock (so never twice exactly the same) in steps"
-    )
-
-
-def _epochs(run: Run) -> str:
-    steps = run.config.max_steps
-    return f", {steps * run.batches.rows_per_batch / run.batches.rows.per_epoch:.2f} epochs" if steps else ""
 
 
 def write(run: Run) -> None:
@@ -86,7 +47,7 @@ def write(run: Run) -> None:
     lines += [RESULT_HEADING, "", "```", *result, "```", "", "A sample, as the model wrote it:", "", "```"]
     lines += [sample, "```", "", *_question_lines(metrics), *_attention_lines(directory, metrics)]
     lines += ["## Figures", "", "![loss](loss.png)", ""]
-    drawn = [(name, title) for name, title in PICTURES if (directory / "attention" / name).is_file()]
+    drawn = [(name, title) for name, title in PICTURES.items() if (directory / "attention" / name).is_file()]
     lines += [f"![{title}](attention/{name})\n" for name, title in drawn]
     lines += ["## Made with", "", f"`python -m {run.script}` from `{run.config.directory}/config.yaml`, "]
     lines += [f"torch {torch.__version__}, Python {platform.python_version()}, {machine(run.device.device)}; "]
@@ -132,7 +93,7 @@ def result(directory: Path) -> str:
     text = (directory / "report.md").read_text(encoding="utf-8")
     blocks = text.split(RESULT_HEADING, 1)[1].split("```")
     figures, sample = blocks[1].strip(), blocks[3].strip()
-    viewer = directory / "attention" / "viewer.html"
+    viewer = directory / "attention" / VIEWER
     paths = [("heads", viewer if viewer.is_file() else None), ("samples", directory / "samples.jsonl")]
     paths += [("report", directory / "report.md"), ("checkpoint", _latest(directory))]
     listed = [f"{label + ':':<12}{path}" for label, path in paths if path is not None]
@@ -185,42 +146,6 @@ def _question_lines(metrics: list[dict[str, Any]]) -> list[str]:
     before = {"before": known[0]} if len(known) > 1 and known[0]["step"] == 0 else {}
     columns = {**before, "after": known[-1], "after, names of a new form": new[-1]}
     return ["## Questions about held-out stories, answered to the letter", "", table(columns), ""]
-
-
-def draw(run: Run) -> None:
-    """Every picture of the heads, and the viewer, from the run's snapshots; a few of them go to wandb."""
-    if not run.world.is_first:
-        return
-    snapshots, problems = read_all(run.config.directory)
-    for problem in problems:
-        run.tracker.say(f"warning: {problem}")
-    if not snapshots:
-        return
-    from eval.attention.render import render
-
-    folder, step = run.config.directory / "attention", run.state.step
-    try:
-        *_, viewer = render(run.config.directory, snapshots)
-    except Exception as error:  # the run is finished and saved: a picture that fails must not take that away
-        again = f"python -m eval.attention {run.config.directory}"
-        problem = f"{type(error).__name__}: {error}"
-        run.tracker.say(f"warning: the heads could not be drawn: {problem}; `{again}` tries again")
-        return
-    for name, _ in PICTURES:
-        if (folder / name).is_file() and name.endswith(".png"):
-            run.tracker.log_image(f"attention/{name.removesuffix('.png')}", folder / name, step)
-    run.tracker.log_html("attention/viewer", viewer, step)
-    last = snapshots[-1]
-    rows = [
-        [layer, head, last.group(head), *(_plain(values[i, j]) for values in last.scores.values())]
-        for i, layer in enumerate(last.layers)
-        for j, head in enumerate(last.heads)
-    ]
-    run.tracker.log_table("attention/scores", ["layer", "head", "kv_group", *last.scores], rows, step)
-
-
-def _plain(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
 
 
 def _attention_lines(directory: Path, metrics: list[dict[str, Any]]) -> list[str]:

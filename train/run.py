@@ -65,6 +65,7 @@ class Run:
         return self.device.device.type == "cuda" and self.world.parallel != "fsdp2"
 
     def forget_gradients(self) -> None:
+        """Free them: the next backward pass makes new ones."""
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 

@@ -11,13 +11,13 @@ from typing import Any
 
 from configs.loader import InputError
 from data.prepare import PreparedData
+from eval.attention.render import PICTURES, VIEWER
 from train import report
 from train.checkpoint import TrainerState, read_state
 from train.checkpoint_files import any_checkpoint, damage, newest_intact, settle
 from train.config import LIMITS, RunConfig, load_run_config
 from train.tracking import truncate_after
 
-PICTURES = "heads.png curves.png induction_head.png timelapse.gif viewer.html".split()  # of eval.attention.render
 CONTENTS = "data.contents"  # key of the identity that says what the prepared data was made of
 # what the tensors of a checkpoint are: with another value none would fit, or none would mean the same
 FIXED = [
@@ -129,7 +129,7 @@ def open_for(config: RunConfig, step: int | None) -> None:
             truncate_after(directory / name, last)
         for file in (directory / "attention").glob("*"):
             number = re.fullmatch(r"step_(\d{8})", file.stem)
-            if int(number[1]) > last if number else file.name in PICTURES:  # those are drawn anew at the end
+            if int(number[1]) > last if number else file.name in (*PICTURES, VIEWER):  # those are drawn anew at the end
                 file.unlink()
     except OSError as error:
         raise InputError(f"output_dir: {directory} cannot be written: {error.strerror}") from None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from data.batches import Batch
 from data.packing import IGNORED
-from train.distributed import accumulating
+from train.distributed import accumulating, whole
 from train.memory import within_memory
 from train.meters import StepFigures, UpdateRatio
 from train.optimizer import set_learning_rate
@@ -128,5 +128,4 @@ def _backward(run: Run, batch: Batch, trained: int) -> Tensor:
 
 def _clip(lm: nn.Module, largest: float) -> Tensor:
     """Scale the gradients down to this norm at most; returns the norm before. 0: only measure."""
-    norm = nn.utils.clip_grad_norm_(lm.parameters(), largest or math.inf)
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return whole(nn.utils.clip_grad_norm_(lm.parameters(), largest or math.inf))

@@ -34,8 +34,6 @@ DEFAULT_MODEL: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 1024,
 }
-
-
 DEFAULT_RUN: dict[str, Any] = {
     "name": "6x256",
     "data": {"sequence_length": 256, "isolate_documents": False},
@@ -89,7 +87,7 @@ def measure(arguments: argparse.Namespace, run: RunConfig, device: torch.device)
 
         compare_decoding(run.model, device, arguments.rounds, versus)
     elif versus:
-        from train.throughput_training import compare_training
+        from train.throughput_transformers import compare_training
 
         compare_training(run, arguments.rounds, arguments.skip, CLOCKS[arguments.clock])
     else:
@@ -117,6 +115,7 @@ def run_config(arguments: argparse.Namespace) -> RunConfig:
 
 
 def parse_arguments() -> argparse.Namespace:
+    """The command line; what does not go together ends the program with a line that says so."""
     parser = argparse.ArgumentParser(description="Measure speed and memory on this machine.")
     parser.add_argument("config", nargs="?", help="a YAML file; default: a 6 x 256 model")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example model.head_dim=64")

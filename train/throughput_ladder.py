@@ -148,6 +148,7 @@ def rung_model(rung: Rung, config: RunConfig, device: Device) -> LanguageModel:
 
 
 def rung_step(rung: Rung, config: RunConfig, device: Device, lm: LanguageModel) -> Callable[[Batch], None]:
+    """A function that takes one optimizer step on a batch, as this rung does it."""
     loss_of: Any = lm if rung.chunked else WithAllLogits(lm)
     forward = torch.compile(loss_of, dynamic=False) if rung.compiled else loss_of
     rows, optimizers = micro_batch_rows(config, device), rung_optimizers(rung, config, lm)
@@ -183,6 +184,7 @@ class WithAllLogits(nn.Module):
 
 
 def rung_optimizers(rung: Rung, config: RunConfig, lm: LanguageModel) -> list[torch.optim.Optimizer]:
+    """AdamW in a loop over the parameters or as one kernel, or the config's Muon."""
     if rung.optimizer == "muon":
         return build_optimizers(lm, config.train.optimizer.model_copy(update={"name": "muon"}))
     how = {"fused": True} if rung.optimizer == "fused" else {"foreach": False, "fused": False}
@@ -190,6 +192,7 @@ def rung_optimizers(rung: Rung, config: RunConfig, lm: LanguageModel) -> list[to
 
 
 def rung_batches(rung: Rung, config: RunConfig, data: PreparedData, device: Device) -> Iterator[Batch]:
+    """The batches of a step each: one document a row, or rows that documents fill."""
     one = make_rows(config.data.model_copy(update={"rows_joined": 1}), data, "train", config.rows_per_step)
     rows = one if rung.packed else OneDocumentRows(one, data)
     isolated = rung.packed and config.data.isolate_documents

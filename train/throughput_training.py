@@ -1,10 +1,8 @@
-"""How fast a config trains here: real steps on random tokens, a profile of them, and transformers beside them."""
+"""How fast a config trains here: real steps on random tokens."""
 
 from __future__ import annotations
 
-import re
 import statistics
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -21,22 +19,11 @@ from train.device import Device, resolve_device
 from train.hardware import known_peak
 from train.optimizer import build_optimizers
 from train.run import micro_batch_rows
-from train.throughput_transformers import in_transformers
-from train.timing import Clock, alternate, peak_bytes, synchronize, table
+from train.throughput_profile import profile_steps
+from train.timing import Clock, peak_bytes, synchronize, table
 
 DOCUMENT = 150  # tokens; about as long as a story, where documents are isolated
 COUNTED = 0.25  # share of the time after which steps count
-# classes of operators for --profile: the first pattern that is found in an operator's name is its class
-CLASSES = {
-    "matrix products": r"aten::(mm|addmm|linear)|mkldnn_(_)?linear|gemm|cutlass|nvjet|cublas",
-    "batched matrix products (attention, Muon)": r"aten::(bmm|baddbmm)",
-    "attention kernels": r"attention|flash|fmha|cudnn_generated|flex",
-    "optimizer": r"_fused_adam|_foreach|multi_tensor|Optimizer",
-    "compiled loops": r"cpp_fused|triton_",
-    "softmax and loss": r"softmax|logsumexp|cross_entropy|nll|gather|scatter",
-    "copies and casts": r"aten::(copy_|_to_copy|cat|clone|contiguous|fill_|zero_|stack)|[Mm]em(cpy|set)|CatArray",
-    "embedding": r"embedding|index",
-}
 Step = Callable[[], object]
 Ours = tuple[Step, LanguageModel, list[torch.optim.Optimizer]]
 
@@ -112,17 +99,15 @@ def our_loss(forward: Callable[..., Any]) -> Callable[..., Tensor]:
 
 
 def fused_adamw(model: nn.Module) -> torch.optim.Optimizer:
+    """AdamW as one kernel for all parameters alike."""
     return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
 
 def shape_of(run: RunConfig, device: Device, documents: bool) -> Shape:
+    """A whole step of the config, in micro-batches as training takes them."""
     assert run.model.vocab_size is not None
     rows, at_once = run.rows_per_step, micro_batch_rows(run, device)
     return Shape(rows, at_once, run.data.sequence_length, run.model.vocab_size, documents)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# the config alone
 
 
 def measure_training(run: RunConfig, seconds: float, profile: Path | None, clock: Clock) -> None:
@@ -154,12 +139,14 @@ def measure_training(run: RunConfig, seconds: float, profile: Path | None, clock
         ["rows a forward pass × length", f"{shape.at_once} × {shape.length}"],
     ]
     print(table(["", run.name], rows))
-    choices = [*device.notes, *(["compile " + ("on" if compiled else "off") + " (auto; a run decides by its length)"]
-                                if device.compile == "auto" else [])]  # fmt: skip
+    choices = list(device.notes)
+    if device.compile == "auto":
+        choices.append(f"compile {'on' if compiled else 'off'} (auto; a run decides by its length)")
     print("\n" + "\n".join(f"* {choice}" for choice in choices))
 
 
 def seconds_of(step: Step, device: torch.device, clock: Clock) -> float:
+    """What one step takes, the GPU's work included."""
     synchronize(device)
     before = clock()
     step()
@@ -176,84 +163,3 @@ def repeat(step: Step, seconds: float, device: torch.device, clock: Clock) -> li
         if spent >= COUNTED * seconds or spent + took >= seconds:
             times.append(took)
     return times
-
-
-def profile_steps(step: Step, device: torch.device, folder: Path, name: str) -> str:
-    """Write a Chrome trace of three steps; the shares of each class of operators as a table."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities) as profiler:
-        for _ in range(3):
-            step()
-        synchronize(device)
-    folder.mkdir(parents=True, exist_ok=True)
-    trace = folder / f"{name or 'step'}.trace.json"
-    profiler.export_chrome_trace(str(trace))
-    attribute = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    spent: dict[str, float] = defaultdict(float)
-    largest: dict[str, tuple[float, str]] = {}
-    for event in profiler.key_averages():
-        took, kind = getattr(event, attribute) / 3e3, class_of(event.key)
-        spent[kind] += took
-        largest[kind] = max(largest.get(kind, (0.0, "")), (took, event.key))
-    total = sum(spent.values())
-    rows = [
-        [kind, f"{spent[kind]:,.1f}", f"{spent[kind] / total:.0%}", f"{largest[kind][1][:50]}"]
-        for kind in sorted(spent, key=lambda kind: -spent[kind])
-        if spent[kind] > 0.001 * total
-    ]
-    return f"{trace}: open it in chrome://tracing or ui.perfetto.dev\n\n" + table(
-        ["operators", "ms a step", "share", "the largest of them"], rows
-    )
-
-
-def class_of(operator: str) -> str:
-    return next((name for name, pattern in CLASSES.items() if re.search(pattern, operator)), "element by element, rest")
-
-
-# ---------------------------------------------------------------------------------------------------------
-# beside transformers
-
-
-def compare_training(run: RunConfig, rounds: int, skip: list[str], clock: Clock) -> None:
-    """Print ours and theirs, compiled and not, alternating: the same architecture, rows, AdamW and precision."""
-    device = resolve_device(run.model_copy(update={"data": run.data.model_copy(update={"isolate_documents": False})}))
-    rows = micro_batch_rows(run, device)
-    shape = Shape(rows, rows, run.data.sequence_length, run.model.vocab_size or 0, documents=False)
-    steps: dict[str, Step] = {}
-    for compiled in (False, True):
-        name = ", compiled" if compiled else ""
-        if compiled and "compile" in skip:
-            continue
-        steps[f"Headlight{name}"], lm, _ = our_step(run, device, shape, compiled, adamw=True)
-        steps[f"transformers{name}"] = their_step(lm, run, device, shape, compiled)
-    first = {name: seconds_of(step, device.device, clock) for name, step in steps.items()}
-    seconds = alternate(steps, rounds, device.device, patience_s=60.0 * rounds, clock=clock)
-    measure = list(steps)[-1]
-    tokens = shape.rows * shape.length
-    lines = [
-        [name, f"{tokens / took:,.0f}", f"{1e3 * took:,.1f}", f"{seconds[measure] / took:.2f}", f"{first[name]:.1f}"]
-        for name, took in seconds.items()
-    ]
-    print(f"{tokens:,} tokens a step, rows of {shape.length}, {device.precision}, attention {device.attention}, "
-          f"forward + backward + clip + fused AdamW, medians of {rounds} alternating steps")  # fmt: skip
-    print(table(["", "tokens/s", "ms a step", f"ratio to {measure}", "first step, s"], lines))
-
-
-def their_step(lm: LanguageModel, run: RunConfig, device: Device, shape: Shape, compiled: bool) -> Step:
-    """The same step with transformers' model of the same weights, fused AdamW and its own loss."""
-    other = in_transformers(lm, attn_implementation="sdpa").to(device.device).train()
-    other.config.use_cache = False
-    forward = torch.compile(other, dynamic=False) if compiled else other
-    batches = shape.batches(device.device)
-    return make_step(other, their_loss(forward), [fused_adamw(other)], batches, device.autocast, run.train.grad_clip)
-
-
-def their_loss(forward: Callable[..., Any]) -> Callable[..., Tensor]:
-    """Mean loss of a batch as transformers gives it."""
-
-    def loss(input_ids: Tensor, labels: Tensor, document_ids: None) -> Tensor:
-        return forward(input_ids=input_ids, labels=labels).loss
-
-    return loss

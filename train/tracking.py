@@ -102,6 +102,7 @@ class Tracker:
             self._wandb.log_table(name, columns, rows, step)
 
     def progress(self, step: int, seconds: float, **shown: str) -> None:
+        """Move the bar to this step (under max_minutes, to this time) and show these figures beside it."""
         self.bar.set_postfix(shown, refresh=False)
         position = step if self._minutes is None else min(seconds / 60, self._minutes)
         self.bar.update(position - self.bar.n)
@@ -117,6 +118,7 @@ class Tracker:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def close(self, exit_code: int = 0) -> None:
+        """End the bar, and wandb's run with the exit code of ours."""
         self.bar.close()
         if self._wandb is not None:
             self._wandb.close(exit_code)

@@ -40,6 +40,7 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
+    """The command line. Raises InputError."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m eval.attention", description=__doc__, formatter_class=form)
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")

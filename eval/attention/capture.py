@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from eval.attention.causes import likely_cause
+from eval.evaluating import evaluating
 from model import LanguageModel
 from model.attention import repeat_kv
 from model.attention_functions import attention_scores, normalise
@@ -70,6 +71,7 @@ class _Recorder:
             torch.set_float32_matmul_precision(precision)
 
     def keep(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, rounded: bool) -> None:
+        """Recompute this layer's weights and keep those of the chosen heads. rounded: the kernel may have used tf32."""
         mask = boolean_mask(self.specs[layer])
         assert mask is not None
         groups = q.shape[1] // k.shape[1]
@@ -91,6 +93,7 @@ class _Recorder:
         self.weights[layer], self.max_logits[layer] = weights, largest
 
     def check(self, layer: int, expected: Tensor, out: Tensor, everything: Any, rounded: bool) -> None:
+        """Note the first layer whose weights @ v (expected) is not what the kernel gave (out), and why it may be so."""
         if self.problem:
             return
         error = (expected - out.float()).abs().max().item()
@@ -134,17 +137,14 @@ def capture(
     head_numbers = _chosen("head", heads, lm.config.num_attention_heads)
     recorder = _recorder(lm, input_ids, attention_mask, document_ids, kv_cache, head_numbers)
     modules = [lm.attention_modules()[i] for i in layer_numbers]
-    modes = {module: module.training for module in lm.modules()}
-    lm.eval()
     try:
         for module in modules:
             module.recorder = recorder
-        lm(input_ids, attention_mask, document_ids, kv_cache=kv_cache, logits_to_keep=1)
+        with evaluating(lm):
+            lm(input_ids, attention_mask, document_ids, kv_cache=kv_cache, logits_to_keep=1)
     finally:
         for module in modules:
             module.recorder = None
-        for any_module, was_training in modes.items():
-            any_module.training = was_training
     if recorder.problem:
         raise RuntimeError(recorder.problem)
     groups = lm.config.num_key_value_groups

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eval.attention.probes import Probe
+from eval.evaluating import evaluating
 from model import LanguageModel
 
 Head = tuple[int, int]  # layer, head
@@ -62,16 +63,11 @@ def token_losses(lm: LanguageModel, probe: Probe) -> Tensor:
     given = probe.for_model(next(lm.parameters()).device)
     ids, losses = given["input_ids"], torch.full(probe.input_ids.shape, math.nan)
     rows = max(1, LOGITS // (ids.shape[1] * lm.lm_head.out_features))
-    modes = {module: module.training for module in lm.modules()}
-    lm.eval()
-    try:
+    with evaluating(lm):
         for start in range(0, len(ids), rows):
             some = slice(start, start + rows)
             logits = lm(**{name: values[some] for name, values in given.items()})[:, :-1].float()
             losses[some, 1:] = F.cross_entropy(logits.transpose(1, 2), ids[some, 1:], reduction="none").cpu()
-    finally:
-        for module, was_training in modes.items():
-            module.training = was_training
     return losses
 
 

@@ -117,10 +117,6 @@ def look(
         if probe.name in MAPS or probe.name not in BUILT_IN:
             most = captured.weights.shape[-1] if probe.name in MAPS else wanted.max_tokens
             maps[probe.name] = shown(captured, probe, most)
-    scalars = summary(scores) | scalars
-    for probe in probes:
-        if probe.name in ("repeated_2", "songs"):
-            scalars["copy_gain" if probe.name == "repeated_2" else "song_copy_gain"] = copy_gain(lm, probe)
     return Snapshot(
         *moment,
         layers=captured.layers,
@@ -131,8 +127,14 @@ def look(
         scores=scores,
         chance=chance,
         similarity=alike,
-        scalars=scalars,
+        scalars=summary(scores) | scalars | copy_gains(lm, probes),
     )
+
+
+def copy_gains(lm: LanguageModel, probes: Sequence[Probe]) -> dict[str, float | None]:
+    """What telling something twice is worth, on random tokens and on songs, in nats a token."""
+    names = {"repeated_2": "copy_gain", "songs": "song_copy_gain"}
+    return {names[probe.name]: copy_gain(lm, probe) for probe in probes if probe.name in names}
 
 
 def _together(agree: Callable[[bool], bool], act: Callable[[], AttentionMaps]) -> AttentionMaps:

@@ -13,6 +13,14 @@ from eval.attention.snapshots import Snapshot, file_of
 from eval.attention.timelapse import timelapse
 from eval.attention.viewer import write_viewer
 
+PICTURES = {  # that bear no step in their name, and what they show
+    "timelapse.gif": "every head while it learns",
+    "curves.png": "the heads' scores over training",
+    "heads.png": "the scores of every head at the last look",
+    "induction_head.png": "the induction head, on random repeated tokens",
+}
+VIEWER = "viewer.html"
+
 
 def render(
     run_directory: Path,
@@ -52,5 +60,5 @@ def render(
     if change and SCORES["induction"].probe in last.maps:
         repeated = SCORES["induction"].probe
         paths += [one_head(last, change.layer, change.head, folder / "induction_head.png", name, repeated)]
-    viewer = write_viewer([(name, list(snapshots))], folder / "viewer.html")  # each step with texts of its own
+    viewer = write_viewer([(name, list(snapshots))], folder / VIEWER)  # each step with texts of its own
     return [*paths, timelapse(ordered, folder / "timelapse.gif", name, probe or copying), viewer]

@@ -26,20 +26,7 @@ from eval.attention.metrics import SCORES
 from eval.attention.snapshots import ProbeMap, Snapshot
 
 PARTS = Path(__file__).parent / "viewer"
-SCRIPTS = (
-    "data",
-    "colours",
-    "state",
-    "grid",
-    "map",
-    "tokens",
-    "scores",
-    "curve",
-    "panes",
-    "controls",
-    "picture",
-    "main",
-)
+SCRIPTS = "data colours state grid map tokens scores curve panes controls picture main".split()
 FEW_STEPS = 12  # rather a probe less than fewer steps than this: the page is there to show change
 LEVELS = 255
 PROBE_NOTES = {

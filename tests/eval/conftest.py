@@ -1,8 +1,12 @@
-"""Small models of every kind, on the disk and beside transformers, for the tests of the tasks."""
+"""Small models of every kind, on the disk and beside transformers, for the tests of the tasks; and runs to compare."""
+
+import shutil
+from pathlib import Path
 
 import pytest
 
 from tests.eval.scoring import MODELS, Reference, make_checkpoints
+from tests.train.helpers import pretrain, write_config
 
 
 @pytest.fixture(scope="module")
@@ -18,3 +22,21 @@ def checkpoint(request, checkpoints):
 @pytest.fixture(scope="module")
 def reference(checkpoint):
     return Reference(checkpoint)
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory) -> Path:
+    """Two variants, mha with seeds 0 and 1 and mqa with seeds 0, 1 and 2: trained once for all tests."""
+    folder = tmp_path_factory.mktemp("runs")
+    config = write_config(folder, train={"max_steps": 4, "checkpoint_every": 0}, eval={"every": 2})
+    for name, heads, seeds in (("mha", 4, (0, 1)), ("mqa", 1, (0, 1, 2))):
+        for seed in seeds:
+            pretrain(config, f"model.num_key_value_heads={heads}", f"seed={seed}", f"name={name}-seed{seed}")
+    return folder / "runs"
+
+
+@pytest.fixture
+def own(runs, tmp_path) -> Path:
+    """Copies that a test may change."""
+    shutil.copytree(runs, tmp_path / "runs", ignore=shutil.ignore_patterns(".prepared"))
+    return tmp_path / "runs"

@@ -85,11 +85,12 @@ def make_checkpoints(folder):
     return {kind: folder / kind for kind in MODELS}
 
 
-def command(capsys, *arguments):
+def command(capsys, *arguments, main=tasks.main):
+    """Exit code, standard output and standard error of `python -m eval.tasks arguments…`, or of another `main`."""
     before, sys.argv = sys.argv, ["tasks", *map(str, arguments)]
     try:
         with pytest.raises(SystemExit) as stopped:
-            exit_on_bad_input(tasks.main)
+            exit_on_bad_input(main)
     finally:
         sys.argv = before
     said = capsys.readouterr()

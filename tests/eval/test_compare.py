@@ -1,74 +1,21 @@
 """Runs side by side: the figures are those of the runs, seeds are put together, no more is claimed than they show."""
 
 import json
-import math
 import re
 import shutil
 import subprocess
 import sys
-import time
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median, stdev
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from eval import compare, compare_figures, compare_text
-from eval.attention import snapshots
-from eval.attention.snapshots import ProbeMap, Snapshot
+from eval import compare, compare_text
 from eval.compare_runs import group, read_runs
 from model import load
+from tests.eval.comparing import cells, command, edit, every, keep_figures, last_val, table_of
 from tests.train.helpers import metrics, pretrain, write_config
 from train.budget import kv_cache_bytes
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Path:
-    """Two variants, mha with seeds 0 and 1 and mqa with seeds 0, 1 and 2: trained once for all tests."""
-    folder = tmp_path_factory.mktemp("runs")
-    config = write_config(folder, train={"max_steps": 4, "checkpoint_every": 0}, eval={"every": 2})
-    for name, heads, seeds in (("mha", 4, (0, 1)), ("mqa", 1, (0, 1, 2))):
-        for seed in seeds:
-            pretrain(config, f"model.num_key_value_heads={heads}", f"seed={seed}", f"name={name}-seed{seed}")
-    return folder / "runs"
-
-
-@pytest.fixture
-def own(runs, tmp_path) -> Path:
-    """Copies that a test may change."""
-    shutil.copytree(runs, tmp_path / "runs", ignore=shutil.ignore_patterns(".prepared"))
-    return tmp_path / "runs"
-
-
-def every(folder: Path) -> list[Path]:
-    return sorted(folder.glob("m*-seed*"))
-
-
-def command(*arguments, code: int = 0):
-    return pretrain(*arguments, code=code, script=compare.main)
-
-
-def cells(text: str) -> dict[str, list[str]]:
-    """Label -> cells of the first table."""
-    rows = [line for line in text.split("\n\n|", 1)[-1].split("\n\n")[0].splitlines() if "|" in line]
-    split = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in rows]
-    return {label: values for label, *values in split}
-
-
-def table_of(paths: list[Path], out: Path, *options: str) -> dict[str, list[str]]:
-    command(*paths, "--out", out, "--skip-decode", *options)
-    return cells((out / "comparison.md").read_text(encoding="utf-8"))
-
-
-def last_val(run: Path) -> dict:
-    return [line for line in metrics(run) if line["split"] == "val"][-1]
-
-
-def edit(file: Path, change) -> None:
-    file.write_text(change(file.read_text(encoding="utf-8")), encoding="utf-8")
-
 
 # The table
 
@@ -126,17 +73,19 @@ def test_decoding_is_measured_for_every_variant_or_left_out(runs, tmp_path):
     assert "ecode tokens/s" not in (tmp_path / "without/comparison.md").read_text(encoding="utf-8")
 
 
-def test_decoding_takes_turns_and_a_slow_model_is_slower(runs):
-    lm, slow, order = load(runs / "mha-seed0"), load(runs / "mha-seed0"), []
+def test_decoding_takes_turns_and_a_slow_model_is_slower(runs, monkeypatch):
+    """On a clock that moves when a model reads: 1 second a pass of one, 4 of the other."""
+    models, order, now = {name: load(runs / "mha-seed0") for name in ("quick", "slow")}, [], [0.0]
+    monkeypatch.setattr(compare.time, "perf_counter", lambda: now[0])
 
-    def hinder(*_) -> None:
-        order.append("slow")
-        time.sleep(0.01)
+    def reads(name: str, seconds: float) -> None:
+        order.append(name)
+        now[0] += seconds
 
-    lm.register_forward_pre_hook(lambda *_: order.append("quick"))
-    slow.register_forward_pre_hook(hinder)
-    speeds = compare.decode_speeds({"quick": lm, "slow": slow}, rounds=2)
-    assert speeds["slow"] < 0.7 * speeds["quick"]
+    models["quick"].register_forward_pre_hook(lambda *_: reads("quick", 1.0))
+    models["slow"].register_forward_pre_hook(lambda *_: reads("slow", 4.0))
+    speeds = compare.decode_speeds(models, rounds=2)
+    assert speeds == {"quick": 1.0, "slow": 0.25}  # a pass gives a token
     turns = [name for i, name in enumerate(order) if i == 0 or order[i - 1] != name]
     assert turns == ["quick", "slow"] * 3  # the first turn only warms up
 
@@ -260,107 +209,6 @@ def test_runs_limited_by_the_clock_have_the_same_budget_whatever_their_steps(tmp
     assert "budget" not in command(first, second, "--skip-decode").stderr
     (second / "report.md").unlink()  # stopped before its time
     assert "have different budgets: 0.02 minutes and" in command(first, second, "--skip-decode").stderr
-
-
-# Heads
-
-
-def snapshot(step: int, induction: float, gain: float | None, **scores) -> Snapshot:
-    """One of a model of 2 layers x 4 heads, whose best induction head is layer 1, head 2."""
-    values = np.zeros((2, 4), dtype=np.float32)
-    values[1, 2] = induction
-    return Snapshot(
-        step=step, tokens=step * 256, seconds=0.1 * step, layers=[0, 1], heads=[0, 1, 2, 3],
-        num_attention_heads=4, num_key_value_heads=4, maps={}, scores={"induction": values, **scores},
-        chance={"induction": 0.0125}, scalars={"copy_gain": gain},
-    )  # fmt: skip
-
-
-def write_snapshots(own: Path) -> None:
-    entropy = np.arange(8, dtype=np.float32).reshape(2, 4)
-    entropy[0, 0] = math.nan
-    undefined = np.full((2, 4), math.nan, dtype=np.float32)
-    for name, late in (("mha-seed0", 0.5), ("mha-seed1", 0.7)):
-        for step, induction, gain in ((0, 0.01, None), (2, late / 2, 1.0), (4, late, 10 * late)):
-            shown = snapshot(step, induction, gain, entropy=entropy, cross_document=undefined)
-            snapshots.write(shown, own / name / "attention")
-
-
-def test_head_scores_are_of_the_last_snapshot_over_seeds(own, tmp_path):
-    write_snapshots(own)
-    table = table_of(every(own), tmp_path)
-    assert table["induction, best head (chance 0.013)"] == ["0.600 ± 0.141", "-"]
-    assert table["entropy, mean of heads (nats)"] == ["4.000 ± 0.000", "-"]  # of seven: one is undefined
-    assert table["other documents, best head"] == ["-", "-"]
-    assert table["copy gain (nats a token)"] == ["6.000 ± 1.414", "-"]
-    assert (tmp_path / "comparison_heads.png").is_file()
-
-
-def test_without_snapshots_the_scores_are_a_dash_and_an_older_figure_goes(own, tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/comparison_heads.png").write_bytes(b"of an earlier comparison")
-    assert table_of(every(own), tmp_path / "out")["head scores"] == ["-", "-"]
-    assert not (tmp_path / "out/comparison_heads.png").exists()
-    assert "heads.png" not in (tmp_path / "out/comparison.md").read_text(encoding="utf-8")
-
-
-def test_the_heads_of_all_variants_are_drawn_beside_each_other(own, tmp_path):
-    weights = np.tril(np.ones((2, 4, 3, 3), dtype=np.float32)) / np.arange(1, 4)[:, None]
-    for name, probes in (("mha-seed0", ("text", "repeated_2")), ("mqa-seed0", ("text",))):
-        maps = {probe: ProbeMap(weights, ["<bos>", "a", "b"]) for probe in probes}
-        snapshots.write(replace(snapshot(4, 0.5, 1.0), maps=maps), own / name / "attention")
-    (tmp_path / "comparison_repeated_2.png").write_bytes(b"of an earlier comparison")
-    command(*every(own), "--out", tmp_path, "--skip-decode")
-    page = (tmp_path / "comparison.md").read_text(encoding="utf-8")
-    for name in ("text", "scores"):
-        assert (tmp_path / f"comparison_{name}.png").stat().st_size > 5_000
-        assert f"](comparison_{name}.png)" in page
-    assert not (tmp_path / "comparison_repeated_2.png").exists()  # one of them was not looked at on it
-
-
-def test_a_broken_snapshot_is_told_and_the_others_are_used(own, tmp_path):
-    write_snapshots(own)
-    broken = own / "mha-seed0/attention/step_00000004.npz"
-    broken.write_bytes(broken.read_bytes()[:200])
-    done = command(*every(own), "--out", tmp_path, "--skip-decode")
-    assert f"{broken}: not a whole snapshot" in done.stderr
-    assert "last readable snapshot of the heads is of step 2, not 4" in done.stderr
-    rows = cells((tmp_path / "comparison.md").read_text(encoding="utf-8"))
-    assert rows["copy gain (nats a token)"][0] == "4.000 ± 4.243"  # 1, 7
-
-
-# Figures
-
-
-def keep_figures(monkeypatch) -> list:
-    """The figures that are drawn from here on, to look into."""
-    kept, make = [], compare_figures._figure
-    monkeypatch.setattr(compare_figures, "_figure", lambda *size: kept.append(make(*size)) or kept[-1])
-    return kept
-
-
-def test_the_figures_show_what_they_are_labelled_with(own, tmp_path, monkeypatch):
-    write_snapshots(own)
-    kept = keep_figures(monkeypatch)
-    table = table_of(every(own), tmp_path)
-    quality, losses, heads = kept
-    bits, cache, parameters = quality.axes
-    assert "bits per byte" in bits.get_xlabel()
-    assert "KV-cache bytes" in cache.get_xlabel()
-    assert [f"{bar.get_width():,.0f}" for bar in cache.patches] == table["KV-cache bytes per token"]
-    assert "parameters" in parameters.get_xlabel()
-    assert [f"{bar.get_width():,.0f}" for bar in parameters.patches] == table["parameters"]
-    assert len(losses.axes[0].lines) == len(losses.axes[1].lines) == 5  # a line for each run
-    last = losses.axes[0].lines[0].get_xydata()[-1]
-    assert last.tolist() == [last_val(own / "mha-seed0")[key] for key in ("tokens", "bits_per_byte")]
-    (band, _), mean_line = heads.axes[0].collections, heads.axes[0].lines[0].get_xydata()
-    assert mean_line[:, 0].tolist() == [0, 512, 1024]
-    assert mean_line[:, 1] == pytest.approx([0.01, 0.3, 0.6])
-    edges = band.get_paths()[0].vertices
-    assert sorted(set(edges[edges[:, 0] == 1024][:, 1].round(6))) == pytest.approx([0.5, 0.7])
-    assert heads.axes[1].lines[0].get_xydata()[:, 0].tolist() == [512, 1024]  # no copy gain at step 0
-    for name in ("quality", "loss", "heads"):
-        assert len(Image.open(tmp_path / f"comparison_{name}.png").convert("RGB").getcolors(1 << 20)) > 20
 
 
 # Bad input

@@ -1,4 +1,4 @@
-"""Probes: what is in them, for every tokenizer and context, and labels that are true."""
+"""Probes: what is in them, for every tokenizer and context."""
 
 import random
 import re
@@ -21,7 +21,6 @@ from eval.attention.probes import (
     packed_probe,
     probe_from_text,
     read_probe_file,
-    readable_tokens,
     repeated_probe,
     song_pairs,
     songs_probe,
@@ -30,7 +29,6 @@ from eval.attention.probes import (
 )
 
 STORYWORLD = StoryworldSource()
-CHINESE = "小猫看见一只鸟。鸟飞走了，小猫很伤心。"
 
 
 @dataclass
@@ -327,9 +325,8 @@ def test_antecedents_by_brute_force(tokenizer):
                     names_found += bool(earlier)
         assert probe.targets["writes"][row] == [(query - 1, keys) for query, keys in probe.targets["copies"][row]]
         for query, keys in refers.items():
-            assert re.search("(?i)h|s", tokenizer.decode([ids[query]]) + "h") is not None
             of_whom = {name for name in story.people.values() if {place[story.text.index(name)]} & set(keys)}
-            assert of_whom or keys
+            assert of_whom, (story.text, query, keys)
             pronoun = story.text[place.index(query) : place.index(query) + 12]
             assert re.match(r"\s?(he|him|his|himself|she|her|herself|e|i|s|m|r|l|f)", pronoun.lower())
     assert names_found > 20
@@ -365,48 +362,3 @@ def test_a_packed_row_knows_its_documents(tokenizer, stories, isolated):
     begins = (probe.input_ids == tokenizer.bos_id).long().cumsum(1) - 1
     assert torch.equal(begins, probe.document_ids)
     assert set(probe.for_model()) == ({"input_ids", "document_ids"} if isolated else {"input_ids"})
-
-
-# labels
-
-
-def test_chinese_is_whole_however_it_is_cut():
-    byte = train_tokenizer(TokenizerConfig(kind="byte"), [])
-    ids = byte.encode("a你好 b")
-    assert readable_tokens(byte, ids) == ["a", "⟨E4⟩", "⟨BD⟩", "你", "⟨E5⟩", "⟨A5⟩", "好", "␣", "b"]
-    assert readable_tokens(byte, [byte.bos_id, *byte.encode("你")[:2], byte.eos_id, byte.encode("你")[2]]) == [
-        "<bos>",
-        "⟨E4⟩",
-        "⟨BD⟩",
-        "<eos>",
-        "⟨A0⟩",  # the character was cut by the end of the document: it is none
-    ]
-    assert readable_tokens(byte, byte.encode("好")[1:] + byte.encode("你")) == ["⟨A5⟩", "⟨BD⟩", "⟨E4⟩", "⟨BD⟩", "你"]
-    char = train_tokenizer(TokenizerConfig(kind="char"), [CHINESE, "é\ufffd"])
-    assert readable_tokens(char, char.encode("小猫é\ufffd")) == ["小", "猫", "é", "\ufffd"]
-    bpe = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=320), [CHINESE * 20])
-    labels = probe_from_text(bpe, CHINESE, 256).labels[0][1:]
-    shown = "".join(re.sub("⟨..⟩", "", label) for label in labels)
-    assert shown == CHINESE
-
-
-def test_a_token_that_ends_one_character_and_begins_the_next():
-    """Made by hand: the last byte of 你 and the first of 好 in one token."""
-    tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=320), [])
-    last, first = (tokenizer.token_labels([tokenizer.encode(c)[i]])[0] for c, i in (("你", 2), ("好", 0)))
-    assert (last, first) == ("⟨A0⟩", "⟨E5⟩")
-    seen = {1: b"\xe4\xbd", 2: b"\xa0\xe5", 3: b"\xa5\xbd!"}
-
-    class Byted(Tokenizer):
-        def decode(self, ids, skip_special_tokens=True):
-            return b"".join(seen[i] for i in ids).decode("utf-8", "replace")
-
-        def decode_bytes(self, ids):
-            return b"".join(seen[i] for i in ids)
-
-        def token_labels(self, ids):
-            return ["?" for _ in ids]
-
-    made = Byted(tokenizer.backend)
-    made.special_ids = frozenset()
-    assert readable_tokens(made, [1, 2, 3]) == ["?", "你⟨E5⟩", "好!"]

@@ -2,14 +2,13 @@
 
 import json
 import re
-import sys
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 import pytest
 import torch
 
-from configs.loader import exit_on_bad_input
 from data.chat import TRAINED, encode_conversations, prompt_ids
 from data.config import StoryworldSource, TokenizerConfig
 from data.records import conversation_of
@@ -21,8 +20,10 @@ from eval import questions
 from eval.questions import Asked, ask, figures, held_out_questions, is_right, questions_in, score, table
 from model import LanguageModel
 from tests.conftest import tiny_config
+from tests.eval import scoring
 from tests.train.helpers import metrics, pretrain, write_config
 
+command = partial(scoring.command, main=questions.main)
 SOURCE = StoryworldSource(validation_documents=12)
 
 
@@ -225,17 +226,6 @@ def test_a_run_is_asked_before_and_after(chat_run):
     assert [line["step"] for line in new] == [0, 4]
     report = (chat_run / "runs/tiny/report.md").read_text(encoding="utf-8")
     assert table({"before": lines[0], "after": lines[1], "after, names of a new form": new[1]}) in report
-
-
-def command(capsys, *arguments) -> tuple[int, str, str]:
-    before, sys.argv = sys.argv, ["questions", *map(str, arguments)]
-    try:
-        with pytest.raises(SystemExit) as stopped:
-            exit_on_bad_input(questions.main)
-    finally:
-        sys.argv = before
-    said = capsys.readouterr()
-    return stopped.value.code, said.out, said.err
 
 
 def test_the_command_prints_the_table(chat_run, capsys):

@@ -38,7 +38,7 @@ def write_config(folder: Path, **sections) -> Path:
     return path
 
 
-def run_module(module: str, *arguments, timeout: float = 120) -> subprocess.CompletedProcess:
+def run_module(module: str, *arguments, timeout: float = 300) -> subprocess.CompletedProcess:
     """`python -m module arguments…` in the repository, as a process of its own, output captured."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     return subprocess.run(

@@ -14,6 +14,7 @@ import torch
 
 import model.checkpoint_format
 import train.checkpoint
+import train.loop
 from configs.loader import exit_on_bad_input
 from train.pretrain import main
 
@@ -34,7 +35,7 @@ def in_child(function: Callable, *arguments) -> multiprocessing.process.BaseProc
 def exit_code(function: Callable, *arguments) -> int | None:
     """Run it to its end; minus the signal that killed it."""
     process = in_child(function, *arguments)
-    process.join(timeout=120)
+    process.join(timeout=300)
     return process.exitcode
 
 
@@ -47,6 +48,28 @@ def pretrain_child(config: Path, kill_at: str | None = None, trace: Path | None 
     watch_operations(kill_at, trace)
     sys.argv = ["pretrain", str(config)]
     exit_on_bad_input(main)
+
+
+def pretrain_until_killed(config: Path, begin: int | None, seconds: float, last: int) -> None:
+    """`python -m train.pretrain config`, killed after so many seconds of work since step `begin` (None: the start),
+    wherever it is then; at the latest before step `last`.
+
+    Work, not time: what else the machine does in the meantime moves nothing. SIGPROF has no handler, so it kills as
+    SIGKILL does.
+    """
+    step = train.loop.training_step
+
+    def watched(run, *arguments, **options):
+        if run.state.step >= last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if run.state.step == begin:
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+        return step(run, *arguments, **options)
+
+    train.loop.training_step = watched
+    if begin is None:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+    pretrain_child(config)
 
 
 def watch_operations(kill_at: str | int | None, trace: Path | None = None) -> None:

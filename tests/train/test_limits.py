@@ -1,9 +1,11 @@
 """How long a run is: by steps, by tokens, by the clock."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+import train.loop
 from tests.train.helpers import metrics, pretrain, write_config
 from train.config import load_run_config
 
@@ -21,32 +23,41 @@ def test_without_a_limit_it_is_a_thousand_steps(tmp_path):
     assert load_run_config(write_config(tmp_path, train={"max_steps": None})).max_steps == 1000
 
 
-def test_under_the_clock_the_cooldown_ends_with_the_time(tmp_path):
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """The run's clock, as [seconds]: a step takes an eighth of a second, and all else no time."""
+    now, step = [1000.0], train.loop.training_step
+
+    def timed(*arguments, **options):
+        now[0] += 0.125
+        return step(*arguments, **options)
+
+    monkeypatch.setattr(train.loop, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(train.loop, "training_step", timed)
+    return now
+
+
+def test_under_the_clock_the_cooldown_ends_with_the_time(tmp_path, clock):
     config = write_config(tmp_path, train=MINUTES, eval={"every": 0})
     done = pretrain(config)
     assert "0.05 minutes by the clock (so never twice exactly the same)" in done.stdout
-    train = [m for m in metrics(tmp_path / "runs/tiny", without_clocks=False) if m["split"] == "train"]
-    assert 3.0 <= train[-1]["time_s"] < 8.0
-    rates = [m["lr"] for m in train]
-    assert rates == sorted(rates, reverse=True)
-    assert rates[0] == pytest.approx(0.02, rel=0.2)
-    assert rates[-1] < 0.02 * 0.15
-    middle = min(train, key=lambda m: abs(m["time_s"] - 2.0))
-    left = (1 - middle["time_s"] / 3.0) / 0.7
-    assert middle["lr"] == pytest.approx(0.02 * (0.05 + 0.95 * left), rel=0.2)
+    lines = [m for m in metrics(tmp_path / "runs/tiny", without_clocks=False) if m["split"] == "train"]
+    assert [m["time_s"] for m in lines] == [0.125 * step for step in range(1, 25)]  # 3 seconds
+    left = [1 - step / 24 for step in range(24)]  # share of the time, when a step begins
+    assert [m["lr"] for m in lines] == pytest.approx([0.02 * (0.05 + 0.95 * min(1, share / 0.7)) for share in left])
     again = pretrain(config)
     assert again.stdout.strip() in done.stdout  # finished: it shows its result again
 
 
-def test_a_stop_does_not_stop_the_run_s_clock_from_where_it_was(tmp_path):
+def test_a_stop_does_not_stop_the_run_s_clock_from_where_it_was(tmp_path, clock):
     """What was spent is stored with the checkpoint; time between two starts is not training's."""
     config = write_config(tmp_path, train=MINUTES | {"max_minutes": 0.02}, eval={"every": 0})
     pretrain(config)
+    clock[0] += 3600
     pretrain(config, "train.max_minutes=0.04")
     states = sorted((tmp_path / "runs/tiny/checkpoints").glob("step_*/trainer_state.json"))
     seconds = [json.loads(file.read_text())["seconds"] for file in states]
-    assert 1.2 <= seconds[0] < seconds[-1]
-    assert 2.4 <= seconds[-1] < 8.0
+    assert seconds == [1.25, 2.5]  # the first that are not less than 1.2 and 2.4
 
 
 def test_time_that_is_over_before_the_first_step_still_gives_a_whole_run(tmp_path):

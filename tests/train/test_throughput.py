@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import time
 
 import pytest
 import torch
@@ -13,23 +12,27 @@ from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module, write_config
 from train.device import Device
 from train.throughput_ladder import Rung, WithAllLogits, rungs
-from train.throughput_training import Shape, class_of, our_loss, their_loss
-from train.throughput_transformers import in_transformers
+from train.throughput_profile import class_of
+from train.throughput_training import Shape, our_loss
+from train.throughput_transformers import in_transformers, their_loss
 from train.timing import alternate, peak_bytes, table
 
 CPU = torch.device("cpu")
 
 
 def test_candidates_take_turns_and_the_median_is_theirs():
-    order = []
+    """On a clock that moves in a call alone."""
+    order, now = [], 0.0
+    took = {"slow": iter([100.0, 5.0, 7.0, 6.0]), "quick": iter([50.0, 1.0, 1.0, 4.0])}
 
-    def call(name, seconds):
+    def call(name):
+        nonlocal now
         order.append(name)
-        time.sleep(seconds)
+        now += next(took[name])
 
-    found = alternate({"slow": lambda: call("slow", 0.05), "quick": lambda: call("quick", 0.001)}, 3, CPU)
-    assert order == ["slow", "quick"] * 4  # the first round does not count
-    assert found["slow"] >= 0.05 > found["quick"]
+    found = alternate({name: lambda name=name: call(name) for name in took}, 3, CPU, clock=lambda: now)
+    assert order == ["slow", "quick"] * 4
+    assert found == {"slow": 6.0, "quick": 1.0}  # the first round does not count
 
 
 def test_patience_ends_after_a_whole_round():
@@ -125,7 +128,8 @@ def test_a_configs_training_steps_are_measured_and_profiled(tmp_path):
     assert done.returncode == 0, done.stderr
     rows = rows_of(done.stdout)
     tokens_per_s, ms = rows["tokens/s (median)"][0], next(v for k, v in rows.items() if k.startswith("ms a step"))[0]
-    assert float(tokens_per_s.replace(",", "")) == pytest.approx(256 / float(ms.replace(",", "")) * 1000, rel=0.02)
+    rounded = 0.051  # ms are shown with one digit
+    assert 256e3 / float(tokens_per_s.replace(",", "")) == pytest.approx(float(ms.replace(",", "")), abs=rounded)
     assert rows["MFU"] == ["unknown peak"]
     assert int(rows["parameters"][0].replace(",", "")) > 100_000  # 4,096 ids, although the text has 256
     assert "* attention sdpa (auto: PyTorch picks its kernel" in done.stdout

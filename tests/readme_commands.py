@@ -52,7 +52,7 @@ TAG = re.compile(r"<!--\s*(needs|slow|not a command):\s*(.*?)\s*(?:`([^`]+)`)?\s
 TRAINING = {"make demo": ".venv/bin/python -m train.pretrain configs/demo.yaml"}
 SHORT = (
     "train.max_steps=3 train.max_tokens=null train.max_minutes=null train.compile=false "
-    "eval.final_max_tokens=2048 eval.floor_documents=2 eval.questions=4"
+    "eval.final_max_tokens=2048 eval.floor_documents=2 eval.questions=4 eval.sample_tokens=8 eval.attention.early=[0]"
 )
 SHORT_STORIES = "data.source.documents=400 data.source.validation_documents=40"
 CHECK_CONFIG = "import sys; from train.config import load_run_config; load_run_config(sys.argv[1])"
@@ -96,12 +96,11 @@ class Command:
 
 @dataclass
 class Plan:
-    """What becomes of a command: run, short (then `instead` is run) or skip, and why."""
+    """What becomes of a command: run, short or skip, and why."""
 
     command: Command
     action: str = "run"
     reason: str = ""
-    instead: str = ""
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -223,36 +222,36 @@ def _check(command: Command, place: str) -> None:
 
 def plan(commands: list[Command], *, quick: bool, available: tuple[str, ...] = ()) -> list[Plan]:
     """What becomes of each command. available: of NEEDS, what this machine has, so that it need not be skipped."""
-    plans: list[Plan] = []
-    shortened: set[str] = set()  # names of runs that exist, but trained for three steps
-    for index, command in enumerate(commands):
-        if command.kind == "text":
-            plans.append(Plan(command, "skip", f"not a command: {command.shows}"))
-        elif not _can_run(command, available):
-            plans.append(Plan(command, "skip", f"needs: {command.needs}"))
-        elif quick and command.run and command.slow and _is_used(command, commands[index + 1 :], available):
-            shortened.add(command.run)
-            plans.append(Plan(command, "short", f"slow: {command.slow}", _in_short(command)))
-        elif quick and command.run in shortened:
-            plans.append(Plan(command, "short", "its run is one in short", _in_short(command)))
-        elif quick and command.slow:
-            plans.append(Plan(command, "skip", f"slow: {command.slow}"))
-        else:
-            plans.append(Plan(command))
-    return plans
+    in_short: set[str] = set()  # names of runs that a quick command looks at, and that only a slow one trains
+    used = ""  # texts of the later commands that are run
+    for command in reversed(commands if quick else []):
+        is_run = command.kind != "text" and _can_run(command, available)
+        if is_run and command.slow and command.run and re.search(rf"\bruns/{command.run}(?![\w-])", used):
+            in_short.add(command.run)
+        elif command.slow:
+            is_run = False
+        used += command.text if is_run else ""
+    return [_plan_of(command, quick, available, in_short) for command in commands]
+
+
+def _plan_of(command: Command, quick: bool, available: tuple[str, ...], in_short: set[str]) -> Plan:
+    if command.kind == "text":
+        return Plan(command, "skip", f"not a command: {command.shows}")
+    if not _can_run(command, available):
+        return Plan(command, "skip", f"needs: {command.needs}")
+    if quick and command.run in in_short:  # also where it is not slow: the run is no longer what it would go on from
+        return Plan(command, "short", f"slow: {command.slow}" if command.slow else "its run is one in short")
+    if quick and command.slow:
+        return Plan(command, "skip", f"slow: {command.slow}")
+    return Plan(command)
 
 
 def _can_run(command: Command, available: tuple[str, ...]) -> bool:
     return not command.needs or command.needs.split()[0] in available
 
 
-def _is_used(command: Command, later: list[Command], available: tuple[str, ...]) -> bool:
-    """Whether a later command looks at the run that this one trains."""
-    mention = re.compile(rf"\bruns/{re.escape(command.run)}(?![\w-])")
-    return any(other.kind != "text" and _can_run(other, available) and mention.search(other.text) for other in later)
-
-
-def _in_short(command: Command) -> str:
+def in_short(command: Command) -> str:
+    """A training command with overrides that end it after three steps."""
     title = TRAINING.get(command.title, command.title)
     own_text = "kind: files" in title or "source.path=" in title
     return f"{title} {SHORT}" + ("" if own_text else f" {SHORT_STORIES}")
@@ -300,7 +299,7 @@ def arguments_of(item: Plan, folder: Path) -> list[str]:
     """The process that does what is planned, in `folder`."""
     command, python = item.command, ".venv/bin/python"
     if command.kind == "shell":
-        return ["sh", "-c", item.instead or command.text]
+        return ["sh", "-c", in_short(command) if item.action == "short" else command.text]
     if command.kind == "python":
         return [python, "-c", command.text]
     config = folder.parent / "README.yaml"
@@ -331,7 +330,7 @@ def execute(arguments: list[str], folder: Path, environment: dict[str, str]) -> 
 def describe(status: str, seconds: float | None, item: Plan) -> str:
     """The one line of a command."""
     duration = "" if seconds is None else f"{seconds:.0f} s"
-    why = f"   ({item.reason}{'; instead: ' + item.instead if item.instead else ''})" if item.reason else ""
+    why = f"   ({item.reason})" if item.reason else ""
     return f"{status:8}{duration:>6}  {item.command.line:4}  {item.command.title}{why}"
 
 
@@ -356,6 +355,8 @@ def run_all(plans: list[Plan], *, quick: bool) -> int:
             print(describe(status, seconds, item), flush=True)
             if status == "failed":
                 print(textwrap.indent(f"{said}\nexit code {code}", "    | "), flush=True)
+    if "short" in counts:
+        print(f"short: with {SHORT}, and for stories {SHORT_STORIES}")
     print(", ".join(f"{number} {status}" for status, number in counts.items()))
     return 1 if "failed" in counts else 0
 

@@ -7,14 +7,19 @@ answer in the exercise's metadata, which the check must refuse. --write puts wha
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from configs.loader import InputError, exit_on_bad_input
 
 FOLDER = Path(__file__).parent
 CELL_SECONDS = 900  # a cell that hangs ends here; a slow machine does not
+KEEP = "__before = dict(globals())"
+RESTORE = "(lambda kept: (globals().clear(), globals().update(kept)))(__before)"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -33,62 +38,106 @@ def main() -> int:
 
 
 def execute(path: Path, *, write: bool) -> tuple[int, float]:
-    """Number of exercises, and the seconds that a reader waits. Raises InputError where a cell fails."""
-    import nbformat
+    """Number of exercises, and the seconds that a reader waits. Raises InputError where a cell or an exercise fails.
+
+    An exercise is proven where it stands, right after its check; then the kernel's variables are put back, so that
+    no cell further down can live on a solution that the reader did not write.
+    """
     from nbclient import NotebookClient
 
-    notebook = nbformat.read(path, as_version=4)
+    notebook = read(path)
     resources = {"metadata": {"path": str(path.parent)}}
     client = NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3", resources=resources)
+    proven, seconds, exercise = 0, 0.0, None
     with client.setup_kernel():
-        before = time.perf_counter()
-        for index, cell in enumerate(notebook.cells):
+        for index, cell in enumerate(list(notebook.cells)):
+            tags = cell.metadata.get("tags", [])
+            if "exercise" in tags and exercise is None:
+                exercise = index
+            elif "exercise" in tags:
+                break
+            before = time.perf_counter()
             if failed := error_of(client, cell, index):
                 raise InputError(f"{path.name}, cell {index + 1} failed: {failed}")
-        seconds = time.perf_counter() - before
-        exercises = [i for i, cell in enumerate(notebook.cells) if "exercise" in cell.metadata.get("tags", [])]
-        for index in exercises:
-            if problem := refuted(client, notebook, index):
-                raise InputError(f"{path.name}, the exercise in cell {index + 1}: {problem}")
+            seconds += time.perf_counter() - before
+            if "check" in tags and exercise is not None:
+                prove(client, notebook, exercise, index, path.name)
+                proven, exercise = proven + 1, None
+    if exercise is not None:
+        raise InputError(f'{path.name}, the exercise in cell {exercise + 1} needs a cell tagged "check" below it')
     if write:
+        import nbformat
+
         tidy(notebook)
         nbformat.write(notebook, path)
-    return len(exercises), seconds
+    return proven, seconds
 
 
-def error_of(client, cell, index: int) -> str:
-    """What the cell's error says, its traceback last; "" if it has none."""
-    from nbclient.exceptions import CellExecutionError, CellTimeoutError
+def read(path: Path) -> Any:
+    """The notebook in a file. Raises InputError if it is none."""
+    import nbformat
 
     try:
-        client.execute_cell(cell, index)
-    except (CellExecutionError, CellTimeoutError) as error:
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, nbformat.ValidationError) as error:
+        reason = str(error).splitlines()[:1] or [type(error).__name__]
+        raise InputError(f"{path}: cannot be read as a notebook: {reason[0][:200]}") from None
+    return notebook
+
+
+def error_of(client: Any, cell: Any, index: int, *, hidden: bool = False) -> str:
+    """What the cell's error says, "" if it has none. hidden: the cell has no number, so the reader's stay 1 … n."""
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+    try:
+        client.execute_cell(cell, index, store_history=not hidden)
+    except CellExecutionError as error:
+        if not hidden:
+            print(error, file=sys.stderr)  # with the traceback, which the one line of an InputError has no room for
+        return f"{error.ename}: {error.evalue}"
+    except (CellTimeoutError, DeadKernelError) as error:
         return str(error).strip() or type(error).__name__
     return ""
 
 
-def refuted(client, notebook, index: int) -> str:
-    """What is wrong with the exercise in cell `index`, "" if its check takes the solution, not the wrong answer."""
+def prove(client: Any, notebook: Any, exercise: int, check: int, name: str) -> None:
+    """Raises InputError unless the check takes the solution of the exercise in cell `exercise`, and no wrong answer."""
+    place = f"{name}, the exercise in cell {exercise + 1}"
+    asks, checks, *below = notebook.cells[exercise : exercise + 1] + notebook.cells[check:]
+    own = itertools.takewhile(lambda cell: "exercise" not in cell.metadata.get("tags", []), below)
+    folded = next((cell.source for cell in own if "<details>" in cell.source), "")
+    solution = re.search(r"```python\n(.*?)```", folded, re.DOTALL)
+    wrong = asks.metadata.get("wrong")
+    if solution is None or wrong is None:
+        raise InputError(
+            f'{place} needs a solution in <details> below it, and a wrong answer in its metadata ("wrong")'
+        )
+    hide(client, notebook, KEEP)
+    error, said = hide(client, notebook, f"{wrong}\n{checks.source}")
+    if "Not yet" not in error:
+        raise InputError(f"{place}: its check does not refuse the wrong answer: {error or said or 'it said nothing'}")
+    error, said = hide(client, notebook, f"{solution[1]}\n{checks.source}")
+    if error or "Right." not in said:
+        raise InputError(f"{place}: its check does not take the solution: {error or said or 'it said nothing'}")
+    error, _ = hide(client, notebook, RESTORE)
+    if error:
+        raise InputError(f"{place}: the variables could not be put back: {error}")
+
+
+def hide(client: Any, notebook: Any, source: str) -> tuple[str, str]:
+    """Run something in the notebook's kernel that it does not hold. Returns (error, what was printed)."""
     from nbformat.v4 import new_code_cell
 
-    cells = notebook.cells
-    check = next((cell.source for cell in cells[index:] if "check" in cell.metadata.get("tags", [])), None)
-    folded = next((cell.source for cell in cells[index:] if "<details>" in cell.source), "")
-    solution = re.search(r"```python\n(.*?)```", folded, re.DOTALL)
-    wrong = cells[index].metadata.get("wrong")
-    if check is None or solution is None or wrong is None:
-        return 'it needs a cell tagged "check", a solution in <details>, and a wrong answer in its metadata ("wrong")'
-    at = len(cells)  # beyond the notebook: these cells are run in its kernel and kept nowhere
-    cells.extend([new_code_cell(f"{solution[1]}\n{check}"), new_code_cell(f"{wrong}\n{check}")])
-    right, refused = (error_of(client, cell, at + i) for i, cell in enumerate(cells[at:]))
-    said = "".join(output.get("text", "") for output in cells[at].outputs)
-    del cells[at:]
-    if right or "Right." not in said:
-        return f"its check does not take the solution: {right or said}"
-    return "" if "Not yet" in refused else f"its check does not refuse a wrong answer: {refused or 'it said nothing'}"
+    notebook.cells.append(new_code_cell(source))
+    try:
+        error = error_of(client, notebook.cells[-1], len(notebook.cells) - 1, hidden=True)
+        return error, "".join(output.get("text", "") for output in notebook.cells[-1].outputs)
+    finally:
+        notebook.cells.pop()
 
 
-def tidy(notebook) -> None:
+def tidy(notebook: Any) -> None:
     """Leave out what differs from run to run, and controls, which show nothing without a kernel."""
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)

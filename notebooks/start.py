@@ -19,6 +19,8 @@ from typing import Any
 from configs.loader import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
+CONFIG = "configs/small.yaml"
+SAVING_SECONDS = 60  # that a training which is stopped has for its last step and its checkpoint
 THREE = {"mha": "small", "gqa": "small_gqa", "mqa": "small_mqa"}  # name of the run of each word of the toggle
 
 
@@ -58,26 +60,45 @@ def three_runs(*words: str) -> dict[str, Path]:
 
 def _train(missing: dict[str, str]) -> None:
     threads = str(os.cpu_count() or 1) if len(missing) == 1 else "1"
-    environment = os.environ | {"OMP_NUM_THREADS": threads, "PYTHONIOENCODING": "utf-8"}
     at_once, waiting = max(1, min(2, os.cpu_count() or 1)), list(missing.items())
     while waiting:
         now, waiting = waiting[:at_once], waiting[at_once:]
-        commands = [
-            [sys.executable, "-m", "train.pretrain", "configs/small.yaml", f"name={name}",
-             f"model.num_key_value_heads={2 if word == 'gqa' else word}"]
-            for word, name in now
-        ]  # fmt: skip
-        started = [
-            subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8"
-            )
-            for command in commands
-        ]
-        for process, command in zip(started, commands, strict=True):
-            said, _ = process.communicate()
-            if process.returncode:
-                last = said.strip().splitlines()[-1:] or ["nothing"]
-                raise Sentence(f"`python {' '.join(command[1:])}` stopped with code {process.returncode}: {last[0]}")
+        started = [_start(word, name, threads) for word, name in now]
+        try:
+            for process, (_, name) in zip(started, now, strict=True):
+                said, _ = process.communicate()
+                if process.returncode:
+                    last = said.strip().splitlines()[-1:] or ["it said nothing"]
+                    raise Sentence(f"training runs/{name} stopped with code {process.returncode}: {last[0]}")
+        finally:
+            _stop(started)
+
+
+def _start(word: str, name: str, threads: str) -> subprocess.Popen[str]:
+    overrides = [f"name={name}", f"model.num_key_value_heads={2 if word == 'gqa' else word}"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "train.pretrain", CONFIG, *overrides],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": threads, "PYTHONUTF8": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    )
+
+
+def _stop(started: list[subprocess.Popen[str]]) -> None:
+    """No training outlives its cell: each saves its step and ends (on Windows it ends), and another call goes on."""
+    running = [process for process in started if process.poll() is None]
+    for process in running:
+        process.terminate()
+    for process in running:
+        try:
+            process.communicate(timeout=SAVING_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
 
 
 def is_finished(name: str) -> bool:
@@ -87,14 +108,16 @@ def is_finished(name: str) -> bool:
 
 def checked(name: str) -> Path:
     """The run's directory, as a path from the repository; raises Sentence where its checkpoint cannot be read."""
+    from data import load_tokenizer
     from model import load
 
     run = Path("runs") / name
     try:
         load(run)
-    except InputError as error:
+        load_tokenizer(run)
+    except (InputError, ValueError) as error:
         raise Sentence(
-            f"{error} If an older Headlight wrote it: rename {run.as_posix()} and run this cell again."
+            f"{error}. If an older Headlight wrote it: rename {run.as_posix()} and run this cell again."
         ) from error
     return run
 

@@ -1,0 +1,125 @@
+"""`python -m notebooks.execute` finds a cell that fails, and an exercise whose check or solution is wrong."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from nbformat.v4 import new_markdown_cell
+
+from configs.loader import InputError
+from tests.notebooks.making import ROOT, environment, exercise, write_notebook
+
+IMPORTS = "from notebooks.start import check, play"
+CHECK = "check(answer, lambda a: a == 4, 'Count.')"
+
+
+@pytest.fixture
+def execute(monkeypatch):
+    """notebooks.execute.execute, in a kernel that finds this tree."""
+    from notebooks.execute import execute
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return execute
+
+
+def main(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "notebooks.execute", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+
+
+def test_a_notebook_is_run_proven_and_written_with_what_it_shows(execute, tmp_path):
+    path = write_notebook(
+        tmp_path / "01_good.ipynb",
+        new_markdown_cell("# Is it four?"),
+        IMPORTS,
+        *exercise("answer = 4", "answer = 5"),
+        "play(lambda width: print(width), width=[3, 5])",
+        *exercise("def answer(n):\n    return 2 * n", "answer = abs", "check(answer, lambda a: a(2) == 4, 'Double.')"),
+        "print('end')",
+    )
+    before = path.read_bytes()
+    exercises, seconds = execute(path, write=False)
+    assert (exercises, seconds > 0, path.read_bytes()) == (2, True, before)
+    execute(path, write=True)
+    notebook = nbformat.read(path, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert len(notebook.cells) == 10
+    assert [cell.execution_count for cell in code] == list(range(1, 8))
+    assert code[-1].outputs[0].text == "end\n"
+    assert code[2].outputs[0].text.startswith("No answer yet")
+    assert "widget" not in path.read_text(encoding="utf-8")
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    assert all("execution" not in cell.metadata for cell in code)
+
+
+@pytest.mark.parametrize(
+    ("cells", "complaint"),
+    [
+        (exercise("answer = 4", "answer = 4.0"), "cell 2: its check does not refuse the wrong answer: Right."),
+        (exercise("answer = 4", "answer = None"), "does not refuse the wrong answer: No answer yet"),
+        (exercise("answer = 4", "answer = four"), "does not refuse the wrong answer: NameError: name 'four'"),
+        (exercise("answer = 4", "answer = 5", "print('well')"), "does not refuse the wrong answer: well"),
+        (exercise("answer = 5", "answer = 3"), "cell 2: its check does not take the solution: Sentence: Not"),
+        (exercise("answer = four", "answer = 3"), "does not take the solution: NameError: name 'four'"),
+        (exercise("pass", "answer = 3"), "does not take the solution: Sentence: Not yet"),
+        (exercise("answer = 4", None), "exercise in cell 2 needs a solution in <details> below it, and a wrong"),
+        (exercise("answer = 4", "answer = 5")[:2], "exercise in cell 2 needs a solution"),
+        (exercise("answer = 4", "answer = 5")[:2] + exercise("answer = 4", "answer = 5"), "cell 2 needs a solution"),
+        (exercise("answer = 4", "answer = 5")[::2], 'exercise in cell 2 needs a cell tagged "check"'),
+        (exercise("answer = 4", "answer = 5")[::2] + exercise("answer = 4", "answer = 5"), "cell 2 needs a cell tagged"),
+        (
+            [*exercise("answer = side = 4", "answer = 5"), "print(side)"],
+            "cell 5 failed: NameError: name 'side' is not defined",
+        ),
+        (
+            [*exercise("answer = 4", "answer = 5", "check(answer, lambda a: a == later, 'x')"), "later = 4"],
+            "exercise in cell 2: its check does not take the solution: Sentence: Not yet",
+        ),
+    ],
+)  # fmt: skip
+def test_an_exercise_that_proves_nothing_is_refused(execute, tmp_path, cells, complaint):
+    path = write_notebook(tmp_path / "bad.ipynb", IMPORTS, *cells)
+    before = path.read_bytes()
+    with pytest.raises(InputError) as raised:
+        execute(path, write=True)
+    assert complaint in str(raised.value)
+    assert str(raised.value).startswith("bad.ipynb, ")
+    assert path.read_bytes() == before
+
+
+def test_what_a_solution_changes_is_put_back(execute, tmp_path):
+    cells = exercise("answer, total = 4, 100", "answer = 5")
+    path = write_notebook(tmp_path / "n.ipynb", IMPORTS, "total = 1", *cells, "assert (total, answer) == (1, None)")
+    assert execute(path, write=False)[0] == 1
+
+
+def test_a_failing_cell_is_named_by_one_line_and_code_2_after_its_traceback(tmp_path):
+    path = write_notebook(tmp_path / "02_bad.ipynb", new_markdown_cell("# Why?"), "x = 0", "def f():\n    1 / x\n\nf()")
+    result = main(str(path), "--write")
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1] == "error: 02_bad.ipynb, cell 3 failed: ZeroDivisionError: division by zero"
+    assert "----> 2     1 / x" in re.sub(r"\x1b\[[0-9;]*m", "", result.stderr)
+    assert nbformat.read(path, as_version=4).cells[2].outputs == []
+
+
+def test_a_kernel_that_dies_is_told_of(execute, tmp_path):
+    path = write_notebook(tmp_path / "n.ipynb", "import os; os._exit(1)")
+    with pytest.raises(InputError, match="n.ipynb, cell 1 failed: .*Kernel died"):
+        execute(path, write=False)
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", "not JSON", '{"nbformat": 4, "nbformat_minor": 5, "cells": 3}'])
+def test_what_is_no_notebook_is_one_line(execute, tmp_path, monkeypatch, text):
+    from notebooks import execute as module
+
+    path = tmp_path / "n.ipynb"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["execute", str(path)])
+    with pytest.raises(InputError, match=r"n.ipynb") as raised:
+        module.main()
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,230 @@
+"""What every notebook begins with: it finds or trains a run, and says in one sentence what to do where it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.notebooks.making import FIRST_CELL, ROOT, environment, printed, run_cells, shown_error, tiny_config
+
+IMPORTS = FIRST_CELL.format(names="check, demo, play")
+ELSEWHERE = """
+import os, pathlib, notebooks.start as start
+start.ROOT, start.CONFIG = pathlib.Path({folder!r}), "tiny.yaml"
+os.chdir(start.ROOT)
+"""  # the runs of a test in a folder of its own
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """notebooks.start, with its runs in an empty folder and a config that takes two steps."""
+    from notebooks import start
+
+    tiny_config(tmp_path)
+    monkeypatch.setattr(start, "ROOT", tmp_path)
+    monkeypatch.setattr(start, "CONFIG", "tiny.yaml")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    return start
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory) -> Path:
+    """A finished run of two steps; copy it before changing it."""
+    folder = tmp_path_factory.mktemp("trained")
+    command = [sys.executable, "-m", "train.pretrain", str(tiny_config(folder)), "name=demo"]
+    subprocess.run(command, cwd=folder, env=environment(), check=True, capture_output=True)
+    return folder / "runs" / "demo"
+
+
+def key_value_heads(run: Path) -> int:
+    return yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["model"]["num_key_value_heads"]
+
+
+def test_a_notebook_finds_the_repository_from_another_folder(tmp_path):
+    (cell,) = run_cells(tmp_path, f"{IMPORTS}\nimport os; print(os.getcwd())")
+    assert printed(cell).strip() == str(ROOT)
+
+
+def test_a_kernel_without_headlight_gets_one_sentence(tmp_path):
+    leave = (  # the installed Headlight, or the one on the path
+        "import sys, pathlib\n"
+        "sys.meta_path[:] = [finder for finder in sys.meta_path if 'editable' not in repr(finder).lower()]\n"
+        "sys.path[:] = [p for p in sys.path if not (pathlib.Path(p) / 'notebooks' / 'start.py').exists()]"
+    )
+    _, cell = run_cells(tmp_path, leave, IMPORTS)
+    assert shown_error(cell).startswith("Headlight is not installed in this kernel: run `make .venv/ready`")
+    assert "\n" not in shown_error(cell)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# runs
+
+
+def test_without_the_demo_run_a_small_one_is_trained_once(start, tmp_path, capsys):
+    assert start.demo() == Path("runs/small")
+    said = capsys.readouterr().out
+    assert "no runs/demo here (`make demo` trains it" in said
+    assert "training small" in said
+    report = tmp_path / "runs" / "small" / "report.md"
+    before = report.stat().st_mtime_ns
+    assert start.demo() == Path("runs/small")
+    assert capsys.readouterr().out == ""
+    assert report.stat().st_mtime_ns == before
+
+
+def test_the_demo_run_is_taken_where_it_is_finished_and_left_alone_where_it_is_not(start, trained, tmp_path):
+    for name in ("demo", "small"):
+        shutil.copytree(trained, tmp_path / "runs" / name)
+    assert start.demo() == Path("runs/demo")
+    (tmp_path / "runs" / "demo" / "report.md").unlink()  # half-way: `make demo` may be at it
+    assert start.demo() == Path("runs/small")
+
+
+def test_the_three_runs_are_the_words_of_the_toggle_and_only_what_is_missing_is_trained(
+    start, trained, tmp_path, capsys
+):
+    shutil.copytree(trained, tmp_path / "runs" / "small")
+    assert start.three_runs() == {
+        "mha": Path("runs/small"),
+        "gqa": Path("runs/small_gqa"),
+        "mqa": Path("runs/small_mqa"),
+    }
+    assert [key_value_heads(tmp_path / "runs" / name) for name in start.THREE.values()] == [4, 2, 1]
+    assert capsys.readouterr().out.startswith("training small_gqa, small_mqa: about")
+
+
+def test_a_run_that_stopped_before_its_first_checkpoint_is_trained(start, trained, tmp_path):
+    run = tmp_path / "runs" / "small"
+    run.mkdir(parents=True)
+    config = (trained / "config.yaml").read_text(encoding="utf-8").replace("name: demo", "name: small")
+    (run / "config.yaml").write_text(config, encoding="utf-8")
+    assert start.demo() == Path("runs/small")
+    assert start.is_finished("small")
+
+
+def test_what_training_complains_of_is_one_sentence_and_the_other_training_ends(start, tmp_path):
+    (tmp_path / "runs" / "small").mkdir(parents=True)
+    (tmp_path / "runs" / "small" / "diary.txt").write_text("not a run", encoding="utf-8")
+    tiny_config(tmp_path, steps=10_000_000)  # the other one would train for hours
+    with pytest.raises(start.Sentence, match="training runs/small stopped with code 2: error: .*exists and is not a"):
+        start.three_runs("mha", "mqa")
+    assert not start.is_finished("small_mqa")
+
+
+def stopped_while_training(folder: Path) -> tuple[int, str]:
+    """SIGINT to the process that waits for a training, as an interrupted cell gets it. (pid of the training, words)"""
+    program = ELSEWHERE.format(folder=str(folder)) + (
+        "begin = start._start\n"
+        "def tell(*arguments):\n"
+        "    process = begin(*arguments)\n"
+        "    print(process.pid, flush=True)\n"
+        "    return process\n"
+        "start._start = tell\n"
+        "start.three_runs('mha')\n"
+    )
+    command = [sys.executable, "-c", program]
+    metrics = folder / "runs" / "small" / "metrics.jsonl"
+    waiting = subprocess.Popen(
+        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    while waiting.poll() is None and not (metrics.exists() and '"train"' in metrics.read_text(encoding="utf-8")):
+        time.sleep(0.05)
+    waiting.send_signal(signal.SIGINT)
+    said, _ = waiting.communicate(timeout=300)
+    pid = next(int(line) for line in said.splitlines() if line.isdecimal())
+    return pid, said
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process alone")
+def test_a_training_ends_with_its_interrupted_cell_and_the_next_call_goes_on(start, tmp_path):
+    tiny_config(tmp_path, steps=10_000_000)
+    pid, said = stopped_while_training(tmp_path)
+    assert "KeyboardInterrupt" in said
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    run = tmp_path / "runs" / "small"
+    saved = run / "checkpoints" / (run / "checkpoints" / "latest").read_text(encoding="utf-8").strip()
+    step = json.loads((saved / "trainer_state.json").read_text(encoding="utf-8"))["step"]
+    assert step > 0
+    tiny_config(tmp_path, steps=step + 2)
+    assert start.demo() == Path("runs/small")
+    logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert max(row["step"] for row in logged) == step + 2
+    assert [row["step"] for row in logged if row["split"] == "val"].count(0) <= 1  # it did not begin again
+
+
+# ---------------------------------------------------------------------------------------------------------
+# a run that cannot be read
+
+
+def damage(run: Path, what: str) -> None:
+    newest = run / "checkpoints" / (run / "checkpoints" / "latest").read_text(encoding="utf-8").strip()
+    if what == "cut off":
+        weights = newest / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:1000])
+    elif what == "other architecture":
+        config = json.loads((newest / "config.json").read_text(encoding="utf-8"))
+        (newest / "config.json").write_text(json.dumps(config | {"hidden_size": 32}), encoding="utf-8")
+    elif what == "no tokenizer":
+        (newest / "tokenizer.json").unlink()
+    elif what == "unknown model":
+        (newest / "config.json").write_text('{"model_type": "gpt2"}', encoding="utf-8")
+    elif what == "checkpoints gone":
+        shutil.rmtree(run / "checkpoints")
+
+
+@pytest.mark.parametrize("what", ["cut off", "other architecture", "no tokenizer", "unknown model", "checkpoints gone"])
+def test_a_run_that_cannot_be_read_is_one_sentence_that_says_what_to_do(start, trained, tmp_path, what):
+    shutil.copytree(trained, tmp_path / "runs" / "demo")
+    damage(tmp_path / "runs" / "demo", what)
+    with pytest.raises(start.Sentence, match="rename runs/demo and run this cell again") as raised:
+        start.demo()
+    assert "\n" not in str(raised.value)
+    assert ".." not in str(raised.value).replace("…", "")
+
+
+def test_a_page_shows_such_a_sentence_and_no_traceback(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "runs" / "demo")
+    damage(tmp_path / "runs" / "demo", "cut off")
+    tiny_config(tmp_path)
+    older = (  # a command line would print this as one line, and so does a notebook
+        "from configs.loader import InputError\n"
+        "raise InputError('attention/step_00000001.npz: format 1, and this version reads 9: make it anew')"
+    )
+    _, _, cell, other = run_cells(tmp_path, IMPORTS, ELSEWHERE.format(folder=str(tmp_path)), "run = demo()", older)
+    assert shown_error(cell).startswith("runs")
+    assert shown_error(cell).endswith("rename runs/demo and run this cell again.")
+    assert shown_error(other) == "attention/step_00000001.npz: format 1, and this version reads 9: make it anew"
+
+
+# ---------------------------------------------------------------------------------------------------------
+# play and check
+
+
+def test_play_draws_where_ipywidgets_is_there_and_says_what_to_install_where_it_is_not(tmp_path):
+    play = "play(lambda width: print('width', width), width=[3, 5])"
+    block = "import sys; sys.modules['ipywidgets'] = None"
+    _, with_widgets, _, without = run_cells(tmp_path, IMPORTS, play, block, play)
+    assert any("application/vnd.jupyter.widget-view+json" in output.get("data", {}) for output in with_widgets.outputs)
+    assert printed(without).startswith("To play with this: `.venv/bin/python -m pip install ipywidgets`")
+
+
+def test_check_takes_what_is_right_and_shows_the_hint_for_what_is_not(start, capsys):
+    start.check(4, lambda a: a == 4, "Count.")
+    assert capsys.readouterr().out == "Right.\n"
+    start.check(None, lambda a: 1 / 0, "Count.")
+    assert capsys.readouterr().out.startswith("No answer yet")
+    for wrong, is_right in [(5, lambda a: a == 4), ("five", lambda a: a + 1 == 5), ([1, 2], lambda a: a[2] == 3)]:
+        with pytest.raises(start.Sentence, match="^Not yet. Count.$"):
+            start.check(wrong, is_right, "Count.")
+    assert capsys.readouterr().out == ""

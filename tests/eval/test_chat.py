@@ -168,7 +168,8 @@ def chat_again(lm, tokenizer) -> list[int]:
     return conversation.last.ids
 
 
-def test_the_head_shown_is_the_one_that_training_found_or_else_the_sharpest_here(runs, said, tmp_path):
+def test_the_head_shown_is_the_one_that_training_found_or_else_the_sharpest_here(runs, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # pictures of a checkpoint directory come here
     run = tmp_path / "run"
     shutil.copytree(runs / "chats", run)
     short, asked = ("--max-new-tokens", 4), {"lines": ["Who?", "/attention"]}

@@ -134,12 +134,14 @@ def test_an_answer_that_is_stopped_is_a_turn(tokenizer):
 def test_the_oldest_turns_go_when_the_context_is_full(tokenizer, changes):
     conversation = random_conversation(tokenizer, max_position_embeddings=128, **changes)
     conversation.set_system("Be brief.")
-    forgotten = []
+    forgotten, before = [], []
     for number in range(12):
         list(conversation.answer(f"Who has {number}?"))
         forgotten.append(conversation.forgotten)
         last = conversation.last
         assert last.ids[: len(conversation.head)] == conversation.head
+        assert conversation.turns[-2:-1] == before  # what was said just now is still there
+        before = conversation.turns[-1:]
         assert len(last.ids) <= 128
         assert len(last.ids) - last.begin == 12  # there was room for it
         assert last.ids[last.begin :] == without_cache(conversation)
@@ -201,6 +203,8 @@ def test_the_same_seed_gives_the_same_answers_and_a_question_asked_twice_two(tok
     first = asked_twice()
     assert asked_twice() == first
     assert first[0] != first[1]
+    conversation.turns.clear()
+    assert "".join(conversation.answer("Who?")) not in first  # the same prompt as at first
     conversation.seed = 1000
     assert asked_twice() != first
 

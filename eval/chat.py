@@ -193,7 +193,7 @@ class Chat:
             + (f"; {more} more rows are in the picture" if more > 0 else "")
         )
         for file in draw(looked, self.run_directory, layer, head):
-            self.out.line(str(file))
+            print(file, flush=True)  # unwrapped: it may be copied
 
     def temperature(self, rest: str) -> None:
         if rest:

@@ -191,8 +191,8 @@ def open_conversation(run: str | Path, temperature: float | None = None, **setti
     try:
         lm, tokenizer = load(run), load_tokenizer(checkpoint_directory(run))
         if tokenizer.vocab_size > lm.lm_head.out_features:
-            sizes = f"{tokenizer.vocab_size:,} tokens, its model {lm.lm_head.out_features:,}"
-            raise ValueError(f"{run}: its tokenizer has {sizes}: one of the two files belongs to another run")
+            sizes = f"{tokenizer.vocab_size:,} ids, the model {lm.lm_head.out_features:,}"
+            raise ValueError(f"{run}: the tokenizer has {sizes}: they do not belong together")
         given = temperature if temperature is not None else _temperature_of(run)
         return Conversation(lm, tokenizer, temperature=given, **settings)
     except (OSError, ValueError) as error:

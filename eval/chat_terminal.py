@@ -124,7 +124,7 @@ def attention_map(
         cells = "".join(levels[round(float(weight) * (len(levels) - 1))] for weight in largest)
         cells += " " * (-(-len(names) // pool) - len(cells))
         top = int(row.argmax())
-        number = f"{row[top]:.2f}".removeprefix("0")
+        number = f"{row[top]:.2f}".removeprefix("0")[:3]  # .71, or 1.0
         lines.append(
             f"{_padded(names[key], label_width)} {edge}{cells}{edge} {_padded(names[top], label_width)} {number}"
         )

@@ -1,0 +1,234 @@
+"""A conversation: the cache changes what is computed and nothing else, and its ids are those of training."""
+
+from contextlib import closing
+from itertools import chain
+
+import pytest
+import torch
+
+from data.chat import TRAINED, encode_conversations, prompt_ids
+from data.config import TokenizerConfig
+from data.records import conversation_of
+from data.tokenizer import train_tokenizer
+from eval.chat_session import Conversation
+from model import LanguageModel, generate
+from tests.conftest import random_model, tiny_config
+
+CHAT, TEXT = [2, 5], 2  # eos_token_id of a run that was trained on chats, and on texts
+SAID = ("Who has the kite?", "And the 球?", "Who has nothing?")
+ANSWERS = ("Tiko has the kite.", "贝尔娜 has it 🦊.", "")
+WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    ascii_only = [text.encode("ascii", "ignore").decode() for text in (*SAID, *ANSWERS)]  # others take several tokens
+    return train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=320), ascii_only * 9)
+
+
+@pytest.fixture(scope="module")
+def messages():
+    said = zip(SAID, ANSWERS, strict=True)
+    return [
+        {"role": role, "content": text} for pair in said for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
+
+
+def learned(vocab_size: int, ids: list[int], trained: list[bool], ends) -> LanguageModel:
+    """A model that knows one row of tokens."""
+    torch.manual_seed(0)
+    fields = {"vocab_size": vocab_size, "max_position_embeddings": 256, "hidden_size": 64, "eos_token_id": ends}
+    lm, input_ids = LanguageModel(tiny_config(**fields)), torch.tensor([ids])
+    labels = torch.where(torch.tensor(trained), input_ids, -100)
+    optimizer = torch.optim.AdamW(lm.parameters(), lr=1e-2)
+    for _ in range(60):
+        loss_sum, count = lm(input_ids, labels=labels)
+        (loss_sum / count).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return lm.eval()
+
+
+@pytest.fixture(scope="module")
+def by_heart(tokenizer, messages):
+    ((ids, flags),) = encode_conversations(tokenizer, [conversation_of({"messages": messages})])
+    return learned(tokenizer.vocab_size, ids, (flags & TRAINED).astype(bool).tolist(), CHAT)
+
+
+def random_conversation(tokenizer, ends=CHAT, **changes) -> Conversation:
+    """With a model that never ends by itself, so that its answers are max_new_tokens long."""
+    fields = {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": 256, "eos_token_id": ends}
+    lm = random_model(tiny_config(**(fields | changes)))
+    with torch.no_grad():
+        lm.lm_head.weight[list(tokenizer.special_ids)] = 0  # their logits are 0; of 300 others, some are larger
+    return Conversation(lm, tokenizer, temperature=0.0, max_new_tokens=12)
+
+
+def without_cache(conversation: Conversation) -> list[int]:
+    """The greedy answer to what the model saw last, with everything read anew at each token."""
+    last = conversation.last
+    ids = torch.tensor([last.ids[: last.begin]])
+    answer = generate(
+        conversation.lm,
+        ids,
+        conversation.max_new_tokens,
+        temperature=0.0,
+        stop_ids=conversation.tokenizer.stop_ids,
+        kv_cache=None,
+    )
+    return [token for token in answer[0, last.begin :].tolist() if token not in conversation.tokenizer.stop_ids]
+
+
+@pytest.mark.parametrize("changes", [{}, WINDOWS, {"num_key_value_heads": 1}], ids=["gqa", "windows", "mqa"])
+def test_a_turn_reads_only_its_new_tokens_and_answers_as_without_a_cache(tokenizer, changes):
+    conversation, seen = random_conversation(tokenizer, **changes), 0
+    for turn, text in enumerate((*SAID, "Tiko?")):
+        said = "".join(conversation.answer(text))
+        last = conversation.last
+        answer = last.ids[last.begin :]
+        assert len(answer) == 12
+        assert said == tokenizer.decode(answer)
+        assert answer == without_cache(conversation)
+        message = prompt_ids(tokenizer, [{"role": "user", "content": text}])
+        # a first turn begins with <|bos|>; a later one with the earlier answer's last token, which was never read, and
+        # what ended that answer
+        assert last.read == len(message) + 11 + (3 if turn else 0) - (1 if turn else 0)
+        assert last.reused == seen
+        seen += last.read
+        assert conversation.cache.length == seen == len(last.ids) - 1
+
+
+def test_the_ids_of_a_conversation_are_those_of_training(tokenizer, by_heart, messages):
+    conversation = Conversation(by_heart, tokenizer, temperature=0.0)
+    assert ["".join(conversation.answer(text)) for text in SAID] == list(ANSWERS)
+    assert [conversation.last.ended, conversation.last.begin] == ["", len(conversation.last.ids)]
+    ((ids, _),) = encode_conversations(tokenizer, [conversation_of({"messages": messages})])
+    assert [*conversation.head, *chain(*conversation.turns)] == ids
+
+
+def test_a_piece_never_holds_half_a_character(tokenizer, by_heart):
+    conversation = Conversation(by_heart, tokenizer, temperature=0.0)
+    list(conversation.answer(SAID[0]))
+    pieces = list(conversation.answer(SAID[1]))
+    assert "".join(pieces) == ANSWERS[1]
+    assert len(pieces) > 5
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert len(conversation.last.ids) - conversation.last.begin > len(pieces)  # some characters took several tokens
+
+
+def test_an_answer_that_is_stopped_is_a_turn(tokenizer):
+    conversation = random_conversation(tokenizer)
+    with closing(conversation.answer(SAID[0])) as pieces:
+        next(pieces)
+    last = conversation.last
+    assert last.ended == "stopped"
+    assert 1 <= len(last.ids) - last.begin < 12
+    assert conversation.turns[0][-2:] == [tokenizer.special_id("<|im_end|>"), *tokenizer.encode("\n")]
+    list(conversation.answer(SAID[1]))
+    assert conversation.last.ids[: len(last.ids)] == last.ids
+    assert conversation.last.reused == len(last.ids) - 1
+    assert conversation.last.ids[conversation.last.begin :] == without_cache(conversation)
+
+
+@pytest.mark.parametrize("changes", [{}, WINDOWS], ids=["full", "windows"])
+def test_the_oldest_turns_go_when_the_context_is_full(tokenizer, changes):
+    conversation = random_conversation(tokenizer, max_position_embeddings=128, **changes)
+    conversation.set_system("Be brief.")
+    forgotten, before = [], []
+    for number in range(12):
+        list(conversation.answer(f"Who has {number}?"))
+        forgotten.append(conversation.forgotten)
+        last = conversation.last
+        assert last.ids[: len(conversation.head)] == conversation.head
+        assert conversation.turns[-2:-1] == before  # what was said just now is still there
+        before = conversation.turns[-1:]
+        assert len(last.ids) <= 128
+        assert len(last.ids) - last.begin == 12  # there was room for it
+        assert last.ids[last.begin :] == without_cache(conversation)
+    assert forgotten[0] == 0
+    assert sum(forgotten) == 12 - len(conversation.turns) > 3
+    assert len(conversation.turns) > 1
+
+
+def test_an_answer_ends_where_the_context_does(tokenizer):
+    conversation = random_conversation(tokenizer, max_position_embeddings=48)
+    conversation.max_new_tokens = 500
+    list(conversation.answer("Who has it?"))
+    assert conversation.last.ended == "full"
+    assert len(conversation.last.ids) == 48
+    list(conversation.answer("Who?"))
+    assert conversation.forgotten == 1
+
+
+def test_what_cannot_be_answered_is_refused_and_changes_nothing(tokenizer):
+    conversation = random_conversation(tokenizer)
+    list(conversation.answer(SAID[0]))
+    before = [list(turn) for turn in conversation.turns]
+    with pytest.raises(ValueError, match="nothing to answer"):
+        conversation.answer("  ")
+    with pytest.raises(ValueError, match=r"that makes [\d,]+ tokens, and the model sees 256, .*: shorten it"):
+        conversation.answer("kite " * 5000)
+    with pytest.raises(ValueError, match="half a surrogate"):
+        conversation.answer("\ud83d")
+    with pytest.raises(ValueError, match="system message takes .* shorten it"):
+        conversation.set_system("kite " * 5000)
+    for wrong in (-1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="temperature"):
+            conversation.set_temperature(wrong)
+    assert conversation.turns == before
+    list(conversation.answer(SAID[1]))
+    assert len(conversation.turns) == 2
+
+
+def test_a_system_message_stands_before_everything(tokenizer):
+    conversation = random_conversation(tokenizer)
+    list(conversation.answer(SAID[0]))
+    conversation.set_system("Be brief.")
+    list(conversation.answer(SAID[1]))
+    first = prompt_ids(tokenizer, [{"role": "system", "content": "Be brief."}, {"role": "user", "content": SAID[0]}])
+    assert conversation.last.ids[: len(first)] == first
+    assert conversation.last.ids[conversation.last.begin :] == without_cache(conversation)
+    conversation.set_system("")
+    assert conversation.head == [tokenizer.bos_id]
+
+
+def test_the_same_seed_gives_the_same_answers_and_a_question_asked_twice_two(tokenizer):
+    conversation = random_conversation(tokenizer)
+    conversation.set_temperature(1.0)
+
+    def asked_twice():
+        conversation.reset()
+        return ["".join(conversation.answer("Who?")), "".join(conversation.answer("Who?"))]
+
+    first = asked_twice()
+    assert asked_twice() == first
+    assert first[0] != first[1]
+    conversation.turns.clear()
+    assert "".join(conversation.answer("Who?")) not in first  # the same prompt as at first
+    conversation.seed = 1000
+    assert asked_twice() != first
+
+
+def test_a_model_without_chats_goes_on_with_the_text(tokenizer):
+    conversation = random_conversation(tokenizer, ends=TEXT)
+    assert not conversation.is_chat
+    first = "".join(conversation.answer("Who has"))
+    last = conversation.last
+    assert last.ids[: last.begin] == [tokenizer.bos_id, *tokenizer.encode("Who has")]
+    list(conversation.answer("the kite?"))
+    assert conversation.last.ids[: len(last.ids)] == last.ids
+    assert conversation.last.reused == len(last.ids) - 1
+    between = tokenizer.decode(conversation.last.ids[len(last.ids) : conversation.last.begin])
+    assert between == (" the kite?" if first[-1].isascii() and not first[-1].isspace() else "the kite?")
+    with pytest.raises(ValueError, match="trained on texts"):
+        conversation.set_system("Be brief.")
+
+
+def test_where_a_document_ends_the_next_line_begins_a_new_one(tokenizer):
+    ((*ids, end),) = tokenizer.encode_documents([ANSWERS[0]])
+    lm = learned(tokenizer.vocab_size, [*ids, end], [True] * (len(ids) + 1), TEXT)
+    conversation = Conversation(lm, tokenizer, temperature=0.0)
+    for _ in range(2):
+        assert "".join(conversation.answer("Tiko")) == ANSWERS[0].removeprefix("Tiko")
+        assert conversation.last.ended == ""
+        assert conversation.last.ids == ids

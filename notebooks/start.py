@@ -21,7 +21,8 @@ from configs.loader import InputError
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "configs/small.yaml"
 SAVING_SECONDS = 60  # that a training which is stopped has for its last step and its checkpoint
-THREE = {"mha": "small", "gqa": "small_gqa", "mqa": "small_mqa"}  # name of the run of each word of the toggle
+SHORT = ("train.max_steps=500", "eval.every=0")  # for three of them one after the other, a minute each is too long
+THREE = {"mha": "short_mha", "gqa": "short_gqa", "mqa": "short_mqa"}  # name of the run of each word of the toggle
 
 
 class Sentence(Exception):
@@ -39,47 +40,42 @@ def demo() -> Path:
     if is_finished("demo"):
         return checked("demo")
     if not is_finished("small"):
-        print("There is no runs/demo here (`make demo` trains it in about six minutes); a smaller run takes its place.")
-    return three_runs("mha")["mha"]
+        print("There is no runs/demo here (`make demo` trains it in eight minutes): training a smaller one, a minute …")
+        _train({"small": ()})
+    return checked("small")
 
 
-def three_runs(*words: str) -> dict[str, Path]:
-    """The small run as MHA, GQA and MQA, or those of them that are asked for; what is not there is trained now.
-
-    words: of mha, gqa, mqa; none = all. Two at a time, since each fills one core; about 40 seconds each.
-    """
-    wanted = {word: THREE[word] for word in words or THREE}
-    missing = {word: name for word, name in wanted.items() if not is_finished(name)}
+def three_runs() -> dict[str, Path]:
+    """Short runs of the small config as MHA, GQA and MQA (4, 2, 1 key/value heads); what is missing is trained now."""
+    missing = {word: name for word, name in THREE.items() if not is_finished(name)}
     if missing:
-        print(f"training {', '.join(missing.values())}: about {40 * (len(missing) + 1) // 2 + 10} seconds …")
-        began = time.perf_counter()
-        _train(missing)
-        print(f"done in {time.perf_counter() - began:.0f} seconds")
-    return {word: checked(name) for word, name in wanted.items()}
+        print(f"training {', '.join(missing.values())}: a minute or so …")
+        heads = {word: f"model.num_key_value_heads={2 if word == 'gqa' else word}" for word in missing}
+        _train({name: (heads[word], *SHORT) for word, name in missing.items()})
+    return {word: checked(name) for word, name in THREE.items()}
 
 
-def _train(missing: dict[str, str]) -> None:
-    threads = str(os.cpu_count() or 1) if len(missing) == 1 else "1"
-    at_once, waiting = max(1, min(2, os.cpu_count() or 1)), list(missing.items())
-    while waiting:
-        now, waiting = waiting[:at_once], waiting[at_once:]
-        started = [_start(word, name, threads) for word, name in now]
-        try:
-            for process, (_, name) in zip(started, now, strict=True):
-                said, _ = process.communicate()
-                if process.returncode:
-                    last = said.strip().splitlines()[-1:] or ["it said nothing"]
-                    raise Sentence(f"training runs/{name} stopped with code {process.returncode}: {last[0]}")
-        finally:
-            _stop(started)
+def _train(runs: dict[str, tuple[str, ...]]) -> None:
+    """Train runs of the small config (name: overrides) side by side; the cores are shared out."""
+    threads = max(1, (os.cpu_count() or 1) // len(runs))
+    began = time.perf_counter()
+    started = {name: _start(name, overrides, threads) for name, overrides in runs.items()}
+    try:
+        for name, process in started.items():
+            said, _ = process.communicate()
+            if process.returncode:
+                last = said.strip().splitlines()[-1:] or ["it said nothing"]
+                raise Sentence(f"training runs/{name} stopped with code {process.returncode}: {last[0]}")
+    finally:
+        _stop(list(started.values()))
+    print(f"done in {time.perf_counter() - began:.0f} seconds")
 
 
-def _start(word: str, name: str, threads: str) -> subprocess.Popen[str]:
-    overrides = [f"name={name}", f"model.num_key_value_heads={2 if word == 'gqa' else word}"]
+def _start(name: str, overrides: tuple[str, ...], threads: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "train.pretrain", CONFIG, *overrides],
+        [sys.executable, "-m", "train.pretrain", CONFIG, f"name={name}", *overrides],
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": threads, "PYTHONUTF8": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONUTF8": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -19,7 +19,7 @@ from tests.notebooks.making import FIRST_CELL, ROOT, environment, printed, run_c
 IMPORTS = FIRST_CELL.format(names="check, demo, play")
 ELSEWHERE = """
 import os, pathlib, notebooks.start as start
-start.ROOT, start.CONFIG = pathlib.Path({folder!r}), "tiny.yaml"
+start.ROOT, start.CONFIG, start.SHORT = pathlib.Path({folder!r}), "tiny.yaml", ()
 os.chdir(start.ROOT)
 """  # the runs of a test in a folder of its own
 
@@ -32,6 +32,7 @@ def start(tmp_path, monkeypatch):
     tiny_config(tmp_path)
     monkeypatch.setattr(start, "ROOT", tmp_path)
     monkeypatch.setattr(start, "CONFIG", "tiny.yaml")
+    monkeypatch.setattr(start, "SHORT", ())
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(tmp_path)
     return start
@@ -74,7 +75,7 @@ def test_without_the_demo_run_a_small_one_is_trained_once(start, tmp_path, capsy
     assert start.demo() == Path("runs/small")
     said = capsys.readouterr().out
     assert "no runs/demo here (`make demo` trains it" in said
-    assert "training small" in said
+    assert "training a smaller one" in said
     report = tmp_path / "runs" / "small" / "report.md"
     before = report.stat().st_mtime_ns
     assert start.demo() == Path("runs/small")
@@ -93,14 +94,10 @@ def test_the_demo_run_is_taken_where_it_is_finished_and_left_alone_where_it_is_n
 def test_the_three_runs_are_the_words_of_the_toggle_and_only_what_is_missing_is_trained(
     start, trained, tmp_path, capsys
 ):
-    shutil.copytree(trained, tmp_path / "runs" / "small")
-    assert start.three_runs() == {
-        "mha": Path("runs/small"),
-        "gqa": Path("runs/small_gqa"),
-        "mqa": Path("runs/small_mqa"),
-    }
+    shutil.copytree(trained, tmp_path / "runs" / "short_mha")
+    assert start.three_runs() == {word: Path(f"runs/short_{word}") for word in ("mha", "gqa", "mqa")}
     assert [key_value_heads(tmp_path / "runs" / name) for name in start.THREE.values()] == [4, 2, 1]
-    assert capsys.readouterr().out.startswith("training small_gqa, small_mqa: about")
+    assert capsys.readouterr().out.startswith("training short_gqa, short_mqa: ")
 
 
 def test_a_run_that_stopped_before_its_first_checkpoint_is_trained(start, trained, tmp_path):
@@ -112,13 +109,13 @@ def test_a_run_that_stopped_before_its_first_checkpoint_is_trained(start, traine
     assert start.is_finished("small")
 
 
-def test_what_training_complains_of_is_one_sentence_and_the_other_training_ends(start, tmp_path):
-    (tmp_path / "runs" / "small").mkdir(parents=True)
-    (tmp_path / "runs" / "small" / "diary.txt").write_text("not a run", encoding="utf-8")
-    tiny_config(tmp_path, steps=10_000_000)  # the other one would train for hours
-    with pytest.raises(start.Sentence, match="training runs/small stopped with code 2: error: .*exists and is not a"):
-        start.three_runs("mha", "mqa")
-    assert not start.is_finished("small_mqa")
+def test_what_training_complains_of_is_one_sentence_and_the_other_trainings_end(start, tmp_path):
+    (tmp_path / "runs" / "short_mha").mkdir(parents=True)
+    (tmp_path / "runs" / "short_mha" / "diary.txt").write_text("not a run", encoding="utf-8")
+    tiny_config(tmp_path, steps=10_000_000)  # the others would train for hours
+    with pytest.raises(start.Sentence, match="runs/short_mha stopped with code 2: error: .*exists and is not a"):
+        start.three_runs()
+    assert not start.is_finished("short_mqa")
 
 
 def stopped_while_training(folder: Path) -> tuple[int, str]:
@@ -130,7 +127,7 @@ def stopped_while_training(folder: Path) -> tuple[int, str]:
         "    print(process.pid, flush=True)\n"
         "    return process\n"
         "start._start = tell\n"
-        "start.three_runs('mha')\n"
+        "start.demo()\n"
     )
     command = [sys.executable, "-c", program]
     metrics = folder / "runs" / "small" / "metrics.jsonl"

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -46,8 +46,18 @@ def test_best_fit_places_each_item_once_and_overfills_no_row(sizes, capacity):
     assert sorted(item for row in rows for item in row) == [i for i, size in enumerate(sizes) if size]
     filled = [sum(sizes[item] for item in row) for row in rows]
     assert all(0 < total <= capacity for total in filled)
-    # no item of a row would have fitted into what is left of a row that was opened before the item's own
-    assert len(rows) <= 11 / 9 * -(-sum(sizes) // capacity) + sum(2 * size > capacity for size in sizes) + 1
+
+
+@given(st.lists(st.integers(1, 40), max_size=60), st.integers(40, 60))
+@settings(derandomize=True, max_examples=200, deadline=None)
+def test_best_fit_opens_a_row_only_for_an_item_that_fits_into_no_other(sizes, capacity):
+    def turn(item):
+        return -sizes[item], item  # the longest first
+
+    for row, other in permutations(best_fit(np.array(sizes, dtype=int), capacity), 2):
+        opening = min(row, key=turn)
+        there = [item for item in other if turn(item) < turn(opening)]
+        assert not there or sum(sizes[item] for item in there) + sizes[opening] > capacity
 
 
 def test_best_fit_fills_rows_where_they_can_be_filled():

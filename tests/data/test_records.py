@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data.records import BadRecord, Conversation, Message, conversation_of, split_thinking, text_of
@@ -210,6 +210,7 @@ json_values = st.recursive(
 )
 
 
+@settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(known_names, json_values, max_size=5) | json_values)
 def test_whatever_json_a_record_is_nothing_but_bad_record_is_raised(record):
     for read, kind in ((conversation_of, Conversation), (text_of, str)):

@@ -160,7 +160,7 @@ exit_on_bad_input(main)
 def kill_at(config, step, name="KILL") -> int:
     """Run pretrain in a process that sends itself a signal when it comes to `step`; its exit code."""
     command = [sys.executable, "-c", KILLER.format(at=step, name=name), str(config)]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, timeout=120).returncode
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, timeout=300).returncode
 
 
 @pytest.mark.parametrize(("name", "code"), [("TERM", 143), ("INT", 130)])
@@ -392,7 +392,7 @@ def test_a_reader_of_the_output_that_leaves_does_not_stop_the_run(tmp_path):
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(timeout=120) == 0
+    assert process.wait(timeout=300) == 0
     assert process.stderr is not None
     assert "BrokenPipe" not in process.stderr.read()
     assert (tmp_path / "runs/tiny/checkpoints/step_00000012").is_dir()

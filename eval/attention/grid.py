@@ -24,6 +24,7 @@ PATTERNS = {  # the scores that name what a head does, as badges call them
 SMALLEST_HEAD = 150  # pixels: room for a name and a badge above the diagonal
 BETWEEN = -1.0  # in the array of all heads, where no head is: under the scale, so white
 SMALLEST_NAMED = 90  # pixels: below, a head has no text of its own
+AXES = "row: the token that looks · column: the token looked at"
 LABEL_PIXELS = 9  # a token label needs so many to stand apart from the next
 
 
@@ -40,18 +41,22 @@ class Grid:
 
     @property
     def length(self) -> int:
+        """Cells of a head's side."""
         return math.ceil(self.tokens / self.pool)
 
     @property
     def step(self) -> int:
+        """Cells from one head to the next."""
         return self.length + self.gap
 
     @property
     def width(self) -> int:
+        """Pixels of all heads of a layer beside each other."""
         return (self.heads * self.step - self.gap) * self.cell
 
     @property
     def height(self) -> int:
+        """Pixels of all layers under each other."""
         return (self.layers * self.step - self.gap) * self.cell
 
 
@@ -178,7 +183,7 @@ def kv_heads(snapshot: Snapshot) -> str:
 
 def legend(snapshot: Snapshot, shown: ProbeMap, hide_sink: bool) -> str:
     """How a mosaic is read, in one line."""
-    parts = ["row: the token that looks · column: the token looked at · "]
+    parts = [AXES, " · "]
     parts += ["frame: heads that read one key/value head" if snapshot.num_key_value_heads > 1 else "one key/value head"]
     if any(name in snapshot.scores for name in PATTERNS):
         parts += [" · badge: the strongest pattern, as a share of the attention"]

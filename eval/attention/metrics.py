@@ -42,66 +42,39 @@ class Score:
 
 VIG, OLSSON, WANG = "Vig & Belinkov 2019, 1906.04284", "Olsson et al. 2022, 2209.11895", "Wang et al. 2022, 2211.00593"
 GU, ZHAI, KIMI = "Gu et al. 2024, 2410.10781", "Zhai et al. 2023, 2303.06296", "Kimi Team 2025, 2507.20534"
-SCORES: dict[str, Score] = {
-    score.name: score
-    for score in [
-        Score("previous_token", "previous token", "text", 0, 1, "", "Attention to the token just before.", OLSSON),
-        Score(
-            "duplicate_token", "duplicate token", "repeated_2", 0, 1, "", "Attention to the same token before.", WANG
-        ),
-        Score(
-            "induction",
-            "induction",
-            "repeated_2",
-            0,
-            1,
-            "",
-            "Attention to what followed the same token before.",
-            OLSSON,
-        ),
-        Score(
-            "prefix_matching",
-            "prefix matching",
-            "repeated_4",
-            0,
-            0.5,
-            "",
-            "Induction as in Olsson et al. 2022.",
-            OLSSON,
-        ),
-        Score("sink", "sink", "text", 0, 1, "", "Attention to the first token.", GU),
-        Score("entropy", "entropy", "text", 0, None, "nats", "How spread out the attention is.", VIG),
-        Score("entropy_normalised", "entropy / ln(i+1)", "text", 0, 1, "", "Entropy as a share of the largest.", ZHAI),
-        Score(
-            "entropy_sink_free",
-            "entropy without sink",
-            "text",
-            0,
-            None,
-            "nats",
-            "Entropy without the first token.",
-            VIG,
-        ),
-        Score("distance", "mean distance", "text", 0, None, "tokens", "How far back the head looks.", VIG),
-        Score("saturated_rows", "saturated rows", "text", 0, 1, "", "Rows with more than 0.95 on one token.", ZHAI),
-        Score(
-            "max_logit", "largest logit", "text", None, None, "", "Largest attention logit before the softmax.", KIMI
-        ),
-        Score("song_induction", "induction in songs", "songs", 0, 1, "", "Induction on the echo songs of stories."),
-        Score("antecedent_copies", "copied mention", "stories", 0, 1, "", "Attention to the mention being copied."),
-        Score(
-            "antecedent_writes",
-            "mention to come",
-            "stories",
-            0,
-            1,
-            "",
-            "Attention, just before a mention is written again, to where it stood.",
-        ),
-        Score("antecedent_refers", "referent", "stories", 0, 1, "", "Attention from a pronoun to its name."),
-        Score("cross_document", "other documents", "packed", 0, 1, "", "Attention to another document of the row."),
-    ]
-}
+ALL_SCORES = [
+    Score("previous_token", "previous token", "text", 0, 1, "", "Attention to the token just before.", OLSSON),
+    Score("duplicate_token", "duplicate token", "repeated_2", 0, 1, "", "Attention to the same token before.", WANG),
+    Score(
+        "induction", "induction", "repeated_2", 0, 1, "", "Attention to what followed the same token before.", OLSSON
+    ),
+    Score(
+        "prefix_matching", "prefix matching", "repeated_4", 0, 0.5, "", "Induction as in Olsson et al. 2022.", OLSSON
+    ),
+    Score("sink", "sink", "text", 0, 1, "", "Attention to the first token.", GU),
+    Score("entropy", "entropy", "text", 0, None, "nats", "How spread out the attention is.", VIG),
+    Score("entropy_normalised", "entropy / ln(i+1)", "text", 0, 1, "", "Entropy as a share of the largest.", ZHAI),
+    Score(
+        "entropy_sink_free", "entropy without sink", "text", 0, None, "nats", "Entropy without the first token.", VIG
+    ),
+    Score("distance", "mean distance", "text", 0, None, "tokens", "How far back the head looks.", VIG),
+    Score("saturated_rows", "saturated rows", "text", 0, 1, "", "Rows with more than 0.95 on one token.", ZHAI),
+    Score("max_logit", "largest logit", "text", None, None, "", "Largest attention logit before the softmax.", KIMI),
+    Score("song_induction", "induction in songs", "songs", 0, 1, "", "Induction on the echo songs of stories."),
+    Score("antecedent_copies", "copied mention", "stories", 0, 1, "", "Attention to the mention being copied."),
+    Score(
+        "antecedent_writes",
+        "mention to come",
+        "stories",
+        0,
+        1,
+        "",
+        "Attention, just before a mention is written again, to where it stood.",
+    ),
+    Score("antecedent_refers", "referent", "stories", 0, 1, "", "Attention from a pronoun to its name."),
+    Score("cross_document", "other documents", "packed", 0, 1, "", "Attention to another document of the row."),
+]
+SCORES: dict[str, Score] = {score.name: score for score in ALL_SCORES}
 
 
 def score(maps: AttentionMaps, probe: Probe) -> dict[str, Tensor]:
@@ -328,9 +301,8 @@ def similarity(weights: Tensor) -> Tensor:
     for head in range(heads - 1):
         one, others = slice(head, head + 1), slice(head + 1, heads)
         mixed = torch.special.entr((flat[:, :, one] + flat[:, :, others]) / 2)
-        divergence = (
-            (mixed - (own[:, :, one] + own[:, :, others]) / 2).sum(-1).mean(1)
-        )  # summed over i: (layer, others)
+        apart = mixed - (own[:, :, one] + own[:, :, others]) / 2
+        divergence = apart.sum(-1).mean(1)  # (layer, others), summed over i
         alike[:, head, others] = alike[:, others, head] = (1 - divergence / (T - 1) / math.log(2)).clamp(0, 1)
     return alike
 

@@ -10,6 +10,7 @@ import numpy as np
 from eval.attention import drawing
 from eval.attention.drawing import LONGEST_SIDE, wrap, write_values
 from eval.attention.grid import (
+    AXES,
     BETWEEN,
     Grid,
     chosen_probe,
@@ -114,7 +115,7 @@ def one_head(
     top = 44 + 20 * len(lines)
     figure = drawing.new_figure(width, top + grid.height + room + 8)
     drawing.write_text(figure, 12, 10, "\n".join(lines), 12, weight="bold")
-    note = "row: the token that looks · column: the token looked at" + hidden_note(shown, hide_sink)
+    note = AXES + hidden_note(shown, hide_sink)
     drawing.write_text(figure, 12, 16 + 20 * len(lines), note, 8, color="#555555")
     axes = drawing.place(figure, room, top, grid.width, grid.height)
     weights = (without_sink(shown) if hide_sink else shown.weights)[i : i + 1, j : j + 1]

@@ -152,9 +152,7 @@ def probe_from_text(tokenizer: Tokenizer, text: str, context_length: int, name: 
 
     Raises ValueError for an empty text, and for one that is longer than the context.
     """
-    ids = [tokenizer.bos_id, *tokenizer.encode(text)]
-    if len(ids) == 1:
-        raise ValueError("the text is empty: give a few words")
+    ids = _begun(tokenizer, text, "the text")
     if len(ids) > context_length:
         raise ValueError(
             f"the text has {len(ids)} tokens, its first one included, the context {context_length}: shorten it"
@@ -286,11 +284,17 @@ def _named(texts: Sequence[str | ProbeText]) -> Iterator[tuple[str, str]]:
             yield "text" if number == 1 else f"text_{number}", text
 
 
-def _from_text(tokenizer: Tokenizer, text: str, name: str, longest: int) -> Probe:
-    """A text of the YAML: what is too long is cut, since a run must not end because of a picture."""
+def _begun(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
+    """A text's tokens with the first token of a document before them. Raises ValueError for an empty text."""
     ids = [tokenizer.bos_id, *tokenizer.encode(text)]
     if len(ids) == 1:
-        raise ValueError(f"the text of the probe {name} is empty: give a few words")
+        raise ValueError(f"{what} is empty: give a few words")
+    return ids
+
+
+def _from_text(tokenizer: Tokenizer, text: str, name: str, longest: int) -> Probe:
+    """A text of the YAML: what is too long is cut, since a run must not end because of a picture."""
+    ids = _begun(tokenizer, text, f"the text of the probe {name}")
     left_out = f"tokens {longest} to {len(ids) - 1} of {len(ids)}" if len(ids) > longest else ""
     return _probe(name, tokenizer, [ids[:longest]], left_out=left_out)
 

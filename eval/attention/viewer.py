@@ -135,6 +135,7 @@ class _Plan:
         return [name for name in one.probes[: self.probes] if name in one.snapshots[index].maps]
 
     def names(self, kept: list[_Kept]) -> list[str]:
+        """The probes that are in the page, of whichever run."""
         return list(dict.fromkeys(name for one in kept for name in one.probes[: self.probes]))
 
 

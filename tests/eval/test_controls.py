@@ -25,7 +25,7 @@ from eval.attention.metrics import score
 from eval.attention.probes import Probe, packed_probe, songs_probe
 from model import LanguageModel
 from tests.conftest import random_model, tiny_config
-from tests.eval.test_probes import stream
+from tests.eval.streams import stream
 
 
 @pytest.fixture

@@ -32,6 +32,15 @@ def test_bits_of_a_document_do_not_depend_on_the_others_in_its_batch(tokenizer):
         assert sum(bits) * math.log(2) == pytest.approx(loss_sum.item(), rel=1e-5)
 
 
+def test_a_model_in_training_is_in_training_afterwards_even_if_a_document_is_too_long(tokenizer):
+    lm = random_model(tiny_config(vocab_size=tokenizer.vocab_size)).train()
+    token_bits(lm, tokenizer, ["A fox."])
+    assert lm.training
+    with pytest.raises(ValueError, match="more than max_position_embeddings"):
+        token_bits(lm, tokenizer, [STORIES[0].text * 2])
+    assert lm.training
+
+
 def test_an_untrained_model_pays_log2_of_the_vocabulary_for_every_token(tokenizer):
     lm = LanguageModel(tiny_config(vocab_size=tokenizer.vocab_size, max_position_embeddings=1024))
     compared = compare_with_floor(lm, tokenizer, STORIES)

@@ -2,9 +2,7 @@
 
 import random
 import re
-from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
 
@@ -27,25 +25,9 @@ from eval.attention.probes import (
     stories_probe,
     text_probe,
 )
+from tests.eval.streams import stream
 
 STORYWORLD = StoryworldSource()
-
-
-@dataclass
-class Ids:
-    """A stream of tokens in memory."""
-
-    ids: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def read(self, start: int, length: int) -> np.ndarray:
-        return self.ids[start : start + length]
-
-
-def stream(tokenizer: Tokenizer, texts: list[str]) -> Ids:
-    return Ids(np.array([token for ids in tokenizer.encode_documents(texts) for token in ids]))
 
 
 @pytest.fixture(scope="module")

@@ -46,6 +46,26 @@ def run_module(module: str, *arguments, timeout: float = 300) -> subprocess.Comp
     )
 
 
+KILLER = """
+import os, signal, train.loop as loop
+step = loop.training_step
+def killed(run, *rest, **more):
+    if run.state.step == {at}:
+        os.kill(os.getpid(), signal.SIG{name})
+    return step(run, *rest, **more)
+loop.training_step = killed
+from configs.loader import exit_on_bad_input
+from train.pretrain import main
+exit_on_bad_input(main)
+"""
+
+
+def kill_at(config: Path, step: int, name: str = "KILL") -> int:
+    """Run pretrain in a process that sends itself a signal when it comes to `step`; its exit code."""
+    command = [sys.executable, "-c", KILLER.format(at=step, name=name), str(config)]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, timeout=300).returncode
+
+
 @dataclass
 class Done:
     stdout: str

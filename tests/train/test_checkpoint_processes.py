@@ -20,7 +20,7 @@ def on_two_processes(function, folder: Path, *arguments) -> None:
     """function(rank, folder, *arguments) in two processes that know of each other; both must come to their end."""
     children = [in_child(_joined, function, rank, folder, *arguments) for rank in (0, 1)]
     for child in children:
-        child.join(timeout=120)
+        child.join(timeout=300)
     assert [child.exitcode for child in children] == [0, 0]
 
 

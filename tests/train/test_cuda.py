@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from tests.train.faults import at_step, bad_gradient, bad_loss
 from tests.train.helpers import metrics, pretrain, write_config
-from tests.train.test_faults import at_step, bad_gradient, bad_loss
 from tests.train.worlds import pretrain_rank, run_world, trace
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

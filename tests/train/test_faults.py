@@ -10,38 +10,12 @@ import torch
 import train.loop
 from eval import hooks
 from model import LanguageModel
+from tests.train.faults import at_step, bad_gradient, bad_loss
 from tests.train.helpers import metrics, pretrain, write_config
 from tests.train.worlds import pretrain_rank, run_world, trace
 from train.meters import SpikeDetector
 
 TRACED = {"trace": True}
-
-
-def at_step(monkeypatch, steps, action) -> list:
-    """Call action(run) just before each of these steps; the list grows with its results."""
-    step, results = train.loop.training_step, []
-
-    def watched(run, *arguments, **options):
-        undo = None
-        if run.state.step in steps:
-            undo = action(run)
-            results.append(run)
-        figures = step(run, *arguments, **options)
-        if undo is not None:
-            undo.remove()
-        return figures
-
-    monkeypatch.setattr(train.loop, "training_step", watched)
-    return results
-
-
-def bad_loss(run):
-    return run.lm.register_forward_hook(lambda module, inputs, output: (output[0] * float("nan"), output[1]))
-
-
-def bad_gradient(run):
-    weight = run.lm.model.layers[1].mlp.up_proj.weight
-    return weight.register_hook(lambda gradient: gradient * float("inf"))
 
 
 def weights(lm: LanguageModel) -> dict[str, torch.Tensor]:
@@ -247,8 +221,8 @@ def test_bad_steps_are_counted_over_stops(tmp_path, monkeypatch):
     """One is allowed: the second one stops the run although another process passed over the first."""
     config = write_config(tmp_path, train={"skip_non_finite": 1, "max_steps": 4})
     at_step(monkeypatch, [2, 6], bad_gradient)
-    pretrain(config)
-    pretrain(config, "train.max_steps=12", code=3)
+    assert pretrain(config).stdout.count("passed over: loss") == 1
+    assert "pass over them with train.skip_non_finite=2" in pretrain(config, "train.max_steps=12", code=3).stdout
 
 
 def test_a_run_whose_every_step_was_passed_over_goes_on(tmp_path, monkeypatch):

@@ -15,8 +15,7 @@ from data.batches import TrainBatches, make_rows
 from data.prepare import prepare
 from model import load, save
 from model.convert_kv_heads import write_converted
-from tests.train.helpers import metrics, pretrain, write_config
-from tests.train.test_pretrain import kill_at
+from tests.train.helpers import kill_at, metrics, pretrain, write_config
 from train.config import load_run_config
 
 MHA, GQA = {"num_key_value_heads": 4}, {"num_key_value_heads": 2}
@@ -148,6 +147,8 @@ def test_the_remedy_for_another_tokenizer_works(here):
     config = write_config(here, model=GQA, init_from=str(here / "converted"), data={"tokenizer": {"kind": "char"}})
     (remedy,) = re.findall(r"'(data\.tokenizer=.*)'", pretrain(config, code=2).stderr)
     pretrain(config, remedy)
+    ours, theirs = (load_tokenizer(directory) for directory in (here / "runs/tiny", here / "converted"))
+    assert ours.sha256() == theirs.sha256()
 
 
 def test_another_number_of_heads_is_refused_before_any_data_is_read_and_the_remedy_works(here):

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import train.tracking
 from data import load_tokenizer
 from model import load
-from tests.train.helpers import REPOSITORY, metrics, pretrain, run_module, write_config
+from tests.train.helpers import REPOSITORY, kill_at, metrics, pretrain, run_module, write_config
 
 
 @pytest.fixture(scope="module")
@@ -141,26 +141,6 @@ def test_an_interrupted_run_that_is_resumed_equals_one_that_was_not(tmp_path, ch
         ours, theirs = (f / "runs/tiny/checkpoints/step_00000012" / name for f in (broken, whole))
         assert ours.read_bytes() == theirs.read_bytes(), name
     assert (broken / "runs/tiny/samples.jsonl").read_text() == (whole / "runs/tiny/samples.jsonl").read_text()
-
-
-KILLER = """
-import os, signal, train.loop as loop
-step = loop.training_step
-def killed(run, *rest, **more):
-    if run.state.step == {at}:
-        os.kill(os.getpid(), signal.SIG{name})
-    return step(run, *rest, **more)
-loop.training_step = killed
-from configs.loader import exit_on_bad_input
-from train.pretrain import main
-exit_on_bad_input(main)
-"""
-
-
-def kill_at(config, step, name="KILL") -> int:
-    """Run pretrain in a process that sends itself a signal when it comes to `step`; its exit code."""
-    command = [sys.executable, "-c", KILLER.format(at=step, name=name), str(config)]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, timeout=120).returncode
 
 
 @pytest.mark.parametrize(("name", "code"), [("TERM", 143), ("INT", 130)])
@@ -392,7 +372,7 @@ def test_a_reader_of_the_output_that_leaves_does_not_stop_the_run(tmp_path):
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(timeout=120) == 0
+    assert process.wait(timeout=300) == 0
     assert process.stderr is not None
     assert "BrokenPipe" not in process.stderr.read()
     assert (tmp_path / "runs/tiny/checkpoints/step_00000012").is_dir()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import io
 import os
 import re
 import shutil
@@ -41,9 +42,8 @@ ENDED = {  # how an answer ended, if not by itself
 
 def main() -> int:
     given = parse()
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # whatever is piped in or written by a model
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # whatever is piped in
     try:
         return Chat(given).run()
     except KeyboardInterrupt:  # while it loads, or between piped lines
@@ -234,9 +234,11 @@ def noted_interrupt(is_interactive: bool) -> Iterator[Callable[[], bool]]:
     def note(number: int, frame: Any) -> None:
         nonlocal noted
         noted = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, before)
 
-    before = signal.signal(signal.SIGINT, note) if is_interactive else None
+    before = signal.getsignal(signal.SIGINT)
+    if is_interactive:
+        signal.signal(signal.SIGINT, note)
     try:
         yield lambda: noted
     finally:

@@ -17,8 +17,10 @@ FIRST_CELL = """\
 try:
     from notebooks.start import {names}
 except ModuleNotFoundError as error:
-    error._render_traceback_ = lambda: ["Headlight is not installed in this kernel: run `make .venv/ready` in the \
-repository, then `.venv/bin/jupyter lab notebooks`; in Colab, `!git clone` it and `%pip install -e .` in it."]
+    error._render_traceback_ = lambda: [
+        "This kernel has no Headlight: run `make .venv/ready` in the repository, then `.venv/bin/jupyter lab`",
+        "(in Colab: `!git clone` the repository, `%cd` into it, `%pip install -e .`).",
+    ]
     raise"""
 
 TINY = """

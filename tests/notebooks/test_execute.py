@@ -70,7 +70,7 @@ def test_a_notebook_is_run_proven_and_written_with_what_it_shows(execute, tmp_pa
         (exercise("answer = 4", "answer = 5")[:2], "exercise in cell 2 needs a solution"),
         (exercise("answer = 4", "answer = 5")[:2] + exercise("answer = 4", "answer = 5"), "cell 2 needs a solution"),
         (exercise("answer = 4", "answer = 5")[::2], 'exercise in cell 2 needs a cell tagged "check"'),
-        (exercise("answer = 4", "answer = 5")[::2] + exercise("answer = 4", "answer = 5"), "cell 2 needs a cell tagged"),
+        (exercise("answer = 4", "answer = 5")[::2] + exercise("answer = 4", "answer = 5"), "cell 2 needs a cell tag"),
         (
             [*exercise("answer = side = 4", "answer = 5"), "print(side)"],
             "cell 5 failed: NameError: name 'side' is not defined",

@@ -1,0 +1,57 @@
+"""How the notebooks draw a matrix: what is forbidden is empty, and the numbers written are the numbers given."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from eval.attention import drawing
+from notebooks.pictures import heatmap
+
+TRIANGLE = torch.ones(3, 3, dtype=torch.bool).tril()
+
+
+def drawn(matrix: Tensor, **options):
+    """The axes and the mesh of a heatmap."""
+    axes = drawing.new_figure(300, 300).subplots()
+    heatmap(axes, matrix, **options)
+    return axes, axes.collections[0]
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        TRIANGLE,
+        torch.zeros(3, 3).masked_fill(~TRIANGLE, -math.inf).softmax(-1),
+        torch.full((3, 3), 7.0).masked_fill(~TRIANGLE, -math.inf),
+    ],
+    ids=["mask", "weights", "scores"],
+)
+def test_what_may_not_be_seen_is_empty(matrix):
+    _, mesh = drawn(matrix)
+    assert torch.equal(torch.from_numpy(mesh.get_array().mask).reshape(3, 3), ~TRIANGLE)
+
+
+def test_weights_have_the_colours_of_the_other_pictures():
+    _, mesh = drawn(torch.tensor([[1.0, 0.0], [0.3, 0.7]]))
+    assert mesh.get_cmap() == drawing.colour_map()
+    assert mesh.norm(0.3) == pytest.approx(0.3**drawing.GAMMA)
+
+
+def test_scores_are_white_at_zero_however_lopsided_they_are():
+    _, mesh = drawn(torch.tensor([[8.0, -1.0], [0.0, -math.inf]]))
+    assert mesh.norm(0.0) == 0.5
+
+
+def test_the_numbers_stand_in_their_cells_first_row_on_top():
+    axes, _ = drawn(torch.tensor([[8.0, -0.01], [2.26, -math.inf]]), decimals=1, rows="ab")
+    assert {text.get_position(): text.get_text() for text in axes.texts} == {
+        (0.5, 0.5): "8.0",
+        (1.5, 0.5): "0.0",
+        (0.5, 1.5): "2.3",
+    }
+    assert axes.yaxis_inverted()
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]

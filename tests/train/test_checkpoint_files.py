@@ -2,7 +2,10 @@
 
 import os
 import shutil
+import tempfile
 from collections import namedtuple
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,8 @@ from train.checkpoint_files import SaveError, damage, newest_intact, settle
 
 FILES = "config.json generation_config.json model.safetensors optimizer.safetensors tokenizer.json "
 FILES = [*(FILES + "tokenizer_config.json trainer_state.json manifest.json").split()]
+
+CHANGING = ["model.safetensors", "optimizer.safetensors", "trainer_state.json", "manifest.json"]
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +59,6 @@ def zero_a_page(raw: bytearray) -> None:
 
 def swap(file: Path) -> None:
     other = file.parents[1] / "step_00000001" / file.name
-    if other.read_bytes() == file.read_bytes():
-        pytest.skip("the two checkpoints hold the same file")
     here, there = file.read_bytes(), other.read_bytes()
     file.write_bytes(there)
     other.write_bytes(here)
@@ -86,7 +89,12 @@ def test_every_damage_to_every_file_is_found_and_the_checkpoint_before_it_is_use
     assert told.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", FILES)
+def test_the_files_that_training_changes_are_those_that_are_swapped_below(checkpoints):
+    one, two = (checkpoints / f"step_0000000{step}" for step in (1, 2))
+    assert {name for name in FILES if (one / name).read_bytes() != (two / name).read_bytes()} == set(CHANGING)
+
+
+@pytest.mark.parametrize("name", CHANGING)
 def test_a_file_swapped_between_two_checkpoints_is_found_in_both(name, checkpoints):
     swap(checkpoints / "step_00000002" / name)
     assert newest_intact(checkpoints) is None
@@ -236,17 +244,33 @@ def test_a_place_that_cannot_be_written_is_a_save_error(tmp_path):
         run.save(tmp_path / "file/checkpoints")
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root writes anywhere")
-def test_a_directory_without_permission_is_a_save_error(checkpoints):
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Root may write anywhere: while inside, we are not root."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has other permissions")
+def test_a_directory_without_permission_is_a_save_error(two):
     run = training()
     run.steps(3)
-    checkpoints.chmod(0o500)
-    try:
-        with pytest.raises(SaveError, match="Permission denied"):
+    with tempfile.TemporaryDirectory() as open_to_all:  # pytest's own folders are closed to others than their owner
+        Path(open_to_all).chmod(0o755)
+        checkpoints = Path(shutil.copytree(two, Path(open_to_all) / "checkpoints"))
+        checkpoints.chmod(0o555)
+        with as_nobody(), pytest.raises(SaveError, match="Permission denied"):
             run.save(checkpoints)
-    finally:
-        checkpoints.chmod(0o700)
-    assert newest_intact(checkpoints) == checkpoints / "step_00000002"
+        checkpoints.chmod(0o755)
+        assert newest_intact(checkpoints) == checkpoints / "step_00000002"
+        run.save(checkpoints)  # nothing but the permission was missing
+        assert newest_intact(checkpoints) == checkpoints / "step_00000003"
 
 
 def test_a_failure_after_the_old_one_of_the_same_step_was_moved_puts_it_back(checkpoints, monkeypatch):

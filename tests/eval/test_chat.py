@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -278,13 +279,19 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self.ours, keys.encode())
 
-    def until(self, text: str) -> str:
-        """Read on until this text has come; what was read since the last one."""
+    def until(self, text: str, again: str = "") -> str:
+        """Read on until this text has come; what was read since the last one.
+
+        again: keys that are typed anew whenever a second brings nothing: readline notices a Ctrl-C that comes just
+        before it waits for keys only with the next one.
+        """
         import select
 
         deadline = time.monotonic() + PATIENCE
         while text not in self.screen[self.read_up_to :]:
             ready, _, _ = select.select([self.ours], [], [], 1.0)
+            if again and not ready:
+                self.type(again)
             try:
                 raw = os.read(self.ours, 65536) if ready else b""
             except OSError:  # the program has ended
@@ -294,6 +301,15 @@ class Terminal:
         found = self.screen.index(text, self.read_up_to) + len(text)
         new, self.read_up_to = self.screen[self.read_up_to : found], found
         return new
+
+    def ends(self, keys: str) -> int:
+        """Type these keys, again if need be, until the program has ended; its exit code."""
+        deadline = time.monotonic() + PATIENCE
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self.type(keys)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(2)
+        return self.process.wait(1)
 
     def close(self) -> None:
         self.process.kill()
@@ -328,10 +344,9 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(runs, terminal):
     read = screen.until("> ")
     assert "0 tokens were in the cache" in " ".join(read.split())
     screen.type("not to be sent\x03")
-    screen.until("(Ctrl-D or /quit leaves)")
+    screen.until("(Ctrl-D or /quit leaves)", again="\x03")
     screen.until("> ")
-    screen.type("\x04")
-    assert screen.process.wait(PATIENCE) == 0
+    assert screen.ends("\x04") == 0
 
 
 def test_everything_fits_a_narrow_terminal(runs, terminal, tmp_path):
@@ -348,8 +363,7 @@ def test_everything_fits_a_narrow_terminal(runs, terminal, tmp_path):
     screen.type("/help\r")
     screen.until("stops an answer")
     screen.until("> ")
-    screen.type("/quit\r")
-    assert screen.process.wait(PATIENCE) == 0
+    assert screen.ends("/quit\r") == 0
     lines = screen.screen.replace("\r", "").split("\n")
     assert max(columns(line) for line in lines if not line.endswith(".png")) in range(35, 41)
     assert sum("│" in line for line in lines) >= 20

@@ -70,7 +70,7 @@ def test_a_notebook_is_run_proven_and_written_with_what_it_shows(execute, tmp_pa
         (exercise("answer = 4", "answer = 5")[:2], "exercise in cell 2 needs a solution"),
         (exercise("answer = 4", "answer = 5")[:2] + exercise("answer = 4", "answer = 5"), "cell 2 needs a solution"),
         (exercise("answer = 4", "answer = 5")[::2], 'exercise in cell 2 needs a cell tagged "check"'),
-        (exercise("answer = 4", "answer = 5")[::2] + exercise("answer = 4", "answer = 5"), "cell 2 needs a cell tag"),
+        (exercise("answer = 4", "answer = 5")[::2] + exercise("answer = 4", "answer = 5"), "needs a cell tagged"),
         (
             [*exercise("answer = side = 4", "answer = 5"), "print(side)"],
             "cell 5 failed: NameError: name 'side' is not defined",
@@ -104,6 +104,12 @@ def test_a_failing_cell_is_named_by_one_line_and_code_2_after_its_traceback(tmp_
     assert result.stderr.splitlines()[-1] == "error: 02_bad.ipynb, cell 3 failed: ZeroDivisionError: division by zero"
     assert "----> 2     1 / x" in re.sub(r"\x1b\[[0-9;]*m", "", result.stderr)
     assert nbformat.read(path, as_version=4).cells[2].outputs == []
+
+
+def test_an_error_in_what_play_draws_is_found_although_interact_hides_it(execute, tmp_path):
+    path = write_notebook(tmp_path / "n.ipynb", IMPORTS, "play(lambda width: print(1 / width), width=[0, 5])")
+    with pytest.raises(InputError, match="n.ipynb, cell 2 failed: ZeroDivisionError: division by zero"):
+        execute(path, write=False)
 
 
 def test_a_kernel_that_dies_is_told_of(execute, tmp_path):

@@ -1,0 +1,175 @@
+"""The notebooks as they are committed: what they hold, and what a person sees who opens one as a page."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.eval.viewer_helpers import chromium
+from tests.notebooks.making import FIRST_CELL, ROOT
+
+NAMES = """
+01_attention_by_hand 02_rope_and_masks 03_mha_gqa_mqa 04_head_atlas 05_watch_it_learn 06_fast_attention
+07_your_own_text
+""".split()
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+LARGEST = 600_000  # bytes
+SHRUNK = 1.2  # of a figure's pixels to those of its place: more, and its letters are too small
+LINES = 24  # of a cell: more does not fit on a screen beside its output
+ABSOLUTE = r"(?<![\w.])/(tmp|home|work|root|Users|private|mnt|opt|content|usr)/|\b[A-Za-z]:\\"
+MIRROR = "https://cdnjs.cloudflare.com/"  # where nbconvert's pages look for MathJax and require.js
+IMAGES = (ROOT / "docs" / "images").as_uri()
+every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def read(path: Path):
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(path: Path) -> list:
+    return [cell for cell in read(path).cells if cell.cell_type == "code"]
+
+
+def words(path: Path) -> str:
+    """The file without its pictures, in which any four letters may follow each other."""
+    notebook = read(path)
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            for kind in [kind for kind in output.get("data", {}) if kind.startswith("image/")]:
+                del output["data"][kind]
+    return json.dumps(notebook, ensure_ascii=False)
+
+
+def test_the_seven_notebooks_are_there():
+    assert [path.stem for path in NOTEBOOKS] == NAMES
+
+
+@every_notebook
+def test_the_title_is_a_question_and_the_first_cell_is_that_of_all(path):
+    first = read(path).cells[0]
+    assert first.cell_type == "markdown"
+    assert re.match(r"# .+\?$", first.source.splitlines()[0])
+    source = code_cells(path)[0].source
+    imported = re.search(r"from notebooks.start import (.+)", source)
+    assert imported
+    assert ast.dump(ast.parse(source)) == ast.dump(ast.parse(FIRST_CELL.format(names=imported[1])))
+
+
+@every_notebook
+def test_it_is_committed_as_it_runs_from_top_to_bottom(path):
+    cells = code_cells(path)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert not [output.text for output in outputs if output.get("name") == "stderr"]
+    assert [output for output in outputs if "image/png" in output.get("data", {})], "no figure shows on the web"
+
+
+@every_notebook
+def test_it_is_small_and_nothing_in_it_belongs_to_one_machine(path):
+    assert path.stat().st_size <= LARGEST
+    said = words(path)
+    assert not re.search(ABSOLUTE, said.replace("\\\\", "\\")), re.search(f".{{60}}({ABSOLUTE}).{{20}}", said)
+    assert "widget-view" not in said
+    assert "Warning" not in said
+    notebook = read(path)
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    assert notebook.metadata.kernelspec == {"display_name": "Python 3", "language": "python", "name": "python3"}
+    assert notebook.metadata.language_info == {"name": "python"}  # no version of Python
+
+
+@every_notebook
+def test_it_lets_the_reader_check_what_they_understood(path):
+    asserts = [
+        node
+        for cell in code_cells(path)
+        for node in ast.walk(ast.parse(re.sub(r"^[%!].*", "", cell.source, flags=re.MULTILINE)))
+        if isinstance(node, ast.Assert)
+    ]
+    assert asserts, "nothing fails if the reader breaks it"
+    assert any(node.msg is not None for node in asserts), "no assertion explains itself"
+    cells = read(path).cells
+    exercises = [i for i, cell in enumerate(cells) if "exercise" in cell.metadata.get("tags", [])]
+    assert len(exercises) >= 2
+    for index in exercises:
+        assert re.search(r"^answer = None  # ", cells[index].source, re.MULTILINE), "it does not say what to answer"
+        assert cells[index].metadata["wrong"]
+        assert "check" in cells[index + 1].metadata["tags"]
+        assert "check(" in cells[index + 1].source
+        assert re.search(r"<details><summary>Solution</summary>\n\n.*```python\n.+```.*\n\n</details>",
+                         cells[index + 2].source, re.DOTALL)  # fmt: skip
+
+
+@every_notebook
+def test_its_cells_are_short_and_its_links_lead_somewhere(path):
+    for cell in code_cells(path):
+        assert len([line for line in cell.source.splitlines() if line.strip()]) <= LINES, cell.source
+    text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    for target in re.findall(r"\]\(([^)#\s]+)", text):
+        if not target.startswith(("http://", "https://")):
+            assert (path.parent / target).exists(), f"the link to {target} leads nowhere"
+    assert not re.search(r"\\(frac|sqrt|sum|text|cdot|left|mathrm|begin)\b", text), "TeX needs a network to be drawn"
+
+
+# ---------------------------------------------------------------------------------------------------------
+# as a page
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as started:
+        yield started
+
+
+def as_page(notebook: Path, folder: Path) -> Path:
+    from nbconvert import HTMLExporter
+
+    html, _ = HTMLExporter().from_filename(str(notebook))
+    html = html.replace("<head>", f'<head><base href="{notebook.as_uri()}">', 1)  # a link means what it means there
+    page = folder / f"{notebook.stem}.html"
+    page.write_text(html, encoding="utf-8")
+    return page
+
+
+LOOK = """() => {
+  const wide = [...document.querySelectorAll('.jp-OutputArea-output, .jp-MarkdownOutput')];
+  const name = (element) => `${element.className}: ${element.innerText.slice(0, 80)}`;
+  const drawn = [...document.querySelectorAll('.jp-OutputArea-output img')];
+  const images = [...drawn, ...document.querySelectorAll('.jp-MarkdownOutput img')];
+  return {
+    document: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+    cut: wide.filter((element) => element.scrollWidth > element.clientWidth + 1).map(name),
+    shrunk: drawn.filter((image) => image.naturalWidth > SHRUNK * image.parentElement.clientWidth)
+      .map((image) => `${image.naturalWidth} in ${image.parentElement.clientWidth}`),
+    empty: images.filter((image) => !image.complete || image.naturalWidth < 100).length,
+    images: images.length,
+    text: document.body.innerText,
+  };
+}"""
+
+
+@every_notebook
+def test_as_a_page_it_shows_everything_without_a_network(path, tmp_path, browser):
+    context = browser.new_context(viewport={"width": 1000, "height": 900}, offline=True)
+    page, problems, requests = context.new_page(), [], []
+    page.on("pageerror", lambda error: problems.append(f"error: {error}"))
+    page.on("console", lambda message: problems.append(f"{message.text} ({message.location['url']})"))
+    page.on("request", lambda request: requests.append(request.url))
+    file = as_page(path, tmp_path)
+    page.goto(file.as_uri())
+    page.wait_for_load_state("load")
+    seen = page.evaluate(LOOK.replace("SHRUNK", str(SHRUNK)))
+    context.close()
+    outside = [url for url in requests if not url.startswith((file.as_uri(), IMAGES, "data:", "blob:", MIRROR))]
+    assert not outside, "the page asks for more than nbconvert's own scripts"
+    assert not [problem for problem in problems if MIRROR not in problem]
+    assert seen["images"] >= 1
+    assert seen["document"] <= 0, "the page is wider than the window"
+    assert {key: seen[key] for key in ("cut", "shrunk", "empty")} == {"cut": [], "shrunk": [], "empty": 0}
+    for noise in ("missing from font", "Glyph ", "Warning:", "Traceback", "\ufffd"):
+        assert noise not in seen["text"]

@@ -31,6 +31,7 @@ ALLOWED = {
     ("model/convert_kv_heads.py", "rename"): "the target is removed before",
     ("eval/compare.py", "os.path"): "commonpath and relpath are not in pathlib; drives are looked at before",
     ("train/hardware.py", "place"): "/proc/meminfo, where it is missing the system is asked otherwise",
+    ("eval/chat.py", "posix module"): "readline, behind suppress(ImportError): Windows edits lines itself",
     ("train/hardware.py", "posix"): "sysconf, behind a look at sysconf_names",
 }
 

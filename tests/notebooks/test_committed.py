@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import base64
+import io
 import json
 import re
 from pathlib import Path
 
 import nbformat
 import pytest
+from nbformat.v4 import new_code_cell, new_output
 
 from tests.eval.viewer_helpers import chromium
-from tests.notebooks.making import FIRST_CELL, ROOT
+from tests.notebooks.making import FIRST_CELL, ROOT, write_notebook
 
 NAMES = """
 01_attention_by_hand 02_rope_and_masks 03_mha_gqa_mqa 04_head_atlas 05_watch_it_learn 06_fast_attention
@@ -19,7 +22,8 @@ NAMES = """
 """.split()
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 LARGEST = 600_000  # bytes
-SHRUNK = 1.2  # of a figure's pixels to those of its place: more, and its letters are too small
+SHRUNK = 1.4  # of a figure's pixels to those of its place: more, and its letters are hard to read
+NOISE = ("missing from font", "Glyph ", "Warning:", "Traceback", "\ufffd")
 LINES = 24  # of a cell: more does not fit on a screen beside its output
 ABSOLUTE = r"(?<![\w.])/(tmp|home|work|root|Users|private|mnt|opt|content|usr)/|\b[A-Za-z]:\\"
 MIRROR = "https://cdnjs.cloudflare.com/"  # where nbconvert's pages look for MathJax and require.js
@@ -142,7 +146,7 @@ LOOK = """() => {
   const drawn = [...document.querySelectorAll('.jp-OutputArea-output img')];
   const images = [...drawn, ...document.querySelectorAll('.jp-MarkdownOutput img')];
   return {
-    document: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+    wide: Math.max(0, document.documentElement.scrollWidth - document.documentElement.clientWidth),
     cut: wide.filter((element) => element.scrollWidth > element.clientWidth + 1).map(name),
     shrunk: drawn.filter((image) => image.naturalWidth > SHRUNK * image.parentElement.clientWidth)
       .map((image) => `${image.naturalWidth} in ${image.parentElement.clientWidth}`),
@@ -153,23 +157,66 @@ LOOK = """() => {
 }"""
 
 
-@every_notebook
-def test_as_a_page_it_shows_everything_without_a_network(path, tmp_path, browser):
+def look_at(path: Path, folder: Path, browser) -> dict:
+    """What is wrong with the notebook's page where there is no network: {what: found}; "images" counts them."""
     context = browser.new_context(viewport={"width": 1000, "height": 900}, offline=True)
-    page, problems, requests = context.new_page(), [], []
-    page.on("pageerror", lambda error: problems.append(f"error: {error}"))
-    page.on("console", lambda message: problems.append(f"{message.text} ({message.location['url']})"))
+    page, console, requests = context.new_page(), [], []
+    page.on("pageerror", lambda error: console.append(f"error: {error}"))
+    page.on("console", lambda message: console.append(f"{message.text} ({message.location['url']})"))
     page.on("request", lambda request: requests.append(request.url))
-    file = as_page(path, tmp_path)
+    file = as_page(path, folder)
     page.goto(file.as_uri())
     page.wait_for_load_state("load")
     seen = page.evaluate(LOOK.replace("SHRUNK", str(SHRUNK)))
     context.close()
-    outside = [url for url in requests if not url.startswith((file.as_uri(), IMAGES, "data:", "blob:", MIRROR))]
-    assert not outside, "the page asks for more than nbconvert's own scripts"
-    assert not [problem for problem in problems if MIRROR not in problem]
-    assert seen["images"] >= 1
-    assert seen["document"] <= 0, "the page is wider than the window"
-    assert {key: seen[key] for key in ("cut", "shrunk", "empty")} == {"cut": [], "shrunk": [], "empty": 0}
-    for noise in ("missing from font", "Glyph ", "Warning:", "Traceback", "\ufffd"):
-        assert noise not in seen["text"]
+    text = seen.pop("text")
+    own = (file.as_uri(), IMAGES, "data:", "blob:", MIRROR)
+    return seen | {
+        "console": [problem for problem in console if MIRROR not in problem],
+        "requests": [url for url in requests if not url.startswith(own)],
+        "noise": [noise for noise in NOISE if noise in text],
+    }
+
+
+GOOD = {"wide": 0, "cut": [], "shrunk": [], "empty": 0, "console": [], "requests": [], "noise": []}
+
+
+@every_notebook
+def test_as_a_page_it_shows_everything_without_a_network(path, tmp_path, browser):
+    seen = look_at(path, tmp_path, browser)
+    assert seen.pop("images") >= 1
+    assert seen == GOOD
+
+
+def picture(width: int) -> str:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (width, 200)).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+@pytest.mark.parametrize(
+    ("output", "wrong"),
+    [
+        (new_output("display_data", {"image/png": picture(900)}), set()),
+        (new_output("display_data", {"image/png": picture(3000)}), {"shrunk"}),
+        (new_output("display_data", {"image/png": picture(20)}), {"empty"}),
+        (new_output("display_data", {"image/png": "bm8gcGljdHVyZQ=="}), {"empty"}),
+        (new_output("display_data", {"text/html": "<div style='width: 3000px'>x</div>"}), {"cut"}),
+        (new_output("stream", text="Glyph 9251 missing from font"), {"noise"}),
+        (
+            new_output("display_data", {"text/html": "<img src='https://example.com/x.png'>"}),
+            {"requests", "console", "empty"},
+        ),
+        (new_output("display_data", {"text/html": "<script>console.log('a word')</script>"}), {"console"}),
+        (new_output("display_data", {"text/html": "<script>nothing()</script>"}), {"console"}),
+    ],
+    ids="fine large tiny broken long noise network word error".split(),
+)
+def test_a_page_on_which_something_is_wrong_is_found(output, wrong, tmp_path, browser):
+    cell = new_code_cell("1", outputs=[output], execution_count=1)
+    path = write_notebook(tmp_path / "n.ipynb", cell)
+    seen = look_at(path, tmp_path, browser)
+    seen.pop("images")
+    assert {what for what in seen if seen[what] != GOOD[what]} == wrong

@@ -57,16 +57,17 @@ def write(run: Run) -> None:
 
 def commit() -> str:
     """Headlight's own commit, as "commit 1a2b3c4, " ("-dirty" if files of it have changed); "" without git."""
-    git = ["git", "-C", str(Path(__file__).parent)]
+
+    def asked(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, encoding="utf-8", timeout=10, check=True).stdout.strip()
+
     try:
-        inside = subprocess.run([*git, "rev-parse", "--show-prefix"], capture_output=True, text=True, timeout=10)
-        if inside.stdout.strip() != "train/":  # installed, perhaps within somebody else's repository
+        if asked("rev-parse", "--show-prefix") != "train/":  # installed, perhaps within somebody else's repository
             return ""
-        describe_it = [*git, "describe", "--always", "--dirty", "--exclude=*"]
-        told = subprocess.run(describe_it, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
+        return f"commit {asked('describe', '--always', '--dirty', '--exclude=*')}, "
+    except (OSError, subprocess.SubprocessError):
         return ""
-    return f"commit {told.stdout.strip()}, " if told.returncode == 0 else ""
 
 
 def _validation_line(val: dict[str, Any]) -> str:

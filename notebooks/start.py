@@ -21,7 +21,7 @@ from configs.loader import InputError
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "configs/small.yaml"
 SAVING_SECONDS = 60  # that a training which is stopped has for its last step and its checkpoint
-SHORT = ("train.max_steps=500",)  # three of the whole length would take too long
+SHORT = ("train.max_steps=500", "eval.every=100", "eval.max_tokens=8192")  # three whole ones would take too long
 THREE = {"mha": "short_mha", "gqa": "short_gqa", "mqa": "short_mqa"}  # name of the run of each word of the toggle
 
 

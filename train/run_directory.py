@@ -80,8 +80,13 @@ def _find_start(config: RunConfig) -> Start:
     is_over = config.progress(state.step, state.seconds) >= 1
     if is_over and newest is None:
         raise InputError(f"resume: {checkpoint} is at step {state.step:,} already: raise train.{limit}")
-    finished = is_over and newest is not None and _same(checkpoint, newest)
+    finished = is_over and newest is not None and _same(checkpoint, newest) and _names_the_same_text(config)
     return Start(checkpoint, finished and report.is_finished(directory, state.step), state)
+
+
+def _names_the_same_text(config: RunConfig) -> bool:
+    """Else a finished run goes on far enough for `check_contents` to see whether the text itself is another."""
+    return load_run_config(config.directory / "config.yaml").data.source == config.data.source
 
 
 def _same(a: Path, b: Path) -> bool:

@@ -305,6 +305,20 @@ def test_a_text_that_changed_under_a_run_is_refused_and_a_moved_one_is_not(tmp_p
     assert "is no longer what this run was trained on" in done.stderr
 
 
+def test_a_finished_run_asked_to_read_another_text_says_so_and_a_moved_one_is_its_own(tmp_path):
+    config = write_config(tmp_path, train={"max_steps": 4})
+    printed = pretrain(config).stdout
+    other = tmp_path / "other.txt"
+    other.write_text((tmp_path / "text.txt").read_text(encoding="utf-8"), encoding="utf-8")
+    result = pretrain(config, f"data.source.path={other}").stdout.split("validation loss")[1].splitlines()[0]
+    assert result in printed
+    other.write_text("Another text.\n" * 500, encoding="utf-8")
+    refused = pretrain(config, f"data.source.path={tmp_path / 'text.txt'}")
+    assert refused.stdout  # the first text is still its own
+    done = pretrain(config, f"data.source.path={other}", code=2)
+    assert "is no longer what this run was trained on" in done.stderr
+
+
 def test_a_run_without_a_whole_checkpoint_is_not_started_over(tmp_path):
     config = write_config(tmp_path, train={"max_steps": 4})
     pretrain(config)

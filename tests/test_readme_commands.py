@@ -170,7 +170,9 @@ def test_in_short_is_the_same_command_with_more_overrides_that_are_valid():
 
 
 def test_make_demo_is_what_the_makefile_says():
-    recipe = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    recipe = subprocess.run(
+        ["make", "-n", "--no-print-directory", "demo"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert recipe.strip().splitlines()[-1] == TRAINING["make demo"]
 
 

@@ -79,6 +79,8 @@ def make_targets() -> frozenset[str]:
 
 @cache
 def is_module(name: str) -> bool:
+    if name == "pip":  # looking for it makes setuptools step aside, and torch.compile then fails in this process
+        return True
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:  # the parent of a dotted name is missing
@@ -87,6 +89,8 @@ def is_module(name: str) -> bool:
 
 def is_command(name: str) -> bool:
     """Whether `python -m name` runs something."""
+    if name == "pip":
+        return True
     if not is_module(name):
         return False
     spec = importlib.util.find_spec(name)

@@ -54,6 +54,7 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
+    """The command line. Raises InputError for a number out of range."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m eval.chat", description=__doc__, formatter_class=form)
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/sft_demo")
@@ -131,6 +132,7 @@ class Chat:
             self.remarks.line("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves.")
 
     def answer(self, text: str) -> None:
+        """Write the answer while it comes; Ctrl-C ends it, and what was written stays in the conversation."""
         conversation = self.conversation
         pieces = conversation.answer(text)
         if count := conversation.forgotten:

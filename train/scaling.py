@@ -65,6 +65,7 @@ def hours(run: RunConfig, gpu: str, processes: int) -> float:
 
 
 def memory_table() -> list[str]:
+    """GB that a GPU must hold for a step of ROWS rows, a line each model; docs/scaling_out.md shows it."""
     heading = f"| | parameters | tokens a row | activations and loss of {ROWS} rows | one GPU, or ddp |"
     lines = [heading + "".join(f" fsdp2, {n} GPUs |" for n in PROCESSES), "|---|" + "---:|" * (4 + len(PROCESSES))]
     for name in SHAPES:

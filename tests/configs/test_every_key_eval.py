@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -60,14 +60,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def baseline(run):
-    made = {}
-
-    def of(given):
-        if given not in made:
-            made[given] = run(list(given))
-        return made[given]
-
-    return of
+    return cache(lambda given: run(list(given)))
 
 
 @shows(*(change.key for change in CHANGES))

@@ -286,8 +286,9 @@ def borrow_venv(folder: Path) -> None:
 
 
 def newcomers_environment(folder: Path, *, quick: bool) -> dict[str, str]:
-    """No environment is active: neither on the PATH nor as PYTHONPATH."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    """No environment is active, neither on the PATH nor as PYTHONPATH; nor is a service of wandb that we may run in."""
+    ours = ("VIRTUAL_ENV", "PYTHONPATH", "WANDB_SERVICE", "_WANDB_SERVICE")
+    environment = {key: value for key, value in os.environ.items() if key not in ours}
     paths = os.environ.get("PATH", "").split(os.pathsep)
     environment["PATH"] = os.pathsep.join(path for path in paths if not (Path(path).parent / "pyvenv.cfg").exists())
     if quick:  # the borrowed .venv knows the tree that it was made for: the copy comes before it

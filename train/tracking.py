@@ -175,7 +175,7 @@ class _Wandb:
             id=self._id,
             resume="allow",
             mode=self._config.tracking.wandb,
-            dir=str(self._config.directory),
+            dir=str(self._config.directory.resolve()),  # its service may have another working directory
             config=self._config.model_dump(),
             settings=wandb.Settings(silent=True, x_service_wait=300.0),  # a busy machine starts it slowly
         )

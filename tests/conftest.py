@@ -1,6 +1,7 @@
 """Tests never reach for a network."""
 
 import os
+import sys
 
 os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true", TOKENIZERS_PARALLELISM="true")
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny models are quickest so, and test processes do not get in each other's way
@@ -9,6 +10,18 @@ import pytest
 import torch
 
 from model import LanguageModel, ModelConfig
+
+
+class _NoPip:
+    """Refuses the lookup of `pip`, which makes setuptools step aside for the rest of the process (Python 3.11,
+    `_distutils_hack.spec_for_pip`), so that torch.compile fails in whatever test comes later. Better fail here."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        assert name != "pip", "a test process must not look for the module `pip`: see tests/conftest.py"
+
+
+sys.meta_path.insert(0, _NoPip)
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,12 @@ import shutil
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests import readme_commands
+from tests.docs.tree import is_module
 from tests.readme_commands import ROOT, TRAINING, Command, ReadmeError, parse, plan
 
 SCRIPT = ROOT / "tests" / "readme_commands.py"
@@ -326,7 +326,7 @@ def test_what_readme_skips_names_modules_and_configs_that_exist():
             continue
         at = words.index("-m")
         module, arguments = words[at + 1], words[at + 2 :]
-        assert find_spec(module), f"README.md:{command.line}: there is no module {module}"
+        assert is_module(module), f"README.md:{command.line}: there is no module {module}"
         for name in [word for word in arguments if word.startswith("configs/") and word.endswith(".yaml")]:
             overrides = [word for word in arguments if re.match(r"[a-z_]+(\.[a-z_]+)*=", word)]
             if module != "train.sweep":  # whose overrides may be lists

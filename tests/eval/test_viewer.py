@@ -355,4 +355,4 @@ def test_png_download(page):
         picture = Image.open(download.value.path())
         assert (picture.format, download.value.suggested_filename) == ("PNG", "mha step 20.png")
         assert picture.width > 3000
-        assert len(np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)) > 100
+        assert picture.convert("RGB").getcolors(100) is None  # more than 100 colours

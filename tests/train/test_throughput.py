@@ -57,7 +57,7 @@ def test_a_table_is_aligned_markdown():
 
 @pytest.mark.slow
 def test_every_backend_of_this_machine_is_in_the_attention_table():
-    done = run_module("train.throughput", "--attention", "--lengths", "64", "128", "--rounds", "1")
+    done = run_module("train.throughput", "--attention", "--lengths", "128", "--rounds", "1")
     assert done.returncode == 0, done.stderr
     blocked = " blocked |" if torch.cpu.get_capabilities().get("avx512_bf16") else ""
     assert f"| length, key/value heads | eager | flash | sdpa | sdpa_math |{blocked} flex |" in done.stdout

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from data.config import DataConfig
 from data.prepare import open_prepared, prepare
 from data.storyworld import tell_many
 
-SMALL = "shards.SHARD_TOKENS, encode_corpus.BATCH, encode_corpus.SAVE_SECONDS = 60_000, 30_000, 0.0"
+SMALL = "shards.SHARD_TOKENS, encode_corpus.BATCH, encode_corpus.SAVE_SECONDS = 30_000, 15_000, 0.0"
 DRIVER = f"""
 import json, sys
 from pathlib import Path
@@ -34,13 +35,18 @@ prepare.prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]), 
 @pytest.fixture
 def small(monkeypatch):
     """Small shards and batches, and a note of progress after each batch."""
-    monkeypatch.setattr(shards, "SHARD_TOKENS", 60_000)
-    monkeypatch.setattr(encode_corpus, "BATCH", 30_000)
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 30_000)
+    monkeypatch.setattr(encode_corpus, "BATCH", 15_000)
     monkeypatch.setattr(encode_corpus, "SAVE_SECONDS", 0.0)
 
 
+@cache
+def stories() -> list[str]:
+    return [story.text for story in tell_many(0, 0, 1500)]
+
+
 def text_config(folder: Path) -> DataConfig:
-    texts = [story.text for story in tell_many(0, 0, 3000)]
+    texts = stories()
     lines = [json.dumps({"text": text}) + "\n" for text in texts + texts[:100]]
     (folder / "stories.jsonl").write_text("".join(lines), encoding="utf-8")
     source = {"kind": "files", "path": str(folder / "stories.jsonl")}
@@ -50,9 +56,8 @@ def text_config(folder: Path) -> DataConfig:
 
 
 def chat_config(folder: Path) -> DataConfig:
-    stories = tell_many(0, 0, 2500)
     turn = lambda role, content: {"role": role, "content": content}  # noqa: E731
-    records = [{"messages": [turn("user", f"Story {i}?"), turn("assistant", s.text)]} for i, s in enumerate(stories)]
+    records = [{"messages": [turn("user", f"Story {i}?"), turn("assistant", s)]} for i, s in enumerate(stories())]
     (folder / "chat.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     source = {"kind": "files", "path": str(folder / "chat.jsonl")}
     return DataConfig.model_validate({"source": source, "tokenizer": {"kind": "byte"}, "records": "conversations"})

@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 REQUIREMENTS := requirements.txt requirements-dev.txt pyproject.toml
 
-.PHONY: demo test lint notebooks readme bench clean
+.PHONY: demo test lint notebooks readme readme-quick bench clean
 
 demo: $(VENV)/ready
 	$(RUN) -m train.pretrain configs/demo.yaml
@@ -20,6 +20,10 @@ notebooks: $(VENV)/ready
 # Every command of README, in a fresh copy, as a newcomer would run them: hours.
 readme:
 	$(PYTHON) tests/readme_commands.py
+
+# Those that take under a minute, with this .venv: a part of CI.
+readme-quick: $(VENV)/ready
+	$(RUN) tests/readme_commands.py --quick
 
 lint: $(VENV)/ready
 	$(RUN) -m ruff check .

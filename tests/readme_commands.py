@@ -21,8 +21,8 @@ A command that is neither tagged nor recognised (PROGRAMS below) is an error, an
 
 All runs in a fresh copy of the working tree in a temporary folder: your runs/ are neither used nor touched.
 Without --quick the copy makes its own .venv, as a newcomer would: packages are downloaded, and it takes long
-(`make readme`). With --quick it borrows the .venv that this script runs in; a slow training whose run a later command
-looks at is done in short, which is the same command with the overrides SHORT.
+(`make readme`). With --quick (`make readme-quick`, a part of CI) it borrows the .venv that this script runs in; a slow
+training whose run a later command looks at is done in short, which is the same command with the overrides SHORT.
 
 One line per command: ok, short, skipped or failed, seconds, line in README, command, reason. The exit code is 1 if one
 failed, 2 if README cannot be read like that. It needs git and a POSIX shell.

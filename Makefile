@@ -32,13 +32,13 @@ lint: $(VENV)/ready
 	$(VENV)/bin/lint-imports
 
 bench: $(VENV)/ready
-	$(RUN) -m train.throughput
-	$(RUN) -m train.throughput --versus transformers
-	$(RUN) -m train.throughput --ladder --skip compile
-	$(RUN) -m train.throughput --attention
-	$(RUN) -m train.throughput --decode --versus transformers
-	$(RUN) -m train.throughput configs/base.yaml --packing
-	$(RUN) -m data.prepare_benchmark
+	$(RUN) -m benchmarks.throughput
+	$(RUN) -m benchmarks.throughput --versus transformers
+	$(RUN) -m benchmarks.throughput --ladder --skip compile
+	$(RUN) -m benchmarks.throughput --attention
+	$(RUN) -m benchmarks.throughput --decode --versus transformers
+	$(RUN) -m benchmarks.throughput configs/base.yaml --packing
+	$(RUN) -m benchmarks.preparing
 
 # Everything is installed before the stamp is written, so an interrupted install starts again.
 $(VENV)/ready: $(REQUIREMENTS)

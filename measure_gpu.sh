@@ -17,13 +17,13 @@ measure() { # name, seconds at most, command …
 
 local_text="data.source={kind: files, path: ../shared/data/tinystories_samples}"
 measure correct 400 "$PYTHON" -m pytest -q tests/train/test_cuda.py tests/model -m "not slow"
-measure speed_124m 120 "$PYTHON" -m train.throughput configs/124m.yaml
-measure speed_26m 120 "$PYTHON" -m train.throughput configs/26m.yaml
-measure versus_transformers 300 "$PYTHON" -m train.throughput configs/124m.yaml --versus transformers
-measure attention 200 "$PYTHON" -m train.throughput --attention
-measure decode 200 "$PYTHON" -m train.throughput --decode --versus transformers
-measure ladder 400 "$PYTHON" -m train.throughput configs/26m.yaml --ladder "$local_text"
-measure profile_124m 120 "$PYTHON" -m train.throughput configs/124m.yaml --profile "$OUT/profile"
+measure speed_124m 120 "$PYTHON" -m benchmarks.throughput configs/124m.yaml
+measure speed_26m 120 "$PYTHON" -m benchmarks.throughput configs/26m.yaml
+measure versus_transformers 300 "$PYTHON" -m benchmarks.throughput configs/124m.yaml --versus transformers
+measure attention 200 "$PYTHON" -m benchmarks.throughput --attention
+measure decode 200 "$PYTHON" -m benchmarks.throughput --decode --versus transformers
+measure ladder 400 "$PYTHON" -m benchmarks.throughput configs/26m.yaml --ladder "$local_text"
+measure profile_124m 120 "$PYTHON" -m benchmarks.throughput configs/124m.yaml --profile "$OUT/profile"
 measure bf16 240 "$PYTHON" -m train.pretrain configs/demo.yaml name=gpu_bf16 train.precision=bf16
 measure fp32 240 "$PYTHON" -m train.pretrain configs/demo.yaml name=gpu_fp32 train.precision=fp32
 measure ten_minutes 900 "$PYTHON" -m train.pretrain configs/ten_minutes.yaml "$local_text"

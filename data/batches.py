@@ -21,7 +21,7 @@ from data.config import DataConfig
 from data.packing import ConversationRows, DocumentRows, HeldOutRows, Rows
 from data.prefetch import prefetched
 from data.prepare import PreparedData
-from data.sources import Split
+from data.reading.sources import Split
 from data.tokenizer import Tokenizer
 
 JOINED = (1, 2, 4, 8)  # how many rows data.rows_joined=auto may join: as few as make ENOUGH of their positions real

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from data.records import Conversation, Message, checked_conversation
+from data.reading.records import Conversation, Message, checked_conversation
 
 if TYPE_CHECKING:  # tokenizer.py imports CHAT_TEMPLATE from here
     from data.tokenizer import Tokenizer

@@ -9,13 +9,14 @@ from contextlib import closing
 
 import numpy as np
 
-from data import shards, sources
+from data import shards
 from data.chat import TRAINED, encode_conversations
 from data.config import DataConfig
 from data.learning_text import plain_texts
 from data.prefetch import prefetched
-from data.records import Conversation
-from data.sources import Document, Ledger
+from data.reading import sources
+from data.reading.records import Conversation
+from data.reading.sources import Document, Ledger
 from data.tokenizer import Tokenizer
 
 BATCH = 1 << 20  # characters encoded at a time, on all cores

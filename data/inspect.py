@@ -24,8 +24,8 @@ from data.config import DataConfig
 from data.corpus_summary import histogram, measure, notes, summary
 from data.packing import IGNORED, Rows
 from data.prepare import SPLITS, PreparedData, output_directory, prepare
-from data.readable import columns, escape, visible
-from data.sources import Split
+from data.reading.sources import Split
+from data.terminal_text import columns, escape, visible
 from data.tokenizer import Tokenizer
 
 # SGR codes. What is trained on is green, special tokens are in reverse video.

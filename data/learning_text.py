@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from data import sources
 from data.chat import segments
 from data.config import DataConfig, FilesSource
-from data.file_bytes import COMPRESSED
-from data.records import Conversation
+from data.reading import sources
+from data.reading.file_bytes import COMPRESSED
+from data.reading.records import Conversation
 from data.tokenizer import cut
 
 EXCERPT = 1 << 14  # characters of a long document that a tokenizer learns from at a time

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from configs.loader import InputError, LoadedConfig, exit_on_bad_input, load_config, validate
-from data import shards, sources
+from data import shards
 from data.chat import CHAT_TEMPLATE
 from data.config import DataConfig
 from data.encode_corpus import Writers, encode_corpus
 from data.learning_text import tokenizer_texts
 from data.packing import TokenStream
-from data.sources import Ledger
+from data.reading import sources
+from data.reading.sources import Ledger
 from data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 FORMAT_VERSION = 3

@@ -15,10 +15,10 @@ from itertools import islice, pairwise
 from typing import NamedTuple
 
 from configs.loader import InputError, exit_on_bad_input, load_config, validate
-from data import sources
 from data.config import DataConfig, TokenizerConfig
 from data.learning_text import plain_texts, tokenizer_texts
-from data.readable import columns, escape
+from data.reading import sources
+from data.terminal_text import columns, escape
 from data.tokenizer import DEFAULT_VOCAB_SIZE, Tokenizer, adopt, round_up, train_tokenizer
 
 SIZES = "512,1024,2048,4096,8192"

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from data.batches import Batch
 from data.tokenizer import Tokenizer
-from eval.evaluating import evaluating
+from eval.eval_mode import evaluating
 from model import LanguageModel
 
 if TYPE_CHECKING:

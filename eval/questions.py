@@ -24,7 +24,7 @@ from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import LanguageModel, generate, load
 from model.checkpoint_format import checkpoint_directory
-from model.generation import left_pad
+from model.decoding.generation import left_pad
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from model.checkpoint_format import load, save
 from model.config import ModelConfig
-from model.generation import generate, left_pad, stream
-from model.sampling import Sampling
+from model.decoding.generation import generate, left_pad, stream
+from model.decoding.sampling import Sampling
 from model.transformer import LanguageModel
 
 __all__ = ["LanguageModel", "ModelConfig", "Sampling", "generate", "left_pad", "load", "save", "stream"]

@@ -21,9 +21,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from model.attention_backends import BACKENDS, repeat_kv
+from model.backends.choice import BACKENDS, repeat_kv
 from model.config import ModelConfig
-from model.kv_cache import KVCache
+from model.decoding.kv_cache import KVCache
 from model.norm import RMSNorm
 from model.rope import apply_rotary
 

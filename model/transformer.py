@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model.attention import Attention
-from model.attention_backends import BACKENDS, Situation, check_name, why_not
+from model.backends.choice import BACKENDS, Situation, check_name, why_not
 from model.config import ModelConfig
+from model.decoding.kv_cache import KVCache, StaticCache
 from model.feed_forward import FeedForward
-from model.kv_cache import KVCache, StaticCache
 from model.loss import IGNORED, cross_entropy_sum
 from model.masks import MaskSpec, real_tokens
 from model.norm import RMSNorm

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.loader import InputError, exit_on_bad_input
-from model import blocked_attention
+from model.backends import blocked as blocked_attention
 from model.config import ModelConfig
 from train.config import RunConfig, load_run_config
-from train.hardware import device_memory, known_peak
+from train.machine.hardware import device_memory, known_peak
 
 if TYPE_CHECKING:
-    from train.device import Device
+    from train.machine.device import Device
 
 ASSUMED_CHAR_VOCABULARY = 128  # 116 characters and 12 special tokens: tiny Shakespeare has 65, plain English fits
 USABLE_SHARE = 0.9  # of the memory: the rest is for the CUDA context, fragments and one layer's gradients
@@ -229,7 +229,7 @@ def planned_device(run: RunConfig, kind: str | None) -> Device:
     """This machine's device, or the one that is planned for, whether it is here or not."""
     import torch
 
-    from train.device import Device, resolve_device
+    from train.machine.device import Device, resolve_device
 
     if kind == "cuda" and not torch.cuda.is_available():
         precision = "bf16" if run.train.precision == "auto" else run.train.precision

@@ -14,14 +14,14 @@ import torch
 from configs.loader import InputError
 from eval.hooks import EvalEvent, run_hooks
 from train import trace
-from train.checkpoint import save_checkpoint
-from train.checkpoint_files import SaveError
-from train.compilation import compiled
-from train.distributed import wrap
-from train.memory import within_memory
+from train.machine.compilation import compiled
+from train.machine.distributed import wrap
+from train.machine.memory import within_memory
+from train.machine.signals import stop_signals
 from train.meters import Meter, Reading
 from train.run import Run
-from train.signals import stop_signals
+from train.saving.checkpoint import save_checkpoint
+from train.saving.checkpoint_files import SaveError
 from train.step import count, training_step
 
 EXIT_NON_FINITE = 3

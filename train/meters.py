@@ -16,9 +16,9 @@ from torch import Tensor
 
 from train.budget import flops_per_token
 from train.config import RunConfig
-from train.device import Device
-from train.distributed import whole
-from train.hardware import known_peak
+from train.machine.device import Device
+from train.machine.distributed import whole
+from train.machine.hardware import known_peak
 
 SPIKE_WINDOW = 30  # steps whose losses a new one is compared with
 SPIKE_DEVIATIONS = 6.0  # how far above their median it must be, in (robust) standard deviations, …

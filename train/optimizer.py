@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from train.config import OptimizerConfig
-from train.distributed import share
+from train.machine.distributed import share
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # steepest slope at zero; Jordan's constants
 FUSED = ("cpu", "cuda", "mps")  # devices on which PyTorch has AdamW as one kernel

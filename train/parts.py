@@ -14,18 +14,19 @@ from data.tokenizer import Tokenizer
 from eval.attention.record import check as check_attention
 from eval.hooks import load_hooks
 from model import LanguageModel
-from train import report, run_directory
-from train.allocator import keep_freed_memory
+from train import report
 from train.announcement import opening
-from train.checkpoint import TrainerState, load_checkpoint
 from train.config import RunConfig
-from train.device import Device, resolve_device
-from train.distributed import World, seed_rank, shard
-from train.initial_weights import load_initial_weights
+from train.machine.allocator import keep_freed_memory
+from train.machine.device import Device, resolve_device
+from train.machine.distributed import World, seed_rank, shard
 from train.meters import SpikeDetector
 from train.optimizer import build_optimizers
 from train.run import Run, micro_batch_rows
-from train.run_directory import Start
+from train.saving import run_directory
+from train.saving.checkpoint import TrainerState, load_checkpoint
+from train.saving.initial_weights import load_initial_weights
+from train.saving.run_directory import Start
 from train.tracking import Tracker
 
 

@@ -18,10 +18,10 @@ def main() -> int:
 def run(config: RunConfig, script: str) -> int:
     """One run from its config to its report. Returns the exit code. script: whose command it is."""
     from train import parts, pictures, report
-    from train.distributed import processes
-    from train.initial_weights import find_initial_weights
     from train.loop import train
-    from train.run_directory import find_start
+    from train.machine.distributed import processes
+    from train.saving.initial_weights import find_initial_weights
+    from train.saving.run_directory import find_start
 
     # 1. This process and the others, if torchrun started several.
     with processes(config.train.parallel, config.train.device) as world:

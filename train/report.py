@@ -15,10 +15,10 @@ from data.config import StoryworldSource
 from data.prepare import describe
 from eval.attention.render import PICTURES, VIEWER
 from eval.attention.snapshots import read_all
+from eval.jsonl import read_lines
 from eval.language_modeling import compare_with_floor
-from eval.records import read_lines
 from train.announcement import opening
-from train.device import machine
+from train.machine.device import machine
 from train.run import Run
 
 RESULT_HEADING = "## Result"

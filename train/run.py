@@ -14,12 +14,12 @@ from data.prepare import PreparedData
 from eval.hooks import Hook
 from model import LanguageModel
 from train.budget import largest_micro_batch
-from train.checkpoint import TrainerState
 from train.config import RunConfig
-from train.device import Device
-from train.distributed import World
-from train.hardware import device_memory
+from train.machine.device import Device
+from train.machine.distributed import World
+from train.machine.hardware import device_memory
 from train.meters import SpikeDetector
+from train.saving.checkpoint import TrainerState
 from train.tracking import Tracker
 
 AUTO_MICRO_TOKENS = {"cpu": 8192, "cuda": 65536, "mps": 16384}

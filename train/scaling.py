@@ -12,7 +12,7 @@ from pathlib import Path
 from configs.loader import exit_on_bad_input
 from train.budget import flops_per_token, parameter_count_by_part, step_memory
 from train.config import RunConfig, load_run_config
-from train.hardware import PEAK_TFLOPS
+from train.machine.hardware import PEAK_TFLOPS
 
 BASE = Path(__file__).resolve().parents[1] / "configs" / "124m.yaml"
 ROWS = 4  # of a micro-batch of one process

@@ -22,7 +22,7 @@ def as_fine_tuning(config: RunConfig) -> RunConfig:
 
     Raises InputError without init_from, if that is no model, and if the data is not conversations.
     """
-    from train.initial_weights import take_over_architecture
+    from train.saving.initial_weights import take_over_architecture
 
     if config.init_from is None:
         raise InputError(

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from data.batches import Batch
 from data.packing import IGNORED
-from train.distributed import accumulating, whole
-from train.memory import within_memory
+from train.machine.distributed import accumulating, whole
+from train.machine.memory import within_memory
 from train.meters import StepFigures, UpdateRatio
 from train.optimizer import set_learning_rate
 from train.run import Run

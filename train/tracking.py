@@ -17,7 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from eval.records import read_lines
+from eval.jsonl import read_lines
 from train.config import RunConfig
 
 PATIENCE_S = 60.0  # how long the end of a run waits for wandb

@@ -83,10 +83,10 @@ def from_snapshots(run: Path, out: Path) -> list[Path]:
 def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
     """Every head of a checkpoint on one text."""
     from data.tokenizer import load_tokenizer
-    from eval.attention.plots import mosaic, one_head
+    from eval.attention.pictures.plots import mosaic, one_head
     from eval.attention.probes import probe_from_text
     from eval.attention.record import look
-    from eval.attention.viewer import write_viewer
+    from eval.attention.viewer.page import write_viewer
     from eval.config import AttentionConfig
     from model import load
     from model.checkpoint_format import checkpoint_directory

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eval.attention.causes import likely_cause
-from eval.evaluating import evaluating
+from eval.attention.diagnosis import likely_cause
+from eval.eval_mode import evaluating
 from model import LanguageModel
 from model.attention import repeat_kv
-from model.attention_functions import attention_scores, normalise
-from model.kv_cache import KVCache
+from model.backends.sdpa import attention_scores, normalise
+from model.decoding.kv_cache import KVCache
 from model.masks import MaskSpec, boolean_mask, real_tokens
 
 # largest |weights @ v - kernel output|, as a share of the largest |output|

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eval.attention.probes import Probe
-from eval.evaluating import evaluating
+from eval.eval_mode import evaluating
 from model import LanguageModel
 
 Head = tuple[int, int]  # layer, head

@@ -18,7 +18,7 @@ from configs.loader import InputError
 from eval.attention import metrics, snapshots
 from eval.attention.capture import AttentionMaps, capture
 from eval.attention.controls import ablate_strongest, copy_gain
-from eval.attention.plots import quick_mosaic
+from eval.attention.pictures.plots import quick_mosaic
 from eval.attention.probes import BUILT_IN, Probe, ProbeText, build_probes, read_probe_file
 from eval.attention.snapshots import ProbeMap, Snapshot
 from eval.config import AttentionConfig

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from eval.attention.history import choose, like_the_last, phase_change
 from eval.attention.metrics import SCORES
-from eval.attention.plots import mosaic, one_head
-from eval.attention.score_plots import curves, score_maps
+from eval.attention.pictures.plots import mosaic, one_head
+from eval.attention.pictures.score_plots import curves, score_maps
+from eval.attention.pictures.timelapse import timelapse
 from eval.attention.snapshots import Snapshot, file_of
-from eval.attention.timelapse import timelapse
-from eval.attention.viewer import write_viewer
+from eval.attention.viewer.page import write_viewer
 
 PICTURES = {  # that bear no step in their name, and what they show
     "timelapse.gif": "every head while it learns",

@@ -17,13 +17,13 @@ from data.batches import too_long
 from data.config import DataConfig, HubSource, TokenizerConfig
 from data.packing import IGNORED
 from data.prepare import SPLITS, describe
-from data.sources import identity, read
+from data.reading.sources import identity, read
 from data.tokenizer import train_tokenizer
 from tests.configs.every_key import Change, shows
 from tests.train.helpers import write_config
 from train import parts
 from train.config import load_run_config
-from train.distributed import World
+from train.machine.distributed import World
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from tests.configs.every_key import Change, differing, shows
 from tests.train.helpers import pretrain, write_config
 from train import parts
 from train.config import RunConfig, load_run_config
-from train.device import resolve_device
-from train.distributed import World
+from train.machine.device import resolve_device
+from train.machine.distributed import World
 
 YARN = "model.rope_scaling={rope_type: yarn, factor: 4.0, original_max_position_embeddings: 4096}"
 LINEAR = "model.rope_scaling={rope_type: linear, factor: 4.0}"

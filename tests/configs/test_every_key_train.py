@@ -14,8 +14,8 @@ from tests.train.helpers import pretrain, write_config
 from tests.train.worlds import run_world
 from train import parts
 from train.config import load_run_config
-from train.device import resolve_device
-from train.distributed import processes, wrap
+from train.machine.device import resolve_device
+from train.machine.distributed import processes, wrap
 
 LEARNING = "learning, last validation"
 LIMIT = "schedule, learning, steps, logged, evaluated, last validation, sampled, checkpoints"

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from data.chat import MAY_END, TRAINED, encode_conversations, prompt_ids, segments
 from data.config import TokenizerConfig
-from data.records import BadRecord, Conversation, Message, conversation_of
+from data.reading.records import BadRecord, Conversation, Message, conversation_of
 from data.tokenizer import SPECIAL_TOKENS, train_tokenizer
 
 CORPUS = [

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from configs.loader import InputError
-from data import files
 from data.config import TokenizerConfig
-from data.files import find, records
-from data.records import text_of
+from data.reading import files
+from data.reading.files import find, records
+from data.reading.records import text_of
 from data.tokenizer import train_tokenizer
 
 TEXTS = ["One fox.", 'Two "quoted", with a comma', "Drei\nZeilen\n\nund ß 你好 🦊", " spaces "]

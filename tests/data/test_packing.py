@@ -15,7 +15,7 @@ from data.chat import MAY_END, TRAINED, encode_conversations
 from data.config import DataConfig, TokenizerConfig
 from data.packing import IGNORED, ConversationRows, DocumentRows, TokenStream, best_fit
 from data.prepare import prepare
-from data.records import Conversation, Message
+from data.reading.records import Conversation, Message
 from data.storyworld import tell_many
 from data.tokenizer import train_tokenizer
 from tests.conftest import random_model, tiny_config

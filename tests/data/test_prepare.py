@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from configs.loader import InputError
-from data import encode_corpus, files, shards
+from data import encode_corpus, shards
 from data import prepare as prepare_module
 from data import tokenizer as tokenizer_module
 from data.config import DataConfig
 from data.fingerprints import fingerprint
 from data.prepare import open_prepared, prepare
-from data.sources import documents, split_of
+from data.reading import files
+from data.reading.sources import documents, split_of
 
 
 def config(path, **changes) -> DataConfig:

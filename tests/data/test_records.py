@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data.records import BadRecord, Conversation, Message, conversation_of, split_thinking, text_of
+from data.reading.records import BadRecord, Conversation, Message, conversation_of, split_thinking, text_of
 
 HI = (Message("user", "Hi"), Message("assistant", "Hello"))
 SCHEMA = {"name": "now", "description": "The time.", "parameters": {"type": "object", "properties": {}}}

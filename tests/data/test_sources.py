@@ -11,13 +11,13 @@ from random import Random
 import pytest
 
 from configs.loader import InputError
-from data import sources
 from data.config import DataConfig
 from data.fingerprints import Seen, fingerprint
 from data.learning_text import tokenizer_texts
 from data.prepare import describe, prepare
-from data.records import conversation_of
-from data.sources import Ledger, documents, identity, read
+from data.reading import sources
+from data.reading.records import conversation_of
+from data.reading.sources import Ledger, documents, identity, read
 from data.storyworld import converse, repeated, tell
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from data.config import DataConfig, StoryworldSource
-from data.sources import documents
+from data.reading.sources import documents
 from data.storyworld import converse, read
 from data.storyworld.conversations import CONVERSATION_KINDS
 from data.storyworld.names import held_out_names, name_set

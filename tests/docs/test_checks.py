@@ -30,7 +30,7 @@ MISTAKES = [
     ("identifiers", "`lm.set_attn_implementation()`", "`lm.set_attention_implementation()`", "nothing is called"),
     ("identifiers", "`LanguageModel`", "`LanguageModle`", "did you mean LanguageModel?"),
     ("commands", "`python -m train.budget configs/demo.yaml`", "`python -m train.budgets`", "runs nothing"),
-    ("commands", "`python -m data.prepare configs/x.yaml`", "`python -m data.sources configs/x.yaml`", "runs nothing"),
+    ("commands", "`python -m data.prepare configs/x.yaml`", "`python -m data.packing configs/x.yaml`", "runs nothing"),
     ("commands", "`python -m eval.tasks runs/x --limit 3`", "`python -m eval.tasks runs/x --limits 3`", "--limits"),
     ("commands", "```\npython -m eval.attention runs/x \\\n --svg\n```",
      "```\npython -m eval.attention runs/x \\\n --pdf\n```", "eval.attention has no option --pdf"),

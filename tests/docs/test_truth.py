@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from data.config import FilesSource, HubSource, MixSource, StoryworldSource
-from data.files import COMPRESSED, KINDS
+from data.reading.files import COMPRESSED, KINDS
 from eval.attention.metrics import SCORES
-from model.attention_backends import BACKENDS
+from model.backends.choice import BACKENDS
 from tests.docs.page import ROOT
 
 SOURCES = (StoryworldSource, FilesSource, HubSource, MixSource)

@@ -10,7 +10,8 @@ import termios
 import threading
 
 from configs.loader import exit_on_bad_input
-from eval import chat, chat_session
+from eval.chat import __main__ as chat
+from eval.chat import session as chat_session
 
 streamed = chat_session.stream
 

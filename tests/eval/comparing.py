@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from eval import compare, compare_figures
+from eval.compare import __main__ as compare
+from eval.compare import figures as compare_figures
 from tests.train.helpers import metrics, pretrain
 
 

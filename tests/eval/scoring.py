@@ -9,7 +9,7 @@ import torch
 from configs.loader import exit_on_bad_input
 from data.config import TokenizerConfig
 from data.tokenizer import train_tokenizer
-from eval import tasks
+from eval.tasks import __main__ as tasks
 from model import save
 from tests.conftest import random_model, tiny_config
 

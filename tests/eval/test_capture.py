@@ -5,10 +5,10 @@ import torch
 
 from eval.attention import capture
 from eval.attention import capture as capture_function
-from eval.attention.causes import UNKNOWN
+from eval.attention.diagnosis import UNKNOWN
 from model import attention as attention_module
-from model.attention_backends import Backend, attention_weights
-from model.kv_cache import make_cache
+from model.backends.choice import Backend, attention_weights
+from model.decoding.kv_cache import make_cache
 from model.masks import MaskSpec, boolean_mask
 from model.rope import RotaryEmbedding, apply_rotary
 from tests.conftest import random_model, tiny_config

@@ -16,11 +16,12 @@ import torch
 
 from configs.loader import exit_on_bad_input
 from data.config import TokenizerConfig
-from data.readable import columns
+from data.terminal_text import columns
 from data.tokenizer import load_tokenizer, train_tokenizer
-from eval import chat, chat_attention
 from eval.attention import snapshots
 from eval.attention.capture import capture
+from eval.chat import __main__ as chat
+from eval.chat import attention as chat_attention
 from model import load, save
 from tests.conftest import random_model, tiny_config
 from tests.eval.test_plots import snapshot
@@ -161,7 +162,7 @@ def test_attention_shows_the_weights_of_the_answer_and_draws_them(runs, said, tm
 
 
 def chat_again(lm, tokenizer) -> list[int]:
-    from eval.chat_session import Conversation
+    from eval.chat.session import Conversation
 
     conversation = Conversation(lm, tokenizer, temperature=0.0, max_new_tokens=5)
     for text in ("Who?", "Tiko has the kite?"):

@@ -8,9 +8,9 @@ import torch
 
 from data.chat import TRAINED, encode_conversations, prompt_ids
 from data.config import TokenizerConfig
-from data.records import conversation_of
+from data.reading.records import conversation_of
 from data.tokenizer import train_tokenizer
-from eval.chat_session import Conversation
+from eval.chat.session import Conversation
 from model import LanguageModel, generate
 from tests.conftest import random_model, tiny_config
 

@@ -5,9 +5,9 @@ import io
 import numpy as np
 import pytest
 
-from data.readable import columns
-from eval import chat_terminal
-from eval.chat_terminal import ASCII, BLOCKS, Wrapped, attention_map, prints_blocks
+from data.terminal_text import columns
+from eval.chat import terminal as chat_terminal
+from eval.chat.terminal import ASCII, BLOCKS, Wrapped, attention_map, prints_blocks
 
 ENGLISH = "When the moon came up, both were ready, each in a green box with purple violets on it.\n\n  And so on."
 CHINESE = "从前有一只名叫提科的小狐狸，住在大森林里。它每天都去河边看鱼，也看见了自己的影子。Tiko看了很久。"

@@ -10,8 +10,9 @@ from statistics import mean, median, stdev
 
 import pytest
 
-from eval import compare, compare_text
-from eval.compare_runs import group, read_runs
+from eval.compare import __main__ as compare
+from eval.compare import text as compare_text
+from eval.compare.runs import group, read_runs
 from model import load
 from tests.eval.comparing import cells, command, edit, every, keep_figures, last_val, table_of
 from tests.train.helpers import metrics, pretrain, write_config
@@ -248,5 +249,5 @@ def test_a_place_that_cannot_be_written(own, tmp_path):
 
 
 def test_help_needs_neither_torch_nor_matplotlib():
-    check = "import sys, eval.compare; sys.exit(any(name in sys.modules for name in ('torch', 'matplotlib')))"
+    check = "import sys, eval.compare.__main__; sys.exit(any(name in sys.modules for name in ('torch', 'matplotlib')))"
     assert subprocess.run([sys.executable, "-c", check]).returncode == 0

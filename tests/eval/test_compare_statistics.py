@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from eval.compare_statistics import difference, spread
+from eval.compare.statistics import difference, spread
 
 
 def test_paired_difference_by_hand():

@@ -9,14 +9,14 @@ import pytest
 from PIL import Image
 from PIL.ImageColor import getrgb
 
-from eval.attention import drawing, score_plots
-from eval.attention.grid import BETWEEN, lay_out, legend, strongest, tile, without_sink
 from eval.attention.history import PhaseChange, choose, phase_change
-from eval.attention.plots import mosaic, one_head, quick_mosaic, side_by_side
+from eval.attention.pictures import drawing, score_plots
+from eval.attention.pictures.grid import BETWEEN, lay_out, legend, strongest, tile, without_sink
+from eval.attention.pictures.plots import mosaic, one_head, quick_mosaic, side_by_side
+from eval.attention.pictures.score_plots import curves, score_maps, score_maps_side_by_side
+from eval.attention.pictures.timelapse import MOST_FRAMES, timelapse
 from eval.attention.render import render
-from eval.attention.score_plots import curves, score_maps, score_maps_side_by_side
 from eval.attention.snapshots import ProbeMap, Snapshot
-from eval.attention.timelapse import MOST_FRAMES, timelapse
 
 CHANCE = {"previous_token": 0.04, "induction": 0.02, "sink": 0.05, "entropy": 2.0, "max_logit": None}
 
@@ -348,7 +348,9 @@ def test_frames_are_dense_early_and_hold_the_first_and_the_last():
 
 def test_the_timelapse_has_at_most_24_frames_from_the_first_step_to_the_last(tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr("eval.attention.timelapse.moment", lambda shot: shown.append(shot.step) or f"step {shot.step}")
+    monkeypatch.setattr(
+        "eval.attention.pictures.timelapse.moment", lambda shot: shown.append(shot.step) or f"step {shot.step}"
+    )
     path = timelapse(training(), tmp_path / "t.gif", "run")
     with Image.open(path) as picture:
         assert picture.n_frames == MOST_FRAMES == 24

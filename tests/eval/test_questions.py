@@ -11,7 +11,7 @@ import torch
 
 from data.chat import TRAINED, encode_conversations, prompt_ids
 from data.config import StoryworldSource, TokenizerConfig
-from data.records import conversation_of
+from data.reading.records import conversation_of
 from data.storyworld import converse
 from data.storyworld.names import held_out_names, name_set
 from data.storyworld.questions import KINDS

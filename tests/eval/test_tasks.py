@@ -18,7 +18,7 @@ from data.config import StoryworldSource, TokenizerConfig
 from data.storyworld import parse, tell
 from data.tokenizer import train_tokenizer
 from eval.questions import ask, figures, held_out_questions, score
-from eval.tasks_minimal_pairs import storyworld_pairs
+from eval.tasks.minimal_pairs import storyworld_pairs
 from model import load, save
 from tests.conftest import random_model, tiny_config
 from tests.eval.scoring import CLOSE, Reference, answer, blimp, command

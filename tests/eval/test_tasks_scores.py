@@ -7,10 +7,11 @@ import tokenizers
 import torch
 
 from data.tokenizer import SPECIAL_TOKENS, Tokenizer
-from eval import likelihood, tasks_text
-from eval.likelihood import accuracy_error, mean_error, token_log_probs
-from eval.tasks_multiple_choice import MultipleChoice, credit, joined, per_byte, score_multiple_choice
-from eval.tasks_text import text_log_probs, windows
+from eval.tasks import likelihood
+from eval.tasks import text as tasks_text
+from eval.tasks.likelihood import accuracy_error, mean_error, token_log_probs
+from eval.tasks.multiple_choice import MultipleChoice, credit, joined, per_byte, score_multiple_choice
+from eval.tasks.text import text_log_probs, windows
 from tests.conftest import random_model, tiny_config
 from tests.eval.scoring import CLOSE, TEXTS, answer, write_lines
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from eval.attention.snapshots import ProbeMap
-from eval.attention.viewer import write_viewer
+from eval.attention.viewer.page import write_viewer
 from tests.eval.viewer_helpers import causal, chromium, opened, snapshot
 
 STEPS = [0, 1, 2, 5, 10, 20]

@@ -7,7 +7,7 @@ import pytest
 
 from configs.loader import InputError
 from eval.attention.snapshots import ProbeMap
-from eval.attention.viewer import _by_importance, notebook, quantise, write_viewer
+from eval.attention.viewer.page import _by_importance, notebook, quantise, write_viewer
 from tests.eval.viewer_helpers import causal, chromium, opened, snapshot
 
 HOSTILE = [
@@ -280,7 +280,7 @@ def test_an_old_browser_is_told(browser, tmp_path):
 
 
 def test_the_file_names_no_address():
-    from eval.attention.viewer import PARTS, SCRIPTS
+    from eval.attention.viewer.page import PARTS, SCRIPTS
 
     files = {file.name for file in PARTS.iterdir()}
     assert files == {f"{name}.js" for name in SCRIPTS} | {"page.html", "style.css"}

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from model.attention import repeat_kv
-from model.attention_backends import BACKENDS, Situation, why_not
+from model.backends.choice import BACKENDS, Situation, why_not
 from model.masks import MaskSpec
 from tests.conftest import random_model, tiny_config
 from tests.model import reference

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model import attention_backends
-from model.attention_backends import BACKENDS, Backend, Situation, choose_attention, try_out, why_not
+from model.backends import choice as attention_backends
+from model.backends.choice import BACKENDS, Backend, Situation, choose_attention, try_out, why_not
 from tests.conftest import random_model, tiny_config
 
 HALF = torch.bfloat16

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from model import blocked_attention
-from model.attention_functions import any_kernel, eager
-from model.blocked_attention import blocked
+from model.backends import blocked as blocked_attention
+from model.backends.blocked import blocked
+from model.backends.sdpa import any_kernel, eager
 from model.masks import MaskSpec, boolean_mask
 
 HALF = torch.bfloat16

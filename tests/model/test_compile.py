@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from model.attention_functions import eager
-from model.flex_attention import block_mask, flex_kernel_compiled
-from model.generation import generate
-from model.kv_cache import StaticCache
+from model.backends.flex import block_mask, flex_kernel_compiled
+from model.backends.sdpa import eager
+from model.decoding.generation import generate
+from model.decoding.kv_cache import StaticCache
 from model.masks import MaskSpec, boolean_mask
 from tests.conftest import random_model, tiny_config
 
@@ -101,7 +101,7 @@ def test_prompts_of_every_length_share_the_compiled_step(padded, monkeypatch):
     """Through `generate`, as it is used; the cache has room for 64 tokens whatever the lengths are."""
     lm, counter = random_model(tiny_config()), CompileCounter()
     compiled = torch.compile(lambda lm, *a, **k: lm(*a, **k), backend=counter, fullgraph=True, dynamic=False)
-    monkeypatch.setattr("model.generation.compiled_step", lambda mode: compiled)
+    monkeypatch.setattr("model.decoding.generation.compiled_step", lambda mode: compiled)
     for length in (3, 5, 8):
         ids = torch.randint(0, 192, (2, length))
         real = torch.ones(2, length).long() if padded else None

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from model import LanguageModel, ModelConfig
-from model.attention_backends import BACKENDS
+from model.backends.choice import BACKENDS
 from model.config import AttentionImplementation
 from tests.conftest import tiny_config
 

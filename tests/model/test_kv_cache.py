@@ -5,8 +5,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from model.generation import generate
-from model.kv_cache import CACHES, KVCache, StaticCache, make_cache
+from model.decoding.generation import generate
+from model.decoding.kv_cache import CACHES, KVCache, StaticCache, make_cache
 from tests.conftest import random_model, tiny_config
 from tests.model import reference
 from tests.model.test_attention import CPU_BACKENDS

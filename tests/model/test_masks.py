@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model.backends.varlen import sequences, varlen
 from model.masks import MaskSpec, boolean_mask, real_tokens
-from model.varlen_attention import sequences, varlen
 from tests.conftest import random_model, tiny_config
 from tests.model import reference
 
@@ -96,7 +96,7 @@ def test_lengths_say_the_same_as_the_boolean_mask(data):
     spec = MaskSpec(places[cached:], places, 2, real, documents, window)
     q, k, v = (torch.randn(2, h, n, 4).double() for h, n in ((4, length), (2, length + cached), (2, length + cached)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("model.varlen_attention.varlen_kernel", lambda: (loop_over_documents, True))
+        patch.setattr("model.backends.varlen.varlen_kernel", lambda: (loop_over_documents, True))
         out = varlen(q, k, v, sequences(spec), 0.0)
     mask = boolean_mask(spec).expand(2, 1, length, length + cached)
     expected = reference.attention(q, k, v, lambda b, i, j: mask[b, 0, i, j])

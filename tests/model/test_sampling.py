@@ -2,7 +2,7 @@
 
 import torch
 
-from model.sampling import Sampling, next_token, penalise_repetition
+from model.decoding.sampling import Sampling, next_token, penalise_repetition
 
 
 def draws(logits, **filters):

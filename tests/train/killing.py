@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 import model.checkpoint_format
-import train.checkpoint
 import train.loop
+import train.saving.checkpoint
 from configs.loader import exit_on_bad_input
 from train.pretrain import main
 
@@ -101,5 +101,5 @@ def watch_operations(kill_at: str | int | None, trace: Path | None = None) -> No
     half = lambda file, text, *rest: file.open("w").write(text[: len(text) // 2])  # noqa: E731
     watch(Path, "write_text", lambda file, *rest: file.name, half)
     zeros = lambda tensors, file: file.write_bytes(bytes(10_000))  # noqa: E731
-    for module in (model.checkpoint_format, train.checkpoint):
+    for module in (model.checkpoint_format, train.saving.checkpoint):
         watch(module, "save_file", lambda tensors, file: file.name, zeros)

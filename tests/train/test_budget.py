@@ -16,7 +16,7 @@ from data.prepare import prepare
 from data.storyworld import tell
 from data.tokenizer import train_tokenizer
 from model import LanguageModel, ModelConfig
-from model.kv_cache import KVCache
+from model.decoding.kv_cache import KVCache
 from model.masks import causal, within_window
 from tests.conftest import tiny_config
 from tests.train.helpers import write_config
@@ -32,7 +32,7 @@ from train.budget import (
     with_vocabulary,
 )
 from train.config import OptimizerConfig, RunConfig, load_run_config
-from train.hardware import peak_tflops
+from train.machine.hardware import peak_tflops
 from train.optimizer import build_optimizers
 
 SHAPES = [

@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from configs.loader import InputError
 from tests.train.checkpoints import OPTIMIZERS, training
-from train import checkpoint
-from train.checkpoint import TrainerState, load_checkpoint, read_state
+from train.saving import checkpoint
+from train.saving.checkpoint import TrainerState, load_checkpoint, read_state
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])

@@ -15,7 +15,7 @@ from model import load
 from tests.train.checkpoints import training
 from tests.train.helpers import metrics, pretrain, write_config
 from tests.train.killing import exit_code
-from train.checkpoint_files import SaveError, damage, newest_intact, settle
+from train.saving.checkpoint_files import SaveError, damage, newest_intact, settle
 
 FILES = "config.json generation_config.json model.safetensors optimizer.safetensors tokenizer.json "
 FILES = [*(FILES + "tokenizer_config.json trainer_state.json manifest.json").split()]

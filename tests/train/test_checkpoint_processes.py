@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from tests.train.checkpoints import Training, adamw, training
 from tests.train.killing import in_child
-from train.checkpoint import TrainerState, gather
-from train.checkpoint_files import SaveError, newest_intact
+from train.saving.checkpoint import TrainerState, gather
+from train.saving.checkpoint_files import SaveError, newest_intact
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or os.name == "nt", reason="needs torch.distributed and fork")
 

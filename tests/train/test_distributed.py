@@ -12,7 +12,7 @@ from eval.attention import snapshots
 from tests.train.helpers import REPOSITORY, metrics, write_config
 from tests.train.worlds import failing_on_rank_1, pretrain_rank, run_world, trace
 from train.config import load_run_config
-from train.distributed import processes, wrap
+from train.machine.distributed import processes, wrap
 from train.pretrain import main  # noqa: F401
 
 TIED = {"tie_word_embeddings": True}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.train.helpers import metrics, write_config
 from tests.train.killing import exit_code, pretrain_child, pretrain_until_killed, watch_operations
-from train.checkpoint_files import commit, damage, newest_intact, settle
+from train.saving.checkpoint_files import commit, damage, newest_intact, settle
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.train.helpers import REPOSITORY, metrics, pretrain, write_config
-from train import sweep
 from train.budget import parameter_count_by_part, with_vocabulary
 from train.config import load_run_config
-from train.sweep_plan import plan, split_values
+from train.sweep import __main__ as sweep
+from train.sweep.plan import plan, split_values
 
 KEY = "model.num_key_value_heads"
 

@@ -7,15 +7,15 @@ import json
 import pytest
 import torch
 
+from benchmarks.ladder import Rung, WithAllLogits, rungs
+from benchmarks.profile import class_of
+from benchmarks.training import Shape, our_loss
+from benchmarks.transformers_model import in_transformers, their_loss
 from configs.loader import InputError
 from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module, write_config
-from train.device import Device
-from train.throughput_ladder import Rung, WithAllLogits, rungs
-from train.throughput_profile import class_of
-from train.throughput_training import Shape, our_loss
-from train.throughput_transformers import in_transformers, their_loss
-from train.timing import alternate, peak_bytes, table
+from train.machine.device import Device
+from train.machine.timing import alternate, peak_bytes, table
 
 CPU = torch.device("cpu")
 
@@ -57,7 +57,7 @@ def test_a_table_is_aligned_markdown():
 
 @pytest.mark.slow
 def test_every_backend_of_this_machine_is_in_the_attention_table():
-    done = run_module("train.throughput", "--attention", "--lengths", "128", "--rounds", "1")
+    done = run_module("benchmarks.throughput", "--attention", "--lengths", "128", "--rounds", "1")
     assert done.returncode == 0, done.stderr
     blocked = " blocked |" if torch.cpu.get_capabilities().get("avx512_bf16") else ""
     assert f"| length, key/value heads | eager | flash | sdpa | sdpa_math |{blocked} flex |" in done.stdout
@@ -72,7 +72,7 @@ def test_decoding_is_compared_with_transformers_and_gives_its_tokens(tmp_path):
         "max_position_embeddings: 48}\ndata: {sequence_length: 32}\ntrain: {tokens_per_step: 512}\n"
     )
     done = run_module(
-        "train.throughput", tmp_path / "tiny.yaml", "--decode", "--versus", "transformers", "--rounds", "1"
+        "benchmarks.throughput", tmp_path / "tiny.yaml", "--decode", "--versus", "transformers", "--rounds", "1"
     )
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("| batch")]
@@ -97,7 +97,7 @@ def test_decoding_is_compared_with_transformers_and_gives_its_tokens(tmp_path):
 def test_bad_arguments_are_named(arguments, message, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # whatever this machine has
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    done = run_module("train.throughput", *arguments)
+    done = run_module("benchmarks.throughput", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
 
@@ -106,14 +106,16 @@ def test_packing_is_measured_on_the_data_of_a_config(tmp_path):
     text = "".join(json.dumps({"text": "word " * (1 + i % 9)}) + "\n" for i in range(400))
     (tmp_path / "short.jsonl").write_text(text)
     source = {"source": {"kind": "files", "path": str(tmp_path / "short.jsonl")}}
-    done = run_module("train.throughput", write_config(tmp_path, data=source), "--packing", "--rounds", "1")
+    done = run_module("benchmarks.throughput", write_config(tmp_path, data=source), "--packing", "--rounds", "1")
     assert done.returncode == 0, done.stderr
     rows = {line.split("|")[1].strip(): line.split("|")[2:] for line in done.stdout.splitlines() if "%" in line}
     # documents of 7, 12, 17, … bytes and ends, cut at 32, in rows of 32
     alone = sum(min(32, 5 * words + 2) for words in range(1, 10)) / 9 / 32
     assert float(rows["one document a row"][0].strip(" %")) == pytest.approx(100 * alone, abs=1.5)
     assert float(rows["filled rows, documents isolated"][0].strip(" %")) > 99
-    assert run_module("train.throughput", "--packing").stderr.startswith("error: --packing reads the data of a config")
+    assert run_module("benchmarks.throughput", "--packing").stderr.startswith(
+        "error: --packing reads the data of a config"
+    )
 
 
 def rows_of(stdout):
@@ -124,7 +126,7 @@ def rows_of(stdout):
 
 def test_a_configs_training_steps_are_measured_and_profiled(tmp_path):
     config = write_config(tmp_path)
-    done = run_module("train.throughput", config, "--seconds", "0.3", "--profile", tmp_path / "traces")
+    done = run_module("benchmarks.throughput", config, "--seconds", "0.3", "--profile", tmp_path / "traces")
     assert done.returncode == 0, done.stderr
     rows = rows_of(done.stdout)
     tokens_per_s, ms = rows["tokens/s (median)"][0], next(v for k, v in rows.items() if k.startswith("ms a step"))[0]
@@ -166,7 +168,7 @@ def test_random_tokens_have_the_shape_of_the_config():
 @pytest.mark.slow
 def test_training_is_compared_with_transformers(tmp_path):
     arguments = ["--versus", "transformers", "--skip", "compile", "--rounds", "1"]
-    done = run_module("train.throughput", write_config(tmp_path), *arguments)
+    done = run_module("benchmarks.throughput", write_config(tmp_path), *arguments)
     assert done.returncode == 0, done.stderr
     rows = rows_of(done.stdout)
     assert rows["transformers"][2] == "1.00"
@@ -184,7 +186,9 @@ def test_both_models_of_the_comparison_compute_the_same_loss():
 
 @pytest.mark.slow
 def test_the_ladder_is_climbed_on_the_data_of_a_config(tmp_path):
-    done = run_module("train.throughput", write_config(tmp_path), "--ladder", "--seconds", "0.3", "--skip", "compile")
+    done = run_module(
+        "benchmarks.throughput", write_config(tmp_path), "--ladder", "--seconds", "0.3", "--skip", "compile"
+    )
     assert done.returncode == 0, done.stderr
     rows = [name for name in rows_of(done.stdout) if "fp32" in name or name.startswith("+")]
     assert rows[0].startswith("fp32, eager attention, one document a row")

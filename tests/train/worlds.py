@@ -14,10 +14,10 @@ import torch
 import torch._dynamo
 import torch.distributed.fsdp
 
-import train.checkpoint
 import train.loop
 import train.report
-import train.run_directory
+import train.saving.checkpoint
+import train.saving.run_directory
 from configs.loader import exit_on_bad_input
 from train.pretrain import main
 

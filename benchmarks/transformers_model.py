@@ -1,0 +1,80 @@
+"""transformers beside us: its model of the same weights, and how fast that trains."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.training import Shape, Step, fused_adamw, make_step, our_step, seconds_of
+from configs.loader import InputError
+from model import LanguageModel, save
+from train.config import RunConfig
+from train.machine.device import Device, resolve_device
+from train.machine.timing import Clock, alternate, table
+from train.run import micro_batch_rows
+
+
+def in_transformers(lm: LanguageModel, **options: Any) -> Any:
+    """transformers' model of identical weights, read from the directory that Headlight saves.
+
+    options: of `from_pretrained`. Raises InputError without that package.
+    """
+    try:
+        from transformers import AutoModelForCausalLM
+        from transformers.utils.logging import disable_progress_bar
+    except ImportError:
+        raise InputError("--versus transformers needs that package: pip install -r requirements-dev.txt") from None
+
+    disable_progress_bar()
+    with tempfile.TemporaryDirectory() as directory:
+        save(lm, directory)
+        return AutoModelForCausalLM.from_pretrained(directory, **options)
+
+
+def compare_training(run: RunConfig, rounds: int, skip: list[str], clock: Clock) -> None:
+    """Print ours and theirs, compiled and not, alternating: the same architecture, rows, AdamW and precision."""
+    device = resolve_device(run.model_copy(update={"data": run.data.model_copy(update={"isolate_documents": False})}))
+    rows = micro_batch_rows(run, device)
+    shape = Shape(rows, rows, run.data.sequence_length, run.model.vocab_size or 0, documents=False)
+    steps: dict[str, Step] = {}
+    for compiled in (False, True):
+        name = ", compiled" if compiled else ""
+        if compiled and "compile" in skip:
+            continue
+        steps[f"Headlight{name}"], lm, _ = our_step(run, device, shape, compiled, adamw=True)
+        steps[f"transformers{name}"] = their_step(lm, run, device, shape, compiled)
+    first = {name: seconds_of(step, device.device, clock) for name, step in steps.items()}
+    seconds = alternate(steps, rounds, device.device, patience_s=60.0 * rounds, clock=clock)
+    measure = list(steps)[-1]
+    tokens = shape.rows * shape.length
+    lines = [
+        [name, f"{tokens / took:,.0f}", f"{1e3 * took:,.1f}", f"{seconds[measure] / took:.2f}", f"{first[name]:.1f}"]
+        for name, took in seconds.items()
+    ]
+    print(
+        f"{tokens:,} tokens a step, rows of {shape.length}, {device.precision}, attention {device.attention}, "
+        f"forward + backward + clip + fused AdamW, medians of {rounds} alternating steps"
+    )
+    print(table(["", "tokens/s", "ms a step", f"ratio to {measure}", "first step, s"], lines))
+
+
+def their_step(lm: LanguageModel, run: RunConfig, device: Device, shape: Shape, compiled: bool) -> Step:
+    """The same step with transformers' model of the same weights, fused AdamW and its own loss."""
+    other = in_transformers(lm, attn_implementation="sdpa").to(device.device).train()
+    other.config.use_cache = False
+    forward = torch.compile(other, dynamic=False) if compiled else other
+    batches = shape.batches(device.device)
+    return make_step(other, their_loss(forward), [fused_adamw(other)], batches, device.autocast, run.train.grad_clip)
+
+
+def their_loss(forward: Callable[..., Any]) -> Callable[..., Tensor]:
+    """Mean loss of a batch as transformers gives it."""
+
+    def loss(input_ids: Tensor, labels: Tensor, document_ids: None) -> Tensor:
+        return forward(input_ids=input_ids, labels=labels).loss
+
+    return loss

@@ -1,0 +1,288 @@
+"""Records of local files: .txt .md .jsonl .json .csv .tsv .parquet, plain or as .gz or .zst, one at a time.
+
+A record comes with the place where it stands (`file:line`), also when it cannot be read, so that whoever asked can
+stop there or go on. What makes the rest of a file unreadable (a truncated .gz) raises InputError at once.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import io
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from configs.loader import InputError
+from data.reading.file_bytes import BLOCK, COMPRESSED, clear_errors, opened
+
+PLAIN = {".txt", ".md"}
+KINDS = [".txt", ".md", ".jsonl", ".json", ".csv", ".tsv", ".parquet"]
+PIECE = 1 << 18  # bytes after which a long text is passed on in pieces
+ENDLESS = 1 << 24  # bytes without a place to end a piece, after which it ends anywhere
+ROWS = 1000  # rows of a .parquet file read at a time
+# BETWEEN_WORDS of data.tokenizer once more, in bytes, because a piece is cut before it is decoded: the bytes that end
+# and begin a word, white space of other scripts (U+00A0, U+3000, …) left out
+WORD_END = rb"(?:(?<=[!-~])|(?<=[\xc3-\xdf].)|(?<=[\xe0\xe4-\xed\xef]..)|(?<=\xe3\x80[\x81-\xbf])|(?<=[\xf0-\xf4]...))"
+WORD_BEGIN = rb"(?:[!-~\xc3-\xe0\xe4-\xed\xef-\xf4]|\xe3\x80[\x81-\xbf])"
+BETWEEN_WORDS = re.compile(WORD_END + rb"(?:\n(?=" + WORD_BEGIN + rb")|(?= " + WORD_BEGIN + rb"))", re.DOTALL)
+NEWLINE = b"\n"  # by a name, because an f-string of Python 3.11 holds no backslash
+JSON_SPACE = (" ", "\n", "\r", "\t")
+
+csv.field_size_limit(1 << 30)  # the library's own limit, 128 kB, is shorter than many documents
+
+
+class Record(NamedTuple):
+    """`value`: a text or a dict. Where `problem` is not empty it could not be read, and value is None.
+    A long text comes in pieces, each a record; `first` and `last` tell where the text begins and ends."""
+
+    where: str
+    value: Any
+    problem: str = ""
+    first: bool = True
+    last: bool = True
+
+
+def find(path: str | list[str], key: str) -> list[Path]:
+    """The files that a path, a folder, a pattern or a list of these names, in a fixed order, each once.
+
+    Raises InputError, naming the config key, for a path that leads to none.
+    """
+    found: dict[Path, Path] = {}
+    for one in [path] if isinstance(path, str) else path:
+        for file in sorted(_expand(one, key), key=lambda file: file.as_posix()):
+            found.setdefault(file.resolve(), file)
+    return list(found.values())
+
+
+def _expand(path: str, key: str) -> list[Path]:
+    given, known = Path(path).expanduser(), " ".join(KINDS)
+    if given.is_file():
+        if kind_of(given) not in KINDS:
+            raise InputError(f"{key}: {path} is a {given.suffix or 'nameless kind of'} file: use one of {known}")
+        return [given]
+    if given.is_dir():
+        inside = [file for file in given.rglob("*") if not _is_hidden(file.relative_to(given))]
+    else:
+        inside = [Path(name) for name in glob.glob(str(given), recursive=True)]  # noqa: PTH207 (it knows absolute patterns)
+    files = [file for file in inside if file.is_file() and kind_of(file) in KINDS]
+    if files:
+        return files
+    if given.is_dir():
+        raise InputError(f"{key}: the folder {path} holds no file of these kinds: {known}")
+    hint = ""
+    if "shakespeare" in path.lower():
+        hint = (
+            " (tiny Shakespeare is one 1.1 MB text file: input.txt in the folder data/tinyshakespeare of the GitHub "
+            "repository karpathy/char-rnn; save it there, or give its place with data.source.path=…)"
+        )
+    raise InputError(f"{key}: no such file: {path}{hint}")
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def kind_of(file: Path) -> str:
+    """.jsonl for stories.jsonl and for stories.jsonl.gz."""
+    return Path(file.stem).suffix if file.suffix in COMPRESSED else file.suffix
+
+
+def records(
+    file: Path, separator: str, on_read: Callable[[int], object], column: str | None = None
+) -> Iterator[Record]:
+    """The records of one file. on_read is told how many bytes (as they lie on the disk) have been taken; column: the
+    only one that is needed of a table."""
+    kind = kind_of(file)
+    with clear_errors(file), opened(file, on_read) as stream:
+        if kind in PLAIN:
+            yield from _plain(file, stream, separator)
+        elif kind == ".jsonl":
+            yield from _jsonl(file, stream)
+        elif kind == ".json":
+            yield from _json(file, stream)
+        elif kind == ".parquet":
+            yield from _parquet(file, stream, column)
+        else:
+            yield from _csv(file, stream, "\t" if kind == ".tsv" else ",")
+
+
+def _plain(file: Path, stream: BinaryIO, separator: str) -> Iterator[Record]:
+    """The documents between separators (line ends next to one belong to it); without any, the file is one document.
+
+    A long one comes in pieces that end between two words, where no token of a byte-level tokenizer reaches from one
+    to the other (in a text that has no such place for a long time, anywhere).
+    """
+    mark, left, line, split = separator.encode("utf-8"), b"", 1, False
+    first, is_bad = True, False
+
+    def record(raw: bytes, last: bool) -> Record | None:
+        """The next piece of the present document; of one that cannot be read, the rest is left out."""
+        nonlocal first, is_bad, line
+        place, was_first, was_bad = line, first, is_bad
+        line, first, is_bad = line + raw.count(b"\n"), last, is_bad and not last
+        if was_bad:
+            return None
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            is_bad = not last
+            return Record(f"{file}:{place + raw[: error.start].count(NEWLINE)}", None, _why(raw, error.start))
+        if split and was_first:
+            bare = text.lstrip("\r\n")
+            place, text = place + text[: len(text) - len(bare)].count("\n"), bare
+        text = text.rstrip("\r\n") if split and last else text
+        return Record(f"{file}:{place}", text, "", was_first, last)
+
+    blocks = iter(lambda: stream.read(BLOCK), b"")
+    for block in itertools.chain([stream.read(3).removeprefix(b"\xef\xbb\xbf")], blocks):
+        if b"\0" in block:
+            raise InputError(f"{file}: holds zero bytes, so it is a binary file, not text: give a UTF-8 text file")
+        *whole, left = (left + block).split(mark)
+        split = split or bool(whole)
+        for raw in whole:
+            yield from filter(None, [record(raw, True)])
+            line += mark.count(b"\n")
+        while len(left) > 2 * PIECE and (end := _clean_end(left, len(mark))):
+            yield from filter(None, [record(left[:end], False)])
+            left = left[end:]
+    if left.strip() or not first:
+        yield from filter(None, [record(left, True)])
+
+
+def _clean_end(raw: bytes, margin: int) -> int:
+    """Where a piece of at least PIECE bytes may end, `margin` before what has been read; 0 = no such place yet."""
+    place = BETWEEN_WORDS.search(raw, PIECE, len(raw) - margin)
+    if place is not None:
+        return place.end()
+    return len(raw) // 2 if len(raw) > ENDLESS and raw[len(raw) // 2] & 0xC0 != 0x80 else 0
+
+
+def _lines(file: Path, stream: BinaryIO) -> Iterator[tuple[str, bytes]]:
+    """(where, line with its end) of every line; a byte order mark at the start is no text."""
+    for number, raw in enumerate(stream, 1):
+        yield f"{file}:{number}", raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+
+
+def _why(raw: bytes, at: int) -> str:
+    """Why these bytes are no text, with the place in their line."""
+    byte = at - raw.rfind(b"\n", 0, at) - 1
+    return f"byte {byte} (0x{raw[at]:02x}) is not valid UTF-8: save the file as UTF-8"
+
+
+def _jsonl(file: Path, stream: BinaryIO) -> Iterator[Record]:
+    for where, raw in _lines(file, stream):
+        try:
+            line = raw.decode("utf-8")
+            if line.strip():
+                yield Record(where, json.loads(line))
+        except UnicodeDecodeError as error:
+            yield Record(where, None, _why(raw, error.start))
+        except json.JSONDecodeError as error:
+            yield Record(where, None, f"is not valid JSON: {error.msg} (character {error.pos})")
+        except (ValueError, RecursionError) as error:
+            yield Record(where, None, f"is not valid JSON: {error}")
+
+
+def _json(file: Path, stream: Any) -> Iterator[Record]:
+    """[record, record, …], read without holding them all; or {"any key": [record, …]}; or a single record."""
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig")
+    try:
+        begins = text.read(BLOCK).lstrip()
+        if begins.startswith("["):
+            for number, value in enumerate(_elements(begins[1:], text), 1):
+                yield Record(f"{file}, record {number}", value)
+            return
+        value = json.loads(begins + text.read())
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: is not valid UTF-8: {error.reason}: save the file as UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        hint = ": if it holds an object a line, name it .jsonl" if "Extra data" in str(error) else ""
+        raise InputError(f"{file}: is not valid JSON: {error}{hint}") from None
+    lists = [inside for inside in value.values() if isinstance(inside, list)] if isinstance(value, dict) else []
+    is_wrapped = len(lists) == 1 and len(value) == 1 and next(iter(value)) not in ("messages", "conversations")
+    for number, one in enumerate(lists[0] if is_wrapped else [value], 1):
+        yield Record(f"{file}, record {number}", one)
+
+
+def _elements(buffer: str, text: io.TextIOWrapper) -> Iterator[Any]:
+    """The elements of a JSON list whose opening bracket has been read. Raises ValueError."""
+    decoder, at, may_end, needs_comma = json.JSONDecoder(), 0, True, False
+    while True:
+        at = _after_space(buffer, at)
+        if at == len(buffer):
+            buffer, at = text.read(BLOCK), 0
+            if not buffer:
+                raise ValueError("the list is not closed: the file ends too early")
+        elif buffer[at] == "]" and may_end:
+            return
+        elif needs_comma:
+            if buffer[at] != ",":
+                raise ValueError(f"a comma is missing before {buffer[at : at + 20]!r}")
+            at, needs_comma, may_end = at + 1, False, False
+        else:
+            try:
+                value, end = decoder.raw_decode(buffer, at)
+            except ValueError:
+                value, end = None, len(buffer)
+                problem = f"an element is wrong, or ends too early: {buffer[at : at + 40]!r}"
+            else:
+                problem = ""
+            if problem or (end == len(buffer) and isinstance(value, int | float)):  # more may belong to it
+                more = text.read(max(BLOCK, len(buffer)))
+                if more:
+                    buffer, at = buffer[at:] + more, 0
+                    continue
+                if problem:
+                    raise ValueError(problem)
+            yield value
+            at, needs_comma, may_end = end, True, True
+
+
+def _after_space(buffer: str, at: int) -> int:
+    while buffer[at : at + 1] in JSON_SPACE:
+        at += 1
+    return at
+
+
+def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Record]:
+    lines = (raw.decode("utf-8", "surrogateescape") for _, raw in _lines(file, stream))
+    reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
+    names = reader.fieldnames or []
+    columns = len(names)
+    if columns == 1 and (other := re.search(r"[;|\t]", names[0])):
+        raise InputError(f"{file}:1: its fields seem to be separated by {other[0]!r}: {delimiter!r} is what is read")
+    while True:
+        where = f"{file}:{reader.line_num + 1}"
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise InputError(f"{where}: is not valid CSV: {error}") from None
+        if row is None:
+            return
+        if None in row or None in row.values():
+            yield Record(where, None, f"has not as many fields as the first line has names ({columns})")
+        elif any(re.search("[\udc80-\udcff]", value) for value in row.values()):
+            yield Record(where, None, "is not valid UTF-8: save the file as UTF-8")
+        else:
+            yield Record(where, row)
+
+
+def _parquet(file: Path, stream: Any, column: str | None) -> Iterator[Record]:
+    import pyarrow
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        table = parquet.ParquetFile(stream)
+        columns = [column] if column in table.schema_arrow.names else None
+        for batch in table.iter_batches(batch_size=ROWS, columns=columns):
+            for row in batch.to_pylist():
+                number += 1
+                yield Record(f"{file}, row {number}", row)
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{file}: is not a readable Parquet file, from row {number + 1} on: {reason}") from None

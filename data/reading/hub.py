@@ -1,0 +1,72 @@
+"""Records of a dataset of the Hugging Face Hub, or of a local folder that `datasets` can read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from configs.loader import InputError
+from data.config import HubSource
+from data.reading.files import Record
+
+ROWS = 1000  # rows taken from the dataset at a time
+
+
+def records(source: HubSource, split: str) -> Iterator[Record]:
+    """Every row of a split, in its order. Raises InputError when the Hub cannot be reached (its library tries again
+    five times, and says so) or has no such dataset, subset or split."""
+    import datasets
+
+    with _clear_errors(source, split):
+        rows = datasets.load_dataset(
+            source.name,
+            source.subset,
+            split=split,
+            data_files=source.data_files,
+            revision=source.revision,
+            streaming=source.streaming,
+        )
+        number = 0
+        for batch in rows.iter(batch_size=ROWS):
+            names = list(batch)
+            for values in zip(*batch.values(), strict=True):
+                number += 1
+                yield Record(f"{source.name} ({split}), row {number}", dict(zip(names, values, strict=True)))
+
+
+def count_rows(source: HubSource, split: str) -> int | None:
+    """Rows of a split where that is known without reading them."""
+    with _clear_errors(source, split):
+        known = _builder(source).info.splits or {}
+        return known[split].num_examples if split in known else None
+
+
+def identity(source: HubSource) -> str:
+    """Changes when the dataset's files change: a hash of the commit on the Hub, or of the local files' dates."""
+    with _clear_errors(source, source.split):
+        return _builder(source).hash
+
+
+def _builder(source: HubSource) -> Any:
+    import datasets
+
+    return datasets.load_dataset_builder(
+        source.name, source.subset, data_files=source.data_files, revision=source.revision
+    )
+
+
+@contextmanager
+def _clear_errors(source: HubSource, split: str) -> Iterator[None]:
+    from datasets.exceptions import DatasetsError
+
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        remedy = ""
+        if isinstance(error, ConnectionError):
+            remedy = ": check the network and HF_HUB_OFFLINE, or give local files (data.source.kind=files)"
+        raise InputError(
+            f"data.source: cannot read {source.name} ({split}) from the Hugging Face Hub: {reason}{remedy}"
+        ) from None

@@ -1,0 +1,323 @@
+"""The grid of all heads of a snapshot: where every head lies, and what is drawn on it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from eval.attention.metrics import SCORES
+from eval.attention.pictures import drawing
+from eval.attention.pictures.drawing import DPI, LONGEST_SIDE
+from eval.attention.snapshots import ProbeMap, Snapshot
+
+PATTERNS = {  # the scores that name what a head does, as badges call them
+    "previous_token": "previous",
+    "duplicate_token": "duplicate",
+    "induction": "induction",
+    "song_induction": "induction",
+    "antecedent_copies": "mention",
+    "antecedent_refers": "referent",
+    "sink": "sink",
+}
+SMALLEST_HEAD = 150  # pixels: room for a name and a badge above the diagonal
+BETWEEN = -1.0  # in the array of all heads, where no head is: under the scale, so white
+SMALLEST_NAMED = 90  # pixels: below, a head has no text of its own
+AXES = "row: the token that looks · column: the token looked at"
+LABEL_PIXELS = 9  # a token label needs so many to stand apart from the next
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where every head lies. A cell is `cell` pixels wide and stands for `pool` tokens; `gap` cells between heads."""
+
+    layers: int
+    heads: int
+    tokens: int
+    pool: int
+    cell: int
+    gap: int
+
+    @property
+    def length(self) -> int:
+        """Cells of a head's side."""
+        return math.ceil(self.tokens / self.pool)
+
+    @property
+    def step(self) -> int:
+        """Cells from one head to the next."""
+        return self.length + self.gap
+
+    @property
+    def width(self) -> int:
+        """Pixels of all heads of a layer beside each other."""
+        return (self.heads * self.step - self.gap) * self.cell
+
+    @property
+    def height(self) -> int:
+        """Pixels of all layers under each other."""
+        return (self.layers * self.step - self.gap) * self.cell
+
+
+def lay_out(
+    layers: int,
+    heads: int,
+    tokens: int,
+    room: int = LONGEST_SIDE - 300,
+    largest: int = 11,
+    smallest_head: int = SMALLEST_HEAD,
+) -> Grid:
+    """The largest whole number of pixels a token with which the grid is no wider than `room`.
+
+    At most `largest`, or what few heads need to fill a picture. Where not even one pixel is left for a token,
+    several share a cell.
+    """
+    most = max(layers, heads)
+    pool = math.ceil(tokens / max(1, room // most - 8))
+    length = math.ceil(tokens / pool)
+    largest = max(largest, math.ceil(smallest_head / length), min(2 * largest, room // (2 * most * (length + 1))))
+    for cell in range(largest, 0, -1):
+        gap = max(1, math.ceil(8 / cell))
+        if most * (length + gap) * cell <= room:
+            break
+    return Grid(layers, heads, tokens, pool, cell, gap)
+
+
+def tile(weights: np.ndarray, gap: int, pool: int = 1) -> np.ndarray:
+    """All heads of weights (layer, head, query, key) in one array, layers downwards, heads to the right.
+
+    What lies between them is BETWEEN. Keys after the query are NaN: they are not small weights, they do not exist.
+    pool: the largest of so many queries x keys is kept, since a thin diagonal must not vanish between two pixels.
+    """
+    layers, heads, tokens, _ = weights.shape
+    weights = np.where(np.tril(np.ones((tokens, tokens), dtype=bool)), weights, np.nan).astype(np.float32)
+    if pool > 1:
+        short = -tokens % pool
+        padded = np.pad(weights, [(0, 0), (0, 0), (0, short), (0, short)], constant_values=np.nan)
+        blocks = padded.reshape(layers, heads, padded.shape[2] // pool, pool, -1, pool)
+        weights = np.fmax.reduce(np.fmax.reduce(blocks, axis=5), axis=3)
+    length = weights.shape[-1]
+    canvas = np.full((layers, length + gap, heads, length + gap), BETWEEN, dtype=np.float32)
+    canvas[:, :length, :, :length] = weights.transpose(0, 2, 1, 3)
+    return canvas.reshape(layers * (length + gap), heads * (length + gap))[: -gap or None, : -gap or None]
+
+
+def without_sink(probe: ProbeMap) -> np.ndarray:
+    """The weights without the first token of each document (NaN), the rest of each row sums to 1 again.
+
+    A row with less than 0.001 left is NaN as a whole: it would be noise made large.
+    """
+    documents = probe.documents or [0] * len(probe.labels)
+    first = [t for t, document in enumerate(documents) if t == 0 or document != documents[t - 1]]
+    weights = probe.weights.astype(np.float32)
+    weights[..., first] = 0
+    left = weights.sum(-1, keepdims=True)
+    weights = np.divide(weights, left, out=np.full_like(weights, np.nan), where=left >= 1e-3)
+    weights[..., first] = np.nan
+    return weights
+
+
+def strongest(snapshot: Snapshot, layer: int, head: int) -> tuple[str, float] | None:
+    """The pattern that this head (by its place in the snapshot) shows most, and its score; None near chance.
+
+    Most: the largest Kullback-Leibler divergence, in nats, of the score from its chance level, both read as the share
+    of attention that goes to the pattern's targets. A score counts from twice and 0.05 above chance; a sink counts
+    half, because heads rest on the first token whatever else they do (Xiao et al. 2023, arXiv 2309.17453).
+    """
+    best, most = None, 0.0
+    for name in PATTERNS:
+        chance = snapshot.chance.get(name)
+        if name not in snapshot.scores or chance is None:
+            continue
+        value = float(snapshot.scores[name][layer, head])
+        if not (value >= 2 * chance and value >= chance + 0.05):  # NaN as well
+            continue
+        p, q = np.clip([value, chance], 1e-6, 1 - 1e-6)
+        nats = float(p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))) * (0.5 if name == "sink" else 1)
+        if nats > most:
+            best, most = (name, value), nats
+    return best
+
+
+def strongest_text(snapshot: Snapshot, layer: int, head: int) -> str:
+    """The badge of a head: "induction 0.53", or nothing."""
+    badge = strongest(snapshot, layer, head)
+    return f"{PATTERNS[badge[0]]} {badge[1]:.2f}" if badge else ""
+
+
+def scores_of_head(snapshot: Snapshot, layer: int, head: int) -> list[str]:
+    """A line for each pattern score of this head (by its place in the snapshot), with its chance level."""
+    lines = []
+    for name, values in snapshot.scores.items():
+        value, chance = float(values[layer, head]), snapshot.chance.get(name)
+        if name in PATTERNS and np.isfinite(value):
+            level = f" (chance {chance:.2f})" if chance is not None else ""
+            lines.append(f"{SCORES[name].title} {value:.2f}{level}")
+    return lines
+
+
+def moment(snapshot: Snapshot) -> str:
+    """Step and tokens seen, for titles; nothing for maps that belong to no step (-1)."""
+    if snapshot.step < 0:
+        return ""
+    tokens = "" if snapshot.step and not snapshot.tokens else f" · {drawing.amount(snapshot.tokens)} tokens seen"
+    return f"step {snapshot.step:,}{tokens}"
+
+
+def chosen_probe(snapshot: Snapshot, probe: str | None) -> tuple[str, ProbeMap]:
+    """This probe, or the first one. Raises ValueError where there is none."""
+    if probe is None and snapshot.maps:
+        probe = next(iter(snapshot.maps))
+    if probe is None or probe not in snapshot.maps:
+        raise ValueError(f"step {snapshot.step} has no maps of {probe!r}, but of {sorted(snapshot.maps)}")
+    return probe, snapshot.maps[probe]
+
+
+def kv_heads(snapshot: Snapshot) -> str:
+    """The toggle in words: "MHA, 8 heads", "GQA, 8 heads on 2 KV heads"."""
+    heads, kv = snapshot.num_attention_heads, snapshot.num_key_value_heads
+    name = "MHA" if heads == kv else "MQA" if kv == 1 else "GQA"
+    return f"{name}, {heads} heads" + ("" if heads == kv else f" on {kv} KV head{'s' if kv > 1 else ''}")
+
+
+def legend(snapshot: Snapshot, shown: ProbeMap, hide_sink: bool) -> str:
+    """How a mosaic is read, in one line."""
+    parts = [AXES, " · "]
+    parts += ["frame: heads that read one key/value head" if snapshot.num_key_value_heads > 1 else "one key/value head"]
+    if any(name in snapshot.scores for name in PATTERNS):
+        parts += [" · badge: the strongest pattern, as a share of the attention"]
+    if shown.documents and len(set(shown.documents)) > 1:
+        parts += [" · blue: where a document ends"]
+    return "".join(parts) + hidden_note(shown, hide_sink)
+
+
+def hidden_note(shown: ProbeMap, hide_sink: bool) -> str:
+    """What is not in the picture."""
+    whose = "first token of each document" if shown.documents and len(set(shown.documents)) > 1 else "first token"
+    note = f" · {whose} hidden, the rest of a row sums to 1 again" if hide_sink else ""
+    return note + (f" · not shown: {shown.left_out}" if shown.left_out else "")
+
+
+def draw_heads(axes, grid: Grid, snapshot: Snapshot, shown: ProbeMap, hide_sink: bool = False):
+    """The maps as one image, with frames, document boundaries, names and badges; the image."""
+    weights = without_sink(shown) if hide_sink else shown.weights
+    image = draw_image(axes, tile(weights, grid.gap, grid.pool))
+    draw_boundaries(axes, grid, shown)
+    draw_frames(axes, grid, snapshot)
+    draw_names(axes, grid, snapshot)
+    return image
+
+
+def draw_image(axes, canvas: np.ndarray):
+    """One imshow, one array element a cell."""
+    image = axes.imshow(
+        canvas, cmap=drawing.colour_map(), norm=drawing.weight_norm(), interpolation="none", aspect="auto"
+    )
+    axes.tick_params(length=0, pad=6)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for side in axes.spines.values():
+        side.set_visible(False)
+    return image
+
+
+def draw_frames(axes, grid: Grid, snapshot: Snapshot) -> None:
+    """One frame around the heads of a layer that share a key/value head; the colour says which."""
+    from matplotlib.patches import Rectangle
+
+    groups = [snapshot.group(head) for head in snapshot.heads]
+    around = min(0.45 * grid.gap, 4 / grid.cell)
+    starts = [j for j in range(len(groups)) if j == 0 or groups[j] != groups[j - 1]]
+    for i in range(grid.layers):
+        for start, end in zip(starts, [*starts[1:], len(groups)], strict=True):
+            corner = (start * grid.step - 0.5 - around, i * grid.step - 0.5 - around)
+            width, height = (end - start - 1) * grid.step + grid.length + 2 * around, grid.length + 2 * around
+            colour = drawing.group_colour(groups[start])
+            axes.add_patch(Rectangle(corner, width, height, fill=False, lw=1.6, ec=colour, clip_on=False))
+
+
+def draw_boundaries(axes, grid: Grid, shown: ProbeMap) -> None:
+    """Where a document of a packed row ends: a step in every head's triangle."""
+    from matplotlib.collections import LineCollection
+
+    documents = shown.documents or []
+    ends = [t / grid.pool for t in range(1, len(documents)) if documents[t] != documents[t - 1]]
+    lines = []
+    for i in range(grid.layers):
+        for j in range(grid.heads):
+            left, top = j * grid.step - 0.5, i * grid.step - 0.5
+            lines += [[(left, top + t), (left + t, top + t), (left + t, top + grid.length)] for t in ends]
+    axes.add_collection(LineCollection(lines, colors=drawing.BOUNDARY, linewidths=0.8), autolim=False)
+
+
+def draw_names(axes, grid: Grid, snapshot: Snapshot) -> None:
+    """Name and badge of each head, in this order, in the empty corner above its diagonal, if there is room for text."""
+    pixels = grid.length * grid.cell
+    if pixels < SMALLEST_NAMED:
+        return
+    size = min(9.0, 0.06 * pixels)
+    for i, layer in enumerate(snapshot.layers):
+        for j, head in enumerate(snapshot.heads):
+            shares = snapshot.num_key_value_heads < snapshot.num_attention_heads
+            name = f"L{layer} H{head}" + (f" · KV {snapshot.group(head)}" if shares else "")
+            x, y = j * grid.step + grid.length - 0.5 - 3 / grid.cell, i * grid.step - 0.5 + 3 / grid.cell
+            style = {"ha": "right", "va": "top", "parse_math": False}
+            axes.text(x, y, name, fontsize=size, weight="bold", color="#444444", **style)
+            text = strongest_text(snapshot, i, j)
+            below = y + 1.7 * size * DPI / 72 / grid.cell
+            axes.text(x, below, text, fontsize=0.95 * size, color=drawing.BADGE, **style)
+
+
+def label_tokens(axes, grid: Grid, snapshot: Snapshot, shown: ProbeMap) -> None:
+    """Token names beside each row of heads (queries) and under each column (keys).
+
+    Every second to fourth one where they would touch; only positions where even those would.
+    """
+    apart = math.ceil(LABEL_PIXELS * grid.pool / grid.cell)
+    if grid.length * grid.cell < SMALLEST_NAMED:
+        return _label_heads(axes, grid, snapshot)
+    if apart <= 4:
+        places = list(range(0, grid.tokens, apart))
+        names = [drawing.shorten(shown.labels[t]) for t in places]
+    else:
+        every = next(n for n in (10, 20, 50, 100, 200, 500, 1000, 10000) if n * grid.cell / grid.pool >= 24)
+        places = list(range(0, grid.tokens, every))
+        names = [str(t) for t in places]
+    style = {"fontsize": font_size(grid), "family": drawing.fonts("".join(names)), "parse_math": False}
+    cells = [(t + 0.5) / grid.pool - 0.5 for t in places]
+    axes.set_yticks([i * grid.step + t for i in range(grid.layers) for t in cells])
+    axes.set_yticklabels(names * grid.layers, **style)
+    axes.set_xticks([j * grid.step + t for j in range(grid.heads) for t in cells])
+    axes.set_xticklabels(names * grid.heads, rotation=90, **style)
+
+
+def _label_heads(axes, grid: Grid, snapshot: Snapshot) -> None:
+    """Layers and heads at the edges, where a head is too small for a name of its own."""
+    middle = (grid.length - 1) / 2
+    axes.set_yticks([i * grid.step + middle for i in range(grid.layers)], [f"L{n}" for n in snapshot.layers])
+    axes.set_xticks([j * grid.step + middle for j in range(grid.heads)], [f"H{n}" for n in snapshot.heads])
+    axes.tick_params(labelsize=7)
+
+
+def label_room(shown: ProbeMap, grid: Grid) -> int:
+    """Pixels that the longest label takes."""
+    if grid.length * grid.cell < SMALLEST_NAMED:
+        return 34  # labelled by layer and head
+    letters = max(4, drawing.columns(map(drawing.shorten, shown.labels)))
+    return round(letters * 0.68 * font_size(grid) * DPI / 72) + 16
+
+
+def font_size(grid: Grid) -> float:
+    """Points of a token label."""
+    return min(9.0, max(6.0, 0.65 * grid.cell / grid.pool))
+
+
+def draw_scale(figure, image, left: float, top: float, height: float) -> None:
+    """The colour bar of attention weights."""
+    bar_axes = drawing.place(figure, left, top, 14, height)
+    ticks = [0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1]
+    bar = figure.colorbar(image, cax=bar_axes, ticks=ticks)
+    bar.ax.set_yticklabels([f"{tick:g}".lstrip("0") or "0" for tick in ticks], fontsize=8, family="DejaVu Sans")
+    bar.ax.set_ylabel("attention weight", fontsize=8, family="DejaVu Sans")
+    bar.outline.set_visible(False)

@@ -1,0 +1,209 @@
+"""A conversation with a model, or a text that it continues, in token ids: a turn reads only what is new in it.
+
+What was said stays in the very ids in which it was read and written, so the key-value cache holds for all of it. Text
+that is encoded anew need not have the ids that the model drew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from configs.loader import InputError, load_config
+from data.chat import prompt_ids
+from data.tokenizer import Tokenizer, load_tokenizer
+from model import LanguageModel, load
+from model.checkpoint_format import checkpoint_directory
+from model.decoding.generation import stream
+from model.decoding.kv_cache import KVCache
+from model.decoding.sampling import Sampling
+
+FREE = 8  # an eighth of the context, if not max_new_tokens, is kept free for an answer
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the last answer took.
+
+    ids:    all that the model saw, and the answer, without the token that ended it
+    begin:  where the answer begins in ids
+    reused: tokens whose keys and values the cache had; read: tokens that were run through the model
+    ended:  "" by itself | "stopped" by the reader | "cut" after max_new_tokens | "full": no context left
+    """
+
+    ids: list[int]
+    begin: int
+    reused: int
+    read: int
+    ended: str
+
+
+class Conversation:
+    """Messages and answers, or, for a model that was not trained on chats, one text that both write.
+
+    is_chat: whether the model was trained on chats: then it may end a turn by itself.
+    turns: the ids of each turn, what ended it included. last: the Turn of the last answer, None before one.
+    forgotten: how many of the oldest turns the last `answer` left out, since the context was full.
+    Settings may be changed between two answers. Raises ValueError for a temperature or top_p out of range.
+    """
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        tokenizer: Tokenizer,
+        *,
+        temperature: float = 0.8,
+        top_p: float | None = 0.95,
+        max_new_tokens: int = 256,
+        seed: int = 0,
+    ):
+        self.lm, self.tokenizer = lm, tokenizer
+        self.sampling = Sampling(temperature, top_p=top_p)
+        self.max_new_tokens, self.seed = max_new_tokens, seed
+        self.system, self.head = "", [tokenizer.bos_id]
+        ends = lm.config.eos_token_id
+        self.is_chat = tokenizer.special_id("<|im_end|>") in (ends if isinstance(ends, list) else [ends])
+        self.cache = KVCache(lm.config)
+        self.reset()
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that the model can see, its answer included."""
+        return self.lm.config.max_position_embeddings
+
+    def reset(self) -> None:
+        """Begin anew; system message and settings stay. The same questions get the same answers again."""
+        self.turns: list[list[int]] = []
+        self.last: Turn | None = None
+        self.forgotten, self._answered, self._document_ended = 0, 0, False
+        self.cache.clear()
+
+    def set_temperature(self, temperature: float) -> None:
+        """0 = always the likeliest token. Raises ValueError for a negative one, infinity and NaN."""
+        if temperature == float("inf"):
+            raise ValueError("temperature (inf) must be a finite number")
+        self.sampling = replace(self.sampling, temperature=temperature)
+
+    def set_system(self, text: str) -> None:
+        """Put a system message before all turns; "" takes it away. Raises ValueError where there can be none."""
+        if text and not self.is_chat:
+            raise ValueError("this model was trained on texts, not on chats: it has no system message")
+        head = [self.tokenizer.bos_id]
+        if text:
+            head = prompt_ids(self.tokenizer, [{"role": "system", "content": text}])[: -len(self._header())]
+        if len(head) > self.context_length // 2:
+            raise ValueError(
+                f"the system message takes {len(head):,} tokens, and the model sees {self.context_length:,}: shorten it"
+            )
+        self.system, self.head = text, head
+
+    def answer(self, text: str) -> Generator[str, None, None]:
+        """The answer to a message, or how the text goes on, in pieces, as they are decoded. Closing it ends the turn.
+
+        Raises ValueError, before anything is read, for an empty message and one that the context has no room for.
+        """
+        if not text.strip():
+            raise ValueError(
+                "there is nothing to answer: type a message" if self.is_chat else "there is nothing to continue"
+            )
+        if self._document_ended:
+            self.turns, self._document_ended = [], False
+        self.forgotten = self._make_room(self._ids_of(text))
+        new = self._ids_of(text)  # again: it may be the first turn now
+        prompt = [*self.head, *(token for turn in self.turns for token in turn), *new]
+        device = next(self.lm.parameters()).device
+        steps = stream(
+            self.lm,
+            torch.tensor([prompt], device=device),
+            self.max_new_tokens,
+            self.sampling,
+            self.tokenizer.stop_ids,
+            self.seed + self._answered,
+            kv_cache=self.cache,
+        )
+        self._answered += 1
+        return self._pieces(steps, prompt, new)
+
+    def _pieces(self, steps: Iterator[Any], prompt: list[int], new: list[int]) -> Generator[str, None, None]:
+        reused, ids, shown, ended = self.cache.length, list[int](), 0, "stopped"
+        try:
+            for step in steps:
+                if (token := int(step)) in self.tokenizer.stop_ids:
+                    ended = ""
+                    break
+                ids.append(token)
+                text = self.tokenizer.decode(ids)
+                whole = len(text.rstrip("\ufffd"))  # a character may take several tokens
+                if whole > shown:
+                    yield text[shown:whole]
+                    shown = whole
+            else:
+                ended = "full" if len(prompt) + len(ids) >= self.context_length else "cut"
+            if rest := self.tokenizer.decode(ids)[shown:]:
+                yield rest
+        finally:
+            steps.close()  # type: ignore[attr-defined]  # a generator: now the cache knows what it has read
+            if ids or not ended:
+                self._keep(new, ids, ended)
+            self.last = Turn([*prompt, *ids], len(prompt), reused, self.cache.length - reused, ended)
+
+    def _keep(self, new: list[int], ids: list[int], ended: str) -> None:
+        self.turns.append([*new, *ids, *(self._end() if self.is_chat else [])])
+        self._document_ended = not self.is_chat and not ended
+
+    def _make_room(self, new: list[int]) -> int:
+        """Forget the oldest turns until `new` and an answer fit: how many."""
+        longest, fixed = self.context_length, len(self.head) + len(new)
+        if fixed >= longest:
+            raise ValueError(
+                f"that makes {fixed:,} tokens, and the model sees {longest:,}, its answer included: shorten it"
+            )
+        room, before = min(self.max_new_tokens, longest // FREE), len(self.turns)
+        while self.turns and fixed + sum(map(len, self.turns)) + room > longest:
+            del self.turns[0]
+        return before - len(self.turns)
+
+    def _ids_of(self, text: str) -> list[int]:
+        """What stands between the last turn and the answer to this message; of a text, its next words."""
+        if self.is_chat:
+            return prompt_ids(self.tokenizer, [{"role": "user", "content": text}])[1:]  # without the first token
+        written = self.tokenizer.decode(self.turns[-1][-4:]) if self.turns else ""
+        between = " " if written and written[-1].isascii() and not written[-1].isspace() and text[0].isalnum() else ""
+        return self.tokenizer.encode(between + text)
+
+    def _header(self) -> list[int]:
+        return [self.tokenizer.special_id("<|im_start|>"), *self.tokenizer.encode("assistant\n")]
+
+    def _end(self) -> list[int]:
+        """The end of the assistant's turn, as data.chat writes it, whoever ended it."""
+        return [self.tokenizer.special_id("<|im_end|>"), *self.tokenizer.encode("\n")]
+
+
+def open_conversation(run: str | Path, temperature: float | None = None, **settings: Any) -> Conversation:
+    """A conversation with a run or a checkpoint directory. temperature: default, that of the run's own samples.
+
+    settings: those of Conversation. Raises InputError for what cannot be read, and settings out of range.
+    """
+    try:
+        lm, tokenizer = load(run), load_tokenizer(checkpoint_directory(run))
+        if tokenizer.vocab_size > lm.lm_head.out_features:
+            sizes = f"{tokenizer.vocab_size:,} ids, the model {lm.lm_head.out_features:,}"
+            raise ValueError(f"{run}: the tokenizer has {sizes}: they do not belong together")
+        given = temperature if temperature is not None else _temperature_of(run)
+        return Conversation(lm, tokenizer, temperature=given, **settings)
+    except (OSError, ValueError) as error:
+        raise InputError(str(error)) from None
+
+
+def _temperature_of(run: str | Path) -> float:
+    """`eval.temperature` in the config.yaml of the run; 0.8 where there is none."""
+    directory = checkpoint_directory(run)
+    for folder in (directory, *directory.parents[:2]):
+        if (folder / "config.yaml").is_file():
+            found = (load_config(folder / "config.yaml").values.get("eval") or {}).get("temperature", 0.8)
+            return float(found)
+    return 0.8

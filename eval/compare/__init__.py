@@ -1,0 +1,1 @@
+"""Which of these runs is better, and at what? Tables and figures of several runs side by side."""

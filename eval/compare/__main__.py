@@ -1,0 +1,163 @@
+"""Finished runs side by side: `python -m eval.compare runs/mha runs/gqa runs/mqa [--out FOLDER]`
+
+Writes comparison.md with one table, differences against the first variant, and figures beside it. Runs that differ
+only in their seed are one variant: mean ± standard deviation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from configs.loader import InputError, exit_on_bad_input
+from eval.compare import figures as compare_figures
+from eval.compare import text as compare_text
+from eval.compare.runs import Cost, Variant, group, read_runs
+
+if TYPE_CHECKING:
+    from model import LanguageModel
+
+DECODED, PROMPT, ROUNDS = 128, 16, 5
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What compare() wrote: the file, its warnings, and the table with the verdict as text."""
+
+    file: Path
+    warnings: list[str]
+    summary: str
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m eval.compare", description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, help="run directories; the first one's variant is the baseline")
+    parser.add_argument("--out", type=Path, help="folder of comparison.md; default: the folder that holds the runs")
+    parser.add_argument("--skip-decode", action="store_true", help="do not measure decoding")
+    given = parser.parse_args()
+    comparison = compare(given.runs, given.out, decode=not given.skip_decode)
+    for warning in comparison.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(f"{comparison.summary}\n\n{comparison.file}")
+    return 0
+
+
+def compare(
+    paths: Sequence[Path], out: Path | None = None, *, decode: bool = True, notes: Sequence[str] = ()
+) -> Comparison:
+    """Write comparison.md and its figures for these runs into `out` (default: the folder that all of them lie in).
+
+    decode: measure decoding as well. notes: warnings of the caller's, to be told there too.
+    Raises InputError for what is no run, has no checkpoint or no evaluation, or is named twice.
+    """
+    runs, broken = read_runs(paths)
+    variants = group(runs)
+    warnings = [*notes, *broken, *compare_text.warnings(variants)]
+    costs, speeds = _measure(variants, decode)
+    parents = [path.resolve().parent for path in paths]
+    on_one_drive = len({parent.drive for parent in parents}) == 1  # Windows may have several
+    out = out or Path(os.path.commonpath(parents) if on_one_drive else Path.cwd())
+    out = Path(os.path.relpath(out)) if out.is_relative_to(Path.cwd()) else out
+    summary = compare_text.summary(variants, costs, speeds)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        figures = draw(variants, costs, out)
+        text = compare_text.page(variants, summary, warnings, figures, speeds is not None)
+        (out / "comparison.md").write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--out: {out} cannot be written: {error.strerror}") from None
+    return Comparison(out / "comparison.md", warnings, summary)
+
+
+def draw(variants: Sequence[Variant], costs: dict[str, Cost], out: Path) -> list[tuple[str, str]]:
+    """Every figure that these runs have something for: (title, file in `out`). A further one is a line here."""
+    same_tokenizer = compare_text.same_tokenizer(variants)
+    compare_figures.cost_and_quality(variants, costs, out / "comparison_quality.png")
+    compare_figures.loss_curves(variants, same_tokenizer, out / "comparison_loss.png")
+    figures = [("quality and cost", "comparison_quality.png"), ("loss curves", "comparison_loss.png")]
+    if same_tokenizer and compare_figures.head_curves(variants, out / "comparison_heads.png"):
+        figures.append(("when heads learn to copy", "comparison_heads.png"))
+    else:
+        (out / "comparison_heads.png").unlink(missing_ok=True)  # of an earlier comparison
+    return figures + beside_each_other(variants, out)
+
+
+def beside_each_other(variants: Sequence[Variant], out: Path) -> list[tuple[str, str]]:
+    """The heads of every variant's first run at the end, as maps and as scores; nothing where none was looked at."""
+    from eval.attention.pictures.plots import side_by_side
+    from eval.attention.pictures.score_plots import score_maps_side_by_side
+    from eval.attention.viewer.page import write_viewer
+
+    named = [(variant.name, variant.runs[0].snapshots[-1]) for variant in variants if variant.runs[0].snapshots]
+    shared = set.intersection(*({*snapshot.maps} for _, snapshot in named)) if named else set()
+    figures = []
+    for probe, title in (("text", "every head on a held-out text"), ("repeated_2", "every head on repeated tokens")):
+        file = out / f"comparison_{probe}.png"
+        file.unlink(missing_ok=True)
+        if probe in shared:
+            side_by_side(named, file, probe)
+            figures.append((title, file.name))
+    file = out / "comparison_scores.png"
+    file.unlink(missing_ok=True)
+    if any("induction" in snapshot.scores for _, snapshot in named):
+        score_maps_side_by_side(named, file)
+        figures.append(("scores of every head", file.name))
+    page = out / "comparison.html"
+    page.unlink(missing_ok=True)
+    if shared:
+        write_viewer([(name, [snapshot]) for name, snapshot in named], page)
+    return figures
+
+
+def _measure(variants: Sequence[Variant], decode: bool) -> tuple[dict[str, Cost], dict[str, float] | None]:
+    """By variant: what its model costs, and the tokens/s of greedy decoding, None if it is left out."""
+    import torch
+
+    from model import load
+
+    costs, models = {}, {}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for variant in variants:
+        try:
+            lm = load(variant.runs[0].path, device if decode else "cpu")
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        c = lm.config
+        costs[variant.name] = Cost(lm.num_parameters(), 2 * c.num_hidden_layers * c.kv_heads * c.head_size * 2)
+        if decode:
+            models[variant.name] = lm
+    return costs, decode_speeds(models) if decode else None
+
+
+def decode_speeds(models: dict[str, LanguageModel], rounds: int = ROUNDS) -> dict[str, float]:
+    """Tokens/s of greedy decoding with a key-value cache, one row: medians of `rounds` turns, all models in each.
+
+    Alternating, so that whatever else the machine does slows all of them alike.
+    """
+    import torch
+
+    from model import generate
+
+    longest = min(lm.config.max_position_embeddings for lm in models.values())
+    prompt = min(PROMPT, longest // 2)
+    new = min(DECODED, longest - prompt)
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    for turn in range(rounds + 1):
+        for name, lm in models.items():
+            ids = torch.arange(prompt, device=next(lm.parameters()).device)[None]
+            before = time.perf_counter()
+            generate(lm, ids, new, temperature=0).cpu()  # waits for a GPU
+            if turn:  # the first one only warms up
+                seconds[name].append(time.perf_counter() - before)
+    return {name: new / median(found) for name, found in seconds.items()}
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

@@ -1,0 +1,1 @@
+"""How well does it do on a test set? Minimal pairs, multiple choice, perplexity of a text."""

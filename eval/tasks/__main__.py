@@ -1,0 +1,268 @@
+"""What a run knows, in numbers: minimal pairs, multiple choice, perplexity of a text, questions on held-out stories.
+
+Every number comes with its standard error and its chance level; docs/tasks.md says how each is computed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs.loader import InputError, exit_on_bad_input
+
+if TYPE_CHECKING:  # torch is imported after the arguments have been read
+    from data.tokenizer import Tokenizer
+    from eval.questions import Asked
+    from model import LanguageModel
+
+
+@dataclass
+class Result:
+    """What came of a task: name of a file (or a class of questions) -> figures; and one line per record, for --records.
+
+    total: the figures of all together, where there are several. notes: what a reader of the table must know.
+    """
+
+    figures: dict[str, dict[str, Any]]
+    records: list[dict[str, Any]]
+    total: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def minimal_pairs(lm: LanguageModel, tokenizer: Tokenizer, given: argparse.Namespace) -> Result:
+    """Accuracy on the pairs of a file, of every file of a folder, or of the built-in world."""
+    from eval.questions import source_of
+    from eval.tasks.likelihood import unknown_tokens
+    from eval.tasks.minimal_pairs import figures, mean_of_files, read_pairs, score_pairs, storyworld_pairs
+
+    if given.minimal_pairs == "storyworld":
+        files = {"held-out stories": storyworld_pairs(source_of(given.run), given.limit)}
+    else:
+        files = read_pairs(given.minimal_pairs, given.limit)
+    pairs = [pair for in_file in files.values() for pair in in_file]
+    scores = score_pairs(lm, tokenizer, pairs)
+    of_file, at = {}, 0
+    for name, in_file in files.items():
+        of_file[name] = figures(scores[at : at + len(in_file)])
+        at += len(in_file)
+    records = [
+        {"where": pair.where, "log_likelihood_good": score.good, "log_likelihood_bad": score.bad}
+        for pair, score in zip(pairs, scores, strict=True)
+    ]
+    total = mean_of_files(list(of_file.values())) if len(of_file) > 1 else {}
+    unknown = unknown_tokens(tokenizer, [sentence for pair in pairs for sentence in (pair.good, pair.bad)])
+    return Result(of_file, records, total, _unknown(unknown))
+
+
+def multiple_choice(lm: LanguageModel, tokenizer: Tokenizer, given: argparse.Namespace) -> Result:
+    """acc and acc_norm on the questions of a file."""
+    from eval.tasks.likelihood import unknown_tokens
+    from eval.tasks.multiple_choice import figures, read_multiple_choice, score_multiple_choice
+
+    questions = read_multiple_choice(given.multiple_choice, given.limit)
+    scored = score_multiple_choice(lm, tokenizer, questions, given.delimiter)
+    records = [
+        {"where": question.where, "label": question.label, "log_likelihoods": values}
+        for question, values in zip(questions, scored, strict=True)
+    ]
+    unknown = unknown_tokens(tokenizer, [text for one in questions for text in (one.context, *one.endings)])
+    name = Path(given.multiple_choice).name
+    return Result({name: figures(questions, scored)}, records, notes=_unknown(unknown))
+
+
+def text(lm: LanguageModel, tokenizer: Tokenizer, given: argparse.Namespace) -> Result:
+    """Loss, perplexity and bits per byte of a text file, taken as one document."""
+    from eval.tasks.files import text_of
+    from eval.tasks.likelihood import unknown_tokens
+    from eval.tasks.text import check_windows, figures, text_ids, text_log_probs, trained_length
+
+    window, stride = check_windows(lm, given.window, given.stride)
+    chosen = "".join(islice(io.StringIO(text_of(Path(given.text))), given.limit))
+    ids = text_ids(tokenizer, chosen)
+    log_probs = text_log_probs(lm, ids, window, stride)
+    values = figures(log_probs, len(chosen.encode("utf-8")), lm.lm_head.out_features)
+    labels = tokenizer.token_labels(ids[1:])
+    records = [{"token": label, "log_likelihood": x} for label, x in zip(labels, log_probs.tolist(), strict=True)]
+    notes = [f"windows of {window} tokens, {stride} apart"] if len(ids) > window else []
+    notes += _unseen_places(trained_length(given.run), min(window, len(ids)))
+    notes += _unknown(unknown_tokens(tokenizer, [chosen]))
+    return Result({Path(given.text).name: values | {"window": window, "stride": stride}}, records, notes=notes)
+
+
+def questions(lm: LanguageModel, tokenizer: Tokenizer, given: argparse.Namespace) -> Result:
+    """Exact match on questions about held-out stories, told with names like those of training and with others."""
+    from eval.questions import Score, ask, held_out_questions, is_right, score, source_of
+    from eval.tasks.likelihood import accuracy_error
+
+    def figures(one: Score) -> dict[str, Any]:
+        stderr = accuracy_error(one.exact_match, one.asked)
+        values = {"questions": one.asked, "exact_match": one.exact_match, "exact_match_stderr": stderr}
+        return values | {"chance": one.chance, "best_guess": one.guess}
+
+    source, result = source_of(given.run), Result({}, [])
+    for new_names in (False, True):
+        asked = list(islice(held_out_questions(source, new_names=new_names), given.limit))
+        replies = ask(lm, tokenizer, asked)
+        if left_out := replies.count(None):
+            longest = lm.config.max_position_embeddings
+            result.notes.append(f"{left_out} of {len(asked)} questions left out: longer than {longest} tokens")
+        if left_out == len(asked):
+            raise InputError(f"{given.run}: none of {len(asked)} questions fits into the context")
+        for kind, one in score(asked, replies).items():
+            result.figures[f"{kind}, new names" if new_names else kind] = figures(one)
+        result.records += [
+            _answer(question, reply, is_right(question, reply), new_names)
+            for question, reply in zip(asked, replies, strict=True)
+        ]
+    return result
+
+
+def _answer(question: Asked, reply: str | None, is_right: bool, new_names: bool) -> dict[str, Any]:
+    said = {"question": question.messages[-1]["content"], "right": question.reply, "reply": reply}
+    return {"class": question.kind, "new_names": new_names, **said, "is_right": is_right}
+
+
+def _unseen_places(trained: int | None, read: int) -> list[str]:
+    if trained is None or read <= trained:
+        return []
+    return [f"trained on rows of {trained} tokens, read in windows of {read}: --window {trained} may well do better"]
+
+
+def _unknown(count: int) -> list[str]:
+    told = f"{count} characters are unknown to the tokenizer: one and the same token stands for all of them"
+    return [told] if count else []
+
+
+TASKS = {"minimal_pairs": minimal_pairs, "multiple_choice": multiple_choice, "text": text, "questions": questions}
+
+
+def table(task: str, result: Result) -> str:
+    """The figures as a Markdown table."""
+    if task == "text":
+        return "\n\n".join(_text_table(name, values) for name, values in result.figures.items())
+    rows = result.figures | ({f"mean of {len(result.figures)} files": result.total} if result.total else {})
+    first = next(iter(rows.values()))
+    shown = [key for key in first if not key.endswith("_stderr")]
+    heading = "class" if task == "questions" else "file"
+    lines = [f"| {' | '.join([heading, *shown])} |", f"|---|{'---|' * len(shown)}"]
+    for name, values in rows.items():
+        lines.append(f"| {' | '.join([name, *(_cell(values, key) for key in shown)])} |")
+    return "\n".join(lines)
+
+
+def _cell(values: dict[str, Any], key: str) -> str:
+    if isinstance(values[key], int):
+        return f"{values[key]:,}"
+    error = values.get(f"{key}_stderr")
+    return f"{values[key]:.1%}" + ("" if error is None else f" ± {error:.1%}")
+
+
+def _text_table(name: str, values: dict[str, Any]) -> str:
+    lines = [f"| {name}: {values['tokens']:,} tokens, {values['bytes']:,} bytes | measured | chance |", "|---|---|---|"]
+    for key, shown, digits in (
+        ("loss", "loss (nats a token)", 4),
+        ("perplexity", "perplexity", 3),
+        ("bits_per_byte", "bits per byte", 4),
+    ):
+        measured = f"{values[key]:,.{digits}f} ± {values[f'{key}_stderr']:,.{digits}f}"
+        lines.append(f"| {shown} | {measured} | {values[f'{key}_chance']:,.{digits}f} |")
+    return "\n".join(lines)
+
+
+def parsed() -> argparse.Namespace:
+    """The command line. Raises InputError for options that do not go together."""
+    parser = argparse.ArgumentParser(prog="python -m eval.tasks", description=__doc__)
+    parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
+    add = parser.add_argument
+    add("--minimal-pairs", metavar="FILE", help="BLiMP's .jsonl, Zorro's .txt, a folder of these, or: storyworld")
+    add("--multiple-choice", metavar="FILE", help=".jsonl with ctx, endings and label, as HellaSwag's")
+    add("--text", metavar="FILE", help="perplexity of a text file, as one document")
+    add("--questions", action="store_true", help="exact answers to questions about held-out stories")
+    add("--limit", type=int, metavar="N", help="the first N pairs of every file, N questions, or N lines of the text")
+    add("--window", type=int, metavar="TOKENS", help="of --text: tokens read together; default: the whole context")
+    add("--stride", type=int, metavar="TOKENS", help="of --text: tokens from window to window; default: half a window")
+    add("--delimiter", metavar="TEXT", help="of --multiple-choice: between context and ending; default: a space")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    add("--json", action="store_true", help="print one JSON object instead of a table")
+    add("--records", metavar="FILE", help="also write a JSON line for every pair, question or token")
+    given = parser.parse_args()
+    chosen = [task for task in TASKS if getattr(given, task) not in (None, False)]
+    flags = [f"--{task.replace('_', '-')}" for task in (chosen or TASKS)]
+    if len(chosen) != 1:
+        raise InputError(f"{' and '.join(flags)} are given: give one" if chosen else f"give one of {', '.join(flags)}")
+    given.task = chosen[0]
+    for option, task in (("window", "text"), ("stride", "text"), ("delimiter", "multiple_choice")):
+        if getattr(given, option) is not None and task != given.task:
+            raise InputError(f"--{option} belongs to --{task.replace('_', '-')}: leave it out with {flags[0]}")
+    if given.limit is not None and given.limit < 1:
+        raise InputError(f"--limit ({given.limit}) must be 1 or more")
+    given.delimiter = " " if given.delimiter is None else given.delimiter
+    return given
+
+
+def loaded(given: argparse.Namespace) -> tuple[LanguageModel, Tokenizer]:
+    """The model, on the device asked for, and its tokenizer. Raises InputError."""
+    import torch
+
+    from data.tokenizer import load_tokenizer
+    from model import load
+
+    has_cuda = torch.cuda.is_available()
+    if given.device == "cuda" and not has_cuda:
+        raise InputError("--device cuda: PyTorch finds no CUDA device here: use --device cpu")
+    lm = load(given.run, "cuda" if has_cuda and given.device != "cpu" else "cpu")
+    tokenizer = load_tokenizer(given.run)
+    if tokenizer.vocab_size > lm.lm_head.out_features:
+        sizes = f"{tokenizer.vocab_size:,} ids, the model {lm.lm_head.out_features:,}"
+        raise InputError(f"{given.run}: the tokenizer has {sizes}: they do not belong together")
+    return lm, tokenizer
+
+
+def main() -> int:
+    given = parsed()
+    try:
+        lm, tokenizer = loaded(given)
+        result = TASKS[given.task](lm, tokenizer, given)
+    except (OSError, ValueError) as error:
+        raise InputError(str(error)) from None
+    if given.records:
+        _write(Path(given.records), result.records)
+    if given.json:
+        from model.checkpoint_format import checkpoint_directory
+
+        told = {"run": given.run, "checkpoint": str(checkpoint_directory(given.run)), "task": given.task}
+        told |= {"results": result.figures} | ({"mean": result.total} if result.total else {}) | {"notes": result.notes}
+        print(json.dumps(_without_nan(told), ensure_ascii=False))
+    else:
+        print(table(given.task, result))
+        for note in result.notes:
+            print(note, file=sys.stderr)
+    return 0
+
+
+def _write(file: Path, records: Sequence[dict[str, Any]]) -> None:
+    lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    try:
+        with file.open("w", encoding="utf-8") as out:
+            out.writelines(lines)
+    except OSError as error:
+        raise InputError(f"--records: {file} cannot be written: {error.strerror}") from None
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no word for "not known" but null."""
+    if isinstance(value, dict):
+        return {key: _without_nan(one) for key, one in value.items()}
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

@@ -1,0 +1,109 @@
+"""Causal attention as bfloat16 matrix products over blocks of queries: the quickest way to train on a CPU.
+
+key    0 1 2 3 | 4 5 6 7      A block of queries multiplies the keys up to its own end and no others, so nearly
+query  x . . .                half of the square is never computed. The query heads that share a key/value head
+       x x . .                are rows of one matrix: nothing is repeated, and few large products take the place
+       x x x .                of many small ones. Weights are kept for the backward pass, T * T / 2 a head, so this
+       x x x x                is for rows of at most LONGEST tokens; PyTorch's kernel, which keeps none, takes over
+       ---------------        beyond that, in float32 and where queries and keys differ in number.
+       x x x x | x . . .
+       …                      Measured against that kernel in EXPERIMENTS.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.backends.sdpa import any_kernel
+
+BLOCK = 64  # queries
+LONGEST = 1024
+HIDDEN = -1e30  # a score whose weight is zero
+
+
+def blocked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """The signature of attention_functions. Products in bfloat16, softmax in float32 within its loop."""
+    kind, length = q.device.type, q.shape[2]
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else v.dtype
+    if dtype != torch.bfloat16 or dropout or not 1 < length <= LONGEST or k.shape[2] != length:
+        return any_kernel(q, k, v, mask, dropout)
+    with torch.autocast(kind, enabled=False):
+        bias = None
+        if mask is not None:
+            bias = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, HIDDEN)
+        out = _Blocked.apply(q, k, v, bias)
+        if mask is not None:  # a row that may attend to nothing gets zeros
+            out = out * mask.any(dim=-1, keepdim=True)
+    return out.to(v.dtype)
+
+
+class _Blocked(torch.autograd.Function):
+    """q (B, H, T, D), k and v (B, H_kv, T, D), bias (B or 1, 1, T, T) or None -> (B, H, T, D) in bfloat16."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.dtypes = [x.dtype for x in (q, k, v)]
+        rows, keys, values = _as_rows(q * q.shape[-1] ** -0.5, k.shape[1]), _as_rows(k), _as_rows(v)
+        groups, kv_heads = q.shape[1] // k.shape[1], k.shape[1]
+        weights, outs = [], []
+        for first, end in _blocks(q.shape[2]):
+            scores = rows[:, first * groups : end * groups] @ keys[:, :end].mT
+            weights.append(_add_bias(scores, first, groups, kv_heads, bias).softmax(dim=-1))
+            outs.append(weights[-1] @ values[:, :end])
+        ctx.save_for_backward(rows, keys, values, *weights)
+        return _as_heads(torch.cat(outs, dim=1), q.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        rows, keys, values, *weights = ctx.saved_tensors
+        (grad,) = grad_outputs
+        (batch, heads, length, head_dim), kv_heads = grad.shape, keys.shape[0] // grad.shape[0]
+        groups, grad = heads // kv_heads, _as_rows(grad, kv_heads)
+        row_grads, key_grad, value_grad = [], torch.zeros_like(keys), torch.zeros_like(values)
+        for (first, end), weight in zip(_blocks(length), weights, strict=True):
+            block = slice(first * groups, end * groups)
+            weight_grad = grad[:, block] @ values[:, :end].mT
+            score_grad = torch._softmax_backward_data(weight_grad, weight, -1, weight.dtype)
+            value_grad[:, :end] += weight.mT @ grad[:, block]
+            key_grad[:, :end] += score_grad.mT @ rows[:, block]
+            row_grads.append(score_grad @ keys[:, :end])
+        q_grad = _as_heads(torch.cat(row_grads, dim=1), (batch, heads, length, head_dim)) * head_dim**-0.5
+        kv_shape = (batch, kv_heads, length, head_dim)
+        grads = (q_grad, key_grad.view(kv_shape), value_grad.view(kv_shape))
+        q_grad, k_grad, v_grad = (x.to(dtype) for x, dtype in zip(grads, ctx.dtypes, strict=True))
+        return q_grad, k_grad, v_grad, None
+
+
+def _blocks(length: int) -> list[tuple[int, int]]:
+    return [(first, min(first + BLOCK, length)) for first in range(0, length, BLOCK)]
+
+
+def _as_rows(x: Tensor, kv_heads: int | None = None) -> Tensor:
+    """(B, H, T, D) -> (B * H_kv, T * groups, D) in bfloat16: the heads of a group follow one another at each token."""
+    batch, heads, length, head_dim = x.shape
+    kv_heads = kv_heads or heads
+    x = x.to(torch.bfloat16).view(batch, kv_heads, heads // kv_heads, length, head_dim)
+    return x.transpose(2, 3).reshape(batch * kv_heads, -1, head_dim)
+
+
+def _as_heads(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The way back, in memory as (B, T, H, D), which is how the projections want it."""
+    batch, heads, length, head_dim = shape
+    x = rows.view(batch, -1, length, heads * batch // rows.shape[0], head_dim)  # (B, H_kv, T, groups, D)
+    return x.transpose(1, 2).reshape(batch, length, heads, head_dim).transpose(1, 2)
+
+
+def _add_bias(scores: Tensor, first: int, groups: int, kv_heads: int, bias: Tensor | None) -> Tensor:
+    """What a block's queries, from number `first` on, may not see, gets the lowest score. In place."""
+    end = scores.shape[-1]
+    if bias is None:
+        size = end - first
+        triangle = torch.full((size, size), HIDDEN, dtype=scores.dtype, device=scores.device)
+        scores.view(-1, size, groups, end)[..., first:] += triangle.triu(1)[:, None]
+    else:
+        view = scores.view(-1, kv_heads, end - first, groups, end)
+        view += bias[:, :, first:end, None, :end]
+    return scores

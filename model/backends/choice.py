@@ -1,0 +1,246 @@
+"""Which code computes attention: the backends, what each can serve, and the choice that `auto` makes.
+
+    eager           written out: every score is there to be looked at; memory grows with T * S
+    sdpa            torch.nn.functional.scaled_dot_product_attention; PyTorch picks the kernel
+    flash           its flash kernel and only that (FlashAttention-2, Dao 2023, arXiv 2307.08691)
+    flash3, flash4  the same call on FlashAttention-3 / -4, where installed (Shah et al. 2024, arXiv 2407.08608)
+    sdpa_math, sdpa_efficient, sdpa_cudnn   one of its other kernels
+    blocked         bfloat16 matrix products over blocks of queries, for training on a CPU  (blocked_attention.py)
+    flex            FlexAttention: masks as code, compiled into the kernel       (flex_attention.py)
+    varlen          documents laid end to end, nothing is computed for masks     (varlen_attention.py)
+
+All give the same numbers. Run here, on a CPU: eager, sdpa, flash, sdpa_math, blocked, flex (forward). Need CUDA and
+are not yet run: flash3, flash4, sdpa_efficient, sdpa_cudnn, varlen, gradients of flex.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+from model.backends.blocked import LONGEST, blocked
+from model.backends.flex import block_mask, flex
+from model.backends.sdpa import any_kernel, attention_weights, eager, only, repeat_kv
+from model.backends.varlen import sequences, varlen
+from model.masks import MaskSpec, boolean_mask
+
+__all__ = ["BACKENDS", "Situation", "attention_weights", "choose_attention", "repeat_kv", "why_not"]
+
+HALF = (torch.float16, torch.bfloat16)
+NO_DROPOUT = "has no dropout: use sdpa, or attention_dropout: 0"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a backend has to serve. dtype: in which the kernel computes (autocast's, where that is on)."""
+
+    device: str
+    dtype: torch.dtype
+    head_dim: int
+    num_key_value_groups: int = 1
+    dropout: float = 0.0
+    gradients: bool = False
+    documents: bool = False
+    padding: bool = False
+    windows: bool = False
+    after_cached_tokens: bool = False  # several queries at once behind cached keys: causality needs a mask
+    static_cache: bool = False
+    compiled: bool = False
+
+    @property
+    def mask(self) -> str | None:
+        """The mask that causality alone does not cover, in words."""
+        names = {
+            "documents": self.documents,
+            "padding": self.padding,
+            "a sliding window": self.windows,
+            "tokens behind a cache": self.after_cached_tokens,
+            "a static cache": self.static_cache,
+        }
+        return next((name for name, there in names.items() if there), None)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """compute(q, k, v, mask, dropout); mask: a MaskSpec in the form that compute wants; limits: see `why_not`."""
+
+    compute: Callable[[Tensor, Tensor, Tensor, Any, float], Tensor]
+    mask: Callable[[MaskSpec], Any] = boolean_mask
+    limits: Callable[[Situation], str | None] | None = None
+
+
+def _cuda_limits(here: Situation) -> str | None:
+    return None if here.device == "cuda" else "needs CUDA: use sdpa"
+
+
+def _half_limits(here: Situation) -> str | None:
+    if here.dtype in HALF:
+        return None
+    return f"computes in 16 bits, not in {_name(here.dtype)}: use sdpa, or train.precision: bf16"
+
+
+def _flash_kernel_limits(here: Situation) -> str | None:
+    """What the flash kernel on CUDA takes, whoever calls it."""
+    if problem := _half_limits(here):
+        return problem
+    if here.head_dim > 256:
+        return f"takes heads of at most 256, not {here.head_dim}: use sdpa, or a smaller head_dim"
+    return None
+
+
+def _flash_limits(here: Situation) -> str | None:
+    if here.device == "cpu":
+        return "has no dropout on CPU: use sdpa, or attention_dropout: 0" if here.dropout else None
+    if here.device != "cuda":
+        return f"has no kernel on {here.device}: use sdpa"
+    if problem := _flash_kernel_limits(here):
+        return problem
+    return f"cannot serve {here.mask} on CUDA: use sdpa, flex or varlen" if here.mask else None
+
+
+def _newer_flash_limits(package: str, capabilities: tuple[int, ...]) -> Callable[[Situation], str | None]:
+    def limits(here: Situation) -> str | None:
+        if here.device != "cuda":
+            return "needs CUDA: use flash or sdpa"
+        major = torch.cuda.get_device_capability()[0]
+        if major not in capabilities:
+            return f"is not for a GPU of compute capability {major}: use flash or sdpa"
+        if not _is_installed(package):
+            return f"needs the package {package}, which is not installed: install it, or use flash"
+        return NO_DROPOUT if here.dropout else _flash_limits(here)
+
+    return limits
+
+
+def _cudnn_limits(here: Situation) -> str | None:
+    return _cuda_limits(here) or _half_limits(here)
+
+
+def _blocked_limits(here: Situation) -> str | None:
+    if here.device != "cpu":
+        return "is for CPUs: use sdpa"
+    if here.dropout:
+        return NO_DROPOUT
+    if here.gradients and here.dtype != torch.bfloat16:
+        return f"trains in bfloat16, not in {_name(here.dtype)}: use sdpa, or train.precision: bf16"
+    return None
+
+
+def _flex_limits(here: Situation) -> str | None:
+    if here.device not in ("cpu", "cuda"):
+        return f"has no kernel on {here.device}: use sdpa"
+    if here.dropout:
+        return NO_DROPOUT
+    if here.gradients and here.device == "cpu":
+        return "has no gradients on CPU: train with sdpa, or use torch.no_grad()"
+    return None
+
+
+def _varlen_limits(here: Situation) -> str | None:
+    if problem := _cuda_limits(here) or _flash_kernel_limits(here):
+        return problem
+    if here.dropout:
+        return NO_DROPOUT
+    if here.documents and here.padding:
+        return "takes documents or padding, not both: give padding a document id of its own"
+    if here.compiled:
+        return "is not for a compiled model, since lengths differ with every batch: use flex, or train.compile: false"
+    return "cannot read a static cache: use sdpa, or a dynamic cache" if here.static_cache else None
+
+
+# AttentionImplementation in config.py lists the names once more, because a JSON Schema needs them written out
+BACKENDS: dict[str, Backend] = {
+    "eager": Backend(eager),
+    "flash": Backend(only(SDPBackend.FLASH_ATTENTION), limits=_flash_limits),
+    "flash3": Backend(
+        only(SDPBackend.FLASH_ATTENTION, "FA3"), limits=_newer_flash_limits("flash_attn_interface", (9,))
+    ),
+    "flash4": Backend(only(SDPBackend.FLASH_ATTENTION, "FA4"), limits=_newer_flash_limits("flash_attn.cute", (9, 10))),
+    "sdpa": Backend(any_kernel),
+    "sdpa_efficient": Backend(only(SDPBackend.EFFICIENT_ATTENTION), limits=_cuda_limits),
+    "sdpa_cudnn": Backend(only(SDPBackend.CUDNN_ATTENTION), limits=_cudnn_limits),
+    "sdpa_math": Backend(only(SDPBackend.MATH)),
+    "blocked": Backend(blocked, limits=_blocked_limits),
+    "flex": Backend(flex, block_mask, _flex_limits),
+    "varlen": Backend(varlen, sequences, _varlen_limits),
+}
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError for a name that is neither `auto` nor a backend."""
+    if name != "auto" and name not in BACKENDS:
+        raise ValueError(f"attn_implementation ({name!r}) is unknown: use auto, {', '.join(BACKENDS)}")
+
+
+def why_not(name: str, here: Situation) -> str | None:
+    """Why a backend cannot serve, and what to do instead, as one line; None if it can, as far as is known."""
+    limits = BACKENDS[name].limits
+    reason = limits(here) if limits is not None else None
+    return reason and f"attn_implementation: {name} {reason}"
+
+
+def choose_attention(here: Situation) -> tuple[str, str]:
+    """What `auto` stands for, and why: (backend, reason).
+
+    sdpa serves everything. On a CPU that trains in bfloat16, blocked is quicker (EXPERIMENTS.md). On a GPU, quicker
+    ones are tried out in turn, on small tensors against eager: first what needs no mask at all, and flex where the
+    mask leaves much to skip.
+    """
+    if here.device == "cpu" and here.gradients and why_not("blocked", here) is None:
+        return "blocked", f"quickest in bfloat16 on a CPU; PyTorch's kernel for rows of more than {LONGEST} tokens"
+    if here.device != "cuda":
+        return "sdpa", f"PyTorch picks its kernel; on {here.device} none is quicker"
+    candidates = ["varlen", "flex"] if here.documents or here.windows else ["flash4", "flash3"]
+    passed_over: list[str] = []
+    for name in candidates:
+        problem = why_not(name, here) or try_out(name, here)
+        if problem is None:
+            return name, "; ".join(["it serves this mask quickest and passed a trial against eager", *passed_over])
+        passed_over.append(f"not {name}: {problem.removeprefix(f'attn_implementation: {name} ')}")
+    return "sdpa", "; ".join(["PyTorch picks its kernel", *passed_over])
+
+
+def try_out(name: str, here: Situation) -> str | None:
+    """Compute something small with a backend and with eager; returns what went wrong, or None.
+
+    Catches every error of a kernel, because a trial is for finding them.
+    """
+    length, kv_heads, device = 192, 2, torch.device(here.device)
+    places = torch.arange(length, device=device)
+    documents = (places[None] // 70).expand(2, length) if here.documents else None
+    spec = MaskSpec(places, places, 2, None, documents, 50 if here.windows else None, here.mask is None)
+    generator = torch.Generator(device).manual_seed(0)
+    heads = (kv_heads * here.num_key_value_groups, kv_heads, kv_heads)
+    shapes = [(2, count, length, here.head_dim) for count in heads]
+    inputs = [torch.randn(s, device=device, generator=generator).to(here.dtype) for s in shapes]
+    results = []
+    try:
+        for backend in (BACKENDS[name], BACKENDS["eager"]):
+            leaves = [x.clone().requires_grad_(here.gradients) for x in inputs]
+            q, k, v = leaves
+            out = backend.compute(q, k, v, backend.mask(spec), 0.0)
+            grads = torch.autograd.grad(out.float().square().sum(), leaves) if here.gradients else ()
+            results.append([out, *grads])
+        errors = [(a - b).detach().abs().max() / b.detach().abs().max() for a, b in zip(*results, strict=True)]
+        worst = float(torch.stack(errors).max())
+    except Exception as error:
+        return f"failed in a trial ({type(error).__name__}: {str(error).splitlines()[0][:100]})"
+    allowed = 5e-2 if here.dtype in HALF else 1e-3
+    return None if worst <= allowed else f"differed from eager in a trial by {worst:.1e} of the largest entry"
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the parent of a dotted name is missing
+        return False
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

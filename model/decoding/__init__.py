@@ -1,0 +1,1 @@
+"""Key-value caches, sampling and generation: how does a trained model write?"""

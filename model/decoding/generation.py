@@ -1,0 +1,270 @@
+"""Decoding: one token after the other, with a key-value cache, greedy or sampled, streamed or all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.decoding.kv_cache import KVCache, StaticCache, make_cache
+from model.decoding.matvec import FewRows
+from model.decoding.sampling import Sampling, next_token
+from model.transformer import LanguageModel
+
+STATIC_BLOCK = 64  # a static cache has room for a multiple of this, so that similar calls share compiled code
+
+
+def generate(
+    lm: LanguageModel,
+    input_ids: Tensor,
+    max_new_tokens: int = 64,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    stop_ids: Collection[int] | None = None,
+    seed: int | None = None,
+    *,
+    attention_mask: Tensor | None = None,
+    num_return_sequences: int = 1,
+    kv_cache: KVCache | str | None = "dynamic",
+    compile: bool = False,
+) -> Tensor:
+    """Continue every prompt of a batch: input_ids (B, T) -> output_ids (B * n, T + up to max_new_tokens).
+
+    temperature 0 is greedy. A row that has produced one of stop_ids is filled up with that id; generation
+    ends when every row has. It ends early where the context (max_position_embeddings) is full. With a seed
+    the result depends on nothing else; the global random state is left alone either way.
+
+    attention_mask (B, T): 0 = padding, for prompts of different lengths; pad on the left (`left_pad`).
+    num_return_sequences: n continuations of every prompt, next to each other; the prompt is read once.
+    kv_cache: dynamic | static | offloaded, None to read everything anew at every token, or a cache of an earlier
+    call: what that one has read of the same beginning is not read again (filled by something else, it is emptied).
+    compile: torch.compile the step of one token; needs kv_cache="static", pays where many tokens are made.
+
+    Raises ValueError for an empty prompt, ids outside the vocabulary and settings out of range.
+    """
+    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+    steps = stream(
+        lm,
+        input_ids,
+        max_new_tokens,
+        sampling,
+        stop_ids,
+        seed,
+        attention_mask=attention_mask,
+        num_return_sequences=num_return_sequences,
+        kv_cache=kv_cache,
+        compile=compile,
+    )
+    prompts = input_ids.repeat_interleave(num_return_sequences, dim=0)
+    return torch.cat([prompts, *[ids[:, None] for ids in steps]], dim=1)
+
+
+def stream(
+    lm: LanguageModel,
+    input_ids: Tensor,
+    max_new_tokens: int = 64,
+    sampling: Sampling | None = None,
+    stop_ids: Collection[int] | None = None,
+    seed: int | None = None,
+    *,
+    attention_mask: Tensor | None = None,
+    num_return_sequences: int = 1,
+    kv_cache: KVCache | str | None = "dynamic",
+    compile: bool = False,
+) -> Iterator[Tensor]:
+    """`generate`, a token at a time: yields the next ids (B * n,) as soon as they are known."""
+    sampling = sampling or Sampling()
+    check_request(lm, input_ids, max_new_tokens, attention_mask, num_return_sequences, kv_cache, compile)
+    room = min(max_new_tokens, lm.config.max_position_embeddings - input_ids.shape[1])
+    cache = _cache_for(lm, input_ids, room, attention_mask, kv_cache)
+    return _steps(lm, input_ids, room, sampling, stop_ids, seed, attention_mask, num_return_sequences, cache, compile)
+
+
+def _steps(
+    lm: LanguageModel,
+    input_ids: Tensor,
+    room: int,
+    sampling: Sampling,
+    stop_ids: Collection[int] | None,
+    seed: int | None,
+    attention_mask: Tensor | None,
+    copies: int,
+    cache: KVCache | None,
+    compile: bool,
+) -> Iterator[Tensor]:
+    device = input_ids.device
+    generator = torch.Generator(device=device)
+    generator.manual_seed(seed) if seed is not None else generator.seed()
+    stop = torch.tensor([int(i) for i in stop_ids] if stop_ids is not None else [], dtype=torch.long, device=device)
+    # with a static cache every width is the cache's, so that prompts of all lengths share compiled code
+    width = cache.capacity if isinstance(cache, StaticCache) else input_ids.shape[1] + room
+    reader = _Reader(lm, attention_mask, width, cache, compile)
+    if attention_mask is not None:  # nobody sees padding; as a word of the prompt it counts for no penalty
+        input_ids = torch.where(attention_mask.bool(), input_ids, input_ids[:, -1:])
+    written = F.pad(input_ids, (0, width - input_ids.shape[1]))
+    count, stopped = input_ids.shape[1], None
+    try:
+        for step in range(room):
+            logits = reader.read(written[:, :count])
+            if step == 0 and copies > 1:
+                logits, written = (x.repeat_interleave(copies, dim=0) for x in (logits, written))
+                reader.repeat(copies)
+            ids = next_token(logits, written[:, :count], sampling, generator)  # (rows,)
+            if len(stop):
+                if stopped is not None:
+                    ids = torch.where(stopped, written[:, count - 1], ids)
+                stopped = torch.isin(ids, stop)
+            written[:, count] = ids
+            count += 1
+            yield ids
+            if stopped is not None and bool(stopped.all()):
+                break
+    finally:
+        if cache is not None:
+            cache.token_ids = written[:, : cache.length] if attention_mask is None else None
+
+
+class _Reader:
+    """Reads what is new of the tokens so far, through the cache, and gives the logits of the next one."""
+
+    def __init__(
+        self, lm: LanguageModel, attention_mask: Tensor | None, width: int, cache: KVCache | None, compile: bool
+    ):
+        self.lm, self.cache = lm, cache
+        self.step: Callable[..., Tensor] = lm  # reads one token
+        if compile:  # on CUDA as a CUDA graph (not yet run)
+            self.step = partial(compiled_step("reduce-overhead" if next(lm.parameters()).is_cuda else None), lm)
+        self.seen = cache.length if cache is not None else 0
+        self.is_static = isinstance(cache, StaticCache)
+        self.mask = self.position_ids = None
+        if attention_mask is not None:
+            self.mask = F.pad(attention_mask.bool(), (0, width - attention_mask.shape[1]), value=True)
+            self.position_ids = (self.mask.cumsum(dim=1) - 1).clamp(min=0)
+
+    def repeat(self, times: int) -> None:
+        """Go on with `times` copies of every row."""
+        if self.cache is not None:
+            self.cache.repeat_interleave(times)
+        if self.mask is not None and self.position_ids is not None:
+            self.mask = self.mask.repeat_interleave(times, dim=0)
+            self.position_ids = self.position_ids.repeat_interleave(times, dim=0)
+
+    @torch.no_grad()
+    def read(self, token_ids: Tensor) -> Tensor:
+        """All tokens so far (rows, count) -> logits of the next token (rows, V) in float32."""
+        count = token_ids.shape[1]
+        unread = slice(self.seen, count)
+        forward = self.lm if count - self.seen > 1 else self.step
+        if self.cache is None:
+            self.seen = 0
+        else:
+            self.seen = count
+        given = {}
+        if self.mask is not None and self.position_ids is not None:
+            given["attention_mask"] = self.mask if self.is_static else self.mask[:, :count]
+            given["position_ids"] = self.position_ids[:, unread]
+        was_training = self.lm.training
+        if was_training:
+            self.lm.eval()
+        try:
+            logits = forward(token_ids[:, unread], kv_cache=self.cache, logits_to_keep=1, **given)
+        finally:
+            if was_training:
+                self.lm.train()
+        return logits[:, -1].float()
+
+
+@cache
+def compiled_step(mode: str | None) -> Callable[..., Tensor]:
+    """Reading one token, compiled without graph breaks; each model, batch size and cache size has code of its own."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)  # 8 would soon be an error
+
+    def step(lm: LanguageModel, *args: Any, **given: Any) -> Any:
+        with FewRows():
+            return lm(*args, **given)
+
+    return torch.compile(step, fullgraph=True, dynamic=False, mode=mode)
+
+
+def left_pad(prompts: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[Tensor, Tensor]:
+    """Prompts of different lengths -> input_ids and attention_mask, both (B, longest), padded on the left."""
+    if not prompts or any(len(prompt) == 0 for prompt in prompts):
+        raise ValueError(f"prompt {[len(p) for p in prompts].index(0)} is empty" if prompts else "there is no prompt")
+    longest = max(len(prompt) for prompt in prompts)
+    pad = partial(F.pad, value=pad_id)
+    rows = [pad(torch.tensor(prompt, dtype=torch.long), (longest - len(prompt), 0)) for prompt in prompts]
+    real = [F.pad(torch.ones(len(prompt), dtype=torch.bool), (longest - len(prompt), 0)) for prompt in prompts]
+    return torch.stack(rows), torch.stack(real)
+
+
+def _cache_for(
+    lm: LanguageModel, input_ids: Tensor, room: int, attention_mask: Tensor | None, kv_cache: KVCache | str | None
+) -> KVCache | None:
+    """A new cache of the kind asked for, or the one given, cut back to what these prompts begin with."""
+    if kv_cache is None:
+        return None
+    count = input_ids.shape[1]
+    if isinstance(kv_cache, str):
+        capacity = min(-(-(count + room) // STATIC_BLOCK) * STATIC_BLOCK, lm.config.max_position_embeddings)
+        return make_cache(kv_cache, lm.config, len(input_ids), capacity, next(lm.parameters()))
+    read = kv_cache.token_ids
+    if read is None or attention_mask is not None or len(read) != len(input_ids):
+        kv_cache.clear()
+        return kv_cache
+    both = min(read.shape[1], count - 1)  # at least one token is read, for its logits
+    same = (read[:, :both] == input_ids[:, :both]).all(dim=0).long().cumprod(dim=0)
+    try:
+        kv_cache.crop(int(same.sum()))
+    except ValueError:  # a sliding window has forgotten what would be needed
+        kv_cache.clear()
+    return kv_cache
+
+
+def check_request(
+    lm: LanguageModel,
+    input_ids: Tensor,
+    max_new_tokens: int,
+    attention_mask: Tensor | None,
+    num_return_sequences: int,
+    kv_cache: KVCache | str | None,
+    compile: bool,
+) -> None:
+    """Raises ValueError for anything that cannot be served, before any computation."""
+    if input_ids.ndim != 2 or input_ids.shape[1] == 0:
+        raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}: give (batch, tokens) with at least one token")
+    (rows, count), longest = input_ids.shape, lm.config.max_position_embeddings
+    low, high, vocab_size = int(input_ids.min()), int(input_ids.max()), lm.lm_head.out_features
+    static = isinstance(kv_cache, StaticCache)
+    wrong = [
+        (low < 0 or high >= vocab_size, f"token id {low if low < 0 else high} is outside the vocabulary (0 to "
+         f"{vocab_size - 1}): use the tokenizer that this model was trained with"),
+        (count > longest, f"the prompt has {count} tokens, more than max_position_embeddings ({longest}): shorten it"),
+        (max_new_tokens < 0, f"max_new_tokens ({max_new_tokens}) must be 0 or more"),
+        (num_return_sequences < 1, f"num_return_sequences ({num_return_sequences}) must be 1 or more"),
+        (compile and not (kv_cache == "static" or static), 'compile needs kv_cache="static"'),
+        (isinstance(kv_cache, KVCache) and num_return_sequences > 1, "a cache is used again for one continuation each: "
+         "leave num_return_sequences at 1"),
+    ]  # fmt: skip
+    if attention_mask is not None:
+        shape_differs = attention_mask.shape != input_ids.shape
+        wrong += [
+            (shape_differs, f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {(rows, count)}"),
+            (not shape_differs and not attention_mask[:, -1].all(), "attention_mask ends in padding: pad on the left"),
+        ]
+    if isinstance(kv_cache, StaticCache):
+        needed = count + min(max_new_tokens, longest - count)
+        wrong += [
+            (kv_cache.capacity < needed, f"the static cache has room for {kv_cache.capacity} tokens, and {needed} are "
+             "asked for: make it with a larger capacity, or lower max_new_tokens"),
+            (kv_cache.batch_size != rows, f"the static cache is for {kv_cache.batch_size} rows, these are {rows}"),
+        ]  # fmt: skip
+    for is_wrong, message in wrong:
+        if is_wrong:
+            raise ValueError(message)

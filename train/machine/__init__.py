@@ -1,0 +1,1 @@
+"""Where does it run? Devices, processes, memory, compilation and signals."""

@@ -1,0 +1,135 @@
+"""Where a run computes and in which precision: what `auto` stands for on this machine, and why."""
+
+from __future__ import annotations
+
+import platform
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from configs.loader import InputError
+from model.backends.choice import Situation, choose_attention, why_not
+from train.config import RunConfig
+
+AS_BEFORE = "auto: as this run began"
+
+
+@dataclass(frozen=True)
+class Device:
+    """The resolved choices; `notes` says in words what was chosen and why. attention: a backend's name.
+
+    compile: "auto" is decided when a step has been timed (train.compilation).
+    """
+
+    device: torch.device
+    precision: str
+    compile: bool | Literal["auto"]
+    attention: str
+    notes: tuple[str, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of matrix products."""
+        return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision, torch.float32)
+
+    def autocast(self) -> AbstractContextManager:
+        """16-bit matrix products over fp32 weights, or nothing."""
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+
+def resolve_device(run_config: RunConfig, resolved: dict[str, Any] | None = None) -> Device:
+    """Decide what `auto` stands for. resolved: what a run that goes on had decided; it is kept where it can be.
+
+    Raises InputError for a device or a precision that is asked for and is not there.
+    """
+    config = run_config.train
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    kind = config.device
+    if kind == "auto":
+        kind = "cuda" if available["cuda"] else "mps" if available["mps"] else "cpu"
+    elif not available[kind]:
+        found = ", ".join(name for name, there in available.items() if there)
+        raise InputError(
+            f"train.device is {kind}, but PyTorch {torch.__version__} finds none here: use auto or one of: {found}"
+        )
+    earlier = resolved if resolved and resolved.get("device") == kind else {}
+    precision, reason = resolve_precision(config.precision, kind, earlier.get("precision"))
+    compiled, why = config.compile, "asked for"
+    if compiled == "auto":
+        compiled, why = earlier.get("compile", "auto"), AS_BEFORE
+    attention, choice = resolve_attention(run_config, kind, precision, compiled is not False, earlier.get("attention"))
+    untested = "; not tested: none was at hand" if kind == "mps" else ""
+    notes = [
+        f"device {kind} ({'asked for' if config.device != 'auto' else 'auto'}{untested})",
+        f"precision {precision} ({reason})",
+        f"attention {attention} ({choice})",
+    ]
+    if compiled != "auto":
+        notes.append(f"compile {'on' if compiled else 'off'} ({why})")
+    return Device(torch.device(kind), precision, compiled, attention, tuple(notes))
+
+
+def resolve_precision(wanted: str, kind: str, earlier: str | None = None) -> tuple[str, str]:
+    """The precision, and why. Raises InputError for one that the device lacks."""
+    if wanted == "auto":
+        return (earlier, AS_BEFORE) if earlier else _quick_precision(kind)
+    if wanted == "tf32" and kind != "cuda":
+        raise InputError(f"train.precision is tf32, which is CUDA's; on {kind} use auto or fp32")
+    if wanted == "bf16" and kind == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise InputError("train.precision is bf16, but this GPU has no bf16 instructions: use auto, fp16 or fp32")
+    if wanted in ("bf16", "fp16") and kind == "mps":
+        raise InputError(f"train.precision is {wanted}, which is not trained in on mps: use auto or fp32")
+    return wanted, "asked for"
+
+
+def resolve_attention(
+    run_config: RunConfig, kind: str, precision: str, compiled: bool, earlier: str | None = None
+) -> tuple[str, str]:
+    """The backend that trains, and why. Raises InputError for one that is asked for and cannot serve this run."""
+    model, data = run_config.model, run_config.data
+    situation = Situation(
+        device=kind,
+        dtype={"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32),
+        head_dim=model.head_size,
+        num_key_value_groups=model.num_key_value_groups,
+        dropout=model.attention_dropout,
+        gradients=True,
+        documents=data.isolate_documents,
+        windows=model.sliding_window is not None,
+        compiled=compiled,
+    )
+    if model.attn_implementation == "auto":
+        if earlier is not None and why_not(earlier, situation) is None:
+            return earlier, AS_BEFORE
+        backend, reason = choose_attention(situation)
+        return backend, f"auto: {reason}"
+    if problem := why_not(model.attn_implementation, situation):
+        raise InputError(f"model.{problem}")
+    return model.attn_implementation, "asked for"
+
+
+def _quick_precision(kind: str) -> tuple[str, str]:
+    if kind == "cuda":
+        supported = torch.cuda.is_bf16_supported(including_emulation=False)
+        return ("bf16", "auto: this GPU computes in bf16") if supported else ("fp16", "auto: this GPU lacks bf16")
+    capabilities = cpu_capabilities() if kind == "cpu" else {}
+    if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"):
+        return "bf16", "auto: this CPU has bf16 instructions"
+    return "fp32", "auto: bf16 would be slow here"
+
+
+def cpu_capabilities() -> dict[str, Any]:
+    """What PyTorch knows about the processor; empty where it does not tell."""
+    return dict(getattr(torch.cpu, "get_capabilities", dict)())
+
+
+def machine(device: torch.device) -> str:
+    """The GPU, or the processor and the number of threads, in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name()
+    name = cpu_capabilities().get("cpu_name") or platform.processor() or platform.machine()
+    return f"{name}, {torch.get_num_threads()} threads"

@@ -1,0 +1,1 @@
+"""How does a run survive being stopped? Checkpoints, the run directory, and where a run starts from."""

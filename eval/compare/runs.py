@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunResult:
-    """One run. settings: config.yaml by dotted key, without those in which equal runs may differ.
-    train, val: its lines of metrics.jsonl.
+    """One run.
 
+    settings: config.yaml by dotted key, without those in which equal runs may differ.
+    train, val: its lines of metrics.jsonl.
     contents: a hash of its data and tokenizer; tokenizer: a hash of the tokenizer alone; machine: where it trained.
     is_finished: its report tells of its last step. snapshots: by step; only the last one has maps.
     """

@@ -17,16 +17,16 @@ _server.set_forkserver_preload(
 )
 
 
-def start(function: Callable, *arguments) -> BaseProcess:
-    """Start function(*arguments) in a process of its own. The function must be importable by its name."""
-    process = _server.Process(target=function, args=arguments)
+def start(function: Callable, *arguments, **options) -> BaseProcess:
+    """Start function(*arguments, **options) in a process of its own. It must be importable by its name."""
+    process = _server.Process(target=function, args=arguments, kwargs=options)
     process.start()
     return process
 
 
-def exit_code(function: Callable, *arguments) -> int | None:
-    """Run function(*arguments) to its end in a process of its own; minus the signal that killed it."""
-    process = start(function, *arguments)
+def exit_code(function: Callable, *arguments, **options) -> int | None:
+    """Run function(*arguments, **options) to its end in a process of its own; minus the signal that killed it."""
+    process = start(function, *arguments, **options)
     process.join(timeout=300)
     return process.exitcode
 

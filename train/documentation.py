@@ -135,7 +135,7 @@ def _sentence(field: dict[str, Any]) -> str:
 
 def _flow(value: Any) -> str:
     """A value on one line of YAML."""
-    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000).strip()
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000).removesuffix("...\n").strip()
 
 
 def _default(field: dict[str, Any], required: bool) -> str:

@@ -20,7 +20,7 @@ from train.pretrain import main
 
 _children = multiprocessing.get_context("forkserver")
 _children.set_forkserver_preload(
-    "torch._dynamo matplotlib.pyplot pytest train.loop train.report train.run_directory "
+    "torch._dynamo matplotlib.pyplot pytest train.loop train.report train.saving.run_directory "
     "tests.train.helpers tests.train.killing".split()
 )
 

@@ -13,9 +13,9 @@ import pytest
 
 from configs.loader import InputError
 from model import load
+from tests.processes import exit_code
 from tests.train.checkpoints import training
 from tests.train.helpers import metrics, pretrain, write_config
-from tests.train.killing import exit_code
 from train.config import load_run_config
 from train.saving.commit import SaveError, damage, newest_intact, settle
 from train.saving.run_directory import find_start, open_for

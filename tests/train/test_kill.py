@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import exit_code
 from tests.train.helpers import metrics, write_config
-from tests.train.killing import exit_code, pretrain_child, pretrain_until_killed, watch_operations
+from tests.train.killing import pretrain_child, pretrain_until_killed, watch_operations
 from train.saving.commit import commit, damage, newest_intact, settle
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
@@ -141,6 +142,7 @@ def test_on_a_full_disk_it_trains_on_says_so_and_what_was_saved_is_whole(copy, w
     assert figures(copy.parent) == whole[0]
 
 
+@pytest.mark.slow
 def test_killed_at_twenty_random_times_it_ends_where_it_would_have(tmp_path):
     """Every life of the run ends some steps and milliseconds of work after it began, some before the first step.
 

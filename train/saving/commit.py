@@ -132,7 +132,7 @@ def damage(directory: Path) -> str | None:
         if named and int(named[1]) != step:
             return f"{directory} holds step {step}, not the step in its name"
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
-        return f"{directory} is not a complete checkpoint ({error})"
+        return f"{directory} is not a complete checkpoint ({_reason(error)})"
     return None
 
 

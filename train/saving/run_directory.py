@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.loader import InputError
+from configs.meaning import Meaning, keys_that
 from data.prepare import PreparedData
 from eval.attention.render import PICTURES, VIEWER
 from train.config import LIMITS, RunConfig, load_run_config
@@ -19,12 +20,6 @@ from train.saving.result import forget_result, read_result
 from train.tracking import truncate_after
 
 CONTENTS = "data.contents"  # key of the identity that says what the prepared data was made of
-# what the tensors of a checkpoint are: with another value none would fit, or none would mean the same
-FIXED = [
-    *(f"model.{key}" for key in "hidden_size intermediate_size num_hidden_layers num_attention_heads".split()),
-    *(f"model.{key}" for key in "num_key_value_heads head_dim qk_norm tie_word_embeddings".split()),
-    "train.optimizer.name",
-]
 
 
 @dataclass(frozen=True)
@@ -189,7 +184,7 @@ def _refuse_other_identity(config: RunConfig, saved: dict[str, Any], where: str)
             f"{where} belongs to another run; these keys differ: {listed}: "
             "choose another name, or set them back; allow_mismatch=true goes on nevertheless"
         )
-    if fixed := [key for key in different if key in FIXED]:
+    if fixed := [key for key in different if key in keys_that(RunConfig, Meaning.TENSORS)]:
         raise InputError(
             f"{where} has other tensors ({listed}): allow_mismatch cannot help with {', '.join(fixed)}: "
             "choose another name, or set them back"

@@ -158,7 +158,7 @@ def rung_step(rung: Rung, config: RunConfig, device: Device, lm: LanguageModel) 
         trained = (batch.labels[:, 1:] != IGNORED).sum().clamp(min=1)
         for part in batch.split(rows):
             with device.autocast():
-                loss_sum, _ = forward(**part.for_model())
+                loss_sum, _ = forward(**part.tensors)
             (loss_sum / trained).backward()
         nn.utils.clip_grad_norm_(lm.parameters(), config.train.grad_clip or float("inf"))
         for optimizer in optimizers:
@@ -206,4 +206,4 @@ def validation_loss(lm: LanguageModel, config: RunConfig, device: Device, data: 
     held_out = make_rows(config.data.model_copy(update={"rows_joined": 1}), data, "validation", config.rows_per_step)
     documents, most = config.data.isolate_documents, VALIDATION_TOKENS
     batches = validation_batches(held_out, data.tokenizer, 8, documents, max_tokens=most)
-    return mean_loss(lm, batches, device.autocast())
+    return mean_loss(lm, batches, device.autocast)

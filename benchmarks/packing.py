@@ -102,7 +102,7 @@ def _steps(config: RunConfig, device: Device, rows: Rows, data: PreparedData, is
     def step() -> None:
         batch: Batch = next(upcoming).to(device.device)
         with device.autocast():
-            loss_sum, _ = lm(**batch.for_model())
+            loss_sum, _ = lm(**batch.tensors)
         (loss_sum / (batch.labels[:, 1:] != IGNORED).sum().clamp(min=1)).backward()
         for optimizer in optimizers:
             optimizer.step()

@@ -107,7 +107,7 @@ def _try_out(run: Run, model: nn.Module) -> None:
     try:
         run.lm.train()
         with run.device.autocast():
-            loss_sum, _ = model(**batch.for_model())
+            loss_sum, _ = model(**batch.tensors)
         loss_sum.backward()
     finally:
         run.forget_gradients()

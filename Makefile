@@ -1,27 +1,38 @@
-# make demo · test · notebooks · readme · bench: each makes .venv when it is missing or older than the requirements, then runs.
-# PYTHON=python3.12 make test   takes another Python (3.11 to 3.13).
+# make demo          trains the demo: some 8 minutes on a CPU.
+# make test          style, types, import rules, and the tests of every room: at most 5 minutes on two cores.
+# make test-all      `make test`, then all the rest: slow tests, notebooks, README's quick commands. CI runs this.
+# make notebooks     runs every notebook; with WRITE=--write it also keeps what they print and draw.
+# make readme        runs every command of README in a fresh copy, as a newcomer would: hours.
+# make readme-quick  runs those that take under a minute, with this .venv.
+# make lint          style, types and import rules alone.
+# make bench         measures speed on this machine.
+# make clean         removes .venv and every cache.
+# Each makes .venv when it is missing or older than the requirements. PYTHON=python3.12 takes another Python
+# (3.11 to 3.13), WORKERS=8 another number of test processes.
 PYTHON ?= python3
+WORKERS ?= 2
 VENV := .venv
 RUN := $(VENV)/bin/python
 REQUIREMENTS := requirements.txt requirements-dev.txt pyproject.toml
+PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: demo test lint notebooks readme readme-quick bench clean
+.PHONY: demo test test-all notebooks readme readme-quick lint bench clean
 
 demo: $(VENV)/ready
 	$(RUN) -m train.pretrain configs/demo.yaml
 
-test: $(VENV)/ready lint
-	$(RUN) -m pytest -n 2 --dist loadfile
+test: lint
+	$(PYTEST) -m "not slow"
 
-# Runs them; `make notebooks WRITE=--write` also keeps what they print and draw.
+test-all: test readme-quick notebooks
+	$(PYTEST) -m slow
+
 notebooks: $(VENV)/ready
 	$(RUN) -m notebooks.execute $(WRITE)
 
-# Every command of README, in a fresh copy, as a newcomer would run them: hours.
 readme:
 	$(PYTHON) tests/readme_commands.py
 
-# Those that take under a minute, with this .venv: a part of CI.
 readme-quick: $(VENV)/ready
 	$(RUN) tests/readme_commands.py --quick
 
@@ -40,7 +51,7 @@ bench: $(VENV)/ready
 	$(RUN) -m benchmarks.throughput configs/base.yaml --packing
 	$(RUN) -m benchmarks.preparing
 
-# Everything is installed before the stamp is written, so an interrupted install starts again.
+# The stamp is written last, so an interrupted install starts again.
 $(VENV)/ready: $(REQUIREMENTS)
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt -e .

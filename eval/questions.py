@@ -21,8 +21,9 @@ from data.chat import prompt_ids
 from data.config import DataConfig, StoryworldSource
 from data.storyworld import converse
 from data.storyworld.questions import KINDS
-from data.tokenizer import Tokenizer, load_tokenizer
-from model import LanguageModel, generate, load
+from data.tokenizer import Tokenizer
+from eval.opening import add_device_option, open_model
+from model import LanguageModel, generate
 from model.checkpoint_format import checkpoint_directory
 from model.decoding.generation import left_pad
 
@@ -213,14 +214,15 @@ def main() -> int:
     parser.add_argument("--documents", type=int, help="held-out conversations to ask about; default: all of them")
     parser.add_argument("--class", dest="kind", metavar="CLASS", help=f"only one of {', '.join(KINDS)}")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print the first N wrong replies as well")
+    add_device_option(parser)
     given = parser.parse_args()
     if given.kind not in (None, *KINDS):
         raise InputError(f"--class {given.kind}: there is no such class of questions: use one of {', '.join(KINDS)}")
     if given.documents is not None and given.documents < 1:
         raise InputError(f"--documents ({given.documents}) must be 1 or more")
+    lm, tokenizer = open_model(given.run, given.device)
     try:
         source = source_of(given.run)
-        lm, tokenizer = load(given.run), load_tokenizer(given.run)
     except (OSError, ValueError) as error:
         raise InputError(str(error)) from None
     documents = given.documents or source.validation_documents

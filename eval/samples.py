@@ -8,8 +8,9 @@ import torch
 
 from configs.loader import InputError, exit_on_bad_input
 from data.chat import prompt_ids
-from data.tokenizer import Tokenizer, load_tokenizer
-from model import LanguageModel, generate, load
+from data.tokenizer import Tokenizer
+from eval.opening import add_device_option, open_model
+from model import LanguageModel, generate
 
 
 def complete(
@@ -58,9 +59,10 @@ def main() -> int:
     parser.add_argument("--temperature", type=float, default=0.8, help="0 = always the likeliest token")
     parser.add_argument("--top-p", type=float, default=0.95)
     parser.add_argument("--seed", type=int, default=0)
+    add_device_option(parser)
     given = parser.parse_intermixed_args()
+    lm, tokenizer = open_model(given.run, given.device)
     try:
-        lm, tokenizer = load(given.run), load_tokenizer(given.run)
         options = (given.max_new_tokens, given.temperature, given.top_p, given.seed)
         text = complete(lm, tokenizer, given.prompt, *options, chat=given.chat)
     except ValueError as error:

@@ -24,6 +24,13 @@ class _NoPip:
 sys.meta_path.insert(0, _NoPip)
 
 
+def pytest_collection_modifyitems(items):
+    """What needs a browser is slow: it takes seconds to start, and not every machine has one."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)

@@ -25,6 +25,8 @@ from train.run import micro_batch_rows
 from train.saving import checkpoint_files
 from train.sweep import __main__ as sweep
 
+pytestmark = pytest.mark.slow
+
 ROOMS = "configs model data eval train benchmarks notebooks".split()
 FILES = sorted(file for room in ROOMS for file in (REPOSITORY / room).rglob("*.py"))
 

@@ -17,6 +17,8 @@ from tests import readme_commands
 from tests.docs.tree import is_module
 from tests.readme_commands import ROOT, TRAINING, Command, ReadmeError, parse, plan
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = ROOT / "tests" / "readme_commands.py"
 PYTHON = ".venv/bin/python"
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.loader import InputError, exit_on_bad_input
+from eval.opening import add_device_option, open_model
 
 MOST_TOKENS = 256  # of a map: more cannot be told apart
 EXAMPLE = "Once there was a fox. The fox saw a bird, and the bird saw the fox."
@@ -52,6 +53,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--head", type=_numbers, metavar="LAYER,HEAD", help="draw this one large, too")
     parser.add_argument("--hide-sink", action="store_true", help="leave the first token out of the picture")
     parser.add_argument("--svg", action="store_true", help="draw .svg, not .png")
+    add_device_option(parser)
     given = parser.parse_args()
     if given.head is not None and len(given.head) != 2:
         raise InputError("--head: give a layer and a head, for example --head 3,1")
@@ -82,16 +84,14 @@ def from_snapshots(run: Path, out: Path) -> list[Path]:
 
 def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
     """Every head of a checkpoint on one text."""
-    from data.tokenizer import load_tokenizer
     from eval.attention.pictures.plots import mosaic, one_head
     from eval.attention.probes import probe_from_text
     from eval.attention.record import look
     from eval.attention.viewer.page import write_viewer
     from eval.config import AttentionConfig
-    from model import load
     from model.checkpoint_format import checkpoint_directory
 
-    lm, tokenizer = _told(lambda: load(given.run)), _told(lambda: load_tokenizer(given.run))
+    lm, tokenizer = open_model(given.run, given.device)
     text = EXAMPLE if given.text is None else given.text
     longest = lm.config.max_position_embeddings
     probe = _told(lambda: probe_from_text(tokenizer, text, longest), "--text: ")

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.loader import InputError, exit_on_bad_input
+from eval.opening import add_device_option
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from eval.chat.session import Conversation
@@ -64,6 +65,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--system", default="", metavar="TEXT", help="a message before all others")
     parser.add_argument("--seed", type=int, default=0, help="the same seed and lines give the same answers (0)")
     parser.add_argument("--ascii", action="store_true", help="draw maps without Unicode blocks")
+    add_device_option(parser)
     given = parser.parse_args()
     if given.max_new_tokens < 1:
         raise InputError(f"--max-new-tokens ({given.max_new_tokens}) must be 1 or more")
@@ -83,7 +85,8 @@ class Chat:
         self.remarks = self.out if self.is_interactive and self.out.wraps else Wrapped(sys.stderr)
         self.blocks = not given.ascii and prints_blocks(sys.stdout)
         settings = {"top_p": given.top_p, "max_new_tokens": given.max_new_tokens, "seed": given.seed}
-        self.conversation: Conversation = open_conversation(given.run, given.temperature, **settings)
+        opened = open_conversation(given.run, given.temperature, given.device, **settings)
+        self.conversation: Conversation = opened
         if given.system:
             try:
                 self.conversation.set_system(given.system)

@@ -15,8 +15,9 @@ import torch
 
 from configs.loader import InputError, load_config
 from data.chat import prompt_ids
-from data.tokenizer import Tokenizer, load_tokenizer
-from model import LanguageModel, load
+from data.tokenizer import Tokenizer
+from eval.opening import open_model
+from model import LanguageModel
 from model.checkpoint_format import checkpoint_directory
 from model.decoding.generation import stream
 from model.decoding.kv_cache import KVCache
@@ -183,16 +184,15 @@ class Conversation:
         return [self.tokenizer.special_id("<|im_end|>"), *self.tokenizer.encode("\n")]
 
 
-def open_conversation(run: str | Path, temperature: float | None = None, **settings: Any) -> Conversation:
+def open_conversation(
+    run: str | Path, temperature: float | None = None, device: str = "auto", **settings: Any
+) -> Conversation:
     """A conversation with a run or a checkpoint directory. temperature: default, that of the run's own samples.
 
     settings: those of Conversation. Raises InputError for what cannot be read, and settings out of range.
     """
+    lm, tokenizer = open_model(run, device)
     try:
-        lm, tokenizer = load(run), load_tokenizer(checkpoint_directory(run))
-        if tokenizer.vocab_size > lm.lm_head.out_features:
-            sizes = f"{tokenizer.vocab_size:,} ids, the model {lm.lm_head.out_features:,}"
-            raise ValueError(f"{run}: the tokenizer has {sizes}: they do not belong together")
         given = temperature if temperature is not None else _temperature_of(run)
         return Conversation(lm, tokenizer, temperature=given, **settings)
     except (OSError, ValueError) as error:

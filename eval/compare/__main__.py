@@ -20,6 +20,7 @@ from configs.loader import InputError, exit_on_bad_input
 from eval.compare import figures as compare_figures
 from eval.compare import text as compare_text
 from eval.compare.runs import Cost, Variant, group, read_runs
+from eval.opening import add_device_option, open_model
 
 if TYPE_CHECKING:
     from model import LanguageModel
@@ -41,8 +42,9 @@ def main() -> int:
     parser.add_argument("runs", nargs="+", type=Path, help="run directories; the first one's variant is the baseline")
     parser.add_argument("--out", type=Path, help="folder of comparison.md; default: the folder that holds the runs")
     parser.add_argument("--skip-decode", action="store_true", help="do not measure decoding")
+    add_device_option(parser)
     given = parser.parse_args()
-    comparison = compare(given.runs, given.out, decode=not given.skip_decode)
+    comparison = compare(given.runs, given.out, decode=not given.skip_decode, device=given.device)
     for warning in comparison.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     print(f"{comparison.summary}\n\n{comparison.file}")
@@ -50,7 +52,12 @@ def main() -> int:
 
 
 def compare(
-    paths: Sequence[Path], out: Path | None = None, *, decode: bool = True, notes: Sequence[str] = ()
+    paths: Sequence[Path],
+    out: Path | None = None,
+    *,
+    decode: bool = True,
+    device: str = "auto",
+    notes: Sequence[str] = (),
 ) -> Comparison:
     """Write comparison.md and its figures for these runs into `out` (default: the folder that all of them lie in).
 
@@ -60,7 +67,7 @@ def compare(
     runs, broken = read_runs(paths)
     variants = group(runs)
     warnings = [*notes, *broken, *compare_text.warnings(variants)]
-    costs, speeds = _measure(variants, decode)
+    costs, speeds = _measure(variants, decode, device)
     parents = [path.resolve().parent for path in paths]
     on_one_drive = len({parent.drive for parent in parents}) == 1  # Windows may have several
     out = out or Path(os.path.commonpath(parents) if on_one_drive else Path.cwd())
@@ -116,19 +123,11 @@ def beside_each_other(variants: Sequence[Variant], out: Path) -> list[tuple[str,
     return figures
 
 
-def _measure(variants: Sequence[Variant], decode: bool) -> tuple[dict[str, Cost], dict[str, float] | None]:
+def _measure(variants: Sequence[Variant], decode: bool, device: str) -> tuple[dict[str, Cost], dict[str, float] | None]:
     """By variant: what its model costs, and the tokens/s of greedy decoding, None if it is left out."""
-    import torch
-
-    from model import load
-
     costs, models = {}, {}
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     for variant in variants:
-        try:
-            lm = load(variant.runs[0].path, device if decode else "cpu")
-        except ValueError as error:
-            raise InputError(str(error)) from None
+        lm, _ = open_model(variant.runs[0].path, device if decode else "cpu")
         c = lm.config
         costs[variant.name] = Cost(lm.num_parameters(), 2 * c.num_hidden_layers * c.kv_heads * c.head_size * 2)
         if decode:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.loader import InputError, exit_on_bad_input
+from eval.opening import add_device_option, open_model
 
 if TYPE_CHECKING:  # torch is imported after the arguments have been read
     from data.tokenizer import Tokenizer
@@ -190,7 +191,7 @@ def parsed() -> argparse.Namespace:
     add("--window", type=int, metavar="TOKENS", help="of --text: tokens read together; default: the whole context")
     add("--stride", type=int, metavar="TOKENS", help="of --text: tokens from window to window; default: half a window")
     add("--delimiter", metavar="TEXT", help="of --multiple-choice: between context and ending; default: a space")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    add_device_option(parser)
     add("--json", action="store_true", help="print one JSON object instead of a table")
     add("--records", metavar="FILE", help="also write a JSON line for every pair, question or token")
     given = parser.parse_args()
@@ -208,28 +209,10 @@ def parsed() -> argparse.Namespace:
     return given
 
 
-def loaded(given: argparse.Namespace) -> tuple[LanguageModel, Tokenizer]:
-    """The model, on the device asked for, and its tokenizer. Raises InputError."""
-    import torch
-
-    from data.tokenizer import load_tokenizer
-    from model import load
-
-    has_cuda = torch.cuda.is_available()
-    if given.device == "cuda" and not has_cuda:
-        raise InputError("--device cuda: PyTorch finds no CUDA device here: use --device cpu")
-    lm = load(given.run, "cuda" if has_cuda and given.device != "cpu" else "cpu")
-    tokenizer = load_tokenizer(given.run)
-    if tokenizer.vocab_size > lm.lm_head.out_features:
-        sizes = f"{tokenizer.vocab_size:,} ids, the model {lm.lm_head.out_features:,}"
-        raise InputError(f"{given.run}: the tokenizer has {sizes}: they do not belong together")
-    return lm, tokenizer
-
-
 def main() -> int:
     given = parsed()
+    lm, tokenizer = open_model(given.run, given.device)
     try:
-        lm, tokenizer = loaded(given)
         result = TASKS[given.task](lm, tokenizer, given)
     except (OSError, ValueError) as error:
         raise InputError(str(error)) from None

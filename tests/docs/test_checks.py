@@ -6,6 +6,8 @@ from tests.docs import tree
 from tests.docs.checks import CHECKS
 from tests.docs.page import parse, read, slugs
 
+pytestmark = pytest.mark.slow
+
 # (check, a right text, the same with one mistake, what is said about it)
 MISTAKES = [
     ("links", "[a](README.md)", "[a](READ.md)", "the link READ.md leads nowhere"),

@@ -11,6 +11,8 @@ from tests.train.helpers import run_module
 from train import documentation
 from train.config import RunConfig
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path("docs/configuration.md")
 REMEDY = "run: python -m train.documentation > docs/configuration.md"
 

@@ -7,6 +7,8 @@ import pytest
 from tests.docs.checks import CHECKS
 from tests.docs.page import ROOT, read
 
+pytestmark = pytest.mark.slow
+
 FOUND = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("notebooks/*.ipynb")]
 PAGES = sorted(path.relative_to(ROOT) for path in FOUND)
 # EXPERIMENTS.md is a diary: names of then stay as they are, but its commands are to be repeated

@@ -5,6 +5,8 @@ import pytest
 from tests.docs.numbers import differences, numbers
 from tests.docs.page import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_chinese_readme_has_the_same_numbers_and_the_same_code():
     text, translation = ROOT / "README.md", ROOT / "README.zh-CN.md"

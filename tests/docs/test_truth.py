@@ -13,6 +13,8 @@ from eval.attention.metrics import SCORES
 from model.backends.choice import BACKENDS
 from tests.docs.page import ROOT
 
+pytestmark = pytest.mark.slow
+
 SOURCES = (StoryworldSource, FilesSource, HubSource, MixSource)
 
 

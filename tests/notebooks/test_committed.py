@@ -16,6 +16,7 @@ from nbformat.v4 import new_code_cell, new_output
 from tests.eval.viewer_helpers import chromium
 from tests.notebooks.making import FIRST_CELL, ROOT, write_notebook
 
+pytestmark = pytest.mark.slow
 NAMES = """
 01_attention_by_hand 02_rope_and_masks 03_mha_gqa_mqa 04_head_atlas 05_watch_it_learn 06_fast_attention
 07_your_own_text

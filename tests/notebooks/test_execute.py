@@ -56,6 +56,7 @@ def test_a_notebook_is_run_proven_and_written_with_what_it_shows(execute, tmp_pa
     assert all("execution" not in cell.metadata for cell in code)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cells", "complaint"),
     [
@@ -91,12 +92,14 @@ def test_an_exercise_that_proves_nothing_is_refused(execute, tmp_path, cells, co
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_what_a_solution_changes_is_put_back(execute, tmp_path):
     cells = exercise("answer, total = 4, 100", "answer = 5")
     path = write_notebook(tmp_path / "n.ipynb", IMPORTS, "total = 1", *cells, "assert (total, answer) == (1, None)")
     assert execute(path, write=False)[0] == 1
 
 
+@pytest.mark.slow
 def test_a_failing_cell_is_named_by_one_line_and_code_2_after_its_traceback(tmp_path):
     path = write_notebook(tmp_path / "02_bad.ipynb", new_markdown_cell("# Why?"), "x = 0", "def f():\n    1 / x\n\nf()")
     result = main(str(path), "--write")
@@ -106,6 +109,7 @@ def test_a_failing_cell_is_named_by_one_line_and_code_2_after_its_traceback(tmp_
     assert nbformat.read(path, as_version=4).cells[2].outputs == []
 
 
+@pytest.mark.slow
 def test_an_error_in_what_play_draws_is_found_although_interact_hides_it(execute, tmp_path):
     path = write_notebook(tmp_path / "n.ipynb", IMPORTS, "play(lambda width: print(1 / width), width=[0, 5])")
     with pytest.raises(InputError, match="n.ipynb, cell 2 failed: ZeroDivisionError: division by zero"):

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.notebooks.making import FIRST_CELL, ROOT, environment, printed, run_cells, shown_error, tiny_config
+from tests.train.helpers import pretrain
 
 IMPORTS = FIRST_CELL.format(names="check, demo, play")
 ELSEWHERE = """
@@ -42,8 +44,8 @@ def start(tmp_path, monkeypatch):
 def trained(tmp_path_factory) -> Path:
     """A finished run of two steps; copy it before changing it."""
     folder = tmp_path_factory.mktemp("trained")
-    command = [sys.executable, "-m", "train.pretrain", str(tiny_config(folder)), "name=demo"]
-    subprocess.run(command, cwd=folder, env=environment(), check=True, capture_output=True)
+    with chdir(folder):
+        pretrain(tiny_config(folder), "name=demo")
     return folder / "runs" / "demo"
 
 
@@ -51,11 +53,13 @@ def key_value_heads(run: Path) -> int:
     return yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["model"]["num_key_value_heads"]
 
 
+@pytest.mark.slow
 def test_a_notebook_finds_the_repository_from_another_folder(tmp_path):
     (cell,) = run_cells(tmp_path, f"{IMPORTS}\nimport os; print(os.getcwd())")
     assert printed(cell).strip() == str(ROOT)
 
 
+@pytest.mark.slow
 def test_a_kernel_without_headlight_gets_one_sentence(tmp_path):
     leave = (  # the installed Headlight, or the one on the path
         "import sys, pathlib\n"
@@ -91,6 +95,7 @@ def test_the_demo_run_is_taken_where_it_is_finished_and_left_alone_where_it_is_n
     assert start.demo() == Path("runs/small")
 
 
+@pytest.mark.slow
 def test_the_three_runs_are_the_words_of_the_toggle_and_only_what_is_missing_is_trained(
     start, trained, tmp_path, capsys
 ):
@@ -100,6 +105,7 @@ def test_the_three_runs_are_the_words_of_the_toggle_and_only_what_is_missing_is_
     assert capsys.readouterr().out.startswith("training short_gqa, short_mqa: ")
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_before_its_first_checkpoint_is_trained(start, trained, tmp_path):
     run = tmp_path / "runs" / "small"
     run.mkdir(parents=True)
@@ -109,6 +115,7 @@ def test_a_run_that_stopped_before_its_first_checkpoint_is_trained(start, traine
     assert start.is_finished("small")
 
 
+@pytest.mark.slow
 def test_what_training_complains_of_is_one_sentence_and_the_other_trainings_end(start, tmp_path):
     (tmp_path / "runs" / "short_mha").mkdir(parents=True)
     (tmp_path / "runs" / "short_mha" / "diary.txt").write_text("not a run", encoding="utf-8")
@@ -142,6 +149,7 @@ def stopped_while_training(folder: Path) -> tuple[int, str]:
     return pid, said
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process alone")
 def test_a_training_ends_with_its_interrupted_cell_and_the_next_call_goes_on(start, tmp_path):
     tiny_config(tmp_path, steps=10_000_000)
@@ -190,6 +198,7 @@ def test_a_run_that_cannot_be_read_is_one_sentence_that_says_what_to_do(start, t
     assert ".." not in str(raised.value).replace("…", "")
 
 
+@pytest.mark.slow
 def test_a_page_shows_such_a_sentence_and_no_traceback(trained, tmp_path):
     shutil.copytree(trained, tmp_path / "runs" / "demo")
     damage(tmp_path / "runs" / "demo", "cut off")
@@ -208,6 +217,7 @@ def test_a_page_shows_such_a_sentence_and_no_traceback(trained, tmp_path):
 # play and check
 
 
+@pytest.mark.slow
 def test_play_draws_where_ipywidgets_is_there_and_says_what_to_install_where_it_is_not(tmp_path):
     play = "play(lambda width: print('width', width), width=[3, 5])"
     block = "import sys; sys.modules['ipywidgets'] = None"

@@ -137,6 +137,7 @@ def test_on_a_full_disk_it_trains_on_says_so_and_what_was_saved_is_whole(copy, w
     assert figures(copy.parent) == whole[0]
 
 
+@pytest.mark.slow
 def test_killed_at_twenty_random_times_it_ends_where_it_would_have(tmp_path):
     """Every life of the run ends some steps and milliseconds of work after it began, some before the first step.
 

@@ -1,0 +1,77 @@
+"""How does a command open a model? One function for all of them: `lm, tokenizer = open_model("runs/demo")`.
+
+What a model can be opened with (a device, a data type; later adapters and quantised weights) is decided here alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configs.loader import InputError
+
+if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
+    import torch
+
+    from data.tokenizer import Tokenizer
+    from model import LanguageModel
+
+
+def open_model(
+    path: str | Path, device: str = "auto", dtype: torch.dtype | None = None
+) -> tuple[LanguageModel, Tokenizer]:
+    """The model, in evaluation mode, and the tokenizer of a run (its newest checkpoint) or a checkpoint directory.
+
+    device: see `choose_device`. dtype: of the weights; default: float32, as they are saved.
+    Raises InputError for a device that is not available or too small, and for a directory that cannot be loaded.
+    """
+    import torch
+
+    from data.tokenizer import load_tokenizer
+    from model import load
+    from model.checkpoint_format import checkpoint_directory
+
+    place = choose_device(device)
+    try:
+        directory = checkpoint_directory(path)
+        lm, tokenizer = load(directory).to(device=place, dtype=dtype), load_tokenizer(directory)
+    except torch.OutOfMemoryError:
+        raise InputError(f"{path}: the model does not fit into the memory of {place}: use --device cpu") from None
+    except (OSError, ValueError) as error:
+        raise InputError(str(error)) from None
+    if tokenizer.vocab_size > lm.lm_head.out_features:
+        sizes = f"{tokenizer.vocab_size:,} ids, the model {lm.lm_head.out_features:,}"
+        raise InputError(f"{path}: the tokenizer has {sizes}: they do not belong together")
+    return lm, tokenizer
+
+
+def choose_device(wanted: str = "auto") -> torch.device:
+    """The device to compute on. auto: a CUDA GPU if there is one, else Apple's (mps), else the CPU.
+
+    Raises InputError for a device that this machine does not have.
+    """
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    has_mps = torch.backends.mps.is_available()
+    if wanted == "auto":
+        return torch.device("cuda" if gpus else "mps" if has_mps else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise InputError(f"--device {wanted}: unknown device: use auto, cpu, cuda, cuda:1 or mps") from None
+    available = {"cpu": 1, "cuda": gpus, "mps": int(has_mps)}
+    if (device.index or 0) >= available.get(device.type, 0):
+        have = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in available.items() if count)
+        raise InputError(f"--device {wanted}: not available here: use auto or one of: {have}")
+    return device
+
+
+def add_device_option(parser: argparse.ArgumentParser) -> None:
+    """`--device` of a command line."""
+    parser.add_argument(
+        "--device",
+        default="auto",
+        help="cpu, cuda, cuda:1 or mps; default: auto, a GPU if there is one",
+    )

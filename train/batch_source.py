@@ -63,9 +63,7 @@ class TextBatches(BatchSource):
                 f"{world_size} processes cannot share the {wanted} joined rows of a step evenly: set data.rows_joined=1"
             )
         restart = config.data.restart_positions or rows.length > config.data.sequence_length
-        self.batches = TrainBatches(
-            rows, data.tokenizer, wanted, config.seed, config.data.isolate_documents, restart
-        )
+        self.batches = TrainBatches(rows, data.tokenizer, wanted, config.seed, config.data.isolate_documents, restart)
         self.rows_per_batch, self.row_length = wanted, rows.length
         self.notes = too_long(rows, config.data)
 

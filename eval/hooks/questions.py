@@ -13,7 +13,7 @@ SPLITS = {"questions": False, "questions_new_names": True}  # split -> whether n
 
 
 class Questions(Hook):
-    """Exact match for each class of questions: once with names like those of training, once with names of a new form."""
+    """Exact match for each class of questions: with names as in training, and with names of a new form."""
 
     def look(self, event: EvalEvent) -> None:
         source, count = event.data_config.source, event.config.questions

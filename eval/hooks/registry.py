@@ -51,6 +51,7 @@ class Hooks:
         """Raises InputError for a hook that does not exist."""
         self.cadences = config.cadences()
         self.hooks = {name: _load(name) for name in self.cadences}
+        self.off: set[str] = set()
 
     def check(self, config: EvalConfig, model: ModelConfig) -> None:
         """What can be wrong before any text is read. Raises InputError."""
@@ -59,7 +60,7 @@ class Hooks:
 
     def are_due(self, step: int) -> bool:
         """Whether any hook runs after this step, which is not the last one."""
-        return any(self.cadences[name].is_due(step, is_last=False) for name in self.hooks)
+        return any(cadence.is_due(step, is_last=False) for cadence in self.cadences.values())
 
     def run(self, event: EvalEvent, done: list[str], stopped: Callable[[], int]) -> tuple[float | None, bool]:
         """Run the hooks that are due and not in `done`, which grows. Returns (loss, whether all of them ran).
@@ -67,8 +68,8 @@ class Hooks:
         A signal (`stopped`) that came to any process skips the rest.
         """
         loss = None
-        for name in list(self.hooks):
-            if name in done or not self.cadences[name].is_due(event.step, event.is_last):
+        for name in self.hooks:
+            if name in done or name in self.off or not self.cadences[name].is_due(event.step, event.is_last):
                 continue
             if event.any_process(bool(stopped())):
                 return loss, False
@@ -79,7 +80,7 @@ class Hooks:
 
     def finish(self, event: EvalEvent) -> None:
         """After the last step: what is drawn once. Only the first process draws."""
-        for name in list(self.hooks) if event.writes else []:
+        for name in self.hooks if event.writes else ():
             self._attempt(name, lambda hook: hook.finish(event), replace(event, world=_Alone()))
 
     def outcomes(self, directory: Path, metrics: list[dict[str, Any]]) -> list[Outcome]:
@@ -96,9 +97,10 @@ class Hooks:
         except Exception as error:
             problem = f"{type(error).__name__}: {error}{_place(error, self.hooks[name])}"
         if event.any_process(bool(problem)):
-            del self.hooks[name]
+            self.off.add(name)
             problem = problem or "it failed in another process"
             event.tracker.say(f"warning: the {name} hook is off from here: {problem}")
+            return None
         return found
 
 
@@ -145,7 +147,7 @@ def _place(error: Exception, hook: Hook) -> str:
 @contextmanager
 def _random_state_kept() -> Iterator[None]:
     """Afterwards Python, NumPy and PyTorch draw what they would have drawn without what ran inside."""
-    python, numpy = random.getstate(), np.random.get_state()
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     on_mps = torch.backends.mps.is_available()
     mps = torch.mps.get_rng_state() if on_mps else None
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
@@ -154,6 +156,6 @@ def _random_state_kept() -> Iterator[None]:
             yield
     finally:
         random.setstate(python)
-        np.random.set_state(numpy)
+        np.random.set_state(numpy)  # noqa: NPY002
         if mps is not None:
             torch.mps.set_rng_state(mps)

@@ -73,7 +73,7 @@ def held_out_loss(event: EvalEvent, max_tokens: int | None) -> float:
 
 
 def log_floor(event: EvalEvent) -> None:
-    """Whole held-out stories beside the entropy of the choices that made them, where the text is the built-in world's."""
+    """Whole held-out stories beside the entropy of the choices that made them; only for the built-in world."""
     source, count = event.data_config.source, event.config.floor_documents
     if not isinstance(source, StoryworldSource) or not count or event.data_config.records != "text":
         return

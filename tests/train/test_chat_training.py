@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from train.parts import training_batches
 from transformers import AutoModelForCausalLM
 
 from data import load_tokenizer
@@ -14,7 +15,6 @@ from eval.samples import complete
 from model import generate, load
 from tests.train.helpers import metrics, pretrain, run_module, write_config
 from train.config import load_run_config
-from train.parts import training_batches
 
 
 @pytest.fixture(scope="module")

@@ -98,8 +98,9 @@ def test_a_capture_that_fails_in_one_process_stops_the_hook_in_all_and_nobody_wa
 
 def gradients_of_rank(config, folder, through_wrapper: bool) -> None:
     """The gradients of a step's own half of the rows, as each process has them afterwards."""
-    from data.prepare import prepare
     from train.parts import training_batches, with_tokenizer
+
+    from data.prepare import prepare
 
     run = load_run_config(config)
     data = prepare(run.data, folder / "runs")

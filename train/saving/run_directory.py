@@ -12,10 +12,10 @@ from typing import Any
 from configs.loader import InputError
 from data.prepare import PreparedData
 from eval.attention.render import PICTURES, VIEWER
-from train import report
 from train.config import LIMITS, RunConfig, load_run_config
 from train.saving.checkpoint import TrainerState, read_state
 from train.saving.checkpoint_files import any_checkpoint, damage, newest_intact, settle
+from train.saving.result import read_result
 from train.tracking import truncate_after
 
 CONTENTS = "data.contents"  # key of the identity that says what the prepared data was made of
@@ -81,7 +81,7 @@ def _find_start(config: RunConfig) -> Start:
     if is_over and newest is None:
         raise InputError(f"resume: {checkpoint} is at step {state.step:,} already: raise train.{limit}")
     finished = is_over and newest is not None and _same(checkpoint, newest) and _names_the_same_text(config)
-    return Start(checkpoint, finished and report.is_finished(directory, state.step), state)
+    return Start(checkpoint, finished and (read_result(directory) or {}).get("step") == state.step, state)
 
 
 def _names_the_same_text(config: RunConfig) -> bool:

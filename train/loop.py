@@ -73,7 +73,7 @@ def _train(run: Run, stopped: Signal) -> None:
         evaluate(run, stopped)  # at the start, or when a signal came just before it
     run.lm.train()
     progress = agreed_progress(run)
-    upcoming = run.source.upcoming(run, state.step, config.max_steps or sys.maxsize)
+    upcoming = run.source.upcoming(state.step, config.max_steps or sys.maxsize, run.lm)
     with closing(upcoming):
         is_last = was_over  # and not progress >= 1: if compiling took all the minutes, one step is still taken
         while not is_last:
@@ -183,6 +183,7 @@ def evaluate(run: Run, stopped: Signal, is_last: bool = False) -> None:
         if best is None or not math.isfinite(best) or loss < best:
             state.best_loss, state.best_step, state.best_tokens = loss, state.step, tokens
     if not is_complete:
+        state.saved_at = None  # the hooks that ran are not in the checkpoint of this step, if there is one
         raise_if_stopped(run, stopped)
     state.evaluated_at, state.hooks_done = state.step, []
 
@@ -192,7 +193,7 @@ def report_initial_loss(run: Run) -> None:
     """The loss before the first step. An untrained model should find every token equally likely."""
 
     def measure() -> tuple[Tensor, int]:
-        batch = run.source.batch(0, run).split(min(8, run.state.micro_rows))[0]
+        batch = run.source.batch(0, run.lm).split(min(8, run.state.micro_rows))[0]
         with run.device.autocast():
             loss_sum, _ = run.objective.loss(run.lm, batch.to(run.device.device))
         return loss_sum, run.objective.count(batch)

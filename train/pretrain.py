@@ -33,7 +33,7 @@ def run(
     """One run from its config to its report. Returns the exit code.
 
     script: the module of the command. objective: what a step minimises; default: the next token. source:
-    (config, data, number of processes) -> a BatchSource; default: rows of the prepared text.
+    (config, data, world, device) -> a BatchSource; default: rows of the prepared text.
     """
     from data.batches import make_rows
     from data.prepare import prepare
@@ -64,7 +64,7 @@ def run(
 
         # 3. Text -> tokens -> rows.
         data = prepare(config.data, Path(config.output_dir))
-        batches = (source or TextBatches)(config, data, world.size)
+        batches = (source or TextBatches)(config, data, world, device.device)
         held_out = make_rows(config.data, data, "validation")
 
         # 4. The network, and how its gradients become steps; where the run stopped, it goes on.

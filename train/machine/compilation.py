@@ -103,7 +103,7 @@ def _compile(run: Run) -> nn.Module:
 def _try_out(run: Run, model: nn.Module) -> None:
     """Forward and backward on one micro-batch; the random state and the gradients are left as they were."""
     before = random_state(run)
-    batch = run.source.batch(0, run).split(run.state.micro_rows)[0].to(run.device.device)
+    batch = run.source.batch(0, run.lm).split(run.state.micro_rows)[0].to(run.device.device)
     try:
         run.lm.train()
         with run.device.autocast():

@@ -21,7 +21,7 @@ from train.meters import Reading, spike_median
 from train.objective import NextToken
 from train.run import Run
 from train.saving.checkpoint import save_checkpoint
-from train.saving.checkpoint_files import SaveError
+from train.saving.commit import SaveError
 from train.step import count, training_step
 
 EXIT_NON_FINITE = 3

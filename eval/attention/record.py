@@ -182,5 +182,10 @@ def silenced(lm: LanguageModel, probes: Sequence[Probe], snapshot: Snapshot) -> 
     )
     if probe is None or not is_whole:
         return {}
-    found = ablate_strongest(lm, probe, torch.from_numpy(snapshot.scores["induction"]), ABLATED)
-    return {"ablation_induction_heads": found.rise, "ablation_random_heads": found.random_rise}
+    induction, previous = (
+        torch.from_numpy(snapshot.scores[name]) if name in snapshot.scores else None
+        for name in ("induction", "previous_token")
+    )
+    found = ablate_strongest(lm, probe, induction, previous, ABLATED)
+    snapshot.ablations.extend(found.rows)
+    return {"ablation_induction_heads": found.strongest.rise, "ablation_random_heads": found.random_rise}

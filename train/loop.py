@@ -21,7 +21,7 @@ from train.machine.signals import stop_signals
 from train.meters import Meter, Reading
 from train.run import Run
 from train.saving.checkpoint import save_checkpoint
-from train.saving.checkpoint_files import SaveError
+from train.saving.commit import SaveError
 from train.step import count, training_step
 
 EXIT_NON_FINITE = 3

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from configs.loader import InputError, key_paths, load_config, validate
+from configs.loader import InputError, load_config, validate
 from data.config import DataConfig
-from train.config import RunConfig, json_schema, load_run_config
+from train.config import load_run_config
 
 CONFIGS = sorted(Path("configs").glob("*.yaml"))
 
@@ -141,22 +141,6 @@ def test_every_shipped_config_is_valid_and_its_resolved_form_gives_the_same_run(
     assert again == config
 
 
-def test_every_key_of_base_yaml_is_known_and_every_key_has_a_sentence():
-    loaded = load_config("configs/base.yaml")
-    validate(RunConfig, loaded)
-    text = Path("configs/base.yaml").read_text(encoding="utf-8")
-    filled_in_later = {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "name", "resume"}
-    derived = {"intermediate_size", "head_dim"}
-    for path in key_paths(RunConfig):
-        if path[:2] != ("data", "source") and path[-1] not in filled_in_later | derived:
-            assert path[-1] + ":" in text, f"{'.'.join(path)} is not explained in base.yaml"
-
-
-def test_the_json_schema_is_up_to_date():
-    message = "run: python -m train.config > configs/schema.json"
-    assert Path("configs/schema.json").read_text(encoding="utf-8") == json_schema(), message
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -176,3 +160,18 @@ def test_an_argument_that_the_shell_has_cut_says_so(tmp_path):
     path = write(tmp_path, "x.yaml", "seed: 1\n")
     with pytest.raises(InputError, match="put the whole argument in quotes"):
         load_config(path, ["data.source={kind:"])
+
+
+def test_an_empty_section_changes_nothing_and_a_value_gives_way_to_a_section(tmp_path):
+    write(tmp_path, "base.yaml", "model: {hidden_size: 64}\ntrain: 3\n")
+    loaded = load_config(write(tmp_path, "x.yaml", "model: {}\ntrain: {max_steps: 1}\neval: {}\nextends: base.yaml\n"))
+    assert loaded.values == {"model": {"hidden_size": 64}, "train": {"max_steps": 1}, "eval": {}}
+    assert loaded.where(("model",)) == f"{tmp_path / 'x.yaml'}:1"
+    assert loaded.where(("train", "max_steps")) == loaded.where(("train",)) == f"{tmp_path / 'x.yaml'}:2"
+
+
+def test_extends_may_stand_anywhere_but_only_once(tmp_path):
+    write(tmp_path, "base.yaml", "seed: 1\n")
+    assert load_config(write(tmp_path, "x.yaml", "seed: 2\nextends: base.yaml\n")).values == {"seed": 2}
+    with pytest.raises(InputError, match="x.yaml:2: `extends` is given twice"):
+        load_config(write(tmp_path, "x.yaml", "extends: base.yaml\nextends: base.yaml\n"))

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
+from model.attention import eager
 from model.backends.flex import block_mask, flex_kernel_compiled
-from model.backends.sdpa import eager
 from model.decoding.generation import generate
 from model.decoding.kv_cache import StaticCache
 from model.masks import MaskSpec, boolean_mask
@@ -121,6 +121,7 @@ def test_really_compiled_decoding_gives_the_same_tokens():
     assert torch.equal(generate(lm, prompt, 20, temperature=0, kv_cache="static", compile=True), compiled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "window", "packed"), [(200, None, False), (200, 50, True), (64, 5, True)])
 def test_the_fused_flex_kernel_equals_eager(length, window, packed):
     """The C++ kernel that FlexAttention compiles on a CPU, by itself: inside a compiled model PyTorch 2.13 cannot."""

@@ -269,7 +269,7 @@ def test_the_best_is_not_compared_with_one_of_other_tokens(tmp_path):
     config = write_config(tmp_path, train={"max_steps": 4}, eval={"every": 2, "max_tokens": 64})
     pretrain(config)
     pretrain(config, "train.max_steps=6", "eval.max_tokens=1024")
-    state = json.loads((tmp_path / "runs/tiny/checkpoints/step_00000006/trainer_state.json").read_text())
+    state = json.loads((tmp_path / "runs/tiny/checkpoints/step_00000006/training/trainer_state.json").read_text())
     assert state["best_tokens"] == 1024
 
 

@@ -182,10 +182,7 @@ def silenced(lm: LanguageModel, probes: Sequence[Probe], snapshot: Snapshot) -> 
     )
     if probe is None or not is_whole:
         return {}
-    induction, previous = (
-        torch.from_numpy(snapshot.scores[name]) if name in snapshot.scores else None
-        for name in ("induction", "previous_token")
-    )
-    found = ablate_strongest(lm, probe, induction, previous, ABLATED)
+    scores = {name: torch.from_numpy(values) for name, values in snapshot.scores.items()}
+    found = ablate_strongest(lm, probe, scores["induction"], scores.get("previous_token"), ABLATED)
     snapshot.ablations.extend(found.rows)
     return {"ablation_induction_heads": found.strongest.rise, "ablation_random_heads": found.random_rise}

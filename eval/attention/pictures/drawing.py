@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -100,7 +101,7 @@ def fit(figure, margin: float = 0.1) -> None:
 def head_line(axes, title: str, note: str = "") -> list:
     """A bold title and a note under it, both over the axes and as wide as these; the two texts. Never a formula."""
     width = axes.bbox.width
-    texts = []
+    texts: list[Any] = []
     for text, size, colour in ((note, 8, "#555555"), (title, 12, "#222222")):
         families = fonts(text)
         weight = "bold" if text == title and len(families) == 1 else "normal"  # the Chinese font has no bold here

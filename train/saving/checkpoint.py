@@ -109,7 +109,7 @@ def write(checkpoints: Path, lm: LanguageModel, tensors: Tensors, tokenizer: Tok
 
     def fill(directory: Path) -> None:
         save(lm, directory, tensors.weights)
-        tokenizer.save(directory)
+        tokenizer.save(directory, lm.config.max_position_embeddings)
         save_file(tensors.optimizer, directory / OPTIMIZER)
         (directory / STATE).write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
 

@@ -15,14 +15,13 @@ from configs.loader import InputError
 from train import trace
 from train.machine.compilation import compiled
 from train.machine.distributed import wrap
-from train.machine.memory import within_memory
 from train.machine.signals import stop_signals
 from train.meters import Reading, spike_median
 from train.objective import NextToken
 from train.run import Run
 from train.saving.checkpoint import save_checkpoint
 from train.saving.commit import SaveError
-from train.step import count, training_step
+from train.step import count, training_step, within_memory
 
 EXIT_NON_FINITE = 3
 Signal = Callable[[], int]  # the signal that this process got, 0 = none

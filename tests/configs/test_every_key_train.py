@@ -95,6 +95,7 @@ def test_so_many_steps_without_a_number_are_passed_over(run):
     assert len(found["skipped"]) > 1
 
 
+@pytest.mark.slow
 @shows("train.compile")
 def test_compile(tiny, monkeypatch):
     """Traced by torch.compile itself; only what would turn the trace into machine code is left out, for time."""
@@ -136,6 +137,7 @@ def kind_of_model(config_file: Path, parallel: str) -> None:
         del called, lm  # DDP must not outlive the processes' connection
 
 
+@pytest.mark.slow
 @shows("train.parallel")
 @pytest.mark.parametrize(
     ("parallel", "kinds"), [("ddp", "Parameter DistributedDataParallel"), ("fsdp2", "DTensor FSDPLanguageModel")]
@@ -146,6 +148,7 @@ def test_parallel(tmp_path, parallel, kinds):
     assert [(tmp_path / f"{parallel}{rank}").read_text(encoding="utf-8") for rank in (0, 1)] == [kinds, kinds]
 
 
+@pytest.mark.slow
 @shows("tracking.project")
 def test_the_project_is_in_what_wandb_would_send(tmp_path):
     """As a protobuf string, its length in front; in quotes it is there as well, in the resolved config."""
@@ -155,6 +158,7 @@ def test_the_project_is_in_what_wandb_would_send(tmp_path):
     assert bytes([len("other-project")]) + b"other-project" in file.read_bytes()
 
 
+@pytest.mark.slow
 def test_online_asks_for_the_network_and_offline_does_not(tmp_path, run, monkeypatch):
     """Where nobody is logged in, wandb's own refusal is what shows that it was asked to be online."""
     for name in ("HOME", "USERPROFILE", "WANDB_CONFIG_DIR"):

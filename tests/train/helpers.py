@@ -13,6 +13,7 @@ import torch
 import train.loop
 from configs.loader import exit_on_bad_input
 from tests.processes import exit_code, print_to, run_main
+from tests.processes import run_module as run_module
 from train.pretrain import main
 
 REPOSITORY = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from data.packing import Rows
 from data.prepare import PreparedData
 from eval.hooks import Hook
 from model import LanguageModel
-from train.budget import largest_micro_batch
+from train.step_memory import largest_micro_batch
 from train.config import RunConfig
 from train.machine.device import Device
 from train.machine.distributed import World

@@ -11,13 +11,15 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
+
+from configs.meaning import fields
 
 KeyPath = tuple[str, ...]
 Model = TypeVar("Model", bound=BaseModel)
@@ -257,12 +259,9 @@ def _blamed_key(message: str, known: list[KeyPath], section: KeyPath, loaded: Lo
     return next(iter([*by_hand, *reversed(in_this_file), *named]), section)
 
 
-def key_paths(schema: type[BaseModel], prefix: KeyPath = ()) -> Iterator[KeyPath]:
+def key_paths(schema: type[BaseModel]) -> list[KeyPath]:
     """Every key path that a pydantic model knows, sections before what they hold."""
-    for name, info in schema.model_fields.items():
-        yield (*prefix, name)
-        for part in _models_in(info.annotation):
-            yield from key_paths(part, (*prefix, name))
+    return [path for path, _ in fields(schema)]
 
 
 def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
@@ -271,13 +270,6 @@ def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix: values}
     parts = (flatten(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in values.items())
     return {key: value for part in parts for key, value in part.items()}
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for part in get_args(annotation):
-        yield from _models_in(part)
 
 
 def _nearest(key: KeyPath, known: list[KeyPath]) -> str:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from configs.meaning import Meaning, Section
 
 Name = Annotated[str, Field(min_length=1)]
 Names = Name | Annotated[list[Name], Field(min_length=1)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class StoryworldSource(_Section):
+class StoryworldSource(Section):
     """The built-in corpus: stories made on the spot, with a known entropy."""
 
     kind: Literal["storyworld"] = Field("storyworld", description="The built-in world.")
@@ -31,7 +29,7 @@ class StoryworldSource(_Section):
     repeats: float = Field(0.0, ge=0, lt=1, description="Share of documents that are random words, told repeatedly.")
 
 
-class _WithText(_Section):
+class _WithText(Section):
     """What files and datasets have in common: records with a field of text."""
 
     text_field: str = Field("text", description="Key (a.b for one inside another) that holds the text of a record.")
@@ -54,10 +52,10 @@ class FilesSource(_WithText):
     """Local files: .txt .md .jsonl .json .csv .tsv .parquet, also as .gz and .zst."""
 
     kind: Literal["files"] = Field(description="Local files.")
-    path: Names = Field(
+    path: Annotated[Names, Meaning.MAY_CHANGE] = Field(
         description="A file, a folder or a pattern such as books/*.txt, or a list of these.",
     )
-    validation_path: Names | None = Field(
+    validation_path: Annotated[Names | None, Meaning.MAY_CHANGE] = Field(
         None, description="Held-out files; null = validation_fraction is cut from `path`."
     )
     separator: str = Field("<|endoftext|>", min_length=1, description="Stands between two documents of a .txt or .md.")
@@ -84,7 +82,7 @@ class HubSource(_WithText):
         return self
 
 
-class MixPart(_Section):
+class MixPart(Section):
     """One source of a mix."""
 
     weight: float = Field(
@@ -95,7 +93,7 @@ class MixPart(_Section):
     )
 
 
-class MixSource(_Section):
+class MixSource(Section):
     """Several sources, mixed document by document so that their shares of the text are as the weights say."""
 
     kind: Literal["mix"] = Field(description="Several sources.")
@@ -110,7 +108,7 @@ class MixSource(_Section):
 Source = Annotated[StoryworldSource | FilesSource | HubSource | MixSource, Field(discriminator="kind")]
 
 
-class TokenizerConfig(_Section):
+class TokenizerConfig(Section):
     """bpe: byte-level pieces learned from the text. char: one id a character. byte: one id a byte.
     pretrained: a tokenizer.json that exists."""
 
@@ -123,7 +121,9 @@ class TokenizerConfig(_Section):
         None, ge=320, description="Size that bpe aims at (null: 2048); of a pretrained one, at least so many ids."
     )
     train_bytes: int = Field(8_000_000, ge=1000, description="Text that bpe learns from, spread over the corpus.")
-    path: str | None = Field(None, description="pretrained: a tokenizer.json, or a directory or run that holds one.")
+    path: Annotated[str | None, Meaning.MAY_CHANGE] = Field(
+        None, description="pretrained: a tokenizer.json, or a directory or run that holds one."
+    )
 
     @model_validator(mode="after")
     def _check_path(self) -> TokenizerConfig:
@@ -132,17 +132,23 @@ class TokenizerConfig(_Section):
         return self
 
 
-class DataConfig(_Section):
+class DataConfig(Section):
     """The `data:` section."""
 
     source: Source = Field(StoryworldSource(), description="Where the text comes from.")
     records: Literal["text", "conversations"] = Field(
         "text", description="text: documents, every token trained on | conversations: chat, assistant turns only."
     )
-    tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="How text becomes token ids.")
-    sequence_length: int = Field(256, ge=2, description="Tokens a row; the model never sees further back.")
-    isolate_documents: bool = Field(False, description="true: a document packed behind another one cannot see it.")
-    restart_positions: bool = Field(
+    tokenizer: Annotated[TokenizerConfig, Meaning.ROWS] = Field(
+        TokenizerConfig(), description="How text becomes token ids."
+    )
+    sequence_length: Annotated[int, Meaning.ROWS] = Field(
+        256, ge=2, description="Tokens a row; the model never sees further back."
+    )
+    isolate_documents: Annotated[bool, Meaning.ROWS] = Field(
+        False, description="true: a document packed behind another one cannot see it."
+    )
+    restart_positions: Annotated[bool, Meaning.ROWS] = Field(
         False, description="true: RoPE positions count from 0 in every document of a packed row."
     )
     validation_fraction: float = Field(
@@ -151,12 +157,12 @@ class DataConfig(_Section):
         lt=1,
         description="Held-out share of files and datasets: documents chosen by hash, or the end of a single text.",
     )
-    rows_joined: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+    rows_joined: Annotated[Literal["auto"] | Annotated[int, Field(ge=1)], Meaning.ROWS] = Field(
         "auto",
         description="Conversations: rows that are joined into one, which whole conversations fill better. auto = as "
         "few as make 95 % of the positions real tokens, with isolate_documents; 1 = none.",
     )
-    too_long: Literal["truncate", "drop"] = Field(
+    too_long: Annotated[Literal["truncate", "drop"], Meaning.ROWS] = Field(
         "truncate",
         description="Conversations longer than a row. truncate: cut after the last whole turn that fits | drop: left "
         "out.",

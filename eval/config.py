@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
+
+from configs.meaning import Section
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class HookConfig(_Section):
+class HookConfig(Section):
     """One hook and when it runs."""
 
     name: str = Field(description="validation | questions | samples | attention, or your own as `module:function`.")
@@ -24,7 +22,7 @@ class HookConfig(_Section):
     )
 
 
-class AttentionConfig(_Section):
+class AttentionConfig(Section):
     """What is kept of every attention head while training: maps and scores."""
 
     every: int = Field(100, ge=0, description="Look at every head each so many steps, and at the end; 0 = never.")
@@ -59,7 +57,7 @@ class Cadence:
         return (is_last and self.at_the_end) or step in self.early or (self.every > 0 and step % self.every == 0)
 
 
-class EvalConfig(_Section):
+class EvalConfig(Section):
     """The `eval:` section."""
 
     hooks: list[str | HookConfig] = Field(

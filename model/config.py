@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from configs.meaning import Meaning, Section
 
 AttentionImplementation = Literal[
     "auto", "eager", "flash", "flash3", "flash4", "sdpa", "sdpa_efficient", "sdpa_cudnn", "sdpa_math", "blocked",
@@ -13,14 +15,12 @@ AttentionImplementation = Literal[
 LayerType = Literal["full_attention", "sliding_attention"]
 
 
-class RopeScaling(BaseModel):
+class RopeScaling(Section):
     """How positions beyond the training length are brought back into the range that the model knows.
 
     linear   every angle divided by `factor` (position interpolation, Chen et al. 2023, arXiv 2306.15595)
     yarn     slow pairs divided by `factor`, quick ones kept, a ramp in between (Peng et al. 2023, arXiv 2309.00071)
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     rope_type: Literal["linear", "yarn"] = Field(
         description="linear: every angle divided by factor | yarn: quick pairs kept, slow ones divided."
@@ -51,7 +51,7 @@ class RopeScaling(BaseModel):
         return {name for name, field in RopeScaling.model_fields.items() if getattr(self, name) == field.default}
 
 
-class ModelConfig(BaseModel):
+class ModelConfig(Section):
     """The shape of a decoder-only transformer (Llama / Qwen3 family).
 
     The one toggle that this project is about is `num_key_value_heads`, how many query heads share a key
@@ -67,50 +67,64 @@ class ModelConfig(BaseModel):
     Raises pydantic.ValidationError (a ValueError) that names the field and the values that would do.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    vocab_size: int | None = Field(None, ge=1, description="Number of token ids; the tokenizer sets it.")
-    hidden_size: int = Field(256, ge=1, description="Width of the residual stream.")
-    intermediate_size: int | None = Field(
+    vocab_size: Annotated[int | None, Meaning.TOKENIZER] = Field(
+        None, ge=1, description="Number of token ids; the tokenizer sets it."
+    )
+    hidden_size: Annotated[int, Meaning.TENSORS] = Field(256, ge=1, description="Width of the residual stream.")
+    intermediate_size: Annotated[int | None, Meaning.TENSORS] = Field(
         None, ge=1, description="Inner width of SwiGLU; default 8/3 of hidden_size, rounded up to 32."
     )
-    num_hidden_layers: int = Field(6, ge=1, description="Number of decoder layers.")
-    num_attention_heads: int = Field(8, ge=1, description="Number of query heads.")
-    num_key_value_heads: int | Literal["mha", "gqa", "mqa"] = Field(
+    num_hidden_layers: Annotated[int, Meaning.TENSORS] = Field(6, ge=1, description="Number of decoder layers.")
+    num_attention_heads: Annotated[int, Meaning.TENSORS] = Field(8, ge=1, description="Number of query heads.")
+    num_key_value_heads: Annotated[int | Literal["mha", "gqa", "mqa"], Meaning.TENSORS] = Field(
         "mha",
         description="Key/value heads: mha = one per query head, gqa = a quarter, mqa = 1, or any divisor.",
     )
-    head_dim: int | None = Field(
+    head_dim: Annotated[int | None, Meaning.TENSORS] = Field(
         None, ge=2, description="Size of one head, even; default hidden_size / num_attention_heads."
     )
-    qk_norm: bool = Field(True, description="RMSNorm on every query and key head, as in Qwen3.")
-    max_position_embeddings: int = Field(512, ge=1, description="Longest sequence, in tokens.")
+    qk_norm: Annotated[bool, Meaning.TENSORS] = Field(
+        True, description="RMSNorm on every query and key head, as in Qwen3."
+    )
+    max_position_embeddings: Annotated[int, Meaning.FREE_AT_START] = Field(
+        512, ge=1, description="Longest sequence, in tokens."
+    )
     rope_theta: float = Field(10000.0, gt=1, description="Base of the rotary position embedding.")
-    rope_scaling: RopeScaling | None = Field(None, description="Stretch RoPE to longer sequences: linear or yarn.")
-    sliding_window: int | None = Field(
+    rope_scaling: Annotated[RopeScaling | None, Meaning.ADDED_AT_START] = Field(
+        None, description="Stretch RoPE to longer sequences: linear or yarn."
+    )
+    sliding_window: Annotated[int | None, Meaning.ADDED_AT_START] = Field(
         None, ge=1, description="Tokens that a sliding_attention layer sees, itself included; null = no window."
     )
-    layer_types: list[LayerType] | None = Field(
+    layer_types: Annotated[list[LayerType] | None, Meaning.ADDED_AT_START] = Field(
         None,
         description="full_attention | sliding_attention per layer; a shorter list is repeated. "
         "Default: sliding everywhere if sliding_window is set, else full.",
     )
     rms_norm_eps: float = Field(1e-6, gt=0, description="Added to the mean square before its root.")
-    tie_word_embeddings: bool = Field(True, description="Share one matrix between embedding and head.")
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on attention weights.")
-    hidden_dropout: float = Field(
+    tie_word_embeddings: Annotated[bool, Meaning.TENSORS] = Field(
+        True, description="Share one matrix between embedding and head."
+    )
+    attention_dropout: Annotated[float, Meaning.FREE_AT_START] = Field(
+        0.0, ge=0, lt=1, description="Dropout on attention weights."
+    )
+    hidden_dropout: Annotated[float, Meaning.FREE_AT_START] = Field(
         0.0, ge=0, lt=1, description="Dropout on the embedding and on what each block adds to the stream."
     )
-    attn_implementation: AttentionImplementation = Field(
+    attn_implementation: Annotated[AttentionImplementation, Meaning.FREE_AT_START, Meaning.MAY_CHANGE] = Field(
         "auto",
         description="Which code computes attention (same numbers, other speed): auto | eager | flash | sdpa | flex | "
         "varlen | blocked (bf16 on a CPU), or one kernel: flash3 | flash4 | sdpa_efficient | sdpa_cudnn | sdpa_math.",
     )
-    bos_token_id: int | None = Field(None, description="First token of a document; the tokenizer sets it.")
-    eos_token_id: int | list[int] | None = Field(
+    bos_token_id: Annotated[int | None, Meaning.TOKENIZER] = Field(
+        None, description="First token of a document; the tokenizer sets it."
+    )
+    eos_token_id: Annotated[int | list[int] | None, Meaning.TOKENIZER] = Field(
         None, description="Last token of a document, or of a document and of a turn; the tokenizer sets it."
     )
-    pad_token_id: int | None = Field(None, description="Padding token; the tokenizer sets it.")
+    pad_token_id: Annotated[int | None, Meaning.TOKENIZER] = Field(
+        None, description="Padding token; the tokenizer sets it."
+    )
 
     @model_validator(mode="before")
     @classmethod

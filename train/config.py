@@ -10,22 +10,20 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from configs.loader import InputError, LoadedConfig, flatten, load_config, validate
+from configs.meaning import Meaning, Section, is_identity, meanings
+from configs.run_keys import RunKeys
 from data.config import DataConfig
 from eval.config import EvalConfig
 from model.config import ModelConfig
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class OptimizerConfig(_Section):
+class OptimizerConfig(Section):
     """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) alone, or Muon for the matrices of the blocks."""
 
-    name: Literal["muon", "adamw"] = Field(
+    name: Annotated[Literal["muon", "adamw"], Meaning.TENSORS] = Field(
         "muon", description="muon: for the matrices of the blocks, with AdamW for the rest | adamw: for everything."
     )
     lr: float = Field(0.02, gt=0, description="Peak learning rate: of Muon, or of AdamW when it is alone.")
@@ -46,7 +44,7 @@ class OptimizerConfig(_Section):
     eps: float = Field(1e-10, gt=0, description="Keeps AdamW from dividing by zero.")
 
 
-class TrainConfig(_Section):
+class TrainConfig(Section):
     """The `train:` section."""
 
     max_steps: int | None = Field(
@@ -58,7 +56,7 @@ class TrainConfig(_Section):
     max_minutes: float | None = Field(
         None, gt=0, description="Minutes in all; the schedule follows the clock, so two runs are never exactly equal."
     )
-    tokens_per_step: int = Field(
+    tokens_per_step: Annotated[int, Meaning.IDENTITY] = Field(
         16384,
         ge=2,
         description="Tokens an optimizer step sees, over all micro-batches and processes; a multiple of "
@@ -68,14 +66,22 @@ class TrainConfig(_Section):
         "auto",
         description="Rows a forward pass; the rest of a step is accumulated. auto: a guess, halved if memory runs out.",
     )
-    schedule: Literal["wsd", "cosine", "constant"] = Field(
+    schedule: Annotated[Literal["wsd", "cosine", "constant"], Meaning.IDENTITY] = Field(
         "wsd", description="wsd (constant, then linear down) | cosine | constant."
     )
-    warmup_steps: int = Field(0, ge=0, description="Steps from zero to the peak learning rate.")
-    cooldown: float = Field(0.7, ge=0, le=1, description="wsd: share of the steps that the way down takes.")
-    final_lr_fraction: float = Field(0.05, ge=0, le=1, description="Last learning rate, as a share of the peak.")
-    grad_clip: float = Field(1.0, ge=0, description="Largest norm of the gradient; 0 = no clipping.")
-    precision: Literal["auto", "bf16", "fp16", "tf32", "fp32"] = Field(
+    warmup_steps: Annotated[int, Meaning.IDENTITY] = Field(
+        0, ge=0, description="Steps from zero to the peak learning rate."
+    )
+    cooldown: Annotated[float, Meaning.IDENTITY] = Field(
+        0.7, ge=0, le=1, description="wsd: share of the steps that the way down takes."
+    )
+    final_lr_fraction: Annotated[float, Meaning.IDENTITY] = Field(
+        0.05, ge=0, le=1, description="Last learning rate, as a share of the peak."
+    )
+    grad_clip: Annotated[float, Meaning.IDENTITY] = Field(
+        1.0, ge=0, description="Largest norm of the gradient; 0 = no clipping."
+    )
+    precision: Annotated[Literal["auto", "bf16", "fp16", "tf32", "fp32"], Meaning.IDENTITY] = Field(
         "auto",
         description="auto | bf16, fp16 (autocast over fp32 weights; fp16 with loss scaling) | tf32 (fp32 with quicker "
         "products, CUDA) | fp32. auto: bf16 where it is quick.",
@@ -102,36 +108,21 @@ class TrainConfig(_Section):
     trace: bool = Field(
         False, description="trace.jsonl: hash of the batch, loss, gradient norm and lr of every step, to the last bit."
     )
-    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="How gradients become steps.")
-
-
-class TrackingConfig(_Section):
-    """The `tracking:` section; metrics.jsonl is always written."""
-
-    wandb: Literal["offline", "online", "disabled"] = Field(
-        "offline", description="offline: written to disk, for `wandb sync` later | online | disabled."
+    optimizer: Annotated[OptimizerConfig, Meaning.IDENTITY] = Field(
+        OptimizerConfig(), description="How gradients become steps."
     )
-    project: str = Field("headlight", description="Project name in wandb.")
 
 
-class RunConfig(_Section):
+class RunConfig(RunKeys):
     """One run. The key `extends` of the YAML is resolved before this is filled."""
 
-    name: str = Field("", description="Names the run directory; default: the YAML file's stem.")
-    output_dir: str = Field("runs", description="Parent of run directories and of prepared data.")
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the weights, the row order and dropout.")
-    resume: str = Field(
-        "auto",
-        description="auto: go on where the run of this name stopped | never: refuse a directory that exists | a "
-        "checkpoint directory to go on from.",
+    init_from: Annotated[str | None, Meaning.IDENTITY] = Field(
+        None, description="A run or model directory to start from; null = random weights."
     )
-    allow_mismatch: bool = Field(False, description="Go on although data or settings differ from the run's own.")
-    init_from: str | None = Field(None, description="A run or model directory to start from; null = random weights.")
-    model: ModelConfig = Field(ModelConfig(), description="How it computes.")
-    data: DataConfig = Field(DataConfig(), description="What it reads.")
+    model: Annotated[ModelConfig, Meaning.IDENTITY] = Field(ModelConfig(), description="How it computes.")
+    data: Annotated[DataConfig, Meaning.IDENTITY] = Field(DataConfig(), description="What it reads.")
     train: TrainConfig = Field(TrainConfig(), description="How it learns.")
     eval: EvalConfig = Field(EvalConfig(), description="What is looked at.")
-    tracking: TrackingConfig = Field(TrackingConfig(), description="Where figures go besides the disk.")
 
     @model_validator(mode="after")
     def _check_across_sections(self) -> RunConfig:
@@ -203,34 +194,15 @@ class RunConfig(_Section):
 
     def identity(self) -> dict[str, Any]:
         """What makes a run itself, by dotted key. If one of these differs, it is another run."""
-        values = self.model_dump()
+        values = flatten(self.model_dump())
         if self.init_from is not None:
             values["init_from"] = str(Path(self.init_from))  # however its path is spelled
-        train = {k: values["train"][k] for k in IDENTITY_OF_TRAIN}
-        parts = {key: values[key] for key in ("seed", "init_from", "model", "data")} | {"train": train}
-        identity = flatten(parts)
-        for key in NOT_IDENTITY:
-            identity.pop(key, None)
-        return identity
+        meaning = meanings(RunConfig)
+        return {key: value for key, value in values.items() if is_identity(meaning[key])}
 
 
 LIMITS = ("max_steps", "max_tokens", "max_minutes")
 DEFAULT_STEPS = 1000
-# the tokenizer fills in the ids, and files are known by their contents (run_directory.check_contents)
-NOT_IDENTITY = (
-    "model.attn_implementation model.vocab_size model.bos_token_id model.eos_token_id model.pad_token_id "
-    "data.source.path data.source.validation_path data.tokenizer.path"
-).split()
-IDENTITY_OF_TRAIN = [
-    "tokens_per_step",
-    "schedule",
-    "warmup_steps",
-    "cooldown",
-    "final_lr_fraction",
-    "grad_clip",
-    "precision",
-    "optimizer",
-]
 
 
 def load_run_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from configs.loader import load_config
+from configs.run_keys import TrackingConfig
 from data.config import (
     DataConfig,
     FilesSource,
@@ -27,7 +28,7 @@ from data.config import (
 )
 from eval.config import AttentionConfig, EvalConfig, HookConfig
 from model.config import ModelConfig, RopeScaling
-from train.config import OptimizerConfig, RunConfig, TrackingConfig, TrainConfig
+from train.config import OptimizerConfig, RunConfig, TrainConfig
 
 BASE = Path(__file__).resolve().parents[1] / "configs" / "base.yaml"
 INTRODUCTION = """\

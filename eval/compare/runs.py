@@ -12,24 +12,21 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.loader import InputError, flatten, load_config
+from configs.meaning import Meaning, keys_that
+from configs.run_keys import RunKeys
+from data.config import DataConfig
 from eval.jsonl import read_lines
 
 if TYPE_CHECKING:
     from eval.attention.snapshots import Snapshot
 
-# keys that change neither what is trained nor what is measured; `seed` is what a variant's runs differ in
-NOT_COMPARED = {"name", "output_dir", "resume", "allow_mismatch", "seed", "tracking.wandb", "tracking.project"}
-# keys of `data:` that say how text becomes tokens and rows, not which text it is
-NOT_THE_TEXT = tuple(
-    f"data.{key}"
-    for key in "tokenizer. sequence_length isolate_documents restart_positions rows_joined too_long".split()
-)
-
 
 @dataclass(frozen=True)
 class RunResult:
-    """One run. settings: config.yaml by dotted key, without NOT_COMPARED; train, val: its lines of metrics.jsonl.
+    """One run.
 
+    settings: config.yaml by dotted key, without those in which equal runs may differ.
+    train, val: its lines of metrics.jsonl.
     contents: a hash of its data and tokenizer; tokenizer: a hash of the tokenizer alone; machine: where it trained.
     is_finished: its report tells of its last step. snapshots: by step; only the last one has maps.
     """
@@ -138,6 +135,7 @@ def read_run(path: Path) -> tuple[RunResult, list[str]]:
     settings = flatten(load_config(path / "config.yaml").values)
     if not {"seed", "train.tokens_per_step", "model.num_hidden_layers"} <= settings.keys():
         raise InputError(f"{path}/config.yaml: is not the resolved config of a run: give a run's directory")
+    not_compared = keys_that(RunKeys, Meaning.BOOKKEEPING, Meaning.REPETITION)
     lines = read_lines(path / "metrics.jsonl")
     train = [line for line in lines if line.get("split") == "train"]
     val = [line for line in lines if line.get("split") == "val" and "bits_per_byte" in line]
@@ -158,7 +156,7 @@ def read_run(path: Path) -> tuple[RunResult, list[str]]:
         path=path,
         name=path.resolve().name,
         seed=int(settings["seed"]),
-        settings={key: value for key, value in settings.items() if key not in NOT_COMPARED},
+        settings={key: value for key, value in settings.items() if key not in not_compared},
         train=train,
         val=val,
         snapshots=[replace(one, maps={}) for one in snapshots[:-1]] + snapshots[-1:],
@@ -220,7 +218,7 @@ def _frozen(value: Any) -> str:
 def caveats(baseline: Variant, other: Variant) -> list[str]:
     """Why the two are not like for like, besides what was meant to differ: other text, or other numbers of tokens."""
     keys = [key for key in differing_keys([baseline, other]) if key.startswith("data.")]
-    text = [key for key in keys if not key.startswith(NOT_THE_TEXT)]
+    text = [key for key in keys if key.removeprefix("data.") not in keys_that(DataConfig, Meaning.ROWS)]
     found = []
     if text:
         found.append(f"other data ({', '.join(text)})")

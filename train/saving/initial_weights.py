@@ -7,19 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from configs.loader import InputError
+from configs.meaning import Meaning, keys_that
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import LanguageModel, ModelConfig
 from model.checkpoint_format import checkpoint_directory, load_weights, read_config
 from train.config import RunConfig
 
-# what may differ from the model that init_from names: its weights mean the same with another value of these,
-# or (the last four) the tokenizer sets them, and that is compared itself
-MAY_DIFFER = (
-    "attn_implementation attention_dropout hidden_dropout max_position_embeddings "
-    "vocab_size bos_token_id eos_token_id pad_token_id"
-).split()
-# what may be added to a model that was trained without: trained on, it learns to live with it
-WINDOW = ("sliding_window", "layer_types")  # and rope_scaling
+WINDOWS = {"sliding_window", "layer_types"}  # set together
 
 
 def find_initial_weights(config: RunConfig) -> Path | None:
@@ -46,7 +40,7 @@ def take_over_architecture(config: RunConfig, source: str) -> ModelConfig:
     Raises InputError.
     """
     _, there = _read(source)
-    own = _free_keys(there).difference(WINDOW)
+    own = _free_keys(there).difference(WINDOWS)
     return ModelConfig.model_validate(there | {key: getattr(config.model, key) for key in own})
 
 
@@ -61,12 +55,12 @@ def _read(init_from: str) -> tuple[Path, dict[str, Any]]:
 
 def _free_keys(there: dict[str, Any]) -> set[str]:
     """The keys of `model:` that may have another value than `there`, in the config of the model begun from."""
-    free = set(MAY_DIFFER)
-    if there["rope_scaling"] is None:
-        free.add("rope_scaling")
-    if there["sliding_window"] is None:
-        free.update(WINDOW)
-    return free
+    added = set(keys_that(ModelConfig, Meaning.ADDED_AT_START))
+    if there["rope_scaling"] is not None:
+        added.remove("rope_scaling")
+    if there["sliding_window"] is not None:
+        added -= WINDOWS
+    return added.union(keys_that(ModelConfig, Meaning.FREE_AT_START, Meaning.TOKENIZER)) & there.keys()
 
 
 def load_initial_weights(lm: LanguageModel, directory: Path, tokenizer: Tokenizer) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.loader import InputError
+from configs.meaning import Meaning, keys_that
 from data.prepare import PreparedData
 from eval.attention.render import PICTURES, VIEWER
 from train import report
@@ -19,12 +20,6 @@ from train.saving.checkpoint_files import any_checkpoint, damage, newest_intact,
 from train.tracking import truncate_after
 
 CONTENTS = "data.contents"  # key of the identity that says what the prepared data was made of
-# what the tensors of a checkpoint are: with another value none would fit, or none would mean the same
-FIXED = [
-    *(f"model.{key}" for key in "hidden_size intermediate_size num_hidden_layers num_attention_heads".split()),
-    *(f"model.{key}" for key in "num_key_value_heads head_dim qk_norm tie_word_embeddings".split()),
-    "train.optimizer.name",
-]
 
 
 @dataclass(frozen=True)
@@ -166,11 +161,7 @@ def _refuse_as_start(config: RunConfig, checkpoint: Path, newest: Path | None) -
 
 def _refuse_other_identity(config: RunConfig, saved: dict[str, Any], where: str) -> None:
     wanted = config.identity()
-    # keys that a run from before them does not have, and what it did
-    layer_types = ["full_attention"] * config.model.num_hidden_layers
-    before = {"data.restart_positions": False, "model.layer_types": layer_types, "data.source.chats": "mixed"}
-    saved = {key: value for key, value in before.items() if key in wanted} | saved
-    saved.pop(CONTENTS, None)
+    saved = {key: value for key, value in saved.items() if key != CONTENTS}
     different = [key for key in sorted(wanted.keys() | saved.keys()) if saved.get(key) != wanted.get(key)]
     if not different:
         return
@@ -180,7 +171,7 @@ def _refuse_other_identity(config: RunConfig, saved: dict[str, Any], where: str)
             f"{where} belongs to another run; these keys differ: {listed}: "
             "choose another name, or set them back; allow_mismatch=true goes on nevertheless"
         )
-    if fixed := [key for key in different if key in FIXED]:
+    if fixed := [key for key in different if key in keys_that(RunConfig, Meaning.TENSORS)]:
         raise InputError(
             f"{where} has other tensors ({listed}): allow_mismatch cannot help with {', '.join(fixed)}: "
             "choose another name, or set them back"

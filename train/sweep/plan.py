@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.loader import InputError
+from configs.meaning import Meaning, keys_that
 from train.config import RunConfig, load_run_config
 
-NOT_SWEPT = ("name", "output_dir", "resume", "allow_mismatch", "tracking", "extends")
 LONGEST_LABEL = 60  # characters of a value in the name of a run
 
 
@@ -85,7 +85,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, list[
             raise InputError(
                 f"`{argument}`: seeds are not swept: --seeds {len(values)} trains every variant with so many"
             )
-        if key.partition(".")[0] in NOT_SWEPT:
+        if key.partition(".")[0] in ("extends", *keys_that(RunConfig, Meaning.BOOKKEEPING)):
             raise InputError(f"`{argument}`: {key} changes nothing that is trained, so there is nothing to sweep")
         swept[key] = values
     return fixed, swept

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,8 +146,10 @@ def memory_table(run: RunConfig, device: Device, memory: tuple[float, str] | Non
 def cache_table(config: ModelConfig) -> str:
     """Bytes of the cache under MHA, GQA and MQA: of a token, and of the longest sequence."""
     H, longest = config.num_attention_heads, config.max_position_embeddings
-    names = {H: "MHA"} | ({H // 4: "GQA, a quarter"} if H % 4 == 0 else {}) | {1: "MQA"}
-    names.setdefault(config.kv_heads, "GQA")
+    names = {config.kv_heads: "GQA"} | {1: "MQA"} | {H: "MHA"}
+    with suppress(ValueError):  # not every number of heads has a GQA of that name
+        shape = {"hidden_size": config.hidden_size, "num_attention_heads": H, "head_dim": config.head_size}
+        names.setdefault(ModelConfig(**shape, num_key_value_heads="gqa").kv_heads, "GQA")
     rows = []
     for kv_heads in sorted(names, reverse=True):
         sizes = [f"{kv_cache_bytes(config, n, b, kv_heads):,}" for b in (2, 4) for n in (1, longest)]

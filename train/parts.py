@@ -22,11 +22,12 @@ from train.machine.device import Device, resolve_device
 from train.machine.distributed import World, seed_rank, shard
 from train.meters import SpikeDetector
 from train.optimizer import build_optimizers
-from train.run import Run, micro_batch_rows
+from train.run import Run
 from train.saving import run_directory
 from train.saving.checkpoint import TrainerState, load_checkpoint
 from train.saving.initial_weights import load_initial_weights
 from train.saving.run_directory import Start
+from train.step_memory import micro_batch_rows
 from train.tracking import Tracker
 
 

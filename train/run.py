@@ -13,16 +13,12 @@ from data.packing import Rows
 from data.prepare import PreparedData
 from eval.hooks import Hook
 from model import LanguageModel
-from train.step_memory import largest_micro_batch
 from train.config import RunConfig
 from train.machine.device import Device
 from train.machine.distributed import World
-from train.machine.hardware import device_memory
 from train.meters import SpikeDetector
 from train.saving.checkpoint import TrainerState
 from train.tracking import Tracker
-
-AUTO_MICRO_TOKENS = {"cpu": 8192, "cuda": 65536, "mps": 16384}
 
 
 @dataclass
@@ -68,20 +64,3 @@ class Run:
         """Free them: the next backward pass makes new ones."""
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-
-
-def micro_batch_rows(config: RunConfig, device: Device, world_size: int = 1) -> int:
-    """Rows of data.sequence_length in one forward pass of one process.
-
-    auto: the largest divisor of its rows of a step within a fixed number of tokens and, on a GPU, what fits by
-    train.budget's estimate.
-    """
-    rows, wanted = config.rows_per_step // world_size, config.train.micro_batch_size
-    if isinstance(wanted, int):
-        return min(wanted, rows)
-    kind = device.device.type
-    limit = max(1, AUTO_MICRO_TOKENS[kind] // config.data.sequence_length)
-    memory = device_memory(kind) if kind == "cuda" and config.model.vocab_size else None
-    if memory is not None:
-        limit = min(limit, max(1, largest_micro_batch(config, memory[0], half=device.dtype.itemsize == 2, device=kind)))
-    return max(n for n in range(1, rows + 1) if rows % n == 0 and n <= limit)

@@ -75,8 +75,8 @@ def _cannot_compile(kind: str) -> str:
 def seconds_of_a_step(run: Run, steps: int) -> tuple[float, float]:
     """(as long as you wait now, as long as each thread computes) of a whole training step; nothing is changed by it.
 
-    Medians of a few trials, the first of which does not count. If the first one shows that `steps` steps are far too few
-    for compiling to pay, it is the only one. The first process's clock decides how many, because all must take part.
+    Medians of a few trials, the first of which does not count. If that one shows that `steps` steps are far too few for
+    compiling to pay, it is the only one. The first process's clock decides how many, because all must take part.
     """
     found: list[tuple[float, float]] = []
     while len(found) < 3 or (len(found) < TRIALS and sum(wall for wall, _ in found) < TRIAL_S):

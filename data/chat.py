@@ -10,18 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from data.reading.records import Conversation, Message, checked_conversation
-
-if TYPE_CHECKING:  # tokenizer.py imports CHAT_TEMPLATE from here
-    from data.tokenizer import Tokenizer
+from data.tokenizer import Tokenizer
 
 TRAINED, MAY_END = 1, 2  # flags of a token: it is a target; a conversation cut behind it consists of whole turns
-CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
 
 
 class Segment(NamedTuple):

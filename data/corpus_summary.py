@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from configs.tables import table
 from data.chat import TRAINED
 from data.config import DataConfig
 from data.packing import SCAN, ConversationRows, HeldOutRows, Rows, TokenStream, conversation_starts
@@ -14,7 +15,7 @@ from data.prepare import SPLITS, PreparedData
 from data.reading.sources import Split
 from data.terminal_text import escape
 
-LENGTHS = ["tokens a document: fewest", "    10 % have at most", "    median", "    90 % have at most", "    most"]
+LENGTHS = ["tokens a document: fewest", "10 % have at most", "median", "90 % have at most", "most"]
 LISTED = 10  # bad records
 BARS, BAR_WIDTH = 8, 40  # of the histogram
 
@@ -70,25 +71,24 @@ def summary(config: DataConfig, data: PreparedData, epochs: dict[Split, Epoch]) 
     counted = [data.manifest[split] for split in SPLITS]
     measured = [epochs[split] for split in SPLITS]
     lengths = [np.quantile(e.lengths, [0, 0.1, 0.5, 0.9, 1], method="inverted_cdf").astype(int) for e in measured]
-    table: list[tuple[str, list[str]]] = [
-        ("", list(SPLITS)),
+    lines: list[tuple[str, list[str]]] = [
         ("documents", [f"{c['documents']:,}" for c in counted]),
         ("tokens", [f"{c['tokens']:,}" for c in counted]),
         ("bytes of text trained on" if chat else "bytes of text", [f"{c['bytes']:,}" for c in counted]),
         ("bytes per token trained on" if chat else "bytes per token", [f"{c['bytes_per_token']:.3f}" for c in counted]),
         *((name, [f"{length[i]:,}" for length in lengths]) for i, name in enumerate(LENGTHS)),
-        ("    longer than a row", [_share(int((e.lengths > row).sum()), e.lengths.size) for e in measured]),
+        ("longer than a row", [_share(int((e.lengths > row).sum()), e.lengths.size) for e in measured]),
         ("rows an epoch", [f"{e.rows:,}" for e in measured]),
         ("padding in them", [_share(e.padding, e.places) for e in measured]),
-        ("    if no documents shared a row", [f"{e.padding_alone:.2%}" for e in measured]),
+        ("padding if no documents shared a row", [f"{e.padding_alone:.2%}" for e in measured]),
         ("trained on", [_share(e.trained, e.places) for e in measured]),
     ]
     if chat:
-        table.append(("cut to whole turns that fit", [f"{e.cut:,}" for e in measured]))
-        table.append(("left out: too long for a row", [f"{e.dropped:,}" for e in measured]))
+        lines.append(("cut to whole turns that fit", [f"{e.cut:,}" for e in measured]))
+        lines.append(("left out: too long for a row", [f"{e.dropped:,}" for e in measured]))
     if measured[0].unknown is not None:
-        table.append(("unknown tokens", [f"{e.unknown:,}" for e in measured]))
-    return "\n".join(f"{name:32}" + "".join(f"{cell:>14}" for cell in cells) for name, cells in table)
+        lines.append(("unknown tokens", [f"{e.unknown:,}" for e in measured]))
+    return table(["", *SPLITS], [[name, *cells] for name, cells in lines])
 
 
 def _share(part: int, whole: int) -> str:

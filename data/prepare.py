@@ -20,7 +20,7 @@ from typing import Any
 
 from configs.loader import InputError, LoadedConfig, exit_on_bad_input, load_config, validate
 from data import shards
-from data.chat import CHAT_TEMPLATE
+from data.chat_template import CHAT_TEMPLATE_VERSION
 from data.config import DataConfig
 from data.encode_corpus import Writers, encode_corpus
 from data.learning_text import tokenizer_texts
@@ -29,7 +29,7 @@ from data.reading import sources
 from data.reading.sources import Ledger
 from data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 SPLITS: tuple[sources.Split, ...] = ("train", "validation")
 
 
@@ -55,12 +55,14 @@ class PreparedData:
 def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True) -> PreparedData:
     """Tokenize the corpus once, or find it prepared, or go on where it was stopped.
 
-    Raises InputError for a source that cannot be read or holds too little, and for a disk that is full.
+    Every process of a run may call this at the same time: the first one hashes the files (once, later starts
+    remember it) and prepares, the others wait for it at a lock. Raises InputError for a source that cannot be read or
+    holds too little, and for a disk that is full.
     """
-    depends_on = dependencies(config)
-    key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:16]
-    directory = output_dir / ".prepared" / key
     try:
+        depends_on = dependencies(config, output_dir)
+        key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:16]
+        directory = output_dir / ".prepared" / key
         if not (directory / "manifest.json").is_file():
             _prepare_alone(config, directory, depends_on, show_progress)
     except OSError as error:
@@ -72,17 +74,17 @@ def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True) ->
     return open_prepared(directory)
 
 
-def dependencies(config: DataConfig) -> dict[str, Any]:
-    """Everything that the shards depend on."""
+def dependencies(config: DataConfig, output_dir: Path) -> dict[str, Any]:
+    """Everything that the shards depend on. Hashes of text files are remembered under `output_dir`."""
     tokenizer = config.tokenizer.model_dump()
     if config.tokenizer.path is not None:
         tokenizer["path"] = train_tokenizer(config.tokenizer, []).sha256()
     keys = {"records", "validation_fraction", "drop_duplicates", "on_bad_record"}
     return {
         "format": FORMAT_VERSION,
-        "source": sources.identity(config.source),
+        "source": sources.identity(config.source, output_dir / ".prepared" / "hashes.json"),
         "tokenizer": tokenizer,
-        "chat_template": hashlib.sha256(CHAT_TEMPLATE.encode()).hexdigest(),  # it lies beside the tokenizer
+        "chat_template": CHAT_TEMPLATE_VERSION,
         **config.model_dump(include=keys),
     }
 
@@ -104,7 +106,7 @@ def _prepare_alone(config: DataConfig, directory: Path, depends_on: dict[str, An
             return
         partial.mkdir(exist_ok=True)
         manifest = _write(config, partial, depends_on, show_progress)
-        if dependencies(config) != depends_on:
+        if dependencies(config, directory.parents[1]) != depends_on:
             (partial / shards.PROGRESS).unlink(missing_ok=True)
             raise InputError("data.source: the text or the tokenizer changed while it was read: prepare it again")
         shards.write_json(partial / "manifest.json", manifest)
@@ -194,7 +196,7 @@ def _interrupted(directory: Path, has_flags: bool, stamps: list) -> tuple[Tokeni
         writers = _writers(directory, tokenizer, has_flags)
         if done is None:
             return tokenizer, writers, 0
-        if done["stamps"] != [list(stamp) for stamp in stamps]:
+        if done["stamps"] != stamps:
             return None  # a file was touched since: what was read of it may have been another text
         for split, writer in writers.items():
             writer.resume(done[split])

@@ -131,7 +131,7 @@ def _sync(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def save_progress(directory: Path, read: int, writers: Sequence[SplitWriter], stamps: list[tuple[int, int]]) -> None:
+def save_progress(directory: Path, read: int, writers: Sequence[SplitWriter], stamps: list[list[int]]) -> None:
     """Note that the first `read` documents are on disk, once they are, and the stamps of the files they come from."""
     synced = {writer.split: writer.sync() for writer in writers}
     write_json(directory / PROGRESS, {"read": read, "stamps": stamps} | synced)

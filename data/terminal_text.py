@@ -28,9 +28,3 @@ def _is_hidden(character: str) -> bool:
 
 def _by_number(character: str) -> str:
     return f"⟨U+{ord(character):04X}⟩"
-
-
-def columns(text: str) -> int:
-    """Columns of a terminal that a text takes: two for a Chinese character, none for an accent."""
-    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
-    return len(text) + wide - sum(bool(unicodedata.combining(c)) for c in text)

@@ -21,7 +21,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from configs.loader import InputError
-from data.chat import CHAT_TEMPLATE
+from data.chat_template import CHAT_TEMPLATE
 from data.config import TokenizerConfig
 
 PAD, BOS, EOS, UNK = "<|pad|>", "<|bos|>", "<|eos|>", "<|unk|>"
@@ -345,16 +345,3 @@ def _bytes_of(token: str) -> bytes:
 @cache
 def _letter_bytes() -> dict[str, int]:
     return {letter: byte for byte, letter in _byte_letters().items()}
-
-
-def main() -> int:
-    """`python -m data.tokenizer configs/x.yaml --report` compares vocabularies on the text of a config."""
-    from data.tokenizer_report import main as report
-
-    return report()
-
-
-if __name__ == "__main__":
-    from configs.loader import exit_on_bad_input
-
-    exit_on_bad_input(main)

@@ -1,4 +1,4 @@
-"""Which vocabulary suits a text? `python -m data.tokenizer configs/x.yaml --report [section.key=value ...]`
+"""Which vocabulary suits a text? `python -m data.tokenizer_report configs/x.yaml [section.key=value ...]`
 
 Every tokenizer of the table is made as a run would make it, from the same text (learning_text.tokenizer_texts), and
 measured on a part of that text and on held-out documents, which bpe has not seen.
@@ -15,10 +15,11 @@ from itertools import islice, pairwise
 from typing import NamedTuple
 
 from configs.loader import InputError, exit_on_bad_input, load_config, validate
+from configs.tables import table
 from data.config import DataConfig, TokenizerConfig
 from data.learning_text import plain_texts, tokenizer_texts
 from data.reading import sources
-from data.terminal_text import columns, escape
+from data.terminal_text import escape
 from data.tokenizer import DEFAULT_VOCAB_SIZE, Tokenizer, adopt, round_up, train_tokenizer
 
 SIZES = "512,1024,2048,4096,8192"
@@ -176,27 +177,15 @@ def _bytes(sample: Sample) -> int:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# telling
+# the report
 
 
-def table(found: Sequence[Measured], row: int) -> str:
-    """Aligned columns; `*` stands before the config's own tokenizer."""
-    heads = [
-        ["", "", "bytes/token", "bytes/token", "characters in", "", "embedding", "seconds"],
+def report(found: Sequence[Measured], row: int) -> str:
+    """The table of all tokenizers; `*` marks the config's own."""
+    header = ["tokenizer", "ids", "bytes/token on sample", "held out", f"characters in a row of {row:,}", "unknown"]
+    rows = [
         [
-            "tokenizer",
-            "vocabulary",
-            "on sample",
-            "held out",
-            f"a row of {row:,}",
-            "unknown",
-            f"at {HIDDEN_SIZE}",
-            "to train",
-        ],
-    ]
-    body = [
-        [
-            f"{'*' if m.own else ' '} {m.name}",
+            f"{'* ' * m.own}{m.name}",
             f"{m.vocab_size:,}",
             f"{m.bytes_on_sample:.2f}",
             f"{m.bytes_on_held_out:.2f}",
@@ -207,11 +196,7 @@ def table(found: Sequence[Measured], row: int) -> str:
         ]
         for m in found
     ]
-    lines = [*heads, *body]
-    widths = [max(columns(line[i]) for line in lines) for i in range(len(heads[0]))]
-    first = [line[0] + " " * (widths[0] - columns(line[0])) for line in lines]
-    rest = ["".join(f"  {cell:>{width}}" for cell, width in zip(line[1:], widths[1:], strict=True)) for line in lines]
-    return "\n".join(map(str.__add__, first, rest))
+    return table([*header, f"embedding at {HIDDEN_SIZE}", "seconds to train"], rows)
 
 
 def advice(found: Sequence[Measured]) -> str:
@@ -254,22 +239,19 @@ def sizes_of(text: str) -> list[int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m data.tokenizer", description="Compare vocabularies on the text of a config."
+        prog="python -m data.tokenizer_report", description="Compare vocabularies on the text of a config."
     )
     parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example data.source.path=x.txt")
-    parser.add_argument("--report", action="store_true", help="print the table (there is nothing else to do)")
     parser.add_argument("--sizes", default=SIZES, metavar="N,N,…", help=f"vocabularies of bpe (default {SIZES})")
     parser.add_argument(
         "--also", action="append", default=[], metavar="PATH", help="a tokenizer.json or a run; repeatable"
     )
     arguments = parser.parse_intermixed_args()
-    if not arguments.report:
-        raise InputError("what to do? add --report; `python -m data.prepare` trains the tokenizer of a config")
     sizes = sizes_of(arguments.sizes)
     config = validate(DataConfig, load_config(arguments.config, arguments.overrides), "data")
     found = compare(config, sizes, arguments.also)
-    print(f"{table(found, config.sequence_length)}\n\n{advice(found)}")
+    print(f"{report(found, config.sequence_length)}\n\n{advice(found)}")
     return 0
 
 

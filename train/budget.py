@@ -75,7 +75,7 @@ def _prepared_vocabulary(run: RunConfig) -> int | None:
     if "'hub'" in str(run.data.source.model_dump()) or not manifests:  # which version the Hub has, the network knows
         return None
     try:
-        wanted = dependencies(run.data)
+        wanted = dependencies(run.data, Path(run.output_dir))
     except InputError:
         return None  # a text that is not there yet
     found: list[dict[str, Any]] = [json.loads(file.read_text(encoding="utf-8")) for file in manifests]

@@ -6,10 +6,8 @@ document alone (its seed, its hash, its place in a single text, or its file), ne
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,9 +17,10 @@ from configs.loader import InputError
 from data.config import DataConfig, FilesSource, HubSource, MixSource, StoryworldSource
 from data.fingerprints import Seen, fingerprint
 from data.reading import files, hub
-from data.reading.file_bytes import clear_errors
 from data.reading.files import Record
+from data.reading.hashes import hashes, stamp
 from data.reading.records import BadRecord, Conversation, conversation_of, text_of
+from data.storyworld.version import STORYWORLD_VERSION
 
 Split = Literal["train", "validation"]
 LISTED = 1000  # bad records that are listed one by one
@@ -104,20 +103,21 @@ def split_of(number: int, validation_fraction: float) -> Split:
     return "validation" if number < validation_fraction * 2**64 else "train"
 
 
-def identity(source: StoryworldSource | FilesSource | HubSource | MixSource) -> dict[str, Any]:
-    """What makes a source itself, contents included: two sources with equal identity give equal text."""
+def identity(source: Any, memory: Path) -> dict[str, Any]:
+    """What makes a source itself, contents included: two sources with equal identity give equal text.
+
+    memory: the file that remembers the hashes of text files (data.reading.hashes).
+    """
     described = source.model_dump()
     if isinstance(source, MixSource):
-        described["parts"] = [{"weight": part.weight, "source": identity(part.source)} for part in source.parts]
+        described["parts"] = [{"weight": part.weight, "source": identity(part.source, memory)} for part in source.parts]
     elif isinstance(source, FilesSource):
-        described["path"] = _hashes(files_of(source))
-        described["validation_path"] = _hashes(files_of(source, held_out=True))
+        parts = {"path": files_of(source), "validation_path": files_of(source, held_out=True)}
+        digests = iter(hashes([file for found in parts.values() for file in found], memory))
+        for key, found in parts.items():  # where they lie does not matter
+            described[key] = [f"{''.join(file.suffixes[-2:])} {next(digests)}" for file in found]
     elif isinstance(source, StoryworldSource):
-        digest = hashlib.sha256()
-        for part in sorted(Path(__file__).parents[1].joinpath("storyworld").rglob("*")):
-            if part.suffix in {".py", ".yaml"}:
-                digest.update(part.read_bytes())
-        described["generator_sha256"] = digest.hexdigest()
+        described["version"] = STORYWORLD_VERSION
     else:
         described["dataset"] = hub.identity(source)
     return described
@@ -135,23 +135,12 @@ def files_of(source: FilesSource, held_out: bool = False) -> list[Path]:
     return found
 
 
-def stamps(source: Any) -> list[tuple[int, int]]:
-    """Size and time of change of every file: whether a text was touched since a run was interrupted."""
+def stamps(source: Any) -> list[list[int]]:
+    """Size and time of change of every file: whether a text was changed since preparing was interrupted."""
     if isinstance(source, MixSource):
-        return [stamp for part in source.parts for stamp in stamps(part.source)]
+        return [each for part in source.parts for each in stamps(part.source)]
     found = files_of(source) + files_of(source, held_out=True) if isinstance(source, FilesSource) else []
-    return [(file.stat().st_size, file.stat().st_mtime_ns) for file in found]
-
-
-def _hashes(found: list[Path]) -> list[str]:
-    """Kind and SHA-256 of every file: where they lie does not matter."""
-
-    def one(file: Path) -> str:
-        with clear_errors(file), file.open("rb") as raw:
-            return f"{''.join(file.suffixes[-2:])} {hashlib.file_digest(raw, 'sha256').hexdigest()}"
-
-    with ThreadPoolExecutor() as pool:
-        return list(pool.map(one, found))
+    return [stamp(file) for file in found]
 
 
 def _set_total(source: Any, ledger: Ledger) -> None:

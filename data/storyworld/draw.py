@@ -8,7 +8,7 @@ right 57 times in 100 (the first feeling of two, at level 2), and one of a name 
 from random import Random
 from re import search
 
-from .plots import plots_of
+from .levels import plots_of
 from .questions import KINDS, OPEN_KINDS, Question, names_of, place_sorts, questions_about, yes_no
 from .story import Split, Story, tell
 from .wordings import wordings

@@ -5,36 +5,7 @@ beats from `beats/<plot>.yaml`. What a later sentence says follows from that sta
 predict it has to remember what happened.
 """
 
-from collections.abc import Callable, Mapping
-from math import log2
-
-from .pen import Choice, Entity, OneOf, Pen
-
-Plots = Mapping[str, Callable[[Pen], None]]
-
-
-def tell_with(pen: Pen, level: int = 1, plot: str | None = None) -> str:
-    """Choose a plot of this level (or take the one given), tell it with this pen and return the plot's name."""
-    plots, weights = plots_of(level)
-    if plot is None:
-        plot = pen.decide("plot", weights, lambda plot: pen.heads(f"{plot}.opening", {}))
-    elif plot in plots:  # not drawn, but as dear as ever: the price of a text is that under `tell`
-        pen.choices.append(Choice("plot", plot, log2(sum(weights.values()) / weights[plot])))
-    else:
-        raise ValueError(f"unknown plot {plot!r} at level {level}: use one of {', '.join(plots)}")
-    plots[plot](pen)
-    return plot
-
-
-def plots_of(level: int) -> tuple[Plots, Mapping[str, int]]:
-    """The plots of a level and how often each is told: level 1 is this file, level 2 adds longer plots."""
-    if level == 1:
-        return PLOTS, PLOT_WEIGHTS
-    if level != 2:
-        raise ValueError(f"unknown level {level!r}: use 1 (nine plots) or 2 (longer ones too)")
-    from .long_plots import LONG_PLOT_WEIGHTS, LONG_PLOTS  # which imports this module
-
-    return LONG_PLOTS, LONG_PLOT_WEIGHTS
+from .pen import Entity, OneOf, Pen
 
 
 def three_friends(pen: Pen) -> tuple[Entity, Entity, Entity]:

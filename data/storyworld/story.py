@@ -9,9 +9,9 @@ from re import search
 from typing import Literal, get_args
 
 from .author import Author
+from .levels import tell_with
 from .lexicon import lexicon
 from .pen import Choice, Entity, Fact, Mention, Pen
-from .plots import tell_with
 from .reader import Reader
 from .speech import Listener
 from .wordings import feelings

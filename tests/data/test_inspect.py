@@ -173,7 +173,7 @@ def run(monkeypatch, capsys, *arguments) -> str:
 
 def table(out: str) -> dict[str, list[str]]:
     """Name -> [train, validation] of the summary."""
-    rows = re.findall(r"^ *(\S.*?) {2,}([\d.,%]+) +([\d.,%]+)$", out, re.MULTILINE)
+    rows = re.findall(r"^\| (\S.*?) +\| +([\d.,%]+) \| +([\d.,%]+) \|$", out, re.MULTILINE)
     return {name: [train, held_out] for name, train, held_out in rows}
 
 
@@ -227,7 +227,7 @@ def test_the_summary_counts_what_is_there(corpus, tmp_path, monkeypatch, capsys)
         assert shown["most"][i] == str(lengths[-1])
         assert shown["longer than a row"][i] == percent(sum(n > 32 for n in lengths), len(part))
         alone = sum(-(-n // 32) * 32 for n in lengths)
-        assert shown["if no documents shared a row"][i] == percent(alone - tokens, alone)
+        assert shown["padding if no documents shared a row"][i] == percent(alone - tokens, alone)
     for i, batches in enumerate(every_row(config, data)):
         places = sum(b.input_ids.numel() for b in batches)
         assert shown["rows an epoch"][i] == str(len(batches))
@@ -268,7 +268,7 @@ def test_the_summary_of_conversations(too_long, cut, dropped, tmp_path, monkeypa
         assert shown["documents"][i] == "90"
         assert shown["rows an epoch"][i] == str(len(batches))
         assert shown["padding in them"][i] == percent(padding, places)
-        assert shown["if no documents shared a row"][i] == percent(alone - (places - padding), alone)
+        assert shown["padding if no documents shared a row"][i] == percent(alone - (places - padding), alone)
         assert shown["trained on"][i] == percent(sum(int((b.labels != IGNORED).sum()) for b in batches), places)
         assert shown["longer than a row"][i] == percent(30, 90)
         assert shown["cut to whole turns that fit"][i] == str(cut)

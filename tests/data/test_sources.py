@@ -17,7 +17,7 @@ from data.learning_text import tokenizer_texts
 from data.prepare import describe, prepare
 from data.reading import sources
 from data.reading.records import conversation_of
-from data.reading.sources import Ledger, documents, identity, read
+from data.reading.sources import Ledger, documents, read
 from data.storyworld import converse, repeated, tell
 
 
@@ -28,6 +28,10 @@ def config(source, **changes) -> DataConfig:
 def write_jsonl(path, texts):
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return {"kind": "files", "path": str(path)}
+
+
+def identity(source, folder):
+    return sources.identity(source, folder / "hashes.json")
 
 
 def numbered(n, start=0):
@@ -110,21 +114,22 @@ def test_a_dataset_has_another_identity_when_its_files_change(tmp_path):
     source = config({"kind": "hub", "name": str(tmp_path)}).source
     file = tmp_path / "train.jsonl"
     write_jsonl(file, numbered(5))
-    before = identity(source)
-    assert identity(source) == before
+    before = identity(source, tmp_path)
+    assert identity(source, tmp_path) == before
     write_jsonl(file, numbered(6))
     os.utime(file, (1, 1))
-    assert identity(source) != before
+    assert identity(source, tmp_path) != before
 
 
 def test_files_have_an_identity_by_content_wherever_they_lie(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         write_jsonl(tmp_path / name / "x.jsonl", numbered(5))
-    one, other = (identity(config({"kind": "files", "path": str(tmp_path / n)}).source) for n in ("a", "b"))
-    assert one == other
+    a, b = (config({"kind": "files", "path": str(tmp_path / name)}).source for name in ("a", "b"))
+    one = identity(a, tmp_path)
+    assert identity(b, tmp_path) == one
     write_jsonl(tmp_path / "b" / "y.jsonl", ["more"])
-    assert identity(config({"kind": "files", "path": str(tmp_path / "b")}).source) != one
+    assert identity(b, tmp_path) != one
 
 
 def test_an_unreachable_hub_shows_its_retries_and_ends_in_one_clear_line(tmp_path):

@@ -7,10 +7,11 @@ from math import fsum, isclose, log2, sqrt
 import pytest
 
 from data.storyworld import Story, parse, tell, tell_many
+from data.storyworld.levels import tell_with
 from data.storyworld.lexicon import Beat, Pool, lexicon
 from data.storyworld.names import name_set, names
 from data.storyworld.pen import SONG_LENGTHS
-from data.storyworld.plots import PLOTS, tell_with
+from data.storyworld.plots import PLOTS
 from tests.data.storyworld_helpers import Recorder, Surveyor, check_names_follow_a_space, of_plot
 
 N = 4000

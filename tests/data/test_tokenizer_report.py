@@ -13,7 +13,7 @@ from data.config import DataConfig, TokenizerConfig
 from data.prepare import prepare
 from data.storyworld import tell_many
 from data.tokenizer import train_tokenizer
-from data.tokenizer_report import advice, compare, main, sizes_of, table
+from data.tokenizer_report import advice, compare, main, report, sizes_of
 
 
 def config(path, kind="bpe", size=512, **changes) -> DataConfig:
@@ -96,11 +96,11 @@ def test_conversations_are_measured_by_their_text(tmp_path):
     assert 1.3 < char.bytes_on_held_out < 2
 
 
-def test_the_table_is_aligned(found):
-    lines = table(list(found.values()), 100).splitlines()
+def test_the_report_has_a_line_a_tokenizer(found):
+    lines = report(list(found.values()), 100).splitlines()
     assert len({len(line) for line in lines}) == 1
-    assert [line[0] for line in lines[2:]] == [*"   * "]
-    assert lines[5].split()[:3] == ["*", "bpe", "512"]
+    assert [line[2] for line in lines[2:]] == [*"bcb*b"]
+    assert lines[5].split()[1:4] == ["*", "bpe", "512"]
     assert f"{512 * 256:,}" in lines[5].split()
     assert f"{found['bpe 512'].bytes_on_held_out:.2f}" in lines[5].split()
 
@@ -131,11 +131,10 @@ def test_sizes_are_rounded_as_the_tokenizer_does():
 def test_bad_arguments(stories, tmp_path, monkeypatch):
     config_file = write_config(tmp_path, stories)
     for arguments, message in {
-        (): "add --report",
-        ("--report", "--also", "nowhere"): "nowhere: holds no tokenizer.json",
-        ("--report", "data.validation_fraction=0.000001"): "no document is held out",
+        ("--also", "nowhere"): "nowhere: holds no tokenizer.json",
+        ("data.validation_fraction=0.000001",): "no document is held out",
     }.items():
-        monkeypatch.setattr(sys, "argv", ["data.tokenizer", str(config_file), *arguments])
+        monkeypatch.setattr(sys, "argv", ["data.tokenizer_report", str(config_file), *arguments])
         with pytest.raises(InputError, match=message):
             main()
 
@@ -147,10 +146,10 @@ def write_config(folder, stories):
 
 
 def test_the_program(stories, tmp_path):
-    program = [sys.executable, "-m", "data.tokenizer", write_config(tmp_path, stories), "--report"]
+    program = [sys.executable, "-m", "data.tokenizer_report", write_config(tmp_path, stories)]
     good = subprocess.run([*program, "--sizes", "320,512"], capture_output=True, text=True, check=False)
     assert good.returncode == 0, good.stderr
-    assert [line.split()[:2] for line in good.stdout.splitlines()[2:6]] == [
+    assert [line.replace("|", "").split()[:2] for line in good.stdout.splitlines()[2:6]] == [
         ["byte", "320"],
         ["*", "char"],
         ["bpe", "320"],

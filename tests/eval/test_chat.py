@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from configs.loader import exit_on_bad_input
+from configs.tables import columns
 from data.config import TokenizerConfig
-from data.terminal_text import columns
 from data.tokenizer import load_tokenizer, train_tokenizer
 from eval.attention import snapshots
 from eval.attention.capture import capture

@@ -121,6 +121,7 @@ def test_really_compiled_decoding_gives_the_same_tokens():
     assert torch.equal(generate(lm, prompt, 20, temperature=0, kv_cache="static", compile=True), compiled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "window", "packed"), [(200, None, False), (200, 50, True), (64, 5, True)])
 def test_the_fused_flex_kernel_equals_eager(length, window, packed):
     """The C++ kernel that FlexAttention compiles on a CPU, by itself: inside a compiled model PyTorch 2.13 cannot."""

@@ -1,18 +1,23 @@
 """A run that takes a second: the real command line on a small text."""
 
+import importlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import torch
 
+import train.loop
 from configs.loader import exit_on_bad_input
+from tests.processes import exit_code, print_to
 from train.pretrain import main
 
 REPOSITORY = Path(__file__).parents[2]
@@ -38,54 +43,51 @@ def write_config(folder: Path, **sections) -> Path:
     return path
 
 
-def run_module(module: str, *arguments, timeout: float = 300) -> subprocess.CompletedProcess:
-    """`python -m module arguments…` in the repository, as a process of its own, output captured."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=timeout, env=dict(os.environ)
-    )
+def run_module(module: str, *arguments, stdin: str = "") -> subprocess.CompletedProcess:
+    """What `python -m module arguments…` prints, and its exit code; in this process, which has imported torch."""
+    found = importlib.import_module(module)
+    if hasattr(found, "__path__"):
+        found = importlib.import_module(f"{module}.__main__")
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", [module, *map(str, arguments)]),
+        mock.patch.object(sys, "stdin", io.StringIO(stdin)),
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as stopped,
+    ):
+        exit_on_bad_input(found.main)
+    return subprocess.CompletedProcess(sys.argv, stopped.value.code, out.getvalue(), err.getvalue())
 
 
-KILLER = """
-import os, signal, train.loop as loop
-step = loop.training_step
-def killed(run, *rest, **more):
-    if run.state.step == {at}:
-        os.kill(os.getpid(), signal.SIG{name})
-    return step(run, *rest, **more)
-loop.training_step = killed
-from configs.loader import exit_on_bad_input
-from train.pretrain import main
-exit_on_bad_input(main)
-"""
-
-
-def kill_at(config: Path, step: int, name: str = "KILL") -> int:
+def kill_at(config: Path, step: int, name: str = "KILL") -> int | None:
     """Run pretrain in a process that sends itself a signal when it comes to `step`; its exit code."""
-    command = [sys.executable, "-c", KILLER.format(at=step, name=name), str(config)]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, timeout=300).returncode
+    return exit_code(_pretrain_killed, config, step, name)
 
 
-@dataclass
-class Done:
-    stdout: str
-    stderr: str
+def _pretrain_killed(config: Path, step: int, name: str) -> None:
+    training_step = train.loop.training_step
+
+    def killed(run, *arguments, **options):
+        if run.state.step == step:
+            os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
+        return training_step(run, *arguments, **options)
+
+    train.loop.training_step = killed
+    torch.set_num_threads(1)
+    print_to(config.with_name("killed.txt"))
+    sys.argv = ["pretrain", str(config)]
+    exit_on_bad_input(main)
 
 
-def pretrain(config: Path, *overrides, code: int = 0, script: Callable[[], int] = main) -> Done:
+def pretrain(config: Path, *overrides, code: int = 0, script: Callable[[], int] = main) -> subprocess.CompletedProcess:
     """`python -m train.pretrain config overrides…` in this process; the exit code must be `code`.
 
     script: the main of another module, for example train.sft's.
     """
-    out, err, argv = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = ["pretrain", str(config), *map(str, overrides)]
-    try:
-        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as stopped:
-            exit_on_bad_input(script)
-    finally:
-        sys.argv = argv
-    assert stopped.value.code == code, out.getvalue() + err.getvalue()
-    return Done(out.getvalue(), err.getvalue())
+    done = run_module(script.__module__, config, *overrides)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
 
 
 def metrics(run: Path, *, without_clocks: bool = True) -> list[dict]:

@@ -1,9 +1,7 @@
-"""Real training commands in processes that can be killed anywhere. They are forked from a process that has imported
-everything already, so that one takes a fraction of a second. Nothing in the product knows of this: a child wraps the
-few operating system calls that change a checkpoint before it runs the command."""
+"""Real training commands in processes that can be killed anywhere. Nothing in the product knows of this: a child wraps
+the few operating system calls that change a checkpoint before it runs the command."""
 
 import itertools
-import multiprocessing
 import os
 import signal
 import sys
@@ -16,35 +14,14 @@ import model.checkpoint_format
 import train.loop
 import train.saving.checkpoint
 from configs.loader import exit_on_bad_input
+from tests.processes import print_to
 from train.pretrain import main
-
-_children = multiprocessing.get_context("forkserver")
-_children.set_forkserver_preload(
-    "torch._dynamo matplotlib.pyplot pytest train.loop train.report train.run_directory "
-    "tests.train.helpers tests.train.killing".split()
-)
-
-
-def in_child(function: Callable, *arguments) -> multiprocessing.process.BaseProcess:
-    """Start function(*arguments) in a process of its own."""
-    process = _children.Process(target=function, args=arguments)
-    process.start()
-    return process
-
-
-def exit_code(function: Callable, *arguments) -> int | None:
-    """Run it to its end; minus the signal that killed it."""
-    process = in_child(function, *arguments)
-    process.join(timeout=300)
-    return process.exitcode
 
 
 def pretrain_child(config: Path, kill_at: str | None = None, trace: Path | None = None) -> None:
     """`python -m train.pretrain config`; what it prints is in config's folder, child.txt."""
     torch.set_num_threads(1)
-    output = os.open(config.with_name("child.txt"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    print_to(config.with_name("child.txt"))
     watch_operations(kill_at, trace)
     sys.argv = ["pretrain", str(config)]
     exit_on_bad_input(main)

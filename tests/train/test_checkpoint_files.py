@@ -12,9 +12,9 @@ import pytest
 
 from configs.loader import InputError
 from model import load
+from tests.processes import exit_code
 from tests.train.checkpoints import training
 from tests.train.helpers import metrics, pretrain, write_config
-from tests.train.killing import exit_code
 from train.saving.checkpoint_files import SaveError, damage, newest_intact, settle
 
 FILES = "config.json generation_config.json model.safetensors optimizer.safetensors tokenizer.json "

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from tests.processes import start
 from tests.train.checkpoints import Training, adamw, training
-from tests.train.killing import in_child
 from train.saving.checkpoint import TrainerState, gather
 from train.saving.checkpoint_files import SaveError, newest_intact
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not dist.is_available() or os.name == "nt", reas
 
 def on_two_processes(function, folder: Path, *arguments) -> None:
     """function(rank, folder, *arguments) in two processes that know of each other; both must come to their end."""
-    children = [in_child(_joined, function, rank, folder, *arguments) for rank in (0, 1)]
+    children = [start(_joined, function, rank, folder, *arguments) for rank in (0, 1)]
     for child in children:
         child.join(timeout=300)
     assert [child.exitcode for child in children] == [0, 0]

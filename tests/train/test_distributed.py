@@ -150,6 +150,7 @@ def test_dropout_differs_between_processes_and_goes_on_exactly(tmp_path):
     assert trace(tmp_path / "runs/tiny") == trace(tmp_path / "runs/whole")
 
 
+@pytest.mark.slow
 def test_the_command_of_the_readme_under_torchrun(tmp_path):
     config = parallel_config(tmp_path, train={"max_steps": 3})
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "train.pretrain", str(config)]

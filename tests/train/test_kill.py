@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import exit_code
 from tests.train.helpers import metrics, write_config
-from tests.train.killing import exit_code, pretrain_child, pretrain_until_killed, watch_operations
+from tests.train.killing import pretrain_child, pretrain_until_killed, watch_operations
 from train.saving.checkpoint_files import commit, damage, newest_intact, settle
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")

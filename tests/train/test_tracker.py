@@ -92,6 +92,7 @@ def test_a_tracker_gets_a_few_figures_of_the_heads_and_the_viewer_not_hundreds(t
     assert [row[:3] for row in table[1:]] == [[i, j, j // 2] for i in range(2) for j in range(4)]
 
 
+@pytest.mark.slow
 def test_a_service_of_wandb_that_was_started_elsewhere_writes_into_the_run(tmp_path):
     """A child finds its parent's service through the environment, and it has the parent's working directory."""
     here, there = tmp_path / "here", tmp_path / "there"

@@ -1,8 +1,7 @@
-"""Runs of several processes on this machine (gloo), forked from one that has imported everything already."""
+"""Runs of several processes on this machine (gloo)."""
 
 import faulthandler
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -11,18 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch._dynamo
-import torch.distributed.fsdp
 
 import train.loop
-import train.report
-import train.saving.checkpoint
-import train.saving.run_directory
 from configs.loader import exit_on_bad_input
+from tests.processes import print_to, start
 from train.pretrain import main
-
-_children = multiprocessing.get_context("forkserver")
-_children.set_forkserver_preload([__name__])
 
 
 def run_world(size: int, function: Callable, *arguments) -> list[int | None]:
@@ -30,9 +22,7 @@ def run_world(size: int, function: Callable, *arguments) -> list[int | None]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes = [_children.Process(target=_as_rank, args=(r, size, port, function, *arguments)) for r in range(size)]
-    for process in processes:
-        process.start()
+    processes = [start(_as_rank, rank, size, port, function, *arguments) for rank in range(size)]
     for process in processes:
         process.join(timeout=200)
         process.kill()
@@ -53,9 +43,7 @@ def pretrain_rank(config: Path, overrides: list[str], stop_at: int | None = None
 
     What a process prints is in config's folder: rank0.txt, rank1.txt, …
     """
-    output = os.open(config.with_name(f"rank{os.environ.get('RANK', '0')}.txt"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    print_to(config.with_name(f"rank{os.environ.get('RANK', '0')}.txt"))
     faulthandler.dump_traceback_later(150, exit=True)
     step = train.loop.training_step
 

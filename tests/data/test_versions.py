@@ -1,0 +1,93 @@
+"""What is made has a version: a change of the stories, or of how a conversation is encoded, needs a new one.
+
+Prepared data, and so runs, are known by these versions and not by the bytes of the source that makes them.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+from data import chat_template
+from data.chat import encode_conversations, prompt_ids
+from data.chat_template import CHAT_TEMPLATE, CHAT_TEMPLATE_DIGESTS, CHAT_TEMPLATE_VERSION
+from data.config import DataConfig, StoryworldSource, TokenizerConfig
+from data.prepare import dependencies
+from data.reading.records import conversation_of
+from data.storyworld import converse, draw_question, repeated, tell
+from data.storyworld.version import STORYWORLD_DIGESTS, STORYWORLD_VERSION
+from data.tokenizer import train_tokenizer
+
+SPLITS = ("train", "validation")
+
+
+def digest(made) -> str:
+    return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def story(split, level, index, **options):
+    told = tell(3, index, split, level, **options)
+    return [told.text, round(told.bits, 9), [[fact.at, fact.kind, fact.values] for fact in told.facts]]
+
+
+def sample_of_the_world() -> list:
+    """A little of everything that a corpus, a probe or an evaluation takes from the world."""
+    stories = [story(split, level, i) for split in SPLITS for level in (1, 2) for i in range(20)]
+    held_out_names = [story("validation", 2, i, held_out_names=True) for i in range(5)]
+    chats = [converse(3, i, split, level) for split in SPLITS for level in (1, 2) for i in range(10)]
+    chats += [converse(3, i, "train", 1, "questions") for i in range(5)]
+    questions = [draw_question(3, i, "validation", level)[1] for level in (1, 2) for i in range(14)]
+    repeats = [repeated(3, i, words=range(4, 41), held_out=held_out).text for i in range(5) for held_out in (0, 1)]
+    return [stories, held_out_names, chats, [[one.text, one.answer] for one in questions], repeats]
+
+
+def sample_of_chats() -> list:
+    """A conversation of every shape, and a prompt of each kind, as ids."""
+    tools = [{"name": "add", "description": "a + b", "parameters": {"type": "object"}}]
+    call = {"name": "add", "arguments": {"a": 1, "é": "2"}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is <|im_end|> 1 + 2?\n"},
+        {"role": "assistant", "content": "Let me add.", "reasoning_content": "Hm.\nAdd.", "tool_calls": [call, call]},
+        {"role": "tool", "content": "3"},
+        {"role": "assistant", "content": "It is 3."},
+        {"role": "user", "content": "你好"},
+        {"role": "assistant", "content": ""},
+    ]
+    tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), [])
+    some = [{"messages": messages}, {"messages": messages, "tools": tools}, {"messages": messages[1:], "tools": tools}]
+    encoded = encode_conversations(tokenizer, [conversation_of(record) for record in some])
+    prompts = [prompt_ids(tokenizer, messages[:2], tools, thinking) for thinking in (False, True)]
+    return [[ids, flags.tolist()] for ids, flags in encoded] + prompts
+
+
+def test_the_stories_are_those_of_their_version():
+    found = digest(sample_of_the_world())
+    assert STORYWORLD_DIGESTS.get(STORYWORLD_VERSION) == found, (
+        f"the world tells other stories: in data/storyworld/version.py raise STORYWORLD_VERSION and add {found!r}"
+    )
+
+
+def test_conversations_are_encoded_as_in_their_version():
+    found = digest(sample_of_chats())
+    assert CHAT_TEMPLATE_DIGESTS.get(CHAT_TEMPLATE_VERSION) == found, (
+        f"conversations get other ids: in data/chat_template.py raise CHAT_TEMPLATE_VERSION and add {found!r}"
+    )
+
+
+def test_no_digest_stands_for_two_versions():
+    for digests in (STORYWORLD_DIGESTS, CHAT_TEMPLATE_DIGESTS):
+        assert list(digests) == list(range(1, len(digests) + 1))
+        assert len(set(digests.values())) == len(digests)
+
+
+def test_a_comment_in_the_source_makes_no_other_data(tmp_path, monkeypatch):
+    """It once did: a docstring of the world, or a comment of the template, made unfinished runs refuse."""
+    config = DataConfig(source=StoryworldSource())
+    before = dependencies(config, tmp_path)
+    real = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: real(path) + b"# a comment\n")
+    monkeypatch.setattr(chat_template, "CHAT_TEMPLATE", CHAT_TEMPLATE + "{#- a comment -#}")
+    monkeypatch.setattr("data.tokenizer.CHAT_TEMPLATE", CHAT_TEMPLATE + "{#- a comment -#}")
+    assert dependencies(config, tmp_path) == before
+    monkeypatch.setattr("data.reading.sources.STORYWORLD_VERSION", STORYWORLD_VERSION + 1)
+    assert dependencies(config, tmp_path) != before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -10,6 +12,9 @@ from model.config import ModelConfig
 
 class FeedForward(nn.Module):
     """down( silu(gate(x)) * up(x) ): (B, T, hidden_size) -> (B, T, hidden_size)."""
+
+    optimizer_group = "matrix"
+    part = "feed_forward"
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -20,3 +25,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+    def reset_parameters(self) -> None:
+        """Random gate and up; a zero output projection, so that the layer adds nothing at first."""
+        for projection in (self.gate_proj, self.up_proj):
+            nn.init.normal_(projection.weight, std=1 / math.sqrt(projection.in_features))
+        nn.init.zeros_(self.down_proj.weight)

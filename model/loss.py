@@ -1,7 +1,7 @@
-"""Cross-entropy over the vocabulary without the logits of all positions in memory at once.
+"""Cross-entropy over the vocabulary, without holding the logits of all positions in memory at once.
 
-The head's logits are the largest tensor of a small model: B * T * V numbers, several copies of it with autograd.
-Here a chunk of positions at a time goes through head, softmax and gradient, and only the gradients stay.
+The head's logits are the largest tensor of a small model: B * T * V numbers, and autograd keeps several copies. Here
+one chunk of positions at a time goes through head, softmax and gradient, and only the gradients stay.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     hidden (N, D), weight (V, D), labels (N,) -> scalar float32. Matrix products run in autocast's dtype, the
     softmax in float32. Gradients are computed in the forward pass, so a backward pass costs one multiplication.
     """
-    return _CrossEntropySum.apply(hidden, weight, labels, torch.is_grad_enabled())
+    grad = torch.is_grad_enabled()
+    return _CrossEntropySum.apply(hidden, weight, labels, grad, grad and weight.requires_grad)
 
 
 class _CrossEntropySum(torch.autograd.Function):
     """d loss / d logits = softmax - one_hot(label), known as soon as the logits are: backward only scales it."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, need_gradient: bool) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, gradients: bool, of_weight: bool) -> Tensor:
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
@@ -45,16 +46,17 @@ class _CrossEntropySum(torch.autograd.Function):
                 exponentials = logits.sub_(largest).exp_()
                 total = exponentials.sum(dim=-1, keepdim=True)
                 loss += ((total.log() + largest - of_target) * wanted).sum()
-                if need_gradient:  # softmax - one_hot(label), nothing where the label is ignored
+                if gradients:  # softmax - one_hot(label), nothing where the label is ignored
                     gradient = exponentials.mul_(wanted / total).scatter_add_(1, target, -wanted).to(dtype)
                     hidden_grads.append((gradient @ head).to(hidden.dtype))
-                    weight_grad += gradient.T @ chunk
-        if need_gradient:
+                    if of_weight:
+                        weight_grad += gradient.T @ chunk
+        if gradients:
             ctx.save_for_backward(torch.cat(hidden_grads) if hidden_grads else hidden, weight_grad.to(weight.dtype))
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         hidden_grad, weight_grad = ctx.saved_tensors
         (scale,) = grad_outputs
-        return hidden_grad * scale, weight_grad * scale, None, None
+        return hidden_grad * scale, weight_grad * scale, None, None, None

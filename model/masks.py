@@ -2,14 +2,11 @@
 
 A predicate compares a query with a key: their positions, their documents, or whether the key is padding. `MaskSpec`
 says which predicates apply to a forward pass; each backend turns it into what it needs: `boolean_mask` below, a
-block mask (`flex_attention.py`) or cumulative lengths (`varlen_attention.py`). A row that may attend to nothing
+block mask (`backends/flex.py`) or cumulative lengths (`backends/varlen.py`). A row that may attend to nothing
 (padding, as a query) gets zeros from every backend, never NaN.
 
-Positions here are places in the sequence, cached tokens counted. They are not `position_ids`, which only turn RoPE:
-documents are told apart by `document_ids` alone, never guessed from positions that start again.
-
-A cross-attention mask (encoder-decoder models) would be `not_padding` of the other sequence and nothing else: its
-queries may look at all of it, so neither causality nor windows apply. A decoder has no use for it.
+Positions here are places in the sequence, cached tokens included. They are not `position_ids`, which only rotate RoPE:
+only `document_ids` separate documents. They are never guessed from positions that start again.
 """
 
 from __future__ import annotations
@@ -18,6 +15,7 @@ from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
 
 def causal(query_positions: Tensor, key_positions: Tensor) -> Tensor:
@@ -68,6 +66,27 @@ def not_padding(attention_mask: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Sequences:
+    """Where each document begins among the queries and among the keys, rows laid end to end.
+
+    cu_queries, cu_keys (documents + 1,) int32, cumulative lengths. max_queries, max_keys: an upper bound of a length.
+    query_index, key_index: which of the B * T and B * S tokens take part (padding does not); None = all.
+    """
+
+    cu_queries: Tensor
+    cu_keys: Tensor
+    max_queries: int
+    max_keys: int
+    window: tuple[int, int]  # tokens seen to the left and to the right; -1 = all
+    query_index: Tensor | None = None
+    key_index: Tensor | None = None
+
+
+# What a backend reads: a boolean tensor (B or 1, 1, T, S), FlexAttention's blocks, lengths; None = causal, nothing else
+Mask = Tensor | BlockMask | Sequences | None
+
+
+@dataclass(frozen=True)
 class MaskSpec:
     """Which predicates limit one kind of layer in one forward pass of B rows, T queries over S keys each.
 
@@ -102,9 +121,9 @@ def boolean_mask(spec: MaskSpec) -> Tensor | None:
 
 
 def real_tokens(attention_mask: Tensor | None, key_positions: Tensor) -> Tensor | None:
-    """The columns of attention_mask (B, tokens so far) that belong to the keys at hand: (B, S).
+    """The columns of attention_mask (B, tokens so far) that belong to these keys: (B, S).
 
-    A static cache has room for tokens that are still to come; those are hidden by causality.
+    A static cache has room for tokens that are still to come; causality hides those.
     """
     if attention_mask is None:
         return None
@@ -112,3 +131,9 @@ def real_tokens(attention_mask: Tensor | None, key_positions: Tensor) -> Tensor 
     if room > 0:
         attention_mask = F.pad(attention_mask, (0, room), value=1)
     return attention_mask[:, key_positions] if attention_mask.shape[1] != key_positions.shape[0] else attention_mask
+
+
+def mean_keys(sequence_length: int, window: int | None = None) -> float:
+    """How many keys a token sees on average: i of them at place i = 1 … T, at most `window`."""
+    w = min(window or sequence_length, sequence_length)
+    return (w * (w + 1) / 2 + (sequence_length - w) * w) / sequence_length

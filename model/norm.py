@@ -13,12 +13,21 @@ class RMSNorm(nn.Module):
     """x / sqrt(mean(x²) + eps) * weight over the last dimension, computed in float32.
 
     Zhang & Sennrich 2019 (arXiv 1910.07467). Order of operations as in transformers: cast, then multiply.
+    gain: where the learned weight starts.
     """
 
-    def __init__(self, size: int, eps: float):
+    optimizer_group = "vector"
+    part = "norm"
+
+    def __init__(self, size: int, eps: float, gain: float = 1.0):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps, self.gain = eps, gain
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Every weight is the gain."""
+        nn.init.constant_(self.weight, self.gain)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (…, size) -> the same shape and dtype."""
@@ -35,7 +44,7 @@ def _normalized(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 class _RMSNorm(torch.autograd.Function):
-    """The same numbers; backwards in a third of autograd's operations, which at small sizes are what a step costs.
+    """The same numbers, with a backward pass of a third of autograd's operations: for small models they are the cost.
 
     With n = x * factor and y = weight * n:   dL/dx = factor * (d - n * mean(d * n)),  where d = weight * dL/dy
     """

@@ -1,9 +1,14 @@
-"""DecoderLayer and LanguageModel. Parameter names are Hugging Face's, so a checkpoint needs no conversion."""
+"""DecoderLayer and LanguageModel. Parameter names are Hugging Face's, so a checkpoint needs no conversion.
+
+Modules know themselves. Each has `reset_parameters` and may say, as class attributes that hold for everything inside:
+`optimizer_group` (one of GROUPS) and `part` (how model/counting.py counts it). A feed-forward layer may return
+`(output, {name: loss})`: auxiliary losses, which LanguageModel adds to the training loss.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +21,23 @@ from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache, StaticCache
 from model.feed_forward import FeedForward
 from model.loss import IGNORED, cross_entropy_sum
-from model.masks import MaskSpec, real_tokens
+from model.masks import Mask, MaskSpec, real_tokens
 from model.norm import RMSNorm
 from model.rope import RotaryEmbedding
 
-QK_NORM_GAIN = 1.5
+GROUPS = ("matrix", "expert", "embedding", "head", "vector")
+
+
+def labelled(module: nn.Module, attribute: str, label: str) -> Iterator[tuple[nn.Parameter, str]]:
+    """Every parameter with the `attribute` of the innermost module around it that has one; `label` if none has.
+
+    In the order of `named_parameters`, except that a tied parameter comes once for each module that holds it.
+    """
+    label = getattr(module, attribute, label)
+    for parameter in module.parameters(recurse=False):
+        yield parameter, label
+    for child in module.children():
+        yield from labelled(child, attribute, label)
 
 
 class DecoderLayer(nn.Module):
@@ -34,9 +51,32 @@ class DecoderLayer(nn.Module):
         self.mlp = FeedForward(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any, kv_cache: KVCache | None) -> Tensor:
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, kv_cache: KVCache | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """-> the stream, and the auxiliary losses of the feed-forward layer, if it has any."""
         x = x + self.dropout(self.self_attn(self.input_layernorm(x), cos, sin, mask, kv_cache))
-        return x + self.dropout(self.mlp(self.post_attention_layernorm(x)))
+        out, auxiliary = self.mlp(self.post_attention_layernorm(x)), {}
+        if isinstance(out, tuple):
+            out, auxiliary = out
+        return x + self.dropout(out), auxiliary
+
+    def reset_parameters(self) -> None:
+        """Start every part anew."""
+        for part in (self.input_layernorm, self.self_attn, self.post_attention_layernorm, self.mlp):
+            part.reset_parameters()
+
+
+class TokenEmbedding(nn.Embedding):
+    """One vector per token id."""
+
+    optimizer_group = part = "embedding"
+
+
+class Head(nn.Linear):
+    """One logit per token id. A tied matrix is in both modules; the head comes last and decides its group."""
+
+    optimizer_group = part = "head"
 
 
 class Decoder(nn.Module):
@@ -45,12 +85,33 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, vocab_size: int):
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(vocab_size, config.hidden_size)
+        self.embed_tokens = TokenEmbedding(vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary_emb = RotaryEmbedding(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
+        self.backend = "sdpa"  # LanguageModel.set_attn_implementation sets it, here and in the layers
         self.activation_checkpointing = False
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start every layer and the norm anew, then the embedding.
+
+        A tied matrix meets its own rows in the logits: a token's logit for itself is std * hidden_size, so
+        std = 1 / hidden_size keeps it at 1.
+
+        All embeddings share one random direction besides their own. Attention by position alone ("the token before
+        me") needs something that every query and key has in common, and finds it there at once (EXPERIMENTS.md). It
+        adds the same number to every tied logit, which changes no probability.
+        """
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            layer.reset_parameters()
+        self.norm.reset_parameters()
+        embeddings, hidden = self.embed_tokens.weight, self.config.hidden_size
+        std = min(0.02, 1 / hidden) if self.config.tie_word_embeddings else 1.0
+        embeddings.normal_(0.0, std)
+        embeddings += torch.empty(hidden, device=embeddings.device).normal_(0.0, std)
 
     def forward(
         self,
@@ -59,29 +120,26 @@ class Decoder(nn.Module):
         document_ids: Tensor | None,
         position_ids: Tensor | None,
         kv_cache: KVCache | None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """-> the hidden states, and the sums of the layers' auxiliary losses by name."""
         T, device = input_ids.shape[1], input_ids.device
         self.check_backend(input_ids, attention_mask, document_ids, kv_cache)
-        cache = kv_cache if kv_cache is not None else KVCache()
-        positions = cache.positions(T, device)  # places in the sequence, cached tokens counted
-        masks = self.build_masks(positions, input_ids.shape[0], attention_mask, document_ids, cache)
+        # places in the sequence, cached tokens included
+        positions = torch.arange(T, device=device) if kv_cache is None else kv_cache.positions(T, device)
+        masks = self.build_masks(positions, input_ids.shape[0], attention_mask, document_ids, kv_cache)
         x = self.dropout(self.embed_tokens(input_ids))
         cos, sin = self.rotary_emb(positions[None] if position_ids is None else position_ids, x.dtype)
+        auxiliary: dict[str, Tensor] = {}
         for layer, window in zip(self.layers, self.config.windows, strict=True):
             if self.activation_checkpointing and self.training:
-                x = checkpoint(layer, x, cos, sin, masks[window], None, use_reentrant=False)
+                x, losses = checkpoint(layer, x, cos, sin, masks[window], None, use_reentrant=False)
             else:
-                x = layer(x, cos, sin, masks[window], kv_cache)
+                x, losses = layer(x, cos, sin, masks[window], kv_cache)
+            for name, loss in losses.items():
+                auxiliary[name] = auxiliary[name] + loss if name in auxiliary else loss
         if kv_cache is not None:
             kv_cache.advance(T)
-        return self.norm(x)
-
-    @property
-    def backend(self) -> str:
-        """The attention backend of every layer."""
-        first = self.layers[0]
-        assert isinstance(first, DecoderLayer)
-        return first.self_attn.backend
+        return self.norm(x), auxiliary
 
     def build_masks(
         self,
@@ -89,19 +147,22 @@ class Decoder(nn.Module):
         batch_size: int,
         attention_mask: Tensor | None,
         document_ids: Tensor | None,
-        cache: KVCache,
-    ) -> dict[int | None, Any]:
-        """One mask for every kind of layer, by its window, in the form that the backend wants."""
+        kv_cache: KVCache | None,
+    ) -> dict[int | None, Mask]:
+        """One mask for every kind of layer, by its window, in the form that the backend reads."""
         count, plain = len(positions), attention_mask is None and document_ids is None
-        to_mask = BACKENDS[self.backend].mask
-        masks: dict[int | None, Any] = {}
+        masks: dict[int | None, Mask] = {}
         for layer, window in enumerate(self.config.windows):
-            if window not in masks:
-                keys = cache.key_positions(layer, count, positions.device)
-                all_visible = plain and cache.sees_all(layer, window, count)
-                real = real_tokens(attention_mask, keys)
-                spec = MaskSpec(positions, keys, batch_size, real, document_ids, window, all_visible)
-                masks[window] = to_mask(spec)
+            if window in masks:
+                continue
+            if kv_cache is None:
+                keys, sees_all = positions, window is None or count < window
+            else:
+                keys = kv_cache.key_positions(layer, count, positions.device)
+                sees_all = kv_cache.sees_all(layer, window, count)
+            real = real_tokens(attention_mask, keys) if attention_mask is not None else None
+            spec = MaskSpec(positions, keys, batch_size, real, document_ids, window, plain and sees_all)
+            masks[window] = BACKENDS[self.backend].mask(spec)
         return masks
 
     def check_backend(
@@ -117,18 +178,18 @@ class Decoder(nn.Module):
             return
         T, device, weights = input_ids.shape[1], input_ids.device, self.embed_tokens.weight
         autocast = torch.is_autocast_enabled(device.type)
-        behind = kv_cache is not None and not isinstance(kv_cache, StaticCache) and kv_cache.length > 0 and T > 1
+        static = isinstance(kv_cache, StaticCache)
         here = Situation(
             device=device.type,
             dtype=torch.get_autocast_dtype(device.type) if autocast else weights.dtype,
             head_dim=self.config.head_size,
             num_key_value_groups=self.config.num_key_value_groups,
             dropout=self.config.attention_dropout if self.training else 0.0,
-            gradients=torch.is_grad_enabled() and weights.requires_grad,
+            gradients=torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()),
             documents=document_ids is not None,
             padding=attention_mask is not None,
             windows=self.config.sliding_window is not None,
-            after_cached_tokens=behind,
+            after_cached_tokens=kv_cache is not None and not static and kv_cache.length > 0 and T > 1,
             static_cache=isinstance(kv_cache, StaticCache) and not kv_cache.is_new,
             compiled=torch.compiler.is_compiling(),
         )
@@ -137,7 +198,10 @@ class Decoder(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """A decoder-only language model: token ids -> logits, or the summed loss when labels are given."""
+    """A decoder-only language model: token ids -> logits, or the summed loss when labels are given.
+
+    auxiliary_losses: of the last pass that had labels, by name; {} for a model whose layers have none.
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -145,52 +209,48 @@ class LanguageModel(nn.Module):
             raise ValueError("vocab_size is not set: use the tokenizer's, for example vocab_size=2048")
         self.config = config
         self.model = Decoder(config, config.vocab_size)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
-        self.init_weights()
+        self.auxiliary_losses: dict[str, Tensor] = {}
+        self.set_attn_implementation(config.attn_implementation)
+        self.reset_parameters()
 
-    @torch.no_grad()
-    def init_weights(self) -> None:
+    def reset_parameters(self) -> None:
         """Random start at which every token is equally likely, so that the loss is ln(vocab_size).
 
-        The output projections of the blocks are zero: at first the model is its embedding and its head,
-        and the blocks grow into the residual stream (Zhang et al. 2019, Fixup, arXiv 1901.09321).
-        A tied matrix meets its own rows in the logits: a token's logit for itself is std * hidden_size,
-        so std = 1 / hidden_size keeps it at 1. An untied head only has to be small.
-
-        All embeddings share one random direction besides their own: attention by position alone ("the token before
-        me") needs something that every query and key has in common, and finds it at once (EXPERIMENTS.md). It
-        adds the same number to every tied logit, which changes no probability. For the same end QK-norm starts at
-        a gain of QK_NORM_GAIN, because at 1 a score cannot exceed sqrt(head_dim).
+        The output projections of the layers are zero: at first the model is its embedding and its head, and the
+        layers grow into the residual stream (Zhang et al. 2019, Fixup, arXiv 1901.09321). An untied head is small.
         """
-        hidden = self.config.hidden_size
-        for name, parameter in self.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                parameter.zero_()
-            elif name.endswith("proj.weight"):
-                parameter.normal_(0.0, 1 / math.sqrt(hidden))
-            elif name.endswith("norm.weight"):
-                is_qk = name.endswith(("q_norm.weight", "k_norm.weight"))
-                parameter.fill_(QK_NORM_GAIN if is_qk else 1.0)
-        tied, embeddings = self.config.tie_word_embeddings, self.model.embed_tokens.weight
-        std = min(0.02, 1 / hidden) if tied else 1.0
-        embeddings.normal_(0.0, std)
-        embeddings += torch.empty(hidden, device=embeddings.device).normal_(0.0, std)
-        if not tied:
-            self.lm_head.weight.normal_(0.0, 0.1 / math.sqrt(hidden))
+        self.model.reset_parameters()
+        if not self.config.tie_word_embeddings:
+            nn.init.normal_(self.lm_head.weight, std=0.1 / math.sqrt(self.config.hidden_size))
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """The trainable parameters by optimizer group: what each module says of its own. Frozen ones are left out.
+
+        A parameter with fewer than two dimensions (a norm, a bias) is a vector wherever it is. Read the groups anew
+        after sharding, which replaces the parameters.
+        """
+        group_of = dict(labelled(self, "optimizer_group", "matrix"))
+        groups: dict[str, list[nn.Parameter]] = {name: [] for name in GROUPS}
+        for parameter, group in group_of.items():
+            if parameter.requires_grad:
+                groups["vector" if parameter.ndim < 2 else group].append(parameter)
+        return groups
 
     def set_attn_implementation(self, name: str) -> None:
-        """Switch every layer to another backend; `auto` is sdpa here. Raises ValueError if unknown.
+        """Switch every layer to another backend; `auto` is sdpa here. Raises ValueError for an unknown name.
 
         Whether a backend can serve is checked at each forward pass, when device, dtype and masks are known.
         """
         check_name(name)
+        self.model.backend = "sdpa" if name == "auto" else name
         for attention in self.attention_modules():
-            attention.backend = "sdpa" if name == "auto" else name
+            attention.attend = BACKENDS[self.model.backend].compute
 
     def set_activation_checkpointing(self, on: bool) -> None:
-        """While training, keep only what goes into every layer and compute the rest again in the backward pass.
+        """While training, keep only the input of every layer and compute the rest again in the backward pass.
 
         Less memory, about a third more time (Chen et al. 2016, arXiv 1604.06174).
         """
@@ -206,7 +266,7 @@ class LanguageModel(nn.Module):
         return [module for module in self.modules() if isinstance(module, Attention)]
 
     def num_parameters(self) -> int:
-        """Trained numbers; a tied matrix counts once."""
+        """How many numbers the weights are; a tied matrix counts once."""
         return sum(p.numel() for p in self.parameters())
 
     def forward(
@@ -228,17 +288,24 @@ class LanguageModel(nn.Module):
         -ln p over the token_count trained positions; the caller divides, by the global count.
         logits_to_keep: logits of the last positions only; 0 = of all.
 
-        Raises ValueError for a sequence longer than max_position_embeddings (document_ids together with position_ids
-        tell that it is several), masks of another shape, and a backend that cannot serve.
+        In training mode, with labels, every auxiliary loss of the layers is added to loss_sum, times token_count.
+
+        Raises ValueError for a sequence longer than max_position_embeddings (unless document_ids and position_ids say
+        that it is several documents), masks of another shape, and a backend that cannot serve.
         """
         if not torch.compiler.is_compiling():
             self._check_inputs(input_ids, attention_mask, document_ids, position_ids, kv_cache)
-        hidden = self.model(input_ids, attention_mask, document_ids, position_ids, kv_cache)
+        hidden, auxiliary = self.model(input_ids, attention_mask, document_ids, position_ids, kv_cache)
         if labels is None:
             return self.lm_head(hidden[:, -logits_to_keep:])
         next_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # position t is asked for token t + 1
         loss_sum = cross_entropy_sum(hidden.flatten(0, 1), self.lm_head.weight, next_labels.flatten())
-        return loss_sum, (next_labels != IGNORED).sum()
+        token_count = (next_labels != IGNORED).sum()
+        if auxiliary:
+            self.auxiliary_losses = {name: loss.detach() for name, loss in auxiliary.items()}
+        if auxiliary and self.training:
+            loss_sum = loss_sum + torch.stack([*auxiliary.values()]).sum() * token_count
+        return loss_sum, token_count
 
     def _check_inputs(
         self,
@@ -257,7 +324,7 @@ class LanguageModel(nn.Module):
                 "raise model.max_position_embeddings"
             )
         if document_ids is not None and kv_cache is not None:
-            raise ValueError("document_ids are for packed rows, a kv_cache is for one document: give one")
+            raise ValueError("document_ids are for packed rows, a kv_cache is for one document: give one of them")
         if document_ids is not None and document_ids.shape != input_ids.shape:
             raise ValueError(f"document_ids has shape {tuple(document_ids.shape)}, input_ids {(B, T)}: make them equal")
         if position_ids is not None and position_ids.shape not in ((B, T), (1, T)):

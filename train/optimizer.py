@@ -1,7 +1,7 @@
 """Parameter groups, AdamW, Muon.
 
-Both optimizers honour the attribute `found_inf`, a 0-dim float tensor on the device, as PyTorch's fused AdamW does: at
-1.0 a step changes nothing at all (weights, momentum, step count), and nobody waits for the device to find out.
+Both optimizers read the attribute `found_inf`, a 0-dim float tensor on the device, as PyTorch's fused AdamW does: at
+1.0 a step changes nothing at all (weights, momentum, step count), and the CPU need not wait for the device.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from model import LanguageModel
 from train.config import OptimizerConfig
 from train.machine.distributed import share
 
@@ -39,12 +40,13 @@ def orthogonalize(matrices: Tensor, steps: int = 5, dtype: torch.dtype = torch.f
 
 
 class Muon(torch.optim.Optimizer):
-    """MomentUm Orthogonalized by Newton-Schulz, for the weight matrices of the blocks.
+    """MomentUm Orthogonalized by Newton-Schulz, for the weight matrices of the layers.
 
     Nesterov momentum, then the update is made orthogonal, so that it moves every direction equally; scaled by
-    sqrt(max(1, rows / columns)). Jordan et al. 2024, kellerjordan.github.io/posts/muon. Matrices of one shape, a
-    tall one counting as wide, are orthogonalised in one batch; on CPU in float32, because bfloat16 products are slow on
-    many. Of sharded matrices (FSDP2: DTensor) momentum stays sharded, and every process orthogonalises the whole.
+    sqrt(max(1, rows / columns)). Jordan et al. 2024, kellerjordan.github.io/posts/muon. A parameter (…, rows, columns)
+    is a stack of matrices, as experts are. Matrices of one shape, a tall one counting as wide, are orthogonalised in
+    one batch; on a CPU in float32, because bfloat16 products are slow on many. Of sharded parameters (FSDP2: DTensor)
+    momentum stays sharded, and every process orthogonalises the whole.
     """
 
     def __init__(
@@ -66,19 +68,21 @@ class Muon(torch.optim.Optimizer):
             by_shape: dict[tuple[int, ...], list[nn.Parameter]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    by_shape[tuple(sorted(parameter.shape))].append(parameter)
+                    by_shape[tuple(sorted(parameter.shape[-2:]))].append(parameter)
             for parameters in by_shape.values():
                 self._step_same_shape(group, parameters, found_inf)
 
     def _step_same_shape(self, group: dict, parameters: list[nn.Parameter], found_inf: Tensor | None) -> None:
-        # 1 or 0: multiplied with, so that a step that must not happen adds zeros and multiplies by one
+        # 1 or 0, a factor: a step that must not happen adds zeros and multiplies by one
         happens = 1.0 if found_inf is None else 1.0 - found_inf
         dtype = self.dtype or (torch.bfloat16 if parameters[0].is_cuda else torch.float32)
         orthogonal = orthogonalize(self._updates(group["momentum"], parameters, happens), dtype=dtype)
         steps, scales = [], []
-        for matrix, parameter in zip(orthogonal, parameters, strict=True):
-            steps.append(_local(share(matrix.mT if _is_tall(parameter) else matrix, parameter)))
-            scales.append(group["lr"] * math.sqrt(max(1.0, parameter.shape[0] / parameter.shape[1])))
+        counts = [math.prod(parameter.shape[:-2]) for parameter in parameters]  # 1 for a matrix
+        for matrices, parameter in zip(orthogonal.split(counts), parameters, strict=True):
+            matrices = (matrices.mT if _is_tall(parameter) else matrices).reshape(parameter.shape)
+            steps.append(_local(share(matrices, parameter)))
+            scales.append(group["lr"] * math.sqrt(max(1.0, parameter.shape[-2] / parameter.shape[-1])))
         torch._foreach_mul_(steps, scales)
         if found_inf is not None:
             torch._foreach_mul_(steps, happens)
@@ -99,11 +103,11 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_add_(buffers, grads, alpha=1 - momentum)
         updates = torch._foreach_lerp(grads, buffers, momentum)
         whole = [_whole(update, p) for update, p in zip(updates, parameters, strict=True)]
-        return torch.stack([matrix.mT if _is_tall(matrix) else matrix for matrix in whole])
+        return torch.cat([(x.mT if _is_tall(x) else x).reshape(-1, *sorted(x.shape[-2:])) for x in whole])
 
 
-def _is_tall(matrix: Tensor) -> bool:
-    return matrix.shape[0] > matrix.shape[1]
+def _is_tall(matrices: Tensor) -> bool:
+    return matrices.shape[-2] > matrices.shape[-1]
 
 
 def _local(x: Tensor) -> Tensor:
@@ -119,40 +123,34 @@ def _whole(shard: Tensor, like: Tensor) -> Tensor:
     return sharded.full_tensor()
 
 
-def build_optimizers(lm: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
-    """AdamW for everything, or Muon for the matrices of the blocks and AdamW for the rest.
+def build_optimizers(lm: LanguageModel, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
+    """AdamW for everything, or Muon for the matrices of the layers and AdamW for the rest.
 
-    Weight decay applies to matrices only; an untied embedding is a table of vectors that is looked up, so it has
-    a rate of its own and no decay. Every group remembers its peak learning rate as `peak_lr` and has a `name`: blocks,
-    head (which a tied matrix counts as), embedding or vectors.
+    The model says which parameter belongs to which group, and leaves out what is frozen. Weight decay applies to
+    matrices only: an untied embedding is a table of vectors that is looked up, so it has a rate of its own and no
+    decay. Every group remembers its peak learning rate as `peak_lr` and has a `name`: blocks, head (a tied matrix is
+    one), embedding or vectors. Raises ValueError if every parameter is frozen.
     """
-    blocks, matrices, embeddings, vectors = [], [], [], []
-    tied = lm.get_parameter("lm_head.weight") is lm.get_parameter("model.embed_tokens.weight")
-    for name, parameter in lm.named_parameters():
-        if parameter.ndim < 2:
-            vectors.append(parameter)
-        elif ".layers." in name:
-            blocks.append(parameter)
-        elif "embed_tokens" in name and not tied:
-            embeddings.append(parameter)
-        else:
-            matrices.append(parameter)
+    of = lm.parameter_groups()
+    blocks, lr, decay = of["matrix"] + of["expert"], config.lr, config.weight_decay
     optimizers: list[torch.optim.Optimizer] = []
-    lr = config.lr
     if config.name == "muon":
-        optimizers.append(Muon([{"name": "blocks", "params": blocks}], config.lr, config.momentum, config.weight_decay))
+        if blocks:
+            optimizers.append(Muon([{"name": "blocks", "params": blocks}], lr, config.momentum, decay))
         blocks, lr = [], config.adamw_lr
-    decay = config.weight_decay
     groups: list[dict[str, Any]] = [
         {"name": "blocks", "params": blocks, "lr": lr, "weight_decay": decay},
-        {"name": "head", "params": matrices, "lr": lr, "weight_decay": decay},
-        {"name": "embedding", "params": embeddings, "lr": config.embedding_lr or lr, "weight_decay": 0.0},
-        {"name": "vectors", "params": vectors, "lr": lr, "weight_decay": 0.0},
+        {"name": "head", "params": of["head"], "lr": lr, "weight_decay": decay},
+        {"name": "embedding", "params": of["embedding"], "lr": config.embedding_lr or lr, "weight_decay": 0.0},
+        {"name": "vectors", "params": of["vector"], "lr": lr, "weight_decay": 0.0},
     ]
-    betas = (config.betas[0], config.betas[1])
     groups = [group for group in groups if group["params"]]
-    fused = vectors[0].device.type in FUSED
-    optimizers.append(torch.optim.AdamW(groups, betas=betas, eps=config.eps, fused=fused))
+    if groups:
+        fused = groups[0]["params"][0].device.type in FUSED
+        betas = (config.betas[0], config.betas[1])
+        optimizers.append(torch.optim.AdamW(groups, betas=betas, eps=config.eps, fused=fused))
+    if not optimizers:
+        raise ValueError("every parameter is frozen (requires_grad is False), so there is nothing to train")
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]

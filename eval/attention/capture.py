@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from eval.attention.diagnosis import likely_cause
 from eval.eval_mode import evaluating
 from model import LanguageModel
-from model.attention import repeat_kv
-from model.backends.sdpa import attention_scores, normalise
+from model.attention import attention_scores, normalise, repeat_kv
 from model.decoding.kv_cache import KVCache
 from model.masks import MaskSpec, boolean_mask, real_tokens
 

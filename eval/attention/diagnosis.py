@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from model.attention import repeat_kv
-from model.backends.choice import attention_weights
+from model.attention import attention_weights, repeat_kv
 from model.rope import apply_rotary
 
 UNKNOWN = "mask, scale, RoPE or the order of key/value heads differ, in a way that none of the usual mistakes explains"

@@ -1,11 +1,11 @@
-"""Causal attention as bfloat16 matrix products over blocks of queries: the quickest way to train on a CPU.
+"""Causal attention as bfloat16 matrix products over blocks of queries: the fastest way to train on a CPU.
 
-key    0 1 2 3 | 4 5 6 7      A block of queries multiplies the keys up to its own end and no others, so nearly
-query  x . . .                half of the square is never computed. The query heads that share a key/value head
-       x x . .                are rows of one matrix: nothing is repeated, and few large products take the place
-       x x x .                of many small ones. Weights are kept for the backward pass, T * T / 2 a head, so this
-       x x x x                is for rows of at most LONGEST tokens; PyTorch's kernel, which keeps none, takes over
-       ---------------        beyond that, in float32 and where queries and keys differ in number.
+key    0 1 2 3 | 4 5 6 7      A block of queries multiplies the keys up to its own end and no others, so almost half
+query  x . . .                of the square is never computed. The query heads that share a key/value head are rows
+       x x . .                of one matrix: nothing is repeated, and a few large products replace many small ones.
+       x x x .                The weights are kept for the backward pass, T * T / 2 per head, so this is for rows of
+       x x x x                at most LONGEST tokens. PyTorch's kernel keeps no weights. It takes over beyond that, in
+       ---------------        float32, and where the numbers of queries and keys differ.
        x x x x | x . . .
        …                      Measured against that kernel in EXPERIMENTS.md.
 """
@@ -25,7 +25,7 @@ HIDDEN = -1e30  # a score whose weight is zero
 
 
 def blocked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """The signature of attention_functions. Products in bfloat16, softmax in float32 within its loop."""
+    """The signature of `eager`. Products in bfloat16, the softmax in float32."""
     kind, length = q.device.type, q.shape[2]
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else v.dtype
     if dtype != torch.bfloat16 or dropout or not 1 < length <= LONGEST or k.shape[2] != length:
@@ -97,7 +97,7 @@ def _as_heads(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _add_bias(scores: Tensor, first: int, groups: int, kv_heads: int, bias: Tensor | None) -> Tensor:
-    """What a block's queries, from number `first` on, may not see, gets the lowest score. In place."""
+    """Give the lowest score to what the block's queries, from number `first` on, may not see. In place."""
     end = scores.shape[-1]
     if bias is None:
         size = end - first

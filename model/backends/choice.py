@@ -1,16 +1,16 @@
 """Which code computes attention: the backends, what each can serve, and the choice that `auto` makes.
 
-    eager           written out: every score is there to be looked at; memory grows with T * S
+    eager           the formula, written out (model/attention.py); memory grows with T * S
     sdpa            torch.nn.functional.scaled_dot_product_attention; PyTorch picks the kernel
     flash           its flash kernel and only that (FlashAttention-2, Dao 2023, arXiv 2307.08691)
     flash3, flash4  the same call on FlashAttention-3 / -4, where installed (Shah et al. 2024, arXiv 2407.08608)
     sdpa_math, sdpa_efficient, sdpa_cudnn   one of its other kernels
-    blocked         bfloat16 matrix products over blocks of queries, for training on a CPU  (blocked_attention.py)
-    flex            FlexAttention: masks as code, compiled into the kernel       (flex_attention.py)
-    varlen          documents laid end to end, nothing is computed for masks     (varlen_attention.py)
+    blocked         bfloat16 matrix products over blocks of queries, for training on a CPU  (blocked.py)
+    flex            FlexAttention: masks as code, compiled into the kernel                  (flex.py)
+    varlen          documents laid end to end, nothing is computed for masks                (varlen.py)
 
-All give the same numbers. Run here, on a CPU: eager, sdpa, flash, sdpa_math, blocked, flex (forward). Need CUDA and
-are not yet run: flash3, flash4, sdpa_efficient, sdpa_cudnn, varlen, gradients of flex.
+All give the same numbers. Tested on a CPU: eager, sdpa, flash, sdpa_math, blocked, flex (forward). Need CUDA and are
+not tested yet: flash3, flash4, sdpa_efficient, sdpa_cudnn, varlen, gradients of flex.
 """
 
 from __future__ import annotations
@@ -18,19 +18,16 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.attention import SDPBackend
 
+from model.attention import AttentionFunction, eager
 from model.backends.blocked import LONGEST, blocked
 from model.backends.flex import block_mask, flex
-from model.backends.sdpa import any_kernel, attention_weights, eager, only, repeat_kv
+from model.backends.sdpa import any_kernel, only
 from model.backends.varlen import sequences, varlen
-from model.masks import MaskSpec, boolean_mask
-
-__all__ = ["BACKENDS", "Situation", "attention_weights", "choose_attention", "repeat_kv", "why_not"]
+from model.masks import Mask, MaskSpec, boolean_mask
 
 HALF = (torch.float16, torch.bfloat16)
 NO_DROPOUT = "has no dropout: use sdpa, or attention_dropout: 0"
@@ -70,8 +67,8 @@ class Situation:
 class Backend:
     """compute(q, k, v, mask, dropout); mask: a MaskSpec in the form that compute wants; limits: see `why_not`."""
 
-    compute: Callable[[Tensor, Tensor, Tensor, Any, float], Tensor]
-    mask: Callable[[MaskSpec], Any] = boolean_mask
+    compute: AttentionFunction
+    mask: Callable[[MaskSpec], Mask] = boolean_mask
     limits: Callable[[Situation], str | None] | None = None
 
 
@@ -179,7 +176,7 @@ def check_name(name: str) -> None:
 
 
 def why_not(name: str, here: Situation) -> str | None:
-    """Why a backend cannot serve, and what to do instead, as one line; None if it can, as far as is known."""
+    """One line: why a backend cannot serve, and what to do instead. None if nothing is known against it."""
     limits = BACKENDS[name].limits
     reason = limits(here) if limits is not None else None
     return reason and f"attn_implementation: {name} {reason}"
@@ -188,22 +185,22 @@ def why_not(name: str, here: Situation) -> str | None:
 def choose_attention(here: Situation) -> tuple[str, str]:
     """What `auto` stands for, and why: (backend, reason).
 
-    sdpa serves everything. On a CPU that trains in bfloat16, blocked is quicker (EXPERIMENTS.md). On a GPU, quicker
-    ones are tried out in turn, on small tensors against eager: first what needs no mask at all, and flex where the
-    mask leaves much to skip.
+    sdpa serves everything. On a CPU that trains in bfloat16, blocked is faster (EXPERIMENTS.md). On a GPU, faster ones
+    are tried in turn, on small tensors against eager: first what needs no mask at all, then flex, which skips what
+    the mask hides.
     """
     if here.device == "cpu" and here.gradients and why_not("blocked", here) is None:
-        return "blocked", f"quickest in bfloat16 on a CPU; PyTorch's kernel for rows of more than {LONGEST} tokens"
+        return "blocked", f"fastest in bfloat16 on a CPU; PyTorch's kernel for rows of more than {LONGEST} tokens"
     if here.device != "cuda":
-        return "sdpa", f"PyTorch picks its kernel; on {here.device} none is quicker"
+        return "sdpa", f"PyTorch picks its kernel; on {here.device} none is faster"
     candidates = ["varlen", "flex"] if here.documents or here.windows else ["flash4", "flash3"]
-    passed_over: list[str] = []
+    rejected: list[str] = []
     for name in candidates:
         problem = why_not(name, here) or try_out(name, here)
         if problem is None:
-            return name, "; ".join(["it serves this mask quickest and passed a trial against eager", *passed_over])
-        passed_over.append(f"not {name}: {problem.removeprefix(f'attn_implementation: {name} ')}")
-    return "sdpa", "; ".join(["PyTorch picks its kernel", *passed_over])
+            return name, "; ".join(["it is fastest with this mask and passed a trial against eager", *rejected])
+        rejected.append(f"not {name}: {problem.removeprefix(f'attn_implementation: {name} ')}")
+    return "sdpa", "; ".join(["PyTorch picks its kernel", *rejected])
 
 
 def try_out(name: str, here: Situation) -> str | None:

@@ -1,8 +1,8 @@
 """FlexAttention: the mask is a function of (row, head, query, key) that is compiled into the kernel.
 
-Blocks of 128 x 128 scores in which nothing is visible are never computed, so packed documents and windows cost what
-they are worth. Dong et al. 2024 (arXiv 2412.05496). On a CPU it has no gradients, and is written out
-(compiled by itself it works, inside a compiled model PyTorch 2.13 fails). On CUDA it is compiled: not yet run.
+Blocks of 128 x 128 scores in which nothing is visible are never computed, so packed documents and windows save time.
+Dong et al. 2024 (arXiv 2412.05496). On a CPU it has no gradients and is not compiled (by itself it would compile, but
+inside a compiled model PyTorch 2.13 fails). On CUDA it is compiled; that is not tested on a GPU yet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from model.masks import MaskSpec, boolean_mask, causal, not_padding, same_docume
 def block_mask(spec: MaskSpec) -> BlockMask | Tensor | None:
     """The same predicates as in `boolean_mask`, asked for one (row, query, key) at a time.
 
-    For a single query there are no blocks to skip: the boolean mask, and `flex` leaves it to sdpa.
+    For a single query there are no blocks to skip: it returns the boolean mask, and `flex` leaves the work to sdpa.
     """
     if len(spec.query_positions) == 1:
         return boolean_mask(spec)
@@ -49,7 +49,7 @@ def block_mask(spec: MaskSpec) -> BlockMask | Tensor | None:
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | Tensor | None, dropout: float) -> Tensor:
-    """FlexAttention over a block mask; grouped heads go to the kernel as they are. Dropout is refused before."""
+    """FlexAttention over a block mask; grouped heads go to the kernel as they are. Dropout is refused earlier."""
     if not isinstance(mask, BlockMask):
         return sdpa(q, k, v, mask, dropout)
     kernel = flex_kernel

@@ -1,7 +1,7 @@
-"""Attention computed: written out (`eager`), and by PyTorch's fused kernels (`sdpa`, `flash`, …).
+"""PyTorch's fused attention kernels: `sdpa`, `flash` and the others.
 
-Every function has one signature: q (B, H, T, D), k and v (B, H_kv, S, D), a boolean mask (B or 1, 1, T, S) or None
-for plain causal attention, the dropout probability -> (B, H, T, D). Scores are scaled by 1/sqrt(D).
+Every function has the signature of `eager` in model/attention.py: q (B, H, T, D), k and v (B, H_kv, S, D), a boolean
+mask (B or 1, 1, T, S) or None for plain causal attention, the dropout probability -> (B, H, T, D).
 """
 
 from __future__ import annotations
@@ -17,51 +17,14 @@ from torch.nn.attention import (
     sdpa_kernel,
 )
 
-
-def repeat_kv(x: Tensor, groups: int) -> Tensor:
-    """Give every query head its key/value head: (B, H_kv, S, D) -> (B, H_kv * groups, S, D).
-
-    Head h of the result is head h // groups of x: 0 0 1 1 …, not 0 1 0 1 …
-    """
-    if groups == 1:
-        return x
-    batch, kv_heads, length, head_dim = x.shape
-    x = x[:, :, None].expand(batch, kv_heads, groups, length, head_dim)
-    return x.reshape(batch, kv_heads * groups, length, head_dim)
-
-
-def attention_scores(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-    """q kᵀ / sqrt(D), with the lowest number there is where the mask forbids: (B, H, T, S)."""
-    k = repeat_kv(k, q.shape[1] // k.shape[1])
-    scores = (q @ k.transpose(2, 3)) * q.shape[-1] ** -0.5
-    return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-
-
-def normalise(scores: Tensor, mask: Tensor) -> Tensor:
-    """softmax over the keys, in float32 or better; zeros in a row that may attend to nothing, never NaN."""
-    weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-    return weights.masked_fill(~mask.any(dim=-1, keepdim=True), 0.0)
-
-
-def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-    """The softmax of the scores in float32, with zeros where the mask (None: causal) forbids: (B, H, T, S)."""
-    if mask is None:
-        queries, keys = q.shape[2], k.shape[2]
-        mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
-    return normalise(attention_scores(q, k, mask), mask)
-
-
-def eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """The formula, line by line."""
-    weights = attention_weights(q, k, mask).to(q.dtype)
-    weights = F.dropout(weights, dropout, training=dropout > 0)
-    return weights @ repeat_kv(v, q.shape[1] // v.shape[1])
+from model.attention import repeat_kv
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """PyTorch's scaled_dot_product_attention; it picks a kernel that can serve.
 
-    Grouped heads go to the kernel as they are, except on a GPU with a mask or in float32: no quick kernel takes them.
+    Grouped heads go to the kernel as they are. On a GPU with a mask or in float32 they are repeated, because no fast
+    kernel takes them there.
     """
     (batch, heads, queries, head_dim), (kv_heads, keys) = q.shape, k.shape[1:3]
     shape, out_dtype, groups, causal = q.shape, v.dtype, heads // kv_heads, mask is None and queries > 1
@@ -80,8 +43,8 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -
 def in_kernel_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """One dtype for all three; under autocast, RoPE leaves q and k in float32 and v in bfloat16.
 
-    On a GPU that is autocast's dtype. On a CPU it is float32, in which PyTorch's kernel is two to three times as
-    quick as in bfloat16 (EXPERIMENTS.md).
+    On a GPU that is autocast's dtype. On a CPU it is float32: PyTorch's kernel is two to three times faster there than
+    in bfloat16 (EXPERIMENTS.md).
     """
     kind = q.device.type
     if kind == "cpu":
@@ -92,20 +55,20 @@ def in_kernel_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def any_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """sdpa with PyTorch's own flash kernel among the others, whatever was used before."""
+    """sdpa with PyTorch's own flash kernel among its choices, whichever was set before."""
     use_flash(None, q)
     return sdpa(q, k, v, mask, dropout)
 
 
 def only(kernel: SDPBackend, implementation: str | None = None):
-    """sdpa with one kernel and no other; PyTorch says "No available kernel" where that one cannot serve.
+    """sdpa with one kernel and no other; PyTorch raises "No available kernel" where it cannot run.
 
-    implementation: FA3 or FA4 in place of PyTorch's own flash kernel.
+    implementation: FA3 or FA4 instead of PyTorch's own flash kernel.
     """
 
     def forced(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
         use_flash(implementation, q)
-        if kernel == SDPBackend.EFFICIENT_ATTENTION:  # the one that never takes grouped heads
+        if kernel == SDPBackend.EFFICIENT_ATTENTION:  # it never takes grouped heads
             k, v = (repeat_kv(x, q.shape[1] // x.shape[1]) for x in (k, v))
         with sdpa_kernel(kernel):
             return sdpa(q, k, v, mask, dropout)
@@ -114,7 +77,7 @@ def only(kernel: SDPBackend, implementation: str | None = None):
 
 
 def use_flash(implementation: str | None, q: Tensor) -> None:
-    """Set which flash kernel PyTorch calls, None = its own: the switch is the process's, so every call sets it."""
+    """Set which flash kernel PyTorch calls, None = its own. The switch is global, so every call sets it."""
     if q.is_cuda and current_flash_attention_impl() != implementation:
         if implementation is None:
             restore_flash_attention_impl()

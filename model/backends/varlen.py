@@ -1,15 +1,14 @@
 """Padding-free attention: documents laid end to end, told apart by where each begins (`cu_seqlens`).
 
-No mask is read and nothing is computed for scores that a mask would forbid. PyTorch's varlen_attn calls its flash
-kernel, so this needs CUDA, 16-bit numbers and a head of at most 256: not yet run on any machine at hand. What surrounds
-the kernel is tested on a CPU against a loop over the documents.
+No mask is read, and no score is computed that a mask would forbid. PyTorch's varlen_attn calls its flash kernel, so
+this needs CUDA, 16-bit numbers and a head of at most 256. It is not tested on a GPU yet. The code around the kernel is
+tested on a CPU against a loop over the documents.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -17,32 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.backends.sdpa import in_kernel_dtype, repeat_kv
-from model.masks import MaskSpec
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """Where each document begins among the queries and among the keys, rows laid end to end.
-
-    cu_queries, cu_keys (documents + 1,) int32, cumulative lengths. max_queries, max_keys: an upper bound of a length.
-    query_index, key_index: which of the B * T and B * S tokens take part, or None for all (padding does not).
-    """
-
-    cu_queries: Tensor
-    cu_keys: Tensor
-    max_queries: int
-    max_keys: int
-    window: tuple[int, int]  # tokens seen to the left and to the right; -1 = all
-    query_index: Tensor | None = None
-    key_index: Tensor | None = None
+from model.attention import repeat_kv
+from model.backends.sdpa import in_kernel_dtype
+from model.masks import MaskSpec, Sequences
 
 
 def sequences(spec: MaskSpec) -> Sequences:
-    """The predicates of a MaskSpec as lengths. The tokens of a document stand together: an id that comes back later
-    in a row would be a new document here.
+    """The predicates of a MaskSpec as lengths. The tokens of a document must stand together: an id that returns later
+    in a row begins a new document here.
 
-    Queries are the last T of the S keys; with a cache, the kernel aligns both at their ends.
+    Queries are the last T of the S keys. With a cache, the kernel aligns both at their ends.
     """
     T, S = len(spec.query_positions), len(spec.key_positions)
     window = (-1 if spec.sliding_window is None else spec.sliding_window - 1, 0)
@@ -71,13 +54,13 @@ def sequences(spec: MaskSpec) -> Sequences:
 def _starts(begins: Tensor) -> Tensor:
     """Indices at which a document begins, then the total: (N,) bool -> (documents + 1,) int32.
 
-    The number of documents differs from batch to batch, so a compiled model, whose shapes must not, cannot use this.
+    The number of documents differs from batch to batch, so a compiled model, whose shapes are fixed, cannot use this.
     """
     return F.pad(begins.nonzero().flatten(), (0, 1), value=len(begins)).int()
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, mask: Sequences, dropout: float) -> Tensor:
-    """Attention within documents; padding as a query gets zeros. Dropout is refused before."""
+    """Attention within documents; padding as a query gets zeros. Dropout is refused earlier, by its limits."""
     B, H, T, D = q.shape
     out_dtype = v.dtype
     q, k, v = in_kernel_dtype(q, k, v)

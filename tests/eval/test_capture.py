@@ -6,14 +6,14 @@ import torch
 from eval.attention import capture
 from eval.attention import capture as capture_function
 from eval.attention.diagnosis import UNKNOWN
-from model import attention as attention_module
-from model.backends.choice import Backend, attention_weights
+from model.attention import attention_weights
+from model.backends.choice import BACKENDS
 from model.decoding.kv_cache import make_cache
 from model.masks import MaskSpec, boolean_mask
 from model.rope import RotaryEmbedding, apply_rotary
 from tests.conftest import random_model, tiny_config
 
-SDPA = attention_module.BACKENDS["sdpa"].compute
+SDPA = BACKENDS["sdpa"].compute
 CONFIG = tiny_config(num_attention_heads=8, num_key_value_heads=2, head_dim=8)
 
 
@@ -137,11 +137,16 @@ def nudged(out):
     return out
 
 
+def attend_by(lm, compute):
+    for module in lm.attention_modules():
+        module.attend = compute
+
+
 @pytest.mark.parametrize("name", WRONG_KERNELS)
-def test_a_kernel_that_does_something_else_is_caught_and_named(lm, ids, name, monkeypatch):
+def test_a_kernel_that_does_something_else_is_caught_and_named(lm, ids, name):
     compute, cause = WRONG_KERNELS[name]
     assert capture(lm, ids).weights.isfinite().all()
-    monkeypatch.setitem(attention_module.BACKENDS, "sdpa", Backend(compute))
+    attend_by(lm, compute)
     with pytest.raises(RuntimeError) as raised:
         capture(lm, ids)
     assert str(raised.value).startswith("layer 0: the recomputed attention weights do not give")
@@ -149,19 +154,17 @@ def test_a_kernel_that_does_something_else_is_caught_and_named(lm, ids, name, mo
     assert all(module.recorder is None for module in lm.attention_modules())
 
 
-def test_a_packed_row_that_leaks_is_caught(lm, ids, monkeypatch):
+def test_a_packed_row_that_leaks_is_caught(lm, ids):
     documents = torch.tensor([[0] * 5 + [1] * 7] * 2)
     causal = lambda q, k, v, m, d: SDPA(q, k, v, all_visible(q, k).tril(), d)  # noqa: E731
-    monkeypatch.setitem(attention_module.BACKENDS, "sdpa", Backend(causal))
+    attend_by(lm, causal)
     capture(lm, ids)  # one document: nothing is wrong
     with pytest.raises(RuntimeError, match="the causal mask alone, without documents"):
         capture(lm, ids, document_ids=documents)
 
 
-def test_only_the_wrong_layer_is_named(lm, ids, monkeypatch):
-    wrong = Backend(WRONG_KERNELS["scale 1"][0])
-    monkeypatch.setitem(attention_module.BACKENDS, "eager", wrong)
-    lm.attention_modules()[1].backend = "eager"
+def test_only_the_wrong_layer_is_named(lm, ids):
+    lm.attention_modules()[1].attend = WRONG_KERNELS["scale 1"][0]
     with pytest.raises(RuntimeError, match="^layer 1"):
         capture(lm, ids)
     capture(lm, ids, layers=[0])
@@ -223,7 +226,7 @@ def test_rows_in_chunks_are_the_same_and_so_is_the_check(lm, ids, monkeypatch):
     assert torch.allclose(in_chunks.weights, everything.weights, atol=1e-6)
     assert torch.allclose(in_chunks.max_logits, everything.max_logits, atol=1e-5)
     last_row_only = lambda q, k, v, m, d: SDPA(q, k, v, m, d) * torch.tensor([1.0, 1.1])[:, None, None, None]  # noqa: E731
-    monkeypatch.setitem(attention_module.BACKENDS, "sdpa", Backend(last_row_only))
+    attend_by(lm, last_row_only)
     with pytest.raises(RuntimeError, match="layer 0"):
         capture(lm, ids)
 
@@ -248,7 +251,7 @@ def test_a_compiled_model_is_captured_and_stays_compiled(lm, ids):
     assert torch.equal(capture(compiled, ids).weights, capture(lm, ids).weights)
     with torch.no_grad():
         assert torch.allclose(compiled(ids), lm(ids), atol=1e-5)
-    with pytest.raises(TypeError, match="a LanguageModel, not a Linear"):
+    with pytest.raises(TypeError, match="a LanguageModel, not a Head"):
         capture(lm.lm_head, ids)
 
 

@@ -93,7 +93,7 @@ def test_an_unknown_name_is_told_the_known_ones():
 def test_auto_gives_its_reason():
     assert choose_attention(Situation("cpu", torch.float32, 64)) == (
         "sdpa",
-        "PyTorch picks its kernel; on cpu none is quicker",
+        "PyTorch picks its kernel; on cpu none is faster",
     )
 
 

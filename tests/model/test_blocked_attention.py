@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from model.attention import eager
 from model.backends import blocked as blocked_attention
 from model.backends.blocked import blocked
-from model.backends.sdpa import any_kernel, eager
+from model.backends.sdpa import any_kernel
 from model.masks import MaskSpec, boolean_mask
 
 HALF = torch.bfloat16

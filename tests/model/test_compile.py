@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
+from model.attention import eager
 from model.backends.flex import block_mask, flex_kernel_compiled
-from model.backends.sdpa import eager
 from model.decoding.generation import generate
 from model.decoding.kv_cache import StaticCache
 from model.masks import MaskSpec, boolean_mask

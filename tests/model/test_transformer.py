@@ -1,10 +1,12 @@
-"""LanguageModel: where the loss starts, what labels mean."""
+"""LanguageModel: where the loss starts, what labels mean, what modules say of themselves."""
 
+import copy
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from model import LanguageModel, ModelConfig
 from model.loss import CHUNK, cross_entropy_sum
@@ -84,3 +86,92 @@ def test_the_chunked_loss_equals_pytorchs_forward_and_backward(autocast, monkeyp
 
 def plain_cross_entropy(hidden, weight, labels):
     return F.cross_entropy((hidden @ weight.T).float(), labels, reduction="sum")
+
+
+def initialised_by_name(config):
+    """The start before modules initialised themselves: by parameter names, in one loop. It must stay, bit by bit."""
+    lm = LanguageModel.__new__(LanguageModel)
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(LanguageModel, "reset_parameters", lambda self: None)
+        lm = LanguageModel(config)
+        hidden, tied = config.hidden_size, config.tie_word_embeddings
+        for name, parameter in lm.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.zero_()
+            elif name.endswith("proj.weight"):
+                parameter.normal_(0.0, 1 / math.sqrt(hidden))
+            elif name.endswith("norm.weight"):
+                parameter.fill_(1.5 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0)
+        std = min(0.02, 1 / hidden) if tied else 1.0
+        lm.model.embed_tokens.weight.normal_(0.0, std)
+        lm.model.embed_tokens.weight += torch.empty(hidden).normal_(0.0, std)
+        if not tied:
+            lm.lm_head.weight.normal_(0.0, 0.1 / math.sqrt(hidden))
+    return lm
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"tie_word_embeddings": False}, {"qk_norm": False}, {"head_dim": 16, "num_key_value_heads": "mqa"}]
+)
+def test_modules_that_initialise_themselves_draw_the_same_numbers_in_the_same_order(changes):
+    config, starts = tiny_config(**changes), []
+    for make in (initialised_by_name, LanguageModel):
+        torch.manual_seed(5)
+        starts.append([*make(config).parameters(), torch.get_rng_state()])
+    assert all(torch.equal(a, b) for a, b in zip(*starts, strict=True))
+
+
+def test_reset_parameters_starts_anew():
+    lm = random_model(tiny_config(tie_word_embeddings=False))
+    lm.reset_parameters()
+    for layer in lm.model.layers:
+        assert (layer.self_attn.o_proj.weight == 0).all()
+        assert (layer.self_attn.q_norm.weight == 1.5).all()
+    assert lm.lm_head.weight.std().item() == pytest.approx(0.1 / math.sqrt(32), rel=0.1)
+
+
+class TwoExperts(nn.Module):
+    """What a mixture of experts will be: a stack of matrices, a router, an auxiliary loss. Written here alone."""
+
+    part = "feed_forward"
+    optimizer_group = "expert"
+
+    def __init__(self, size):
+        super().__init__()
+        self.experts = nn.Parameter(torch.randn(2, size, size) * 0.1)
+        self.router = Router(size, 2, bias=True)
+
+    def forward(self, x):
+        share = self.router(x).softmax(-1)
+        out = torch.einsum("bti,eij,bte->btj", x, self.experts, share)
+        return out, {"balance": share.mean((0, 1)).square().sum(), "size": 0.5 * share.sum() / share.sum()}
+
+    def flops_per_token(self, sequence_length):
+        return 2 * self.experts[0].numel()
+
+
+class Router(nn.Linear):
+    optimizer_group = "matrix"
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_layer_of_ones_own_says_its_groups_and_adds_its_losses(checkpointing):
+    plain = random_model(tiny_config())
+    ids = torch.randint(0, 192, (2, 12))
+    assert plain.train()(ids, labels=ids)[0] == plain.eval()(ids, labels=ids)[0]
+    lm = copy.deepcopy(plain)
+    lm.set_activation_checkpointing(checkpointing)
+    for layer in lm.model.layers:
+        layer.mlp = TwoExperts(32)
+    groups = lm.parameter_groups()
+    mlp = lm.model.layers[0].mlp
+    assert any(p is mlp.experts for p in groups["expert"])
+    assert any(p is mlp.router.weight for p in groups["matrix"])
+    assert any(p is mlp.router.bias for p in groups["vector"])
+    expected, count = lm.eval()(ids, labels=ids)
+    loss, _ = lm.train()(ids, labels=ids)
+    added = sum(value.item() for value in lm.auxiliary_losses.values())
+    assert lm.auxiliary_losses["size"] == 1.0  # 0.5 in each of two layers
+    assert loss.item() == pytest.approx(expected.item() + added * count.item(), rel=1e-5)
+    loss.backward()
+    assert mlp.router.weight.grad.abs().sum() > 0

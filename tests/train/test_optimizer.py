@@ -206,3 +206,52 @@ def test_constant_stays_at_the_peak_after_the_warm_up():
 
 def test_no_cooldown_stays_at_the_peak():
     assert factors("wsd", warmup=0, cooldown=0.0) == [1.0] * 100
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw"])
+def test_frozen_parameters_are_in_no_group_and_stay(name):
+    lm = LanguageModel(tiny_config(tie_word_embeddings=False))
+    lm.model.requires_grad_(False)
+    lm.model.layers[1].mlp.down_proj.requires_grad_(True)
+    before = {key: p.detach().clone() for key, p in lm.named_parameters()}
+    optimizers = build_optimizers(lm, OptimizerConfig(name=name, weight_decay=0.1))
+    ids = torch.randint(0, 192, (2, 12))
+    lm.train()(ids, labels=ids)[0].backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    moved = {key for key, p in lm.named_parameters() if not torch.equal(p, before[key])}
+    assert moved == {"lm_head.weight", "model.layers.1.mlp.down_proj.weight"}
+    assert sum(len(optimizer.state) for optimizer in optimizers) == 2
+    assert {key for key, p in lm.named_parameters() if p.grad is not None} == moved
+
+
+def test_a_frozen_head_gets_no_gradient_and_what_is_below_it_the_same():
+    lm = LanguageModel(tiny_config(tie_word_embeddings=False))
+    ids, gradients = torch.randint(0, 192, (2, 12)), []
+    for frozen in (False, True):
+        lm.lm_head.requires_grad_(not frozen)
+        lm.zero_grad()
+        lm(ids, labels=ids)[0].backward()
+        gradients.append(lm.model.norm.weight.grad.clone())
+    assert lm.lm_head.weight.grad is None
+    assert torch.equal(*gradients)
+
+
+def test_a_model_that_is_frozen_whole_is_refused():
+    lm = LanguageModel(tiny_config())
+    lm.requires_grad_(False)
+    with pytest.raises(ValueError, match="every parameter is frozen"):
+        build_optimizers(lm, OptimizerConfig())
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (48, 16), (16, 48)])
+def test_a_stack_of_matrices_steps_as_its_matrices_do(shape):
+    """Experts: (number, rows, columns) in one parameter."""
+    stack = torch.nn.Parameter(torch.randn(3, *shape))
+    alone = [torch.nn.Parameter(matrix.detach().clone()) for matrix in stack]
+    stack.grad = torch.randn(3, *shape)
+    for matrix, gradient in zip(alone, stack.grad, strict=True):
+        matrix.grad = gradient.clone()
+    for parameters in ([stack], alone):
+        Muon(parameters, weight_decay=0.1).step()
+    assert torch.equal(stack, torch.stack(alone))

@@ -54,7 +54,7 @@ def test_a_run_leaves_everything_that_the_contract_names(finished):
 
 def test_the_choice_of_attention_is_said_once_and_kept(finished):
     run, stdout, _ = finished
-    choice = "attention sdpa (auto: PyTorch picks its kernel; on cpu none is quicker)"
+    choice = "attention sdpa (auto: PyTorch picks its kernel; on cpu none is faster)"
     assert stdout.count(choice) == 1
     assert choice in (run / "report.md").read_text(encoding="utf-8")
 

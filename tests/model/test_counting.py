@@ -1,0 +1,47 @@
+"""Parameters and FLOPs, counted on the modules, against real models and against the formula by hand."""
+
+import pytest
+import torch
+
+from model import LanguageModel
+from model.counting import flops_per_token, parameter_counts
+from model.masks import causal, mean_keys, within_window
+from tests.conftest import tiny_config
+
+CHANGES = [
+    {},
+    {"tie_word_embeddings": False, "qk_norm": False},
+    {"head_dim": 12, "num_key_value_heads": "mqa"},
+    {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+]
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+def test_the_counts_are_those_of_a_real_model(changes):
+    config = tiny_config(**changes)
+    lm, counts, state = LanguageModel(config), parameter_counts(config), torch.get_rng_state()
+    assert counts["total"] == lm.num_parameters() == sum(v for k, v in counts.items() if k != "total")
+    layers = [(layer.self_attn, layer.mlp) for layer in lm.model.layers]
+    projections = [p for a, _ in layers for p in (a.q_proj, a.k_proj, a.v_proj, a.o_proj)]
+    assert counts["attention"] == sum(p.weight.numel() for p in projections)
+    assert counts["feed_forward"] == sum(p.numel() for _, mlp in layers for p in mlp.parameters())
+    assert counts["norm"] == sum(p.numel() for p in lm.parameters() if p.ndim == 1)
+    assert counts["embedding"] == lm.model.embed_tokens.weight.numel()
+    assert counts["head"] == (0 if config.tie_word_embeddings else counts["embedding"])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+def test_flops_are_matrix_products_and_the_keys_that_are_seen(changes):
+    config, length = tiny_config(**changes), 9
+    counts = parameter_counts(config)
+    matrices = counts["attention"] + counts["feed_forward"] + counts["embedding"]  # a head has the embedding's shape
+    keys = 0.0
+    for window in config.windows:
+        query, key = torch.arange(length)[:, None], torch.arange(length)
+        seen = causal(query, key) & within_window(query, key, window or length)
+        assert mean_keys(length, window) == pytest.approx(seen.sum().item() / length)
+        keys += seen.sum().item() / length
+    forward = 2 * matrices + 4 * config.num_attention_heads * config.head_size * keys
+    assert flops_per_token(config, length, training=False) == pytest.approx(forward)
+    assert flops_per_token(config, length) == pytest.approx(3 * forward)

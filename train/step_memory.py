@@ -22,7 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from model import LanguageModel, loss
-from model.backends.choice import BACKENDS, Backend, Situation, choose_attention, repeat_kv
+from model.attention import repeat_kv
+from model.backends.choice import BACKENDS, Backend, Situation, choose_attention
 from model.masks import boolean_mask
 from train.config import RunConfig
 from train.machine.device import Device
@@ -63,7 +64,7 @@ def largest_micro_batch(run: RunConfig, memory: float, *, half: bool, device: st
     def needed(rows: int) -> StepMemory:
         return step_memory(run, rows, half=half, device=device)
 
-    low, high = 2 * chunk_rows, 3 * chunk_rows  # two chunks exist side by side, a third one changes nothing
+    low, high = 2 * chunk_rows, 8 * chunk_rows  # two chunks exist side by side, a third one changes nothing
     below, above = needed(low), needed(high)
     if below.passes > usable:
         low, high, below, above = 1, low, needed(1), below
@@ -115,7 +116,8 @@ def step_memory(run: RunConfig, rows: int, *, half: bool, device: str) -> StepMe
         lasting = held.most = held.now
         ids = torch.zeros(rows, run.data.sequence_length, dtype=torch.long)
         with _attention(lm, run, half, device), _as_on(device), torch.autocast("cpu", torch.bfloat16, enabled=half):
-            hidden = lm.model(ids, None, ids if run.data.isolate_documents else None, None, None)
+            # not lm itself, which looks at the ids: these have no values
+            hidden, _ = lm.model(ids, None, ids if run.data.isolate_documents else None, None, None)
             loss_sum = loss.cross_entropy_sum(hidden.flatten(0, 1), lm.lm_head.weight, ids.flatten())
             del hidden
             activations = held.now - lasting
@@ -202,6 +204,6 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, *_ = ctx.saved_tensors
-        made = tuple(torch.empty_like(x) for x in (q, k, v))
-        return made + (None,) * (len(ctx.saved_tensors) - 5)
+        *inputs, _out, _log_sums = ctx.saved_tensors
+        made = tuple(torch.empty_like(x) for x in inputs[:3])
+        return made + (None,) * len(inputs[3:])  # the mask has none

@@ -15,29 +15,29 @@ class TrackingConfig(Section):
     wandb: Literal["offline", "online", "disabled"] = Field(
         "offline", description="offline: written to disk, for `wandb sync` later | online | disabled."
     )
-    project: str = Field("headlight", description="Project name in wandb.")
+    project: str = Field("headlight", description="Name of the project in wandb.")
 
 
 class RunKeys(Section):
     """What RunConfig (train/config.py) adds its sections to. Rooms below `train` know these keys too."""
 
     name: Annotated[str, Meaning.BOOKKEEPING] = Field(
-        "", description="Names the run directory; default: the YAML file's stem."
+        "", description="Name of the run and of its directory. Empty = the YAML file's name."
     )
     output_dir: Annotated[str, Meaning.BOOKKEEPING] = Field(
-        "runs", description="Parent of run directories and of prepared data."
+        "runs", description="Folder that holds all run directories, and the prepared data."
     )
     seed: Annotated[int, Meaning.IDENTITY, Meaning.REPETITION] = Field(
-        0, ge=0, lt=2**63, description="Seed of the weights, the row order and dropout."
+        0, ge=0, lt=2**63, description="Decides all random choices: first weights, order of the rows, dropout."
     )
     resume: Annotated[str, Meaning.BOOKKEEPING] = Field(
         "auto",
-        description="auto: go on where the run of this name stopped | never: refuse a directory that exists | a "
-        "checkpoint directory to go on from.",
+        description="auto: continue the run of this name | never: refuse a directory that exists | or a checkpoint "
+        "directory to continue from.",
     )
     allow_mismatch: Annotated[bool, Meaning.BOOKKEEPING] = Field(
-        False, description="Go on although data or settings differ from the run's own."
+        False, description="true: continue a run although its data or settings have changed."
     )
     tracking: Annotated[TrackingConfig, Meaning.BOOKKEEPING] = Field(
-        TrackingConfig(), description="Where figures go besides the disk."
+        TrackingConfig(), description="Where figures go, besides metrics.jsonl."
     )

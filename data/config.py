@@ -19,24 +19,30 @@ class StoryworldSource(Section):
     kind: Literal["storyworld"] = Field("storyworld", description="The built-in world.")
     documents: int = Field(40000, ge=1, description="Number of training stories (or conversations).")
     validation_documents: int = Field(1000, ge=1, description="Number of held-out stories, from other seeds.")
-    seed: int = Field(0, ge=0, description="Another seed, other stories.")
-    level: Literal[1, 2] = Field(1, description="1 = short stories of three friends | 2 = longer ones, more of them.")
+    seed: int = Field(0, ge=0, description="Another seed gives other stories.")
+    level: Literal[1, 2] = Field(
+        1, description="1 = short stories of three friends | 2 = longer stories, more friends."
+    )
     chats: Literal["mixed", "questions"] = Field(
         "mixed",
         description="With records: conversations. mixed = stories on request, questions, longer talks | questions = up "
-        "to eight about each story, for answering well after little training.",
+        "to eight about each story, to answer well after little training.",
     )
-    repeats: float = Field(0.0, ge=0, lt=1, description="Share of documents that are random words, told repeatedly.")
+    repeats: float = Field(
+        0.0, ge=0, lt=1, description="Share of documents that are random words, told repeatedly: heads learn to copy."
+    )
 
 
 class _WithText(Section):
     """What files and datasets have in common: records with a field of text."""
 
-    text_field: str = Field("text", description="Key (a.b for one inside another) that holds the text of a record.")
+    text_field: str = Field("text", description="Key of a record that holds its text (a.b for one inside another).")
     document_start: str | None = Field(
-        None, description="Pattern of a record's text that begins a document; the records up to the next belong to it."
+        None,
+        description="Regular expression for the text of a record that begins a document; the records up to the next "
+        "one belong to it.",
     )
-    max_records: int | None = Field(None, ge=1, description="Read only so many records; null = all.")
+    max_records: int | None = Field(None, ge=1, description="Read only this many records. null = all.")
 
     @field_validator("document_start")
     @classmethod
@@ -53,25 +59,25 @@ class FilesSource(_WithText):
 
     kind: Literal["files"] = Field(description="Local files.")
     path: Annotated[Names, Meaning.MAY_CHANGE] = Field(
-        description="A file, a folder or a pattern such as books/*.txt, or a list of these.",
+        description="A file, a folder or a pattern such as books/*.txt, or a list of these."
     )
     validation_path: Annotated[Names | None, Meaning.MAY_CHANGE] = Field(
-        None, description="Held-out files; null = validation_fraction is cut from `path`."
+        None, description="Held-out files, as in path. null = hold out validation_fraction of path."
     )
-    separator: str = Field("<|endoftext|>", min_length=1, description="Stands between two documents of a .txt or .md.")
+    separator: str = Field("<|endoftext|>", min_length=1, description="Separates two documents of a .txt or .md file.")
 
 
 class HubSource(_WithText):
     """A dataset of the Hugging Face Hub, or a local folder that `datasets` can read."""
 
     kind: Literal["hub"] = Field(description="A dataset of the Hugging Face Hub.")
-    name: Name = Field(description="Dataset name, for example roneneldan/TinyStories.")
-    subset: str | None = Field(None, description="Its configuration, where it has several (wikitext-103-raw-v1).")
-    data_files: Names | None = Field(None, description="Read only these files of the dataset; null = all.")
-    revision: str | None = Field(None, description="Branch, tag or commit; null = the newest.")
-    split: str = Field("train", description="Split that is trained on.")
+    name: Name = Field(description="Name of the dataset, for example roneneldan/TinyStories.")
+    subset: str | None = Field(None, description="Its configuration, if it has several (wikitext-103-raw-v1).")
+    data_files: Names | None = Field(None, description="Read only these files of the dataset. null = all.")
+    revision: str | None = Field(None, description="Branch, tag or commit. null = the newest.")
+    split: str = Field("train", description="Split to train on.")
     validation_split: str | None = Field(
-        None, description="Split that is held out; null = validation_fraction is cut from `split`."
+        None, description="Split to hold out. null = hold out validation_fraction of split."
     )
     streaming: bool = Field(False, description="true: read while downloading, keep no copy (with max_records).")
 
@@ -86,7 +92,7 @@ class MixPart(Section):
     """One source of a mix."""
 
     weight: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description="Share of the mix's text, relative to the other parts' weights."
+        1.0, gt=0, allow_inf_nan=False, description="Share of the mix's text, relative to the other weights."
     )
     source: Annotated[StoryworldSource | FilesSource | HubSource, Field(discriminator="kind")] = Field(
         description="Where this part comes from."
@@ -97,11 +103,11 @@ class MixSource(Section):
     """Several sources, mixed document by document so that their shares of the text are as the weights say."""
 
     kind: Literal["mix"] = Field(description="Several sources.")
-    parts: list[MixPart] = Field(min_length=1, description="The parts of the mix: [{weight: 3, source: {kind: …}}, …].")
+    parts: list[MixPart] = Field(min_length=1, description="The sources: [{weight: 3, source: {kind: …}}, …].")
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] = Field(
         "first_exhausted",
-        description="first_exhausted: nothing is repeated, the mix ends with the first part that ends | "
-        "all_exhausted: parts that end begin again until the last has ended.",
+        description="first_exhausted: the mix ends with the first part that ends, nothing is repeated | "
+        "all_exhausted: a part that ends begins again, until the last one has ended.",
     )
 
 
@@ -114,13 +120,18 @@ class TokenizerConfig(Section):
 
     kind: Literal["bpe", "char", "byte", "pretrained"] = Field(
         "bpe",
-        description="bpe: pieces learned from the text | char: one id a character | byte: one id a byte | "
-        "pretrained: one that exists.",
+        description="bpe: pieces of words, learned from the text | char: one token per character | byte: one per byte "
+        "| pretrained: one that exists.",
     )
     vocab_size: int | None = Field(
-        None, ge=320, description="Size that bpe aims at (null: 2048); of a pretrained one, at least so many ids."
+        None,
+        ge=320,
+        description="bpe: number of tokens to learn (null: 2048), rounded up to a multiple of 64. pretrained: the "
+        "least number of tokens.",
     )
-    train_bytes: int = Field(8_000_000, ge=1000, description="Text that bpe learns from, spread over the corpus.")
+    train_bytes: int = Field(
+        8_000_000, ge=1000, description="Bytes of text, from all over the corpus, that bpe learns from."
+    )
     path: Annotated[str | None, Meaning.MAY_CHANGE] = Field(
         None, description="pretrained: a tokenizer.json, or a directory or run that holds one."
     )
@@ -135,39 +146,42 @@ class TokenizerConfig(Section):
 class DataConfig(Section):
     """The `data:` section."""
 
-    source: Source = Field(StoryworldSource(), description="Where the text comes from.")
+    source: Source = Field(
+        StoryworldSource(),
+        description="Where the text comes from: kind: storyworld | files | hub | mix (docs/data_formats.md).",
+        examples=[
+            {"kind": "files", "path": "books/*.txt"},
+            {"kind": "hub", "name": "roneneldan/TinyStories", "validation_split": "validation"},
+        ],
+    )
     records: Literal["text", "conversations"] = Field(
-        "text", description="text: documents, every token trained on | conversations: chat, assistant turns only."
+        "text", description="text: train on every token | conversations: only on what the assistant says."
     )
     tokenizer: Annotated[TokenizerConfig, Meaning.ROWS] = Field(
-        TokenizerConfig(), description="How text becomes token ids."
+        TokenizerConfig(), description="How text becomes numbers (tokens)."
     )
     sequence_length: Annotated[int, Meaning.ROWS] = Field(
-        256, ge=2, description="Tokens a row; the model never sees further back."
+        256, ge=2, description="Tokens in a row: the longest text the model sees at once in training."
     )
     isolate_documents: Annotated[bool, Meaning.ROWS] = Field(
-        False, description="true: a document packed behind another one cannot see it."
+        False, description="true: documents that share a row cannot see each other."
     )
     restart_positions: Annotated[bool, Meaning.ROWS] = Field(
-        False, description="true: RoPE positions count from 0 in every document of a packed row."
+        False, description="true: positions count from 0 in every document of a row, not through the row."
     )
     validation_fraction: float = Field(
-        0.1,
-        gt=0,
-        lt=1,
-        description="Held-out share of files and datasets: documents chosen by hash, or the end of a single text.",
+        0.1, gt=0, lt=1, description="Share of files and datasets that is held out, to test the model on."
     )
     rows_joined: Annotated[Literal["auto"] | Annotated[int, Field(ge=1)], Meaning.ROWS] = Field(
         "auto",
-        description="Conversations: rows that are joined into one, which whole conversations fill better. auto = as "
-        "few as make 95 % of the positions real tokens, with isolate_documents; 1 = none.",
+        description="Conversations: this many rows become one long row, so that less of it is padding. auto = the "
+        "fewest that fill 95 % of it (needs isolate_documents) | 1 = none.",
     )
     too_long: Annotated[Literal["truncate", "drop"], Meaning.ROWS] = Field(
         "truncate",
-        description="Conversations longer than a row. truncate: cut after the last whole turn that fits | drop: left "
-        "out.",
+        description="Conversations longer than a row: truncate (to whole turns) | drop.",
     )
-    drop_duplicates: bool = Field(False, description="true: of documents that are exactly equal, keep the first.")
+    drop_duplicates: bool = Field(False, description="true: keep only the first of documents that are exactly equal.")
     on_bad_record: Literal["stop", "skip"] = Field(
         "stop", description="stop: name file, line and reason | skip: list them, and stop above 1 %."
     )

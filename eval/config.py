@@ -18,26 +18,30 @@ class HookConfig(Section):
         None, ge=0, description="Steps between two runs; 0 = only at the end; null = eval.every (eval.attention.every)."
     )
     early: list[Annotated[int, Field(ge=0)]] | None = Field(
-        None, description="Steps at which it runs besides; null = none (eval.attention.early)."
+        None, description="Extra steps at which it runs; null = none (eval.attention.early)."
     )
 
 
 class AttentionConfig(Section):
     """What is kept of every attention head while training: maps and scores."""
 
-    every: int = Field(100, ge=0, description="Look at every head each so many steps, and at the end; 0 = never.")
+    every: int = Field(100, ge=0, description="Steps between two looks at every head, also at the end. 0 = never.")
     early: list[Annotated[int, Field(ge=0)]] = Field(
-        [0, 1, 2, 5, 10, 20, 50], description="Steps at which they are looked at besides: most happens early."
+        [0, 1, 2, 5, 10, 20, 50], description="Extra steps at which to look: most happens early."
     )
     texts: list[Annotated[str, Field(min_length=1)]] = Field(
-        [], description="Texts looked at; none: how held-out documents begin."
+        [], description="Texts to look at. Empty = the first words of held-out documents."
     )
-    probe_file: str | None = Field(None, description="A YAML file with more of them: texts: [{name: …, text: …}].")
-    max_tokens: int = Field(32, ge=2, le=256, description="How many tokens of a text are kept as a map.")
-    layers: list[int] | None = Field(None, description="Layers that are looked at; null = all.")
-    heads: list[int] | None = Field(None, description="Query heads that are looked at; null = all.")
+    probe_file: str | None = Field(
+        None, description="A YAML file with more texts: {texts: [{name: fox, text: The fox saw the bird.}]}."
+    )
+    max_tokens: int = Field(32, ge=2, le=256, description="How many tokens of each text the maps keep.")
+    layers: list[int] | None = Field(None, description="Which layers to look at, counted from 0. null = all.")
+    heads: list[int] | None = Field(None, description="Which query heads to look at, counted from 0. null = all.")
     metrics: Literal["all"] | list[str] = Field(
-        "all", description="Head scores: all, or some by name (docs/attention_scores.md)."
+        "all",
+        description="Head scores: all, or a list of names (docs/attention_scores.md).",
+        examples=[["induction", "sink"]],
     )
 
 
@@ -61,36 +65,37 @@ class EvalConfig(Section):
     """The `eval:` section."""
 
     hooks: list[str | HookConfig] = Field(
-        HOOKS, description="What runs during training, in this order: a name, or {name: …, every: …, early: […]}."
+        HOOKS,
+        description="What runs during training, in this order: a name, or {name: …, every: …, early: […]}.",
+        examples=[["validation", {"name": "samples", "every": 1000, "early": [0, 10]}, "your_package.module:function"]],
     )
     every: int = Field(
-        100, ge=0, description="Steps between two runs of a hook that names no other cadence; 0 = only at the end."
+        100, ge=0, description="Steps between two runs of a hook without its own cadence. 0 = only at the end."
     )
     max_tokens: int | None = Field(
-        65536, ge=2, description="Held-out tokens an evaluation reads while training; null = all."
+        65536, ge=2, description="Held-out tokens that an evaluation reads during training. null = all."
     )
     final_max_tokens: int | None = Field(
-        None, ge=2, description="Held-out tokens the last evaluation reads; null = all."
+        None, ge=2, description="Held-out tokens that the last evaluation reads. null = all."
     )
     floor_documents: int = Field(
-        200,
-        ge=0,
-        description="Whole held-out stories compared with the entropy floor at the end (storyworld).",
+        200, ge=0, description="storyworld: held-out stories compared at the end with the lowest possible loss."
     )
-    prompts: list[str] = Field([""], description="Fixed prompts continued at every evaluation.")
-    sample_tokens: int = Field(160, ge=1, description="Longest continuation, in tokens.")
-    temperature: float = Field(0.8, ge=0, description="Temperature of the samples; 0 = always the likeliest token.")
+    prompts: list[str] = Field(
+        [""], description='Texts that the model continues at every evaluation. "" begins a new document.'
+    )
+    sample_tokens: int = Field(160, ge=1, description="Longest continuation in tokens.")
+    temperature: float = Field(
+        0.8, ge=0, description="How freely the continuations are drawn. 0 = always the most likely token."
+    )
     top_p: float | None = Field(
         0.95,
         gt=0,
         le=1,
-        description="Samples are drawn from the likeliest tokens that together have this probability; null = from all.",
+        description="Draw from the most likely tokens that together have this probability. null = all.",
     )
     questions: int = Field(
-        0,
-        ge=0,
-        description="Held-out questions asked at every evaluation, the first and the last too (storyworld "
-        "conversations); 0 = none.",
+        0, ge=0, description="storyworld conversations: held-out questions asked at every evaluation. 0 = none."
     )
     attention: AttentionConfig = Field(AttentionConfig(), description="Attention maps and head scores.")
 

@@ -23,16 +23,16 @@ class RopeScaling(Section):
     """
 
     rope_type: Literal["linear", "yarn"] = Field(
-        description="linear: every angle divided by factor | yarn: quick pairs kept, slow ones divided."
+        description="linear: divide every angle by factor | yarn: keep the fast pairs of numbers, divide the slow ones."
     )
-    factor: float = Field(ge=1, description="New longest sequence / trained longest sequence.")
+    factor: float = Field(ge=1, description="Longest text from now on / longest text in training.")
     original_max_position_embeddings: int | None = Field(
-        None, ge=1, description="yarn: the longest sequence that the model was trained on."
+        None, ge=1, description="yarn: the longest text in tokens that the model was trained on."
     )
     beta_fast: float = Field(32.0, gt=0, description="yarn: pairs that turn more often than this are kept.")
-    beta_slow: float = Field(1.0, gt=0, description="yarn: pairs that turn less often are divided by factor.")
+    beta_slow: float = Field(1.0, gt=0, description="yarn: pairs that turn less often than this are divided by factor.")
     attention_factor: float | None = Field(
-        None, gt=0, description="yarn: multiplies queries and keys; null = 0.1 ln(factor) + 1."
+        None, gt=0, description="yarn: queries and keys are multiplied by this; null = 0.1 ln(factor) + 1."
     )
 
     @model_validator(mode="after")
@@ -68,62 +68,79 @@ class ModelConfig(Section):
     """
 
     vocab_size: Annotated[int | None, Meaning.TOKENIZER] = Field(
-        None, ge=1, description="Number of token ids; the tokenizer sets it."
+        None, ge=1, description="Number of different tokens. The tokenizer sets it."
     )
-    hidden_size: Annotated[int, Meaning.TENSORS] = Field(256, ge=1, description="Width of the residual stream.")
+    hidden_size: Annotated[int, Meaning.TENSORS] = Field(
+        256, ge=1, description="Width of the network: how many numbers stand for a token inside it."
+    )
     intermediate_size: Annotated[int | None, Meaning.TENSORS] = Field(
-        None, ge=1, description="Inner width of SwiGLU; default 8/3 of hidden_size, rounded up to 32."
+        None,
+        ge=1,
+        description="Inner width of the feed-forward layers (SwiGLU). null = 8/3 of hidden_size, rounded up to a "
+        "multiple of 32.",
     )
-    num_hidden_layers: Annotated[int, Meaning.TENSORS] = Field(6, ge=1, description="Number of decoder layers.")
-    num_attention_heads: Annotated[int, Meaning.TENSORS] = Field(8, ge=1, description="Number of query heads.")
+    num_hidden_layers: Annotated[int, Meaning.TENSORS] = Field(6, ge=1, description="Number of layers.")
+    num_attention_heads: Annotated[int, Meaning.TENSORS] = Field(
+        8, ge=1, description="Query heads in a layer. Each one learns to look at the text in its own way."
+    )
     num_key_value_heads: Annotated[int | Literal["mha", "gqa", "mqa"], Meaning.TENSORS] = Field(
         "mha",
-        description="Key/value heads: mha = one per query head, gqa = a quarter, mqa = 1, or any divisor.",
+        description="Key/value heads, which the query heads share: mha = one per query head | gqa = about a quarter, "
+        "never 1 and never all | mqa = 1 | or any divisor of num_attention_heads.",
     )
     head_dim: Annotated[int | None, Meaning.TENSORS] = Field(
-        None, ge=2, description="Size of one head, even; default hidden_size / num_attention_heads."
+        None, ge=2, description="Size of one head, an even number. null = hidden_size / num_attention_heads."
     )
     qk_norm: Annotated[bool, Meaning.TENSORS] = Field(
-        True, description="RMSNorm on every query and key head, as in Qwen3."
+        True, description="Normalise every query and key, as Qwen3 does: higher learning rates stay stable."
     )
     max_position_embeddings: Annotated[int, Meaning.FREE_AT_START] = Field(
-        512, ge=1, description="Longest sequence, in tokens."
+        512, ge=1, description="Longest text in tokens, in training and in generation."
     )
-    rope_theta: float = Field(10000.0, gt=1, description="Base of the rotary position embedding.")
+    rope_theta: float = Field(10000.0, gt=1, description="Base of RoPE, which tells the model where a token stands.")
     rope_scaling: Annotated[RopeScaling | None, Meaning.ADDED_AT_START] = Field(
-        None, description="Stretch RoPE to longer sequences: linear or yarn."
+        None,
+        description="Stretch RoPE to texts longer than those of training. null = do not.",
+        examples=[
+            {"rope_type": "linear", "factor": 4.0},
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
+        ],
     )
     sliding_window: Annotated[int | None, Meaning.ADDED_AT_START] = Field(
-        None, ge=1, description="Tokens that a sliding_attention layer sees, itself included; null = no window."
+        None, ge=1, description="Tokens that a sliding_attention layer sees, its own included. null = no window."
     )
     layer_types: Annotated[list[LayerType] | None, Meaning.ADDED_AT_START] = Field(
         None,
-        description="full_attention | sliding_attention per layer; a shorter list is repeated. "
-        "Default: sliding everywhere if sliding_window is set, else full.",
+        description="Kind of each layer: full_attention or sliding_attention. A shorter list is repeated. "
+        "null = all sliding if sliding_window is set, else all full.",
+        examples=[["sliding_attention", "full_attention"]],
     )
-    rms_norm_eps: float = Field(1e-6, gt=0, description="Added to the mean square before its root.")
+    rms_norm_eps: float = Field(1e-6, gt=0, description="Keeps RMSNorm from dividing by zero.")
     tie_word_embeddings: Annotated[bool, Meaning.TENSORS] = Field(
-        True, description="Share one matrix between embedding and head."
+        True, description="true: embedding and head share one matrix: smaller, but it learns to copy later."
     )
     attention_dropout: Annotated[float, Meaning.FREE_AT_START] = Field(
-        0.0, ge=0, lt=1, description="Dropout on attention weights."
+        0.0, ge=0, lt=1, description="Share of attention weights set to zero at random in training."
     )
     hidden_dropout: Annotated[float, Meaning.FREE_AT_START] = Field(
-        0.0, ge=0, lt=1, description="Dropout on the embedding and on what each block adds to the stream."
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of the embedding's and the layers' output set to zero at random in training.",
     )
     attn_implementation: Annotated[AttentionImplementation, Meaning.FREE_AT_START, Meaning.MAY_CHANGE] = Field(
         "auto",
-        description="Which code computes attention (same numbers, other speed): auto | eager | flash | sdpa | flex | "
+        description="Code that computes attention (same numbers, other speed): auto | eager | flash | sdpa | flex | "
         "varlen | blocked (bf16 on a CPU), or one kernel: flash3 | flash4 | sdpa_efficient | sdpa_cudnn | sdpa_math.",
     )
     bos_token_id: Annotated[int | None, Meaning.TOKENIZER] = Field(
-        None, description="First token of a document; the tokenizer sets it."
+        None, description="First token of every document. The tokenizer sets it."
     )
     eos_token_id: Annotated[int | list[int] | None, Meaning.TOKENIZER] = Field(
-        None, description="Last token of a document, or of a document and of a turn; the tokenizer sets it."
+        None, description="Last token of a document, or a list: of a document and of a turn. The tokenizer sets it."
     )
     pad_token_id: Annotated[int | None, Meaning.TOKENIZER] = Field(
-        None, description="Padding token; the tokenizer sets it."
+        None, description="Token that fills up short rows. The tokenizer sets it."
     )
 
     @model_validator(mode="before")

@@ -11,7 +11,6 @@ ROOMS = ("configs", "model", "data", "eval", "train", "benchmarks", "notebooks")
 # Circles that are being taken apart; this list only gets shorter.
 KNOWN = {
     frozenset({"eval.attention.record", "eval.hooks"}),
-    frozenset({"train.budget", "train.meters", "train.run"}),
 }
 
 

@@ -21,7 +21,7 @@ from train import meters
 from train.config import load_run_config
 from train.machine import allocator, compilation, hardware
 from train.machine.device import resolve_device
-from train.saving import checkpoint_files
+from train.saving import commit
 from train.step_memory import micro_batch_rows
 from train.sweep import __main__ as sweep
 
@@ -32,7 +32,7 @@ FILES = sorted(file for room in ROOMS for file in (REPOSITORY / room).rglob("*.p
 
 # what is right although it looks like one of these, and why
 ALLOWED = {
-    ("train/saving/checkpoint_files.py", "rename"): "the target was moved away or never existed; Windows renames that",
+    ("train/saving/commit.py", "rename"): "the target was moved away or never existed; Windows renames that",
     ("model/convert_kv_heads.py", "rename"): "the target is removed before",
     ("eval/compare/__main__.py", "os.path"): "commonpath and relpath are not in pathlib; drives are looked at before",
     ("train/machine/hardware.py", "place"): "/proc/meminfo, where it is missing the system is asked otherwise",
@@ -288,9 +288,9 @@ def test_on_windows_directories_are_not_synced_and_files_are_opened_for_writing(
         windows.setattr(os, "name", "nt")
         windows.setattr(os, "open", lambda path, flags, real=os.open: opened.append(flags) or real(path, flags))
         windows.setattr(os, "fsync", synced.append)
-        checkpoint_files._flush(tmp_path)
+        commit._flush(tmp_path)
         assert (opened, synced) == ([], [])
-        checkpoint_files._flush(file)
+        commit._flush(file)
     assert opened == [os.O_RDWR]
     assert len(synced) == 1
 

@@ -148,8 +148,8 @@ def cache_table(config: ModelConfig) -> str:
     H, longest = config.num_attention_heads, config.max_position_embeddings
     names = {config.kv_heads: "GQA"} | {1: "MQA"} | {H: "MHA"}
     with suppress(ValueError):  # not every number of heads has a GQA of that name
-        shape = {"hidden_size": config.hidden_size, "num_attention_heads": H, "head_dim": config.head_size}
-        names.setdefault(ModelConfig(**shape, num_key_value_heads="gqa").kv_heads, "GQA")
+        gqa = ModelConfig(hidden_size=H * 2, num_attention_heads=H, num_key_value_heads="gqa")
+        names.setdefault(gqa.kv_heads, "GQA")
     rows = []
     for kv_heads in sorted(names, reverse=True):
         sizes = [f"{kv_cache_bytes(config, n, b, kv_heads):,}" for b in (2, 4) for n in (1, longest)]

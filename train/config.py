@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 from pathlib import Path
@@ -24,22 +23,24 @@ class OptimizerConfig(Section):
     """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) alone, or Muon for the matrices of the blocks."""
 
     name: Annotated[Literal["muon", "adamw"], Meaning.TENSORS] = Field(
-        "muon", description="muon: for the matrices of the blocks, with AdamW for the rest | adamw: for everything."
+        "muon", description="muon: Muon for the layers' matrices, AdamW for the rest | adamw: AdamW for everything."
     )
-    lr: float = Field(0.02, gt=0, description="Peak learning rate: of Muon, or of AdamW when it is alone.")
-    adamw_lr: float = Field(0.01, gt=0, description="With muon: peak rate of everything outside the blocks, and norms.")
+    lr: float = Field(
+        0.02, gt=0, description="Highest learning rate: Muon's, or AdamW's when it is alone (then try 0.005)."
+    )
+    adamw_lr: float = Field(
+        0.01, gt=0, description="With muon: highest rate of all that AdamW trains: head, norms, tied embedding."
+    )
     embedding_lr: float | None = Field(
-        None, gt=0, description="Peak rate of an untied embedding; null = as the head's."
+        None, gt=0, description="Highest rate of the embedding, if it is not tied. null = the head's."
     )
-    weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay, on matrices only.")
-    momentum: float = Field(
-        0.95, ge=0, lt=1, description="Share of its average of gradients that Muon keeps at each step."
-    )
+    weight_decay: float = Field(0.01, ge=0, description="How fast weights shrink (decoupled decay), matrices only.")
+    momentum: float = Field(0.95, ge=0, lt=1, description="Muon: share of past gradients that each step keeps.")
     betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
         [0.9, 0.95],
         min_length=2,
         max_length=2,
-        description="Shares of its averages of gradients and of their squares that AdamW keeps.",
+        description="AdamW: shares of past gradients and of their squares that each step keeps.",
     )
     eps: float = Field(1e-10, gt=0, description="Keeps AdamW from dividing by zero.")
 
@@ -48,68 +49,67 @@ class TrainConfig(Section):
     """The `train:` section."""
 
     max_steps: int | None = Field(
-        None, ge=1, description="Optimizer steps in all. One of three limits may be set; with none of them, 1000 steps."
+        None, ge=1, description="Length of the run in steps. Set one of these three at most; none = 1000 steps."
     )
-    max_tokens: int | None = Field(
-        None, ge=1, description="Tokens in all, rounded up to whole steps; the second of the three limits."
-    )
+    max_tokens: int | None = Field(None, ge=1, description="Length in tokens, rounded up to whole steps.")
     max_minutes: float | None = Field(
-        None, gt=0, description="Minutes in all; the schedule follows the clock, so two runs are never exactly equal."
+        None, gt=0, description="Length in minutes. The schedule follows the clock: no two runs are exactly equal."
     )
     tokens_per_step: Annotated[int, Meaning.IDENTITY] = Field(
         16384,
         ge=2,
-        description="Tokens an optimizer step sees, over all micro-batches and processes; a multiple of "
-        "data.sequence_length.",
+        description="Tokens of one optimizer step, over all processes: a multiple of data.sequence_length.",
     )
     micro_batch_size: int | Literal["auto"] = Field(
         "auto",
-        description="Rows a forward pass; the rest of a step is accumulated. auto: a guess, halved if memory runs out.",
+        description="Rows computed at once, of those in a step. auto = a guess, halved if memory runs out.",
     )
     schedule: Annotated[Literal["wsd", "cosine", "constant"], Meaning.IDENTITY] = Field(
-        "wsd", description="wsd (constant, then linear down) | cosine | constant."
+        "wsd", description="Course of the learning rate: wsd (constant, then straight down) | cosine | constant."
     )
     warmup_steps: Annotated[int, Meaning.IDENTITY] = Field(
-        0, ge=0, description="Steps from zero to the peak learning rate."
+        0, ge=0, description="Steps up to the highest learning rate. Muon needs none, AdamW a few per cent."
     )
     cooldown: Annotated[float, Meaning.IDENTITY] = Field(
-        0.7, ge=0, le=1, description="wsd: share of the steps that the way down takes."
+        0.7, ge=0, le=1, description="wsd: share of the run in which the learning rate goes down."
     )
     final_lr_fraction: Annotated[float, Meaning.IDENTITY] = Field(
-        0.05, ge=0, le=1, description="Last learning rate, as a share of the peak."
+        0.05, ge=0, le=1, description="Last learning rate, as a share of the highest."
     )
     grad_clip: Annotated[float, Meaning.IDENTITY] = Field(
-        1.0, ge=0, description="Largest norm of the gradient; 0 = no clipping."
+        1.0, ge=0, description="A longer gradient is shortened to this norm. 0 = never."
     )
     precision: Annotated[Literal["auto", "bf16", "fp16", "tf32", "fp32"], Meaning.IDENTITY] = Field(
         "auto",
-        description="auto | bf16, fp16 (autocast over fp32 weights; fp16 with loss scaling) | tf32 (fp32 with quicker "
-        "products, CUDA) | fp32. auto: bf16 where it is quick.",
+        description="Number format of the computation (weights stay fp32): auto = bf16 where it is fast | bf16 | fp16 "
+        "(with loss scaling) | tf32 (CUDA only) | fp32.",
     )
     compile: Literal["auto"] | bool = Field(
-        "auto", description="Whether to train with torch.compile. auto: where the run is long enough to pay for it."
+        "auto", description="Train with torch.compile. auto: where the run is long enough to pay for it."
     )
     activation_checkpointing: bool = Field(
-        False, description="Compute every layer again in the backward pass: less memory, about a third more time."
-    )
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
-        "auto", description="Where it computes. auto: CUDA or Apple's GPU where there is one, else the CPU."
-    )
-    log_every: int = Field(10, ge=1, description="Steps between two lines of metrics.jsonl.")
-    checkpoint_every: int = Field(500, ge=0, description="Steps between checkpoints; 0 = only at the end.")
-    keep_last: int = Field(2, ge=1, description="How many of the newest checkpoints are kept.")
-    keep_best: bool = Field(True, description="Keep the checkpoint of the lowest validation loss besides.")
-    skip_non_finite: int = Field(
-        0, ge=0, description="Steps whose loss or gradient is no number that are passed over before the run stops."
+        False, description="true: compute layers twice to save memory; takes about a third more time."
     )
     parallel: Literal["ddp", "fsdp2"] = Field(
-        "ddp", description="Under torchrun: ddp (a copy of the model in each process) | fsdp2 (a share of it)."
+        "ddp", description="Under torchrun, each process holds: ddp = the whole model | fsdp2 = a share of it."
     )
+    skip_non_finite: int = Field(
+        0, ge=0, description="Steps with a non-finite loss or gradient that are skipped before the run stops."
+    )
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        "auto", description="Where to compute. auto: CUDA or Apple's GPU if there is one, else the CPU."
+    )
+    log_every: int = Field(10, ge=1, description="Steps between two lines of metrics.jsonl.")
+    checkpoint_every: int = Field(
+        500, ge=0, description="Steps between checkpoints; the end always saves one. 0 = only at the end."
+    )
+    keep_last: int = Field(2, ge=1, description="How many of the newest checkpoints are kept.")
+    keep_best: bool = Field(True, description="Also keep the checkpoint with the lowest validation loss.")
     trace: bool = Field(
-        False, description="trace.jsonl: hash of the batch, loss, gradient norm and lr of every step, to the last bit."
+        False, description="true: trace.jsonl gets each step's batch hash, loss, gradient norm and rate, exactly."
     )
     optimizer: Annotated[OptimizerConfig, Meaning.IDENTITY] = Field(
-        OptimizerConfig(), description="How gradients become steps."
+        OptimizerConfig(), description="How gradients change the weights."
     )
 
 
@@ -117,12 +117,14 @@ class RunConfig(RunKeys):
     """One run. The key `extends` of the YAML is resolved before this is filled."""
 
     init_from: Annotated[str | None, Meaning.IDENTITY] = Field(
-        None, description="A run or model directory to start from; null = random weights."
+        None, description="Start from the weights of this run or model directory. null = random weights."
     )
-    model: Annotated[ModelConfig, Meaning.IDENTITY] = Field(ModelConfig(), description="How it computes.")
-    data: Annotated[DataConfig, Meaning.IDENTITY] = Field(DataConfig(), description="What it reads.")
-    train: TrainConfig = Field(TrainConfig(), description="How it learns.")
-    eval: EvalConfig = Field(EvalConfig(), description="What is looked at.")
+    model: Annotated[ModelConfig, Meaning.IDENTITY] = Field(ModelConfig(), description="The network.")
+    data: Annotated[DataConfig, Meaning.IDENTITY] = Field(
+        DataConfig(), description="The text, and how it becomes tokens and rows."
+    )
+    train: TrainConfig = Field(TrainConfig(), description="How the network learns.")
+    eval: EvalConfig = Field(EvalConfig(), description="What is measured and recorded during training.")
 
     @model_validator(mode="after")
     def _check_across_sections(self) -> RunConfig:
@@ -229,17 +231,3 @@ def parse_command_line(description: str, example: str = "configs/demo.yaml") -> 
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example seed=1")
     arguments = parser.parse_args()
     return load_run_config(arguments.config, arguments.overrides)
-
-
-def json_schema() -> str:
-    """The JSON Schema of a YAML config, for editors: configs/schema.json."""
-    schema = RunConfig.model_json_schema()
-    schema["properties"]["extends"] = {
-        "type": "string",
-        "description": "Another YAML file that this one changes.",
-    }
-    return json.dumps(schema, indent=2) + "\n"
-
-
-if __name__ == "__main__":
-    print(json_schema(), end="")

@@ -1,6 +1,7 @@
-"""docs/configuration.md, from the config models: `python -m train.documentation > docs/configuration.md`
+"""What is written about the config keys, from the fields themselves: `python -m train.documentation`
 
-Every key with what it takes, its default and its sentence. Nothing is written by hand, and a test compares the page.
+Writes docs/configuration.md, the comments of configs/base.yaml and configs/schema.json. The sentence about a key stands
+in one place: beside its field, in the config.py of its room. A test compares the three files with this.
 """
 
 from __future__ import annotations
@@ -8,14 +9,18 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import sys
+import textwrap
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from configs.loader import load_config
+from configs.meaning import fields, is_identity, meanings
 from configs.run_keys import TrackingConfig
 from data.config import (
     DataConfig,
@@ -30,25 +35,33 @@ from eval.config import AttentionConfig, EvalConfig, HookConfig
 from model.config import ModelConfig, RopeScaling
 from train.config import OptimizerConfig, RunConfig, TrainConfig
 
-BASE = Path(__file__).resolve().parents[1] / "configs" / "base.yaml"
+ROOT = Path(__file__).resolve().parents[1]
+BASE = ROOT / "configs/base.yaml"
+WIDTH = 120  # columns of base.yaml
+COLUMN = 32  # of a comment behind a value
 INTRODUCTION = """\
 # Configuration: every key
 
-<!-- Written by `python -m train.documentation > docs/configuration.md` from the config models. Do not edit. -->
+<!-- Written by `python -m train.documentation` from the config models. Do not edit. -->
 
-A YAML file is one run (`configs/`). It says what differs from the file that it `extends`, as a rule `base.yaml`; the
-command line changes single keys: `python -m train.pretrain configs/demo.yaml model.num_key_value_heads=2 seed=1`. Lists
-and mappings are YAML there too: `"data.source={kind: files, path: my.txt}"`. An unknown key is an error that names the
-nearest one; so is a value out of its range. `runs/<name>/config.yaml` is the resolved config: what a run was made with.
+A run is described by a YAML file in `configs/`. The file names another one that it `extends`, usually `base.yaml`, and
+says only what differs from it. On the command line you change single keys:
 
-*Default* is what holds where no file says anything. `configs/base.yaml` gives other values to some keys, and every
-config that we ship extends it; these values are in the column beside. `null` means *not set*; the sentence says what
-happens then. `configs/schema.json` is the same as a JSON Schema: editors complete and check YAML with it.
+```
+python -m train.pretrain configs/demo.yaml model.num_key_value_heads=2 seed=1
+```
 
-What makes a run itself, so that a run of the same name refuses another value: `seed`, `init_from`, all of `model` but
-`attn_implementation`, all of `data` (files by their contents, wherever they lie), and of `train`
-IDENTITY.
-The rest may change when a run goes on, and its limit may grow.
+Lists and mappings are written as in YAML: `"data.source={kind: files, path: my.txt}"`. If you misspell a key, the error
+names the nearest one. `runs/<name>/config.yaml` keeps every value that a run was made with.
+
+*Default* holds if no file sets the key. `configs/base.yaml`, which all shipped configs extend, sets some keys to other
+values: the next column has them. `null` means *not set*; the last column says what happens then. Editors complete and
+check your YAML with `configs/schema.json`.
+
+If you start a run again under its name, it continues. It must then be the same run, so these keys must not change:
+`seed`, `init_from`, all of `model` but `attn_implementation`, all of `data` (files may move: their contents count), and
+of `train` IDENTITY.
+All other keys may change, and the run may become longer.
 """
 
 
@@ -89,8 +102,7 @@ def page() -> str:
 
 
 def _identity_of_train() -> list[str]:
-    keys = [key.removeprefix("train.") for key in RunConfig().identity() if key.startswith("train.")]
-    return list(dict.fromkeys(key.split(".")[0] for key in keys))
+    return [key for key in TrainConfig.model_fields if is_identity(meanings(RunConfig)[f"train.{key}"])]
 
 
 def _introduction(model: type[BaseModel]) -> str:
@@ -112,8 +124,18 @@ def _table(model: type[BaseModel], prefix: str, base: dict[str, Any]) -> Iterato
         is_there, value = _look_up(said, key)
         if is_there and not isinstance(value, dict) and value != field.get("default"):
             differs = _code(value)
-        cells = (f"`{key}`", _takes(field, schema), default, differs, field["description"])
+        cells = (f"`{key}`", _takes(field, schema), default, differs, _sentence(field))
         yield "".join(f"| {cell} ".replace("  ", " ") for cell in (c.replace("|", "\\|") for c in cells)) + "|"
+
+
+def _sentence(field: dict[str, Any]) -> str:
+    examples = [f"`{_flow(value)}`" for value in field.get("examples", [])]
+    return field["description"] + (f" For example {' or '.join(examples)}." if examples else "")
+
+
+def _flow(value: Any) -> str:
+    """A value on one line of YAML."""
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000).removesuffix("...\n").strip()
 
 
 def _default(field: dict[str, Any], required: bool) -> str:
@@ -170,10 +192,77 @@ def _number(value: float) -> str:
     return "2^63" if value == 2**63 else f"{value:,}"
 
 
+# ---------------------------------------------------------------------------------------------------------
+# base.yaml: its order and its values are its own, the comments are the fields' sentences
+
+
+def base() -> str:
+    """configs/base.yaml as it should be."""
+    text = BASE.read_text(encoding="utf-8")
+    head = "".join(takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    assert isinstance(root, yaml.MappingNode)
+    sentences = {".".join(path): field for path, field in reversed(list(fields(RunConfig)))}  # storyworld comes first
+    return head + "\n" + "\n".join(_base_lines(root, "", text, sentences)) + "\n"
+
+
+def _base_lines(node: yaml.MappingNode, prefix: str, text: str, known: dict[str, FieldInfo]) -> Iterator[str]:
+    indent = "  " * prefix.count(".")
+    for key_node, value in node.value:
+        key = prefix + key_node.value
+        comment = str(known[key].description)
+        if isinstance(value, yaml.MappingNode) and not value.flow_style:
+            yield from ["", f"{key}:  # {comment}"] if not indent and not prefix else [f"{indent}{key_node.value}:"]
+            yield from _base_lines(value, f"{key}.", text, known)
+            continue
+        line = f"{indent}{key_node.value}: {text[value.start_mark.index : value.end_mark.index]}"
+        examples = [f"{indent}# for example {_flow(example)}" for example in known[key].examples or []]
+        behind = f"{line:<{COLUMN - 2}}  # {comment}"
+        if len(behind) > WIDTH or examples or key in DRAWN:
+            yield from textwrap.wrap(comment, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+            yield from (f"{indent}# {line}".rstrip() for line in DRAWN.get(key, []))
+            yield from examples
+            behind = line
+        yield behind
+
+
+def _drawing(model: type[BaseModel]) -> list[str]:
+    """The indented paragraph of a docstring."""
+    paragraphs = inspect.cleandoc(model.__doc__ or "").split("\n\n")
+    return next(part for part in paragraphs if part.startswith(" ")).splitlines()
+
+
+DRAWN = {"model.num_key_value_heads": _drawing(ModelConfig)}
+
+
+# ---------------------------------------------------------------------------------------------------------
+# schema.json
+
+
+def json_schema() -> str:
+    """The JSON Schema of a YAML config, for editors. What a file extends may hold the rest, so no key is required."""
+    schema = RunConfig.model_json_schema()
+    schema["properties"]["extends"] = {"type": "string", "description": "Another YAML file that this one changes."}
+    for section in (FilesSource, HubSource, MixSource, RopeScaling):
+        schema["$defs"][section.__name__].pop("required")
+    source = schema["$defs"]["DataConfig"]["properties"]["source"]
+    source["anyOf"] = source.pop("oneOf")  # without its kind, a part of a source may be of several
+    del source["discriminator"]
+    return json.dumps(schema, indent=2) + "\n"
+
+
+def written() -> dict[Path, str]:
+    """The files that are made here, and what they should hold."""
+    return {ROOT / "docs/configuration.md": page(), BASE: base(), ROOT / "configs/schema.json": json_schema()}
+
+
 def main() -> None:
-    argparse.ArgumentParser(description="Print docs/configuration.md.").parse_args()
-    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
-    print(page(), end="")
+    argparse.ArgumentParser(
+        description="Write docs/configuration.md, the comments of configs/base.yaml, and configs/schema.json."
+    ).parse_args()
+    for file, text in written().items():
+        file.write_text(text, encoding="utf-8", newline="\n")
+        print(f"wrote {file.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from train.machine.signals import stop_signals
 from train.meters import Meter, Reading
 from train.run import Run
 from train.saving.checkpoint import save_checkpoint
-from train.saving.checkpoint_files import SaveError
+from train.saving.commit import SaveError
 from train.step import count, training_step
 
 EXIT_NON_FINITE = 3
@@ -35,7 +35,7 @@ def train(run: Run) -> int:
     """Train from run.state to the end of the run. Returns the exit code: 0, 3 (non-finite), 130 / 143 (signal)."""
     run.started = time.perf_counter() - run.state.seconds  # from here, so that compiling counts
     with stop_signals() as stopped:
-        run.forward = wrap(compiled(run), run.world, run.device.device)
+        run.forward = wrap(compiled(run, stopped), run.world, run.device.device)
         try:
             return _train(run, stopped)
         except NonFiniteLoss as error:

@@ -128,7 +128,7 @@ def build_run(
         if not start.is_own(config):
             state.wandb_id = None  # another run goes on under a name of its own
     run_directory.check_contents(config, state, data)
-    world.first(lambda: run_directory.open_for(config, state.step if start.checkpoint is not None else None))
+    world.first(lambda: run_directory.open_for(config, start))
     scaler = torch.amp.GradScaler(device.device.type, enabled=device.precision == "fp16")
     if state.scaler and scaler.is_enabled():
         scaler.load_state_dict(state.scaler)

@@ -20,6 +20,7 @@ from eval.language_modeling import compare_with_floor
 from train.announcement import opening
 from train.machine.device import machine
 from train.run import Run
+from train.saving.result import write_result
 
 RESULT_HEADING = "## Result"
 
@@ -53,6 +54,7 @@ def write(run: Run) -> None:
     lines += [f"torch {torch.__version__}, Python {platform.python_version()}, {machine(run.device.device)}; "]
     lines += [f"{commit()}{date.today().isoformat()}.", ""]
     (directory / "report.md").write_text("\n".join(lines), encoding="utf-8")
+    write_result(directory, {"step": run.state.step})
 
 
 def commit() -> str:
@@ -81,12 +83,6 @@ def _validation_line(val: dict[str, Any]) -> str:
 
 def _finished_at(step: int) -> str:
     return f"finished at step {step:,}"
-
-
-def is_finished(directory: Path, step: int) -> bool:
-    """Whether report.md tells of this step; an older one is written again."""
-    file = directory / "report.md"
-    return file.is_file() and _finished_at(step) in file.read_text(encoding="utf-8")
 
 
 def result(directory: Path) -> str:

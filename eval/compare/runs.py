@@ -170,8 +170,12 @@ def read_run(path: Path) -> tuple[RunResult, list[str]]:
 
 
 def _contents(checkpoint: Path) -> str | None:
+    training = checkpoint / "training"
     try:
-        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        file = (
+            training if training.is_dir() else checkpoint
+        ) / "trainer_state.json"  # Headlight 0.1: beside the weights
+        state = json.loads(file.read_text(encoding="utf-8"))
         return (state.get("identity") or {}).get("data.contents")
     except (OSError, ValueError, AttributeError):
         return None  # then the config alone says which data it was

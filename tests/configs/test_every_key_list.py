@@ -69,22 +69,6 @@ def written(loaded: LoadedConfig, file: Path) -> Iterator[tuple[tuple[str, ...],
             yield key, int(place.rpartition(":")[2])
 
 
-def test_every_value_of_base_yaml_has_a_comment():
-    """On its own line, or on the line above it."""
-    file = Path("configs/base.yaml")
-    lines = file.read_text(encoding="utf-8").splitlines()
-    loaded, sections = load_config(file), []
-    for key, line in written(loaded, file):
-        value = loaded.values
-        for part in key:
-            value = value[part]
-        if isinstance(value, dict):
-            sections.append(key)
-        elif "#" not in lines[line - 1] and not lines[line - 2].lstrip().startswith("#"):
-            assert key[:2] == ("data", "source"), f"base.yaml:{line}: {'.'.join(key)} has no comment"
-    assert len(sections) > 5
-
-
 def test_every_key_of_a_source_is_in_the_page_about_data():
     page = Path("docs/data_formats.md").read_text(encoding="utf-8")
     names = {key.rpartition(".")[2] for key, _ in all_keys(RunConfig) if key.startswith("data.source.")}

@@ -1,26 +1,27 @@
-"""docs/configuration.md is what the config models say, and says everything that they know."""
+"""What is written about the config keys is what their fields say: docs/configuration.md, base.yaml, schema.json."""
 
+import json
 import re
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from configs.loader import key_paths
-from tests.train.helpers import run_module
+from configs.loader import key_paths, load_config
 from train import documentation
 from train.config import RunConfig
 
-pytestmark = pytest.mark.slow
-
 PAGE = Path("docs/configuration.md")
-REMEDY = "run: python -m train.documentation > docs/configuration.md"
+BASE = Path("configs/base.yaml")
+SCHEMA = json.loads(Path("configs/schema.json").read_text(encoding="utf-8"))
+CONFIGS = sorted(Path("configs").glob("*.yaml"))
 
 
-def test_the_committed_page_is_the_generated_one():
-    done = run_module("train.documentation")
-    assert done.returncode == 0, done.stderr
-    assert PAGE.read_text(encoding="utf-8") == done.stdout == documentation.page(), REMEDY
+def test_the_committed_files_are_the_generated_ones():
+    for file, text in documentation.written().items():
+        assert file.read_text(encoding="utf-8") == text, f"{file}: run python -m train.documentation"
 
 
 def test_every_key_of_a_run_has_a_row_and_every_row_is_a_key():
@@ -48,14 +49,14 @@ class Example(BaseModel):
     A second paragraph."""
 
     model_config = ConfigDict(extra="forbid")
-    some: int = Field(3, ge=1, lt=9, description="A number | none.")
+    some: int = Field(3, ge=1, lt=9, description="A number | none.", examples=[5, 6])
     many: list[float] | None = Field(None, min_length=2, max_length=2, description="Two of them.")
 
 
 @pytest.mark.parametrize(
     ("name", "row"),
     [
-        ("some", "| `x.some` | integer ≥ 1 and < 9 | `3` | `4` | A number \\| none. |"),
+        ("some", "| `x.some` | integer ≥ 1 and < 9 | `3` | `4` | A number \\| none. For example `5` or `6`. |"),
         ("many", "| `x.many` | a list of 2 of: number, or `null` | `null` | | Two of them. |"),
     ],
 )
@@ -63,3 +64,66 @@ def test_a_row_says_type_range_default_and_what_base_yaml_says(name, row):
     table = {line.split("`")[1]: line for line in documentation._table(Example, "x", {"x": {"some": 4}}) if "`" in line}
     assert table[f"x.{name}"] == row
     assert documentation._introduction(Example) == "A section in two lines."
+
+
+def test_base_yaml_keeps_its_order_and_values_when_its_comments_are_written_anew(tmp_path, monkeypatch):
+    head, blank, body = BASE.read_text(encoding="utf-8").partition("\n\n")
+    bare = re.sub(r" *#.*", "", body)  # no value holds a #
+    (tmp_path / "base.yaml").write_text(head + blank + re.sub(r"\n\s*\n", "\n", bare), encoding="utf-8")
+    committed = documentation.base()
+    monkeypatch.setattr(documentation, "BASE", tmp_path / "base.yaml")
+    assert documentation.base() == committed
+    assert yaml.safe_load(bare) == yaml.safe_load(committed)
+
+
+def test_base_yaml_has_every_key_that_a_person_sets_and_draws_the_choice_of_heads():
+    """Left out: what follows from other keys, what the tokenizer fills in, and what is of one run only."""
+    derived = {"intermediate_size", "head_dim", "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}
+    set_there = {".".join(key) for key in load_config(BASE).origins}
+    keys = {path for path in key_paths(RunConfig) if path[:2] != ("data", "source") and "rope_scaling" not in path[:-1]}
+    wanted = {".".join(path) for path in keys if path[:2] != ("eval", "hooks")} | {"data.source", "eval.hooks"}
+    assert wanted - set_there == {f"model.{key}" for key in derived} - set_there | {"name", "resume"}
+    text = BASE.read_text(encoding="utf-8")
+    assert "mqa   q q q q q q q q" in text[: text.index("num_key_value_heads: gqa")]
+    assert max(map(len, text.splitlines())) <= 120
+
+
+# ---------------------------------------------------------------------------------------------------------
+# the schema, which editors check YAML with
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.name)
+def test_every_shipped_config_fits_the_schema_and_names_it(file):
+    text = file.read_text(encoding="utf-8")
+    jsonschema.validate(load_values(text), SCHEMA)
+    assert "# yaml-language-server: $schema=schema.json\n" in text
+
+
+def load_values(text: str) -> dict:
+    return yaml.safe_load(re.sub(r"(?<=\d)e(?=-\d)", ".0e", text))  # 1e-6, a number for our loader and for editors
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "modle: {}",
+        "model: {hidden_size: 0}",
+        "data: {source: {kind: file}}",
+        "data: {source: {kind: files, documents: 3}}",
+        "data: {source: {pth: a.txt}}",
+        "data: {source: {kind: mix, parts: [{weight: 1.0}]}}",
+        "eval: {hooks: [{every: 3}]}",
+    ],
+)
+def test_the_schema_refuses_a_mistake(text):
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(yaml.safe_load(text), SCHEMA)
+
+
+def test_what_a_file_changes_of_a_section_that_it_extends_fits_the_schema():
+    for text in (
+        "data: {source: {max_records: 3}}",
+        "model: {rope_scaling: {factor: 8.0}}",
+        "data: {source: {level: 2}}",
+    ):
+        jsonschema.validate(yaml.safe_load(text), SCHEMA)

@@ -159,7 +159,7 @@ def test_a_training_ends_with_its_interrupted_cell_and_the_next_call_goes_on(sta
         os.kill(pid, signal.SIGKILL)  # if it still ran, it would run for hours
     run = tmp_path / "runs" / "small"
     saved = run / "checkpoints" / (run / "checkpoints" / "latest").read_text(encoding="utf-8").strip()
-    step = json.loads((saved / "trainer_state.json").read_text(encoding="utf-8"))["step"]
+    step = json.loads((saved / "training/trainer_state.json").read_text(encoding="utf-8"))["step"]
     assert step > 0
     tiny_config(tmp_path, steps=step + 2)
     assert start.demo() == Path("runs/small")

@@ -1,5 +1,6 @@
 """A tiny model in training, for the tests of checkpoints: no data, no command line, a few milliseconds a step."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +41,18 @@ class Training:
     def load(self, directory: Path) -> "Training":
         self.state = load_checkpoint(directory, self.lm, self.optimizers)
         return self
+
+
+def as_headlight_0_1(checkpoint: Path) -> Path:
+    """Turn a checkpoint into one of Headlight 0.1, which kept all its files in one directory, without a model card."""
+    manifest = json.loads((checkpoint / "training/manifest.json").read_text())
+    flat = {name.removeprefix("training/"): entry for name, entry in manifest.items()}
+    for file in (checkpoint / "training").iterdir():
+        file.rename(checkpoint / file.name)
+    (checkpoint / "training").rmdir()
+    (checkpoint / "README.md").unlink()
+    (checkpoint / "manifest.json").write_text(json.dumps(flat, indent=2) + "\n")
+    return checkpoint
 
 
 def adamw(lm, fused: bool) -> list[torch.optim.Optimizer]:

@@ -1,15 +1,16 @@
 """What a checkpoint holds: going on from it equals never having stopped, and what does not fit is named."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from configs.loader import InputError
-from tests.train.checkpoints import OPTIMIZERS, training
+from tests.train.checkpoints import OPTIMIZERS, Training, as_headlight_0_1, training
 from train.saving import checkpoint
 from train.saving.checkpoint import TrainerState, load_checkpoint, read_state
+from train.saving.commit import newest_intact, settle
+
+OPTIMIZER = "training/optimizer.safetensors"
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
@@ -76,10 +77,76 @@ def test_a_checkpoint_from_before_the_first_step_is_a_start(tmp_path):
     assert all(torch.equal(tensor, expected[name]) for name, tensor in other.lm.state_dict().items())
 
 
+def freeze(run: Training) -> dict[str, torch.Tensor]:
+    """Freeze the embeddings and the first layer; their weights, and an optimizer for the others only."""
+    frozen = [*run.lm.model.embed_tokens.parameters(), *run.lm.model.layers[0].parameters()]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    run.optimizers = [torch.optim.AdamW([p for p in run.lm.parameters() if p.requires_grad], lr=1e-2)]
+    return {name: p.clone() for name, p in run.lm.named_parameters() if not p.requires_grad}
+
+
+def test_with_frozen_parameters_it_goes_on_exactly_and_they_stay_as_they_are(tmp_path):
+    whole, resumed = training("adamw"), training("adamw", seed=1)
+    before = freeze(whole)
+    freeze(resumed)
+    assert {name.split(".")[1] for name in before} == {"embed_tokens", "layers"}
+    whole.steps(3)
+    directory = whole.save(tmp_path)
+    whole.steps(3)
+    resumed.load(directory).steps(3)
+    for (name, ours), theirs in zip(resumed.lm.named_parameters(), whole.lm.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+        assert torch.equal(ours, before[name]) if name in before else ours.requires_grad, name
+    assert_same_state(resumed.optimizers[0], whole.optimizers[0])
+    held = {name.split(".", 1)[1].rsplit(".", 1)[0] for name in load_file(directory / OPTIMIZER) if name[:4] != "rng."}
+    assert held == {name for name, p in whole.lm.named_parameters() if p.requires_grad}
+    assert before.keys() <= load_file(directory / "model.safetensors").keys()
+
+
+def test_what_is_trained_may_not_change_in_the_middle_of_a_run(tmp_path):
+    run, other = training("adamw"), training("adamw")
+    freeze(run)
+    for each in (run, other):
+        each.steps(1)
+    with pytest.raises(InputError, match=r"adamw.model.embed_tokens.weight.exp_avg is missing"):
+        training("adamw").load(run.save(tmp_path / "frozen"))
+    with pytest.raises(InputError, match=r"adamw.model.embed_tokens.weight.exp_avg is not part of this run"):
+        run.load(other.save(tmp_path / "all"))
+
+
+def test_tools_that_load_every_safetensors_file_find_the_weights_alone(tmp_path):
+    """vLLM and SGLang glob the directory of a model."""
+    run = training()
+    run.steps(1)
+    directory = run.save(tmp_path)
+    assert [file.name for file in directory.glob("*.safetensors")] == ["model.safetensors"]
+
+
+def test_a_checkpoint_that_keeps_its_training_state_beside_the_weights_is_read(tmp_path):
+    """As Headlight 0.1 wrote it."""
+    run = training()
+    run.steps(2)
+    old = as_headlight_0_1(run.save(tmp_path))
+    run.steps(2)
+    assert newest_intact(tmp_path) == old
+    resumed = training(seed=1).load(old)
+    resumed.steps(2)
+    for (name, ours), theirs in zip(resumed.lm.state_dict().items(), run.lm.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs), name
+    settle(tmp_path, old)
+    assert (tmp_path / "latest").read_text() == "step_00000002\n"
+    resumed.save(tmp_path, keep_last=1)
+    assert newest_intact(tmp_path) == tmp_path / "step_00000004"
+    assert not old.exists()
+    (as_headlight_0_1(tmp_path / "step_00000004") / "optimizer.safetensors").unlink()
+    assert newest_intact(tmp_path) is None
+
+
 def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path):
     run = training()
     run.steps(1)
-    assert {file.suffix for file in run.save(tmp_path).iterdir()} == {".json", ".safetensors"}
+    assert {file.suffix for file in run.save(tmp_path).rglob("*.*")} == {".json", ".md", ".safetensors"}
 
 
 EMBEDDING, MOMENT = "model.embed_tokens.weight", "adamw.model.norm.weight.exp_avg_sq"
@@ -88,14 +155,18 @@ UNFIT = [
     ("model", lambda t: t.pop(EMBEDDING), f"{EMBEDDING} is missing"),
     ("model", lambda t: t.update(extra=torch.ones(1)), "extra is not part of this model"),
     ("model", lambda t: t.update({EMBEDDING: torch.ones(2, 2)}), f"{EMBEDDING} has shape [2, 2]"),
-    ("optimizer", lambda t: t.pop(MOMENT), f"{MOMENT} is missing"),
-    ("optimizer", lambda t: t.pop("adamw.model.norm.weight.step"), "adamw.model.norm.weight.step is missing"),
-    ("optimizer", lambda t: t.pop(BUFFER), f"{BUFFER} is missing"),
-    ("optimizer", lambda t: t.update(extra=torch.ones(1)), "extra is not part of this run"),
-    ("optimizer", lambda t: t.update({MOMENT: torch.ones(7)}), f"{MOMENT} has shape [7], its parameter has [32]"),
-    ("optimizer", lambda t: t.update({BUFFER: torch.ones(7)}), f"{BUFFER} has shape [7]"),
-    ("optimizer", lambda t: t.pop("rng.cpu.0"), "rng.cpu.0 is missing"),
-    ("optimizer", dict.clear, "nothing is there for muon.model.layers.0"),
+    ("training/optimizer", lambda t: t.pop(MOMENT), f"{MOMENT} is missing"),
+    ("training/optimizer", lambda t: t.pop("adamw.model.norm.weight.step"), "adamw.model.norm.weight.step is missing"),
+    ("training/optimizer", lambda t: t.pop(BUFFER), f"{BUFFER} is missing"),
+    ("training/optimizer", lambda t: t.update(extra=torch.ones(1)), "extra is not part of this run"),
+    (
+        "training/optimizer",
+        lambda t: t.update({MOMENT: torch.ones(7)}),
+        f"{MOMENT} has shape [7], its parameter has [32]",
+    ),
+    ("training/optimizer", lambda t: t.update({BUFFER: torch.ones(7)}), f"{BUFFER} has shape [7]"),
+    ("training/optimizer", lambda t: t.pop("rng.cpu.0"), "rng.cpu.0 is missing"),
+    ("training/optimizer", dict.clear, "muon.model.layers.0.self_attn.q_proj.weight has no state"),
 ]
 
 
@@ -105,12 +176,13 @@ UNFIT = [
 def test_a_tensor_that_does_not_fit_is_named(file, change, message, tmp_path):
     run = training()
     run.steps(1)
-    path = run.save(tmp_path) / f"{file}.safetensors"
+    directory = run.save(tmp_path)
+    path = directory / f"{file}.safetensors"
     tensors = load_file(path)
     change(tensors)
     save_file(tensors, path)
     with pytest.raises(InputError) as caught:
-        training().load(path.parent)
+        training().load(directory)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -151,7 +223,7 @@ def test_what_an_older_version_did_not_write_has_its_default_and_what_a_newer_on
     file.write_text('{"step": 3, "tokens": 5}')
     assert read_state(tmp_path) == TrainerState(step=3, tokens=5)
     for text, message in [
-        ('{"step": 3, "stp": 4}', "nothing here knows the key 'stp'"),
+        ('{"step": 3, "stp": 4}', "its key 'stp' is unknown"),
         ('{"tokens": 3}', "no key 'step'"),
         ("[]", "no key 'step'"),
         ("3", "cannot go on from here"),
@@ -161,15 +233,3 @@ def test_what_an_older_version_did_not_write_has_its_default_and_what_a_newer_on
         with pytest.raises(InputError, match="trainer_state.json: cannot go on from here") as caught:
             read_state(tmp_path)
         assert message in str(caught.value)
-
-
-def test_a_random_state_of_before_it_had_a_number_is_read(tmp_path):
-    run = training()
-    run.steps(1)
-    path = run.save(tmp_path) / "optimizer.safetensors"
-    tensors = load_file(path)
-    save_file({name.replace("rng.cpu.0", "rng.cpu"): tensor for name, tensor in tensors.items()}, path)
-    expected = torch.rand(3)
-    run.load(path.parent)
-    assert torch.equal(torch.rand(3), expected)
-    assert json.loads((path.parent / "trainer_state.json").read_text())["world_size"] == 1

@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from tests.processes import start
 from tests.train.checkpoints import Training, adamw, training
 from train.saving.checkpoint import TrainerState, gather
-from train.saving.checkpoint_files import SaveError, newest_intact
+from train.saving.commit import SaveError, newest_intact
 
+OPTIMIZER = "training/optimizer.safetensors"
 pytestmark = pytest.mark.skipif(not dist.is_available() or os.name == "nt", reason="needs torch.distributed and fork")
 
 
@@ -77,7 +78,7 @@ def test_two_processes_go_on_exactly_and_one_reads_their_files(fused, tied, tmp_
     on_two_processes(resume_and_go_on, tmp_path, fused, tied)
     whole, resumed = newest_intact(tmp_path / "checkpoints"), newest_intact(tmp_path / "resumed")
     assert whole.name == resumed.name == "step_00000004"
-    for name in ("model.safetensors", "optimizer.safetensors"):
+    for name in ("model.safetensors", OPTIMIZER):
         ours, theirs = load_file(resumed / name), load_file(whole / name)
         assert ours.keys() == theirs.keys()
         for key, tensor in theirs.items():
@@ -92,9 +93,7 @@ def test_two_processes_go_on_exactly_and_one_reads_their_files(fused, tied, tmp_
     alone.steps(1)
     names = {file.name for file in alone.save(tmp_path / "alone").iterdir()}
     assert names == {file.name for file in whole.iterdir()}
-    one, two = (
-        load_file(newest_intact(folder) / "optimizer.safetensors") for folder in (tmp_path / "alone", whole.parent)
-    )
+    one, two = (load_file(newest_intact(folder) / OPTIMIZER) for folder in (tmp_path / "alone", whole.parent))
     assert two.keys() - one.keys() == {"rng.cpu.1"}
     assert not one.keys() - two.keys()
     assert all(one[name].shape == two[name].shape and one[name].dtype == two[name].dtype for name in one)
@@ -113,7 +112,7 @@ def take_over_from_one(rank: int, folder: Path) -> None:
         assert all(name.startswith("rng.") for name in tensors.optimizer)
         return
     saved = folder / "one/step_00000002"
-    there = load_file(saved / "model.safetensors") | load_file(saved / "optimizer.safetensors")
+    there = load_file(saved / "model.safetensors") | load_file(saved / OPTIMIZER)
     here = tensors.weights | tensors.optimizer
     assert here.keys() - there.keys() == {"rng.cpu.1"}
     assert all(torch.equal(here[name], tensor) for name, tensor in there.items())

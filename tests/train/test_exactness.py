@@ -46,7 +46,7 @@ def test_stopped_at_the_first_step_mid_epoch_and_around_the_end_of_an_epoch(tmp_
     assert trace(tmp_path / "runs/tiny") == whole
     assert len({line["batch"] for line in whole}) == len(whole) == 26
     assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/whole")
-    for name in ("model.safetensors", "optimizer.safetensors"):
+    for name in ("model.safetensors", "training/optimizer.safetensors"):
         ours, theirs = (tmp_path / "runs" / run / "checkpoints/step_00000026" / name for run in ("tiny", "whole"))
         assert ours.read_bytes() == theirs.read_bytes(), name
 
@@ -86,7 +86,7 @@ def test_what_auto_stood_for_is_kept(tmp_path):
     config = write_config(tmp_path, train=STEPS)
     assert run_world(1, pretrain_rank, config, [], 3) == [143]
     checkpoint = tmp_path / "runs/tiny/checkpoints/step_00000004"
-    resolved = json.loads((checkpoint / "trainer_state.json").read_text())["resolved"]
+    resolved = json.loads((checkpoint / "training/trainer_state.json").read_text())["resolved"]
     assert resolved == {
         "device": "cpu",
         "precision": "fp32",

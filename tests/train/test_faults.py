@@ -183,9 +183,9 @@ def test_a_line_that_was_cut_off_in_the_middle_of_the_figures_is_left_out(tmp_pa
 def test_memory_that_runs_out_while_it_is_tried_whether_to_compile_is_halved_too(tmp_path, monkeypatch):
     compiled = train.loop.compiled
 
-    def hooked(run):
+    def hooked(run, stopped):
         too_large(2)(run)
-        return compiled(run)
+        return compiled(run, stopped)
 
     monkeypatch.setattr(train.loop, "compiled", hooked)
     done = pretrain(write_config(tmp_path))
@@ -196,9 +196,9 @@ def test_memory_that_runs_out_while_it_is_tried_whether_to_compile_is_halved_too
 def test_a_validation_for_which_memory_does_not_suffice_is_made_in_smaller_parts(tmp_path, monkeypatch):
     compiled = train.loop.compiled
 
-    def hooked(run):
+    def hooked(run, stopped):
         run.lm.register_forward_pre_hook(check, with_kwargs=True)
-        return compiled(run)
+        return compiled(run, stopped)
 
     def check(module, inputs, options):
         if options.get("labels") is not None and len(options["input_ids"]) > 2:
@@ -269,7 +269,7 @@ def test_the_best_is_not_compared_with_one_of_other_tokens(tmp_path):
     config = write_config(tmp_path, train={"max_steps": 4}, eval={"every": 2, "max_tokens": 64})
     pretrain(config)
     pretrain(config, "train.max_steps=6", "eval.max_tokens=1024")
-    state = json.loads((tmp_path / "runs/tiny/checkpoints/step_00000006/trainer_state.json").read_text())
+    state = json.loads((tmp_path / "runs/tiny/checkpoints/step_00000006/training/trainer_state.json").read_text())
     assert state["best_tokens"] == 1024
 
 

@@ -82,7 +82,7 @@ def test_a_resumed_run_needs_its_source_no_more(trained, here):
     shutil.rmtree(here / "converted")
     resumed = pretrain(config)
     assert "step 4" in resumed.stdout.split("resumed from")[1]
-    for name in ("model.safetensors", "optimizer.safetensors"):
+    for name in ("model.safetensors", "training/optimizer.safetensors"):
         assert (whole / name).read_bytes() == (here / "whole/checkpoints/step_00000012" / name).read_bytes(), name
     assert "validation loss" in pretrain(config).stdout  # and a finished one prints its result
 

@@ -11,7 +11,7 @@ import pytest
 from tests.processes import exit_code
 from tests.train.helpers import metrics, write_config
 from tests.train.killing import pretrain_child, pretrain_until_killed, watch_operations
-from train.saving.checkpoint_files import commit, damage, newest_intact, settle
+from train.saving.commit import commit, damage, newest_intact, settle
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
 
@@ -21,11 +21,13 @@ POINTS = [
     "write_text config.json",
     "save_file model.safetensors",
     "write_text tokenizer.json",
+    "write_text README.md",
     "save_file optimizer.safetensors",
     "write_text trainer_state.json",
     "fsync model.safetensors",
     "write_text manifest.json",
     "fsync manifest.json",
+    "fsync training",
     "fsync step_00000006.tmp",
     "rename step_00000006.tmp",
     "fsync checkpoints",
@@ -36,6 +38,7 @@ POINTS = [
     "rename step_00000004",
     "unlink model.safetensors",
     "unlink manifest.json",
+    "rmdir training",
     "rmdir step_00000004.tmp",
 ]
 SECTIONS = {
@@ -84,10 +87,11 @@ def test_the_points_below_are_those_of_a_save(whole):
     assert set(POINTS) <= set(operations)
     flushed = {operation.removeprefix("fsync ") for operation in operations if operation.startswith("fsync ")}
     files = "config.json generation_config.json model.safetensors optimizer.safetensors tokenizer.json "
-    files += "tokenizer_config.json trainer_state.json manifest.json latest.tmp best.tmp"
-    assert flushed == {*files.split(), "step_00000006.tmp", "checkpoints"}
+    files += "tokenizer_config.json trainer_state.json manifest.json README.md latest.tmp best.tmp"
+    assert flushed == {*files.split(), "training", "step_00000006.tmp", "checkpoints"}
     # nothing is named before it is on the disk, nothing is removed before the new one is named
-    assert operations.index("fsync manifest.json") < operations.index("fsync step_00000006.tmp")
+    assert operations.index("fsync manifest.json") < operations.index("fsync training")
+    assert operations.index("fsync training") < operations.index("fsync step_00000006.tmp")
     assert operations.index("fsync step_00000006.tmp") < operations.index("rename step_00000006.tmp")
     assert operations.index("rename step_00000006.tmp") < operations.index("replace latest.tmp")
     assert operations.index("replace latest.tmp") < operations.index("rename step_00000004")
@@ -169,8 +173,7 @@ def write_checkpoint(checkpoints: Path, step: int, content: str) -> None:
     """A checkpoint as far as the protocol is concerned."""
 
     def fill(directory: Path) -> None:
-        directory.mkdir()
-        (directory / "trainer_state.json").write_text(json.dumps({"step": step}))
+        (directory / "training/trainer_state.json").write_text(json.dumps({"step": step}))
         (directory / "model.safetensors").write_text(content)
 
     commit(checkpoints, step, fill, 100)
@@ -183,7 +186,7 @@ def replace_in_child(checkpoints: Path, kill_at: int | None, trace: Path | None 
 
 def settle_in_child(checkpoints: Path, kill_at: int | None) -> None:
     watch_operations(kill_at)
-    settle(checkpoints)
+    settle(checkpoints, newest_intact(checkpoints))
 
 
 def content(checkpoints: Path) -> str:
@@ -205,7 +208,7 @@ def test_saving_the_same_step_again_never_leaves_a_moment_without_it(tmp_path):
         shutil.copytree(tmp_path / "first", checkpoints)
         assert exit_code(replace_in_child, checkpoints, number) == KILLED
         contents.append(content(checkpoints))
-        settle(checkpoints)
+        settle(checkpoints, newest_intact(checkpoints))
         assert damage(checkpoints / "step_00000004") is None
         assert content(checkpoints) == contents[-1]
         assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step_00000004"]

@@ -55,7 +55,7 @@ def test_a_stop_does_not_stop_the_run_s_clock_from_where_it_was(tmp_path, clock)
     pretrain(config)
     clock[0] += 3600
     pretrain(config, "train.max_minutes=0.04")
-    files = sorted((tmp_path / "runs/tiny/checkpoints").glob("step_*/trainer_state.json"))
+    files = sorted((tmp_path / "runs/tiny/checkpoints").glob("step_*/training/trainer_state.json"))
     states = [json.loads(file.read_text()) for file in files]
     assert [(state["step"], state["seconds"]) for state in states] == [(10, 1.25), (20, 2.5)]  # not less than 1.2, 2.4
 

@@ -37,8 +37,10 @@ def test_a_run_leaves_everything_that_the_contract_names(finished):
     assert (run / "checkpoints/latest").read_text().strip() == "step_00000012"
     checkpoint = run / "checkpoints/step_00000012"
     files = "model.safetensors config.json generation_config.json tokenizer.json tokenizer_config.json "
-    files += "optimizer.safetensors trainer_state.json manifest.json"
+    files += "README.md training"
     assert {file.name for file in checkpoint.iterdir()} == set(files.split())
+    files = "optimizer.safetensors trainer_state.json manifest.json"
+    assert {file.name for file in (checkpoint / "training").iterdir()} == set(files.split())
     assert [p.name for p in sorted((run / "attention").glob("step_*.png"))] == [
         "step_00000000.png",
         "step_00000006.png",
@@ -137,7 +139,7 @@ def test_an_interrupted_run_that_is_resumed_equals_one_that_was_not(tmp_path, ch
     resumed = pretrain(config)
     assert "step 8" in resumed.stdout.split("resumed from")[1]
     assert metrics(broken / "runs/tiny") == metrics(whole / "runs/tiny")
-    for name in ("model.safetensors", "optimizer.safetensors"):
+    for name in ("model.safetensors", "training/optimizer.safetensors"):
         ours, theirs = (f / "runs/tiny/checkpoints/step_00000012" / name for f in (broken, whole))
         assert ours.read_bytes() == theirs.read_bytes(), name
     assert (broken / "runs/tiny/samples.jsonl").read_text() == (whole / "runs/tiny/samples.jsonl").read_text()
@@ -234,7 +236,7 @@ BAD = [
     (["model.layer_types=[sliding_attention]"], "set sliding_window"),
     (["model.rope_scaling={rope_type: yarn, factor: 4.0}"], "yarn needs original_max_position_embeddings"),
     (["data.restart_positions=true", "data.isolate_documents=false"], "restart_positions needs isolate_documents"),
-    (["resume=somewhere"], "resume: somewhere is not a whole checkpoint"),
+    (["resume=somewhere"], "resume: somewhere is not a complete checkpoint"),
 ]
 
 
@@ -324,7 +326,7 @@ def test_a_run_without_a_whole_checkpoint_is_not_started_over(tmp_path):
     for weights in tmp_path.glob("runs/tiny/checkpoints/step_*/model.safetensors"):
         weights.write_bytes(weights.read_bytes()[:-10])
     before = metrics(tmp_path / "runs/tiny")
-    assert "none of them is whole" in pretrain(config, code=2).stderr
+    assert "no checkpoint in it is complete" in pretrain(config, code=2).stderr
     assert metrics(tmp_path / "runs/tiny") == before
 
 
@@ -340,7 +342,7 @@ def test_the_best_checkpoint_is_kept_even_between_the_planned_ones(tmp_path):
     losses = {m["step"]: m["loss"] for m in metrics(tmp_path / "runs/tiny") if m["split"] == "val"}
     best = (tmp_path / "runs/tiny/checkpoints/best").read_text().strip()
     assert best == f"step_{min(losses, key=losses.__getitem__):08d}"
-    assert (tmp_path / "runs/tiny/checkpoints" / best / "manifest.json").is_file()
+    assert (tmp_path / "runs/tiny/checkpoints" / best / "training/manifest.json").is_file()
 
 
 def test_a_checkpoint_of_another_architecture_is_refused(finished, tmp_path):
@@ -350,7 +352,7 @@ def test_a_checkpoint_of_another_architecture_is_refused(finished, tmp_path):
     assert "model.num_hidden_layers (there 2, here 3)" in done.stderr
     assert not (run.parent / "other").exists()
     pretrain(config, f"resume={checkpoint}", "name=longer", "train.max_steps=14")
-    state = json.loads((run.parent / "longer/checkpoints/step_00000014/trainer_state.json").read_text())
+    state = json.loads((run.parent / "longer/checkpoints/step_00000014/training/trainer_state.json").read_text())
     assert state["step"] == 14
 
 

@@ -1,7 +1,7 @@
-"""Checkpoints: enough to go on exactly, in a Hugging Face model directory. How they reach the disk: checkpoint_files.
+"""Checkpoints: a Hugging Face model directory, and in `training/` all that an exact resume needs.
 
-The files are the same whatever the number of processes: tensors are whole, under their parameter's name. Only the
-random state is a process's own (`rng.cpu.0`, `rng.cpu.1`, …). No pickle anywhere.
+The files do not depend on the number of processes: tensors are whole, under their parameter's name. Only the random
+state belongs to one process (`rng.cpu.0`, `rng.cpu.1`, …). No pickle anywhere. commit.py writes them safely.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from data.tokenizer import Tokenizer
 from model import LanguageModel, save
 from model.checkpoint_format import read_weights
 from train.machine.distributed import share, whole
-from train.saving.checkpoint_files import STATE, SaveError, commit, drop_old, step_name
+from train.saving.commit import CARD, STATE, TRAINING, SaveError, commit, drop_old, step_name, training_folder
+from train.saving.model_card import model_card
 
 OPTIMIZER = "optimizer.safetensors"
 
 
 @dataclass
 class TrainerState:
-    """What besides tensors a run needs to go on: trainer_state.json.
+    """What a run needs besides tensors to go on: trainer_state.json.
 
-    best_tokens: how many held-out tokens the best loss is of (None: all). skipped: steps that moved nothing.
-    evaluated_at: step of the newest evaluation.
-    identity: RunConfig.identity() of the run that saved. resolved: what `auto` stood for. scaler, spikes: states of
-    the loss scaler (fp16) and of the detector of loss spikes. world_size, torch_version: of the process that saved.
+    best_tokens: how many held-out tokens the best loss was measured on (None: all). skipped: steps that changed no
+    parameter. evaluated_at: step of the newest evaluation. identity: RunConfig.identity() of the run that saved.
+    resolved: what `auto` stood for. scaler, spikes: states of the loss scaler (fp16) and of the detector of loss
+    spikes. world_size, torch_version: of the process that saved.
     """
 
     step: int = 0
@@ -57,7 +58,7 @@ class TrainerState:
 
 @dataclass(frozen=True)
 class Tensors:
-    """All tensors of a run, whole and on the CPU: by parameter name, and by `kind.parameter.key` and `rng.…`."""
+    """All tensors of a run, whole and on the CPU. optimizer: by `kind.parameter.key`, and the random states `rng.…`."""
 
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]
@@ -76,9 +77,9 @@ def save_checkpoint(
     keep_last: int,
     keep_best: bool = True,
 ) -> Path:
-    """Write a checkpoint of this step, point `latest` (and `best`) at it, drop the ones no longer kept.
+    """Write a checkpoint of this step, point `latest` (and `best`) at it, delete those that are no longer kept.
 
-    Every process calls it, and all return once the first one has written. Raises SaveError in all of them.
+    Every process calls it. All return once the first one has written. Raises SaveError in all of them.
     """
     state.world_size, state.torch_version = _world_size(), torch.__version__
     tensors = gather(lm, optimizers)
@@ -90,14 +91,17 @@ def save_checkpoint(
         except SaveError as error:
             problem = error
     if not _first_says(problem is None) and problem is None:
-        problem = SaveError("the first process could not save, and says why")
+        problem = SaveError("the first process could not save; its message says why")
     if problem is not None:
         raise problem
     return directory
 
 
 def gather(lm: LanguageModel, optimizers: list[torch.optim.Optimizer]) -> Tensors:
-    """Every tensor of the run, whole, for the first process to write; others keep none. Every process calls it."""
+    """Every tensor of the run, whole, for the first process to write; others keep none. Every process calls it.
+
+    Frozen parameters are among the weights; no optimizer holds them, so they have no other tensors.
+    """
     weights = lm.state_dict()  # FSDP2 leaves some parameters gathered after an evaluation: this puts the shares back
     if lm.config.tie_word_embeddings:
         del weights["lm_head.weight"]
@@ -110,35 +114,38 @@ def write(checkpoints: Path, lm: LanguageModel, tensors: Tensors, tokenizer: Tok
     def fill(directory: Path) -> None:
         save(lm, directory, tensors.weights)
         tokenizer.save(directory)
-        save_file(tensors.optimizer, directory / OPTIMIZER)
-        (directory / STATE).write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
+        card = model_card(checkpoints.parent.name, lm, state.step, state.tokens, state.identity or {})
+        (directory / CARD).write_text(card, encoding="utf-8")
+        save_file(tensors.optimizer, directory / TRAINING / OPTIMIZER)
+        written = json.dumps(asdict(state), indent=2) + "\n"
+        (directory / TRAINING / STATE).write_text(written, encoding="utf-8")
 
     return commit(checkpoints, state.step, fill, tensors.nbytes)
 
 
 def read_state(directory: Path) -> TrainerState:
-    """trainer_state.json of a checkpoint; what an older Headlight did not write has its default. Raises InputError."""
-    file = directory / STATE
+    """trainer_state.json of a checkpoint; a key that is missing there has its default. Raises InputError."""
+    file = training_folder(directory) / STATE
     try:
         values = dict(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{file}: cannot go on from here: {error}") from None
     unknown = values.keys() - {each.name for each in fields(TrainerState)}
     if unknown or not isinstance(values.get("step"), int):
-        problem = f"nothing here knows the key {sorted(unknown)[0]!r}" if unknown else "it has no key 'step'"
+        problem = f"its key {sorted(unknown)[0]!r} is unknown" if unknown else "it has no key 'step'"
         raise InputError(f"{file}: cannot go on from here: {problem}; was it saved by another version of Headlight?")
     return TrainerState(**values)
 
 
 def load_checkpoint(directory: Path, lm: LanguageModel, optimizers: list[torch.optim.Optimizer]) -> TrainerState:
-    """Restore weights, optimizer state and the random state. Every process reads the files and keeps its own share;
-    all return when all have read, so that one may tidy up after that.
+    """Restore weights, optimizer state and the random state. Every process reads the files and keeps its own share.
 
-    Raises InputError, naming the tensor, if one is missing, of another shape, or none of this run's.
+    All return when all have read, so that one of them can tidy up then. Raises InputError, naming the tensor, if one is
+    missing, has another shape, or does not belong to this run.
     """
     state = read_state(directory)
     try:
-        weights, tensors = read_weights(lm, directory), load_file(directory / OPTIMIZER)
+        weights, tensors = read_weights(lm, directory), load_file(training_folder(directory) / OPTIMIZER)
         with torch.no_grad():
             for name, target in lm.state_dict().items():
                 if name in weights:  # a tied lm_head is not: it is the embedding
@@ -154,7 +161,7 @@ def load_checkpoint(directory: Path, lm: LanguageModel, optimizers: list[torch.o
 
 
 def _whole_on_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Every process walks through all tensors, for they are put together by all; only the first one keeps them."""
+    """Every process goes through all tensors, because gathering one needs them all; only the first one keeps them."""
     kept = {}
     for name, tensor in tensors.items():
         full = whole(tensor)
@@ -164,7 +171,7 @@ def _whole_on_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _prefixes(lm: LanguageModel, optimizer: torch.optim.Optimizer) -> list[tuple[torch.nn.Parameter, str]]:
-    """An optimizer's parameters in its own order, with what the names of their state begin with."""
+    """An optimizer's parameters, all or some of the model's, each with the prefix that the names of its state have."""
     names = {id(p): name for name, p in lm.named_parameters()}
     kind = type(optimizer).__name__.lower()
     return [(p, f"{kind}.{names[id(p)]}.") for group in optimizer.param_groups for p in group["params"]]
@@ -181,7 +188,7 @@ def _optimizer_tensors(lm: LanguageModel, optimizers: list[torch.optim.Optimizer
 
 
 def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimizer], tensors: dict[str, Tensor]) -> None:
-    """Raises ValueError that names a tensor which is missing, left over, or of a shape that cannot be."""
+    """Raises ValueError that names a tensor which is missing, left over, or has an impossible shape."""
     left_over = set(tensors)
     for optimizer in optimizers:
         states = [
@@ -194,24 +201,24 @@ def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimize
             for key in sorted(expected - keys.keys()):
                 raise ValueError(f"{OPTIMIZER}: {prefix}{key} is missing")
             if not keys:
-                raise ValueError(f"{OPTIMIZER}: nothing is there for {prefix[:-1]}")
+                raise ValueError(f"{OPTIMIZER}: {prefix[:-1]} has no state")
             for name in keys.values():
                 _check_shape(name, tensors[name], parameter)
             left_over -= set(keys.values())
         saved = [{key: _as_held(tensors[name].clone(), p) for key, name in keys.items()} for p, _, keys in states]
-        # the optimizer itself knows where it keeps what: fused, AdamW counts steps on the parameter's device
+        # load_state_dict puts each tensor where the optimizer wants it: fused AdamW counts steps on the device
         optimizer.load_state_dict(optimizer.state_dict() | {"state": dict(enumerate(saved))})
     for name in sorted(left_over):
         raise ValueError(f"{OPTIMIZER}: {name} is not part of this run")
 
 
 def _as_held(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """What of a tensor of the optimizer's state this process holds. AdamW's step count is one number everywhere."""
+    """This process's share of a tensor of the optimizer's state. AdamW's step count is one number everywhere."""
     return share(tensor, parameter) if tensor.ndim == parameter.ndim else tensor
 
 
 def _check_shape(name: str, tensor: Tensor, parameter: Tensor) -> None:
-    """The shape of the parameter, or one number for a whole side of it."""
+    """Raises ValueError unless it is a number, or has the parameter's shape, with 1 allowed in any dimension."""
     pairs = zip(tensor.shape, parameter.shape, strict=False)
     if tensor.ndim not in (0, parameter.ndim) or any(there not in (1, here) for there, here in pairs):
         raise ValueError(
@@ -235,8 +242,8 @@ def _random_states() -> dict[str, Tensor]:
 
 
 def _restore_random_state(states: dict[str, Tensor]) -> None:
-    """A process that was not there when the run was saved (more of them now, or a GPU) gets a stream of its own."""
-    rank, first = _rank(), states.get("rng.cpu.0", states.get("rng.cpu"))
+    """A process that did not exist when the run was saved gets a random stream of its own, always the same one."""
+    rank, first = _rank(), states.get("rng.cpu.0")
     if first is None:
         raise ValueError(f"{OPTIMIZER}: rng.cpu.0 is missing")
     digest = hashlib.sha256(first.numpy().tobytes() + str(rank).encode()).digest()
@@ -248,7 +255,7 @@ def _restore_random_state(states: dict[str, Tensor]) -> None:
 
 
 def _first_says(fine: bool) -> bool:
-    """What the first process says, told to all once every process has come here."""
+    """The first process's answer, in every process, once all of them have come here."""
     if _world_size() == 1:
         return fine
     answer = torch.tensor(int(fine and _rank() == 0))
@@ -256,13 +263,9 @@ def _first_says(fine: bool) -> bool:
     return bool(answer)
 
 
-def _is_one_of_many() -> bool:
-    return dist.is_available() and dist.is_initialized()
-
-
 def _rank() -> int:
-    return dist.get_rank() if _is_one_of_many() else 0
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def _world_size() -> int:
-    return dist.get_world_size() if _is_one_of_many() else 1
+    return dist.get_world_size() if dist.is_initialized() else 1

@@ -13,10 +13,10 @@ from configs.loader import InputError
 from configs.meaning import Meaning, keys_that
 from data.prepare import PreparedData
 from eval.attention.render import PICTURES, VIEWER
-from train import report
 from train.config import LIMITS, RunConfig, load_run_config
 from train.saving.checkpoint import TrainerState, read_state
-from train.saving.checkpoint_files import any_checkpoint, damage, newest_intact, settle
+from train.saving.commit import SaveError, any_checkpoint, damage, drop_old, newest_intact, settle
+from train.saving.result import forget_result, read_result
 from train.tracking import truncate_after
 
 CONTENTS = "data.contents"  # key of the identity that says what the prepared data was made of
@@ -24,11 +24,15 @@ CONTENTS = "data.contents"  # key of the identity that says what the prepared da
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins: at a checkpoint, from scratch (None), or not at all because it is finished."""
+    """Where a run begins: at a checkpoint, from scratch (None), or not at all because it is finished.
+
+    newest: the run's own newest checkpoint that is intact; it is not checked again.
+    """
 
     checkpoint: Path | None
     finished: bool
     state: TrainerState | None = None
+    newest: Path | None = None
 
     def is_own(self, config: RunConfig) -> bool:
         """Whether it goes on from a checkpoint of its own, and not from another run's."""
@@ -36,30 +40,17 @@ class Start:
 
 
 def find_start(config: RunConfig) -> Start:
-    """Look for what is there and decide. Writes nothing.
+    """Look at what exists and decide. Writes nothing; hashes each file once at most.
 
-    Raises InputError if the directory belongs to another run or to none, if resume=never meets an existing run,
-    and if resume names no whole checkpoint.
+    Raises InputError if the directory belongs to another run or to no run, if resume=never meets an existing run,
+    and if resume names no complete checkpoint.
     """
     try:
-        return _find_start(config)
+        newest = _newest_of_own(config)
     except OSError as error:
         raise InputError(f"output_dir: {config.directory} cannot be read: {error.strerror}") from None
-
-
-def _find_start(config: RunConfig) -> Start:
-    directory = config.directory
-    exists = directory.exists() and (not directory.is_dir() or any(map(_is_something, directory.iterdir())))
-    if exists and config.resume == "never":
-        raise InputError(f"{directory} exists and resume=never: choose another name, or resume=auto to go on")
-    if exists:
-        _refuse_foreign(config)
-    newest = newest_intact(directory / "checkpoints")
-    if newest is None and any_checkpoint(directory / "checkpoints"):
-        raise InputError(f"{directory}/checkpoints: none of them is whole: move {directory} away to start afresh")
-    if config.resume in ("auto", "never"):
-        checkpoint = newest
-    else:
+    checkpoint = newest
+    if config.resume not in ("auto", "never"):
         checkpoint = Path(config.resume)
         _refuse_as_start(config, checkpoint, newest)
     if checkpoint is None:
@@ -75,12 +66,31 @@ def _find_start(config: RunConfig) -> Start:
     is_over = config.progress(state.step, state.seconds) >= 1
     if is_over and newest is None:
         raise InputError(f"resume: {checkpoint} is at step {state.step:,} already: raise train.{limit}")
-    finished = is_over and newest is not None and _same(checkpoint, newest) and _names_the_same_text(config)
-    return Start(checkpoint, finished and report.is_finished(directory, state.step), state)
+    finished = is_over and newest is not None and _same(checkpoint, newest) and _has_result(config, state.step)
+    return Start(checkpoint, finished, state, newest)
 
 
-def _names_the_same_text(config: RunConfig) -> bool:
-    """Else a finished run goes on far enough for `check_contents` to see whether the text itself is another."""
+def _newest_of_own(config: RunConfig) -> Path | None:
+    """The newest intact checkpoint of the run directory, if there is one. Raises InputError if it is not this run's."""
+    directory, checkpoints = config.directory, config.directory / "checkpoints"
+    if directory.exists() and (not directory.is_dir() or any(map(_is_something, directory.iterdir()))):
+        if config.resume == "never":
+            raise InputError(f"{directory} exists and resume=never: choose another name, or resume=auto to go on")
+        _refuse_foreign(config)
+    newest = newest_intact(checkpoints)
+    if newest is None and any_checkpoint(checkpoints):
+        raise InputError(f"{checkpoints}: no checkpoint in it is complete: move {directory} away to start again")
+    return newest
+
+
+def _has_result(config: RunConfig, step: int) -> bool:
+    """Whether this step's result was written, for the same text as far as its name goes.
+
+    With another name for the text, the run goes on until `check_contents` can compare the text itself.
+    """
+    result = read_result(config.directory)
+    if result is None or result.get("step") != step:
+        return False
     return load_run_config(config.directory / "config.yaml").data.source == config.data.source
 
 
@@ -96,7 +106,7 @@ def _is_something(path: Path) -> bool:
 def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -> None:
     """The text itself must be what the run was trained on, wherever it lies. Raises InputError if it changed.
 
-    state.identity becomes that of the run as it goes on.
+    state.identity becomes the identity of the run as it goes on.
     """
     contents = (state.identity or {}).get(CONTENTS, data.directory.name)
     if contents != data.directory.name:
@@ -107,12 +117,10 @@ def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -
     state.identity = config.identity() | {CONTENTS: data.directory.name}
 
 
-def open_for(config: RunConfig, step: int | None) -> None:
-    """Make the run directory and write config.yaml; drop what an interrupted run left half done or logged after `step`.
+def open_for(config: RunConfig, start: Start) -> None:
+    """Make the run directory and write config.yaml; remove what an interrupted run left half done, or logged later.
 
-    step: of the checkpoint that the run goes on from; None = it starts afresh, with empty files.
-
-    For one process, and after the checkpoint was read.
+    For one process, after every process has read the checkpoint. Raises InputError if the directory cannot be written.
     """
     directory = config.directory
     checkpoints = directory / "checkpoints"
@@ -120,23 +128,28 @@ def open_for(config: RunConfig, step: int | None) -> None:
         checkpoints.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=checkpoints):
             pass  # better to learn it now than at the first save
-        settle(checkpoints)
+        settle(checkpoints, start.newest)
+        if start.newest is not None:  # a kill may have come before the last save deleted what it replaces
+            drop_old(checkpoints, start.newest, config.train.keep_last, config.train.keep_best)
+        forget_result(directory)
         temporary = directory / "config.tmp"
         temporary.write_text(config.to_yaml(), encoding="utf-8")
         temporary.replace(directory / "config.yaml")
-        last = -1 if step is None else step
+        last = -1 if start.state is None else start.state.step
         for name in ("metrics.jsonl", "samples.jsonl", "trace.jsonl", "attention/index.jsonl"):
             truncate_after(directory / name, last)
         for file in (directory / "attention").glob("*"):
             number = re.fullmatch(r"step_(\d{8})", file.stem)
-            if int(number[1]) > last if number else file.name in (*PICTURES, VIEWER):  # those are drawn anew at the end
+            if int(number[1]) > last if number else file.name in (*PICTURES, VIEWER):  # drawn again at the end
                 file.unlink()
     except OSError as error:
         raise InputError(f"output_dir: {directory} cannot be written: {error.strerror}") from None
+    except SaveError as error:
+        raise InputError(str(error)) from None
 
 
 def _refuse_foreign(config: RunConfig) -> None:
-    """A directory that holds files but was not made by a run is left alone; so is another run's."""
+    """A directory that no run made, or another run, is left alone. Raises InputError."""
     directory = config.directory
     try:
         there = load_run_config(directory / "config.yaml")
@@ -144,19 +157,19 @@ def _refuse_foreign(config: RunConfig) -> None:
         if any_checkpoint(directory / "checkpoints"):
             raise InputError(f"{directory} is a run, but its config cannot be read: {error}") from None
         raise InputError(f"{directory} exists and is not a run: choose another name or output_dir") from None
-    if not config.allow_mismatch:  # else the checkpoint says what matters, and a run without one starts afresh
+    if not config.allow_mismatch:  # else the checkpoint decides, and a run without one starts again
         _refuse_other_identity(config, there.identity(), str(directory))
 
 
 def _refuse_as_start(config: RunConfig, checkpoint: Path, newest: Path | None) -> None:
+    if newest is not None and _same(checkpoint, newest):
+        return  # known to be intact
     problem = damage(checkpoint)
     if problem is not None:
         raise InputError(f"resume: {problem}: give a checkpoint directory, for example runs/x/checkpoints/step_…")
-    step = read_state(checkpoint).step
-    if newest is not None and read_state(newest).step > step:
-        raise InputError(
-            f"resume: {config.directory} already went on to step {read_state(newest).step:,}: choose another name"
-        )
+    reached = read_state(newest).step if newest is not None else 0
+    if reached > read_state(checkpoint).step:
+        raise InputError(f"resume: {config.directory} already went on to step {reached:,}: choose another name")
 
 
 def _refuse_other_identity(config: RunConfig, saved: dict[str, Any], where: str) -> None:

@@ -1,5 +1,6 @@
 """Damaged, missing, swapped and half-written checkpoints; which are kept; and what happens when one cannot be saved."""
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -15,12 +16,13 @@ from model import load
 from tests.processes import exit_code
 from tests.train.checkpoints import training
 from tests.train.helpers import metrics, pretrain, write_config
-from train.saving.checkpoint_files import SaveError, damage, newest_intact, settle
+from train.config import load_run_config
+from train.saving.commit import SaveError, damage, newest_intact, settle
+from train.saving.run_directory import find_start, open_for
 
-FILES = "config.json generation_config.json model.safetensors optimizer.safetensors tokenizer.json "
-FILES = [*(FILES + "tokenizer_config.json trainer_state.json manifest.json").split()]
-
-CHANGING = ["model.safetensors", "optimizer.safetensors", "trainer_state.json", "manifest.json"]
+STATE = [f"training/{name}" for name in ("optimizer.safetensors", "trainer_state.json", "manifest.json")]
+FILES = "config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json".split() + STATE
+CHANGING = ["model.safetensors", *STATE]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ def zero_a_page(raw: bytearray) -> None:
 
 
 def swap(file: Path) -> None:
-    other = file.parents[1] / "step_00000001" / file.name
+    other = Path(str(file).replace("step_00000002", "step_00000001"))
     here, there = file.read_bytes(), other.read_bytes()
     file.write_bytes(there)
     other.write_bytes(here)
@@ -82,11 +84,11 @@ def test_every_damage_to_every_file_is_found_and_the_checkpoint_before_it_is_use
     assert newest_intact(checkpoints) == checkpoints / "step_00000002"
     DAMAGES[kind](checkpoints / "step_00000002" / name)
     assert newest_intact(checkpoints) == checkpoints / "step_00000001"
-    told = capsys.readouterr().err
-    assert told.startswith("warning: ")
-    assert "step_00000002" in told
-    assert told.endswith(": trying the checkpoint before it\n")
-    assert told.count("\n") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("warning: ")
+    assert "step_00000002" in said
+    assert said.endswith(": trying the checkpoint before it\n")
+    assert said.count("\n") == 1
 
 
 def test_the_files_that_training_changes_are_those_that_are_swapped_below(checkpoints):
@@ -102,14 +104,55 @@ def test_a_file_swapped_between_two_checkpoints_is_found_in_both(name, checkpoin
 
 def test_a_checkpoint_under_another_ones_name_is_found(checkpoints):
     shutil.copytree(checkpoints / "step_00000001", checkpoints / "step_00000003")
-    assert "holds step 1, not the one it is named after" in damage(checkpoints / "step_00000003")
+    assert "holds step 1, not the step in its name" in damage(checkpoints / "step_00000003")
     shutil.copytree(checkpoints / "step_00000001", checkpoints / "mine")
     assert damage(checkpoints / "mine") is None
 
 
 def test_a_file_that_does_not_belong_is_found(checkpoints):
-    (checkpoints / "step_00000002/optimizer.bin").write_text("")
-    assert "optimizer.bin is not one of the checkpoint's files" in damage(checkpoints / "step_00000002")
+    for name in ("optimizer.bin", "training/optimizer.bin"):
+        (checkpoints / "step_00000002" / name).write_text("")
+        assert f"step_00000002/{name} is not one of the checkpoint's files" in damage(checkpoints / "step_00000002")
+        (checkpoints / "step_00000002" / name).unlink()
+
+
+def test_a_lost_folder_of_training_state_is_found_and_an_edited_model_card_is_no_damage(checkpoints):
+    (checkpoints / "step_00000002/README.md").write_text("license: apache-2.0")
+    (checkpoints / "step_00000001/README.md").unlink()
+    assert damage(checkpoints / "step_00000002") is None
+    assert damage(checkpoints / "step_00000001") is None
+    shutil.rmtree(checkpoints / "step_00000002/training")
+    assert "is not a complete checkpoint" in damage(checkpoints / "step_00000002")
+    load(checkpoints / "step_00000002")  # the model is as good as before
+
+
+def test_a_start_hashes_the_newest_checkpoint_once_and_no_other(tmp_path, monkeypatch):
+    config = write_config(tmp_path, train={"max_steps": 6, "checkpoint_every": 2, "keep_last": 3}, eval={"every": 0})
+    pretrain(config)
+    hashed, file_digest = [], hashlib.file_digest
+
+    def counting(stream, *arguments):
+        hashed.append(Path(stream.name))
+        return file_digest(stream, *arguments)
+
+    monkeypatch.setattr(hashlib, "file_digest", counting)
+    checkpoints = tmp_path / "runs/tiny/checkpoints"
+    for override in ("resume=auto", f"resume={checkpoints / 'step_00000006'}"):
+        hashed.clear()
+        start = find_start(load_run_config(config, [override, "train.max_steps=8"]))
+        open_for(load_run_config(config, [override, "train.max_steps=8"]), start)
+        ours = [file for file in hashed if checkpoints in file.parents]
+        assert sorted({file.relative_to(checkpoints).parts[0] for file in ours}) == ["step_00000006"]
+        assert len(ours) == len(set(ours)) > 3
+        assert kept(checkpoints) == [2, 4, 6]
+
+
+def test_a_start_deletes_what_a_kill_left_of_the_last_save(tmp_path):
+    config = write_config(tmp_path, train={"max_steps": 4, "checkpoint_every": 2, "keep_last": 2}, eval={"every": 0})
+    pretrain(config)
+    (tmp_path / "runs/tiny/result.json").unlink()
+    pretrain(config, "train.keep_last=1")
+    assert kept(tmp_path / "runs/tiny/checkpoints") == [4]
 
 
 def test_of_two_damaged_ones_both_are_named(checkpoints, capsys):
@@ -123,7 +166,7 @@ def test_what_is_half_written_does_not_count_and_is_removed(checkpoints):
     shutil.copytree(checkpoints / "step_00000002", checkpoints / "step_00000003.tmp")
     (checkpoints / "latest.tmp").write_text("step_000")
     assert newest_intact(checkpoints) == checkpoints / "step_00000002"
-    settle(checkpoints)
+    settle(checkpoints, newest_intact(checkpoints))
     assert {path.name for path in checkpoints.iterdir()} == {"latest", "step_00000001", "step_00000002"}
 
 
@@ -132,7 +175,7 @@ def test_where_latest_and_best_point_does_not_matter(checkpoints):
         for name in ("latest", "best"):
             (checkpoints / name).write_text(content)
         assert newest_intact(checkpoints) == checkpoints / "step_00000002"
-        settle(checkpoints)
+        settle(checkpoints, newest_intact(checkpoints))
         assert (checkpoints / "latest").read_text() == "step_00000002\n"
         assert not (checkpoints / "best").exists()  # none of these two was called the best
 
@@ -149,7 +192,7 @@ def test_a_damaged_one_is_put_aside_with_a_word_and_never_removed(checkpoints, c
     for number in (1, 2):  # damaged twice at the same step
         shutil.rmtree(checkpoints / "step_00000002", ignore_errors=True)
         shutil.copytree(checkpoints / "step_00000001", checkpoints / "step_00000002")
-        settle(checkpoints)
+        settle(checkpoints, newest_intact(checkpoints))
         assert f"kept as step_00000002.damaged{number}" in capsys.readouterr().err
     for _ in range(3):
         run.steps(1)
@@ -187,7 +230,7 @@ def test_a_damaged_one_does_not_take_the_place_of_a_whole_one(tmp_path):
         run.save(tmp_path, keep_last=3)
     (tmp_path / "step_00000003/model.safetensors").write_bytes(b"")
     (tmp_path / "step_00000002/model.safetensors").write_bytes(b"")
-    settle(tmp_path)
+    settle(tmp_path, newest_intact(tmp_path))
     assert kept(tmp_path) == [1]
     run.load(newest_intact(tmp_path)).steps(1)
     run.save(tmp_path, keep_last=2)
@@ -276,7 +319,7 @@ def test_a_directory_without_permission_is_a_save_error(two):
 def test_a_failure_after_the_old_one_of_the_same_step_was_moved_puts_it_back(checkpoints, monkeypatch):
     run = training()
     run.steps(2)
-    before = (checkpoints / "step_00000002/manifest.json").read_bytes()
+    before = (checkpoints / "step_00000002/training/manifest.json").read_bytes()
     rename = Path.rename
 
     def fails_once(path: Path, target: Path) -> Path:
@@ -287,7 +330,7 @@ def test_a_failure_after_the_old_one_of_the_same_step_was_moved_puts_it_back(che
     monkeypatch.setattr(Path, "rename", fails_once)
     with pytest.raises(SaveError, match="No space left on device"):
         run.save(checkpoints)
-    assert (checkpoints / "step_00000002/manifest.json").read_bytes() == before
+    assert (checkpoints / "step_00000002/training/manifest.json").read_bytes() == before
     assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step_00000001", "step_00000002"]
 
 
@@ -300,7 +343,7 @@ def test_a_run_goes_on_past_a_damaged_checkpoint_to_the_same_end(tmp_path):
     config = write_config(tmp_path / "other", **changes)
     pretrain(config)
     checkpoints = tmp_path / "other/runs/tiny/checkpoints"
-    (checkpoints / "step_00000012/optimizer.safetensors").unlink()
+    (checkpoints / "step_00000012/training/optimizer.safetensors").unlink()
     rewrite(flip_a_bit)(checkpoints / "step_00000008/model.safetensors")
     (checkpoints / "latest").write_text("step_00000099\n")
     done = pretrain(config)
@@ -312,7 +355,7 @@ def test_a_run_goes_on_past_a_damaged_checkpoint_to_the_same_end(tmp_path):
     shutil.rmtree(checkpoints / "step_00000004")
     for step in (8, 12):
         shutil.rmtree(checkpoints / f"step_{step:08d}")
-    assert "none of them is whole" in pretrain(config, code=2).stderr
+    assert "no checkpoint in it is complete" in pretrain(config, code=2).stderr
 
 
 def test_settings_that_differ_are_named_and_may_be_allowed(tmp_path):

@@ -1,14 +1,14 @@
-"""How a checkpoint reaches the disk, and how a whole one is told from one that is not.
+"""How a checkpoint reaches the disk, and how to tell a complete one from an incomplete one.
 
-    files  ->  step_X.tmp           each flushed to the disk
-    manifest.json  ->  step_X.tmp   sizes and sha256 of the files; flushed last, then the directory
-    step_X.tmp  ->  step_X          one rename: at no moment is step_X half a checkpoint
-    latest, best                    replaced: they hold the old name or the new one
+    files                   ->  step_X.tmp   each flushed to the disk
+    training/manifest.json  ->  step_X.tmp   sizes and sha256 of the files; flushed last, then both directories
+    step_X.tmp              ->  step_X       one rename: step_X is never half a checkpoint
+    latest, best                             replaced: they hold the old name or the new one
 
-A process killed at any moment leaves the checkpoints before it whole. Besides step_X there may be, after a kill,
-    step_X.tmp       on its way in or out: never read, removed at the next start
-    step_X.old       the whole one that a new step_X is just taking the place of: counts until the new one is there
-    step_X.damaged1  found damaged at a start: out of the way, and left for a person to look at and delete
+If the process is killed at any moment, the earlier checkpoints stay complete. After a kill, you may find beside step_X:
+    step_X.tmp       being written or removed: never read, deleted at the next start
+    step_X.old       the complete one that a new step_X is replacing: counts until the new one is there
+    step_X.damaged1  found damaged at a start: renamed, so that you can look at it and delete it
 """
 
 from __future__ import annotations
@@ -26,20 +26,28 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+TRAINING = "training"  # what only training needs; vLLM and SGLang load every *.safetensors of the directory above
 MANIFEST = "manifest.json"
 STATE = "trainer_state.json"
+CARD = "README.md"  # not in the manifest: you may edit it
 STEPS = "step_????????"
 POINTERS = ("latest", "best")
 SMALL_FILES = 4_000_000  # bytes of everything but tensors: the tokenizer and a few short texts
 
 
 class SaveError(Exception):
-    """A checkpoint could not be saved: one line that says why and what to do. Those before it are as they were."""
+    """A checkpoint could not be saved: one line that says why and what to do. The earlier ones are unchanged."""
 
 
 def step_name(step: int) -> str:
     """The directory of this step's checkpoint: step_00001000."""
     return f"step_{step:08d}"
+
+
+def training_folder(checkpoint: Path) -> Path:
+    """Where a checkpoint keeps its training state: `training/`, or the directory itself (Headlight 0.1)."""
+    folder = checkpoint / TRAINING
+    return folder if folder.is_dir() else checkpoint
 
 
 def commit(checkpoints: Path, step: int, fill: Callable[[Path], None], tensor_bytes: int) -> Path:
@@ -54,6 +62,7 @@ def commit(checkpoints: Path, step: int, fill: Callable[[Path], None], tensor_by
         _finish_replacing(checkpoints)
         shutil.rmtree(temporary, ignore_errors=True)
         _check_room(checkpoints, tensor_bytes + SMALL_FILES)
+        (temporary / TRAINING).mkdir(parents=True)
         fill(temporary)
         _seal(temporary)
         _put_in_place(temporary, directory)
@@ -63,7 +72,7 @@ def commit(checkpoints: Path, step: int, fill: Callable[[Path], None], tensor_by
         raise SaveError(
             f"the checkpoint of step {step:,} could not be written to {checkpoints}: {_reason(error)} "
             f"({_megabytes(tensor_bytes)} to write{_free(checkpoints)}): free space there or lower train.keep_last; "
-            "the checkpoints before it are untouched"
+            "earlier checkpoints are unchanged"
         ) from error
     return directory
 
@@ -71,7 +80,7 @@ def commit(checkpoints: Path, step: int, fill: Callable[[Path], None], tensor_by
 def drop_old(checkpoints: Path, newest: Path, keep_last: int, keep_best: bool) -> None:
     """Keep the newest `keep_last` (at least the newest one) and the best; raises SaveError if one cannot be removed."""
     best = _read_pointer(checkpoints / "best")
-    # a later one is not ours to judge: a run removes no checkpoint that it did not pass
+    # checkpoints later than `newest` stay: a run removes only those that it passed itself
     directories = sorted(path for path in checkpoints.glob(STEPS) if path.name <= newest.name)
     kept = {path.name for path in directories[-max(1, keep_last) :]} | ({best} if keep_best else set())
     try:
@@ -85,7 +94,7 @@ def drop_old(checkpoints: Path, newest: Path, keep_last: int, keep_best: bool) -
 
 
 def newest_intact(checkpoints: Path) -> Path | None:
-    """The newest checkpoint whose files are what its manifest says; a damaged one is named on stderr."""
+    """The newest checkpoint whose files match its manifest. A newer, damaged one is reported on stderr."""
     directories = [*checkpoints.glob(STEPS), *checkpoints.glob(STEPS + ".old")]
     for directory in sorted(directories, key=lambda path: (path.stem, path.suffix == ""), reverse=True):
         problem = damage(directory)
@@ -96,18 +105,20 @@ def newest_intact(checkpoints: Path) -> Path | None:
 
 
 def any_checkpoint(checkpoints: Path) -> bool:
-    """Whether a checkpoint was ever finished here, be it damaged now."""
+    """Whether a checkpoint was ever finished here, even if it is damaged now."""
     return any(path.suffix != ".tmp" for path in checkpoints.glob(STEPS + "*"))
 
 
 def damage(directory: Path) -> str | None:
-    """What is wrong with a checkpoint directory, in words, or None."""
+    """What is wrong with a checkpoint directory, in words, or None. Reads and hashes every file."""
+    folder = training_folder(directory)
     try:
-        text = (directory / MANIFEST).read_text(encoding="utf-8")
+        text = (folder / MANIFEST).read_text(encoding="utf-8")
         manifest = json.loads(text)
         if text != _manifest_text(manifest):
-            return f"{directory / MANIFEST} is damaged"
-        there = {file.name for file in directory.iterdir()} - {MANIFEST}
+            return f"{folder / MANIFEST} is damaged"
+        there = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path != folder}
+        there -= {(folder / MANIFEST).relative_to(directory).as_posix(), CARD}
         for name in sorted(manifest.keys() - there):
             return f"{directory / name} is missing"
         for name in sorted(there - manifest.keys()):
@@ -116,41 +127,39 @@ def damage(directory: Path) -> str | None:
             file = directory / name
             if file.stat().st_size != expected["bytes"] or _sha256(file) != expected["sha256"]:
                 return f"{file} is damaged"
-        step = json.loads((directory / STATE).read_text(encoding="utf-8"))["step"]
+        step = json.loads((folder / STATE).read_text(encoding="utf-8"))["step"]
         named = re.fullmatch(r"step_(\d{8})(\.old)?", directory.name)
         if named and int(named[1]) != step:
-            return f"{directory} holds step {step}, not the one it is named after"
+            return f"{directory} holds step {step}, not the step in its name"
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
-        return f"{directory} is not a whole checkpoint ({error})"
+        return f"{directory} is not a complete checkpoint ({_reason(error)})"
     return None
 
 
-def settle(checkpoints: Path) -> None:
+def settle(checkpoints: Path, intact: Path | None) -> None:
     """Tidy up after a run that stopped, however it did: for one process, before the run goes on.
 
-    What was half written or half removed goes, damaged checkpoints are renamed out of the way and named on stderr,
-    and `latest` and `best` point at what is there.
+    intact: what `newest_intact` found. What was half written or half removed is deleted. The damaged checkpoints after
+    `intact` are renamed and reported on stderr. `latest` and `best` point at what is there. Only what is newer than
+    `intact` is hashed.
     """
-    _finish_replacing(checkpoints)
+    _finish_replacing(checkpoints, intact)
     for leftover in checkpoints.glob(STEPS + ".tmp"):
         shutil.rmtree(leftover)
     for name in POINTERS:
         (checkpoints / name).with_suffix(".tmp").unlink(missing_ok=True)
-    newest = None
     for directory in sorted(checkpoints.glob(STEPS)):
-        problem = damage(directory)
-        if problem is None:
-            newest = directory
-        else:
+        is_newer = intact is None or directory.name > intact.stem
+        if is_newer and (problem := damage(directory)) is not None:
             aside = _put_aside(directory)
             print(f"warning: {problem}: kept as {aside.name}, delete it when you like", file=sys.stderr)
-    if newest is not None:
-        point(checkpoints, newest)
+    if intact is not None:
+        point(checkpoints, intact.with_suffix(""))
 
 
 def point(checkpoints: Path, newest: Path) -> None:
-    """`latest` names the newest checkpoint, `best` the one that it says is the best, if that one is still there."""
-    best_step = json.loads((newest / STATE).read_text(encoding="utf-8")).get("best_step")
+    """`latest` names the newest checkpoint, `best` the one that its state calls the best, if that one still exists."""
+    best_step = json.loads((training_folder(newest) / STATE).read_text(encoding="utf-8")).get("best_step")
     best = "" if best_step is None else step_name(best_step)
     for pointer, name in zip((checkpoints / name for name in POINTERS), (newest.name, best), strict=True):
         if not name or not (checkpoints / name).is_dir():
@@ -163,14 +172,21 @@ def point(checkpoints: Path, newest: Path) -> None:
 
 
 def _seal(directory: Path) -> None:
-    """Flush every file, then say in manifest.json what they are."""
-    files = sorted(directory.iterdir())
+    """Flush every file, then describe them in manifest.json, then flush that and the directories, inner ones first."""
+    paths = sorted(directory.rglob("*"))
+    files = [path for path in paths if path.is_file()]
     for file in files:
         _flush(file)
-    manifest = {file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in files}
-    (directory / MANIFEST).write_text(_manifest_text(manifest), encoding="utf-8")
-    _flush(directory / MANIFEST)
-    _flush(directory)
+    manifest = {
+        file.relative_to(directory).as_posix(): {"bytes": file.stat().st_size, "sha256": _sha256(file)}
+        for file in files
+        if file != directory / CARD
+    }
+    written = directory / TRAINING / MANIFEST
+    written.write_text(_manifest_text(manifest), encoding="utf-8")
+    _flush(written)
+    for path in [*(path for path in reversed(paths) if path.is_dir()), directory]:
+        _flush(path)
 
 
 def _put_in_place(temporary: Path, directory: Path) -> None:
@@ -183,11 +199,14 @@ def _put_in_place(temporary: Path, directory: Path) -> None:
         _remove(replaced)
 
 
-def _finish_replacing(checkpoints: Path) -> None:
-    """Where a kill came between the two renames of a replacement, decide: the new one if it is there, else the old."""
+def _finish_replacing(checkpoints: Path, intact: Path | None = None) -> None:
+    """Where a kill came between the two renames of a replacement, keep the new one if it is complete, else the old.
+
+    intact: a checkpoint that needs no second check.
+    """
     for replaced in checkpoints.glob(STEPS + ".old"):
         directory = replaced.with_suffix("")
-        if directory.exists() and damage(directory) is None:
+        if directory.exists() and (directory == intact or damage(directory) is None):
             _remove(replaced)
             continue
         if directory.exists():
@@ -197,12 +216,12 @@ def _finish_replacing(checkpoints: Path) -> None:
 
 def _undo(checkpoints: Path, temporary: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
-    with suppress(OSError):  # if the disk refuses, step_X.old stays; it is whole, and counts at the next start
+    with suppress(OSError):  # if this fails too, step_X.old stays: it is complete and counts at the next start
         _finish_replacing(checkpoints)
 
 
 def _remove(directory: Path) -> None:
-    """Remove a checkpoint. It loses its name first: killed half-way, it is not mistaken for a damaged one."""
+    """Remove a checkpoint. It is renamed first: after a kill, a half-removed one is not mistaken for a damaged one."""
     doomed = directory.with_suffix(".tmp")
     shutil.rmtree(doomed, ignore_errors=True)
     directory.rename(doomed)
@@ -221,7 +240,7 @@ def _check_room(checkpoints: Path, needed: int) -> None:
     if free < needed:
         raise SaveError(
             f"no room for a checkpoint in {checkpoints}: it needs {_megabytes(needed)} and {_megabytes(free)} are "
-            "free: free space there or lower train.keep_last; the checkpoints before it are untouched"
+            "free: free space there or lower train.keep_last; earlier checkpoints are unchanged"
         )
 
 

@@ -1,0 +1,52 @@
+"""README.md of a checkpoint: metadata that the Hub reads, and what the model was trained on."""
+
+import yaml
+
+from data.config import DataConfig
+from model import LanguageModel
+from tests.conftest import tiny_config
+from tests.train.checkpoints import training
+from train.config import RunConfig
+from train.saving.model_card import model_card
+
+
+def card(config: RunConfig, **changes) -> tuple[dict, str]:
+    """Its metadata and its text."""
+    text = model_card("demo", LanguageModel(tiny_config(**changes)), 1200, 19_660_800, config.identity())
+    _, metadata, body = text.split("---\n", 2)
+    return yaml.safe_load(metadata), body
+
+
+def test_it_says_what_the_model_is_and_what_it_read():
+    metadata, body = card(RunConfig(), qk_norm=True)
+    assert metadata == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["headlight", "qwen3"],
+    }
+    assert "# demo, step 1,200\n" in body
+    assert "2 layers of width 32, 4 attention heads with 2 key/value heads, 192 tokens" in body
+    assert "- Started from: random weights\n- Text: stories that Headlight generates\n" in body
+    assert "- Progress: step 1,200, after 19,660,800 tokens\n" in body
+    assert '--exclude "training/*"' in body
+
+
+def test_datasets_and_the_model_it_started_from_are_named():
+    hub = {"kind": "hub", "name": "roneneldan/TinyStories"}
+    parts = [{"source": hub}, {"weight": 3.0, "source": {"kind": "files", "path": "/home/me/secret"}}]
+    data = DataConfig(source={"kind": "mix", "parts": parts}, records="conversations")
+    metadata, body = card(RunConfig(data=data, init_from="runs/demo"), qk_norm=False)
+    assert metadata["datasets"] == ["roneneldan/TinyStories"]
+    assert metadata["tags"] == ["headlight", "llama", "conversational"]
+    assert "- Started from: the weights of `runs/demo`\n" in body
+    assert "- Text: conversations; the dataset roneneldan/TinyStories, split train, local text files\n" in body
+    assert "secret" not in body
+
+
+def test_every_checkpoint_has_one_named_after_its_run(tmp_path):
+    run = training()
+    run.steps(1)
+    text = (run.save(tmp_path / "demo/checkpoints") / "README.md").read_text(encoding="utf-8")
+    assert "\n# demo, step 1\n" in text
+    assert f"with {sum(p.numel() for p in run.lm.parameters()):,} parameters" in text
+    assert "- Started from: unknown\n- Text: unknown\n" in text

@@ -9,9 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ROOMS = ("configs", "model", "data", "eval", "train", "benchmarks", "notebooks")
 # Circles that are being taken apart; this list only gets shorter.
-KNOWN = {
-    frozenset({"eval.attention.record", "eval.hooks"}),
-}
+KNOWN: set[frozenset[str]] = set()
 
 
 def imports_in(folder: Path, rooms: tuple[str, ...] = ROOMS) -> dict[str, set[str]]:

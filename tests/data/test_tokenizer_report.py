@@ -156,7 +156,7 @@ def test_the_program(stories, tmp_path):
         ["bpe", "320"],
         ["bpe", "512"],
     ]
-    bad = run_module("data.tokenizer_report", config, "--report", "--sizes", "12")
+    bad = run_module("data.tokenizer_report", config, "--sizes", "12")
     assert bad.returncode == 2
     assert bad.stderr.splitlines()[-1].startswith("error: --sizes 12: `12` is no vocabulary size")
     assert "Traceback" not in bad.stderr

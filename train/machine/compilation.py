@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from configs.loader import InputError
+from data.batches import Batch
 from train.machine.device import resolve_attention
 from train.machine.memory import random_state, set_random_state, within_memory
 from train.machine.timing import timed
@@ -90,11 +91,12 @@ def seconds_of_a_step(run: Run, steps: int) -> tuple[float, float]:
 
 def _trial(run: Run) -> tuple[float, float]:
     """A step, of which only the first micro-batch is computed and counts for all. The update moves nothing."""
-    number = run.batches.rows_per_batch / run.world.size / run.micro_rows
+    number, device = run.source.rows_per_batch / run.world.size / run.state.micro_rows, run.device.device
     try:
-        batch = timed(lambda: run.batches.batch(0, run.world.rank, run.world.size), run.device.device)
-        passes = timed(lambda: _forward_backward(run, run.lm), run.device.device)
-        update = timed(lambda: _update_nothing(run), run.device.device)
+        batch = timed(lambda: run.source.batch(0, run.lm), device)
+        micro_batch = _micro_batch(run)
+        passes = timed(lambda: _forward_backward(run, run.lm, micro_batch), device)
+        update = timed(lambda: _update_nothing(run), device)
     finally:
         run.forget_gradients()
     wall, quiet = (b + number * p + u for b, p, u in zip(batch, passes, update, strict=True))
@@ -116,7 +118,8 @@ def _compile(run: Run, stopped: Callable[[], int]) -> nn.Module:
     run.tracker.say("compiling, about a minute …")
     before = time.perf_counter()
     try:
-        within_memory(run, lambda: _forward_backward(run, model))
+        with run.tracker.doing("compiling"):
+            within_memory(run, lambda: _forward_backward(run, model, _micro_batch(run)))
     except InputError:
         raise
     except Exception as error:
@@ -135,14 +138,17 @@ def _compile(run: Run, stopped: Callable[[], int]) -> nn.Module:
     return model
 
 
-def _forward_backward(run: Run, model: nn.Module) -> None:
+def _micro_batch(run: Run) -> Batch:
+    return run.source.batch(0, run.lm).split(run.state.micro_rows)[0].to(run.device.device)
+
+
+def _forward_backward(run: Run, model: nn.Module, batch: Batch) -> None:
     """Forward and backward on one micro-batch; the random state is left as it was, the gradients are there."""
     before = random_state(run)
-    batch = run.batches.batch(0, run.world.rank, run.world.size).split(run.micro_rows)[0].to(run.device.device)
     try:
         run.lm.train()
         with run.device.autocast():
-            loss_sum, _ = model(**batch.for_model())
+            loss_sum, _ = run.objective.loss(model, batch)
         loss_sum.backward()
     finally:
         set_random_state(before)

@@ -36,7 +36,7 @@ def compare_decoding(config: ModelConfig, device: torch.device, rounds: int, ver
     for batch, new_tokens in ((1, min(256, longest)), (16, min(256, longest)), (1, min(512, longest))):
         ids = torch.randint(0, lm.lm_head.out_features, (batch, PROMPT), device=device)
         calls: dict[str, Callable[[], Tensor]] = {
-            name: partial(generate, lm, ids, new_tokens, temperature=0, **settings)
+            name: partial(generate, lm, ids, new_tokens, temperature=0, stop_ids=(), **settings)
             for name, settings in WAYS.items()
             if not (name == "no cache" and batch > 1)
         }

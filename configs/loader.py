@@ -43,6 +43,19 @@ class LoadedConfig:
             key = key[:-1]
         return self.origins.get(key, str(self.path))
 
+    def set(self, key: KeyPath, value: Any, place: str) -> None:
+        """Put a value under its key, in place of all that was there. A section of another `kind` inherits nothing."""
+        parent = self.values
+        for depth, part in enumerate(key[:-1], start=1):
+            if not isinstance(parent.get(part), dict):
+                self.set(key[:depth], {}, place)
+            self.origins.setdefault(key[:depth], place)
+            parent = parent[part]
+        if key[-1] == "kind" and parent.get("kind", value) != value:
+            self.set(key[:-1], parent := {}, self.where(key[:-1]))
+        self.origins = {old: at for old, at in self.origins.items() if old[: len(key)] != key} | {key: place}
+        parent[key[-1]] = value
+
 
 class _YamlLoader(yaml.SafeLoader):
     """SafeLoader that also reads `1e-3` as a number, as YAML 1.2 does."""
@@ -65,9 +78,20 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     Raises InputError for a file that is missing or is not YAML, for a circle of `extends`, for a bad override.
     """
     loaded = LoadedConfig(Path(path))
-    _read_file(Path(path), loaded, seen=())
+    _read_file(loaded.path, loaded, seen=())
     for override in sorted(overrides, key=lambda text: ".kind=" not in text):  # a new kind starts afresh
-        _apply_override(override, loaded)
+        name, equals, text = override.partition("=")
+        if not equals or not name:
+            raise InputError(f"override `{override}`: write section.key=value, for example model.hidden_size=256")
+        place = f"command line `{override}`"
+        try:
+            value = yaml.load(text, Loader=_YamlLoader) if text else ""
+        except (yaml.YAMLError, ValueError) as error:
+            hint = ": put the whole argument in quotes" if text.count("{") > text.count("}") else ""
+            raise InputError(
+                f"{place}: not valid YAML: {_first_line(getattr(error, 'problem', error))}{hint}"
+            ) from None
+        loaded.set(tuple(name.split(".")), value, place)
     return loaded
 
 
@@ -91,20 +115,13 @@ def _read_file(path: Path, into: LoadedConfig, seen: tuple[Path, ...], asked_by:
         raise InputError(f"{path}: uses an alias (*name): write the value out, or use `extends`")
     if not isinstance(root, yaml.MappingNode):
         raise InputError(f"{path}:{root.start_mark.line + 1}: a config must be a mapping of keys to values")
-
-    for key_node, value_node in root.value:
-        if key_node.value == "extends":
-            asked_by = f"{path}:{key_node.start_mark.line + 1}"
-            if not isinstance(value_node, yaml.ScalarNode):
-                raise InputError(f"{asked_by}: extends takes one file name")
-            _read_file(path.parent / value_node.value, into, (*seen, path.resolve()), asked_by)
-    entries = [(k, v) for k, v in root.value if k.value != "extends"]
-    _merge_mapping(entries, path, (), into)
+    _merge(root, path, (), into, (*seen, path.resolve()))
 
 
-def _merge_mapping(entries: list, path: Path, prefix: KeyPath, into: LoadedConfig) -> None:
+def _merge(node: yaml.MappingNode, path: Path, prefix: KeyPath, into: LoadedConfig, seen: tuple[Path, ...]) -> None:
     here: dict[KeyPath, str] = {}
-    for key_node, value_node in sorted(entries, key=lambda entry: entry[0].value != "kind"):
+    first = ("extends", "kind")  # other keys change what these bring
+    for key_node, value_node in sorted(node.value, key=lambda pair: pair[0].value not in first):
         place = f"{path}:{key_node.start_mark.line + 1}"
         if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
             raise InputError(f"{place}: keys must be plain words (use `extends` to reuse another file)")
@@ -112,53 +129,25 @@ def _merge_mapping(entries: list, path: Path, prefix: KeyPath, into: LoadedConfi
         if key in here:
             raise InputError(f"{place}: `{'.'.join(key)}` is given twice (first at {here[key]})")
         here[key] = place
-        if isinstance(value_node, yaml.MappingNode):
+        if key == ("extends",):
+            if not isinstance(value_node, yaml.ScalarNode):
+                raise InputError(f"{place}: extends takes one file name")
+            _read_file(path.parent / value_node.value, into, seen, place)
+        elif isinstance(value_node, yaml.MappingNode) and (
+            value_node.value or isinstance(_get(into.values, key), dict)
+        ):
+            _merge(value_node, path, key, into, seen)
             into.origins[key] = place
-            if not isinstance(_get(into.values, key), dict):
-                _put(into.values, key, {})
-            _merge_mapping(value_node.value, path, key, into)
         else:
-            _set(into, key, _construct(value_node, place), place)
-
-
-def _construct(node: yaml.Node, place: str) -> Any:
-    loader = _YamlLoader("")
-    try:
-        return loader.construct_object(node, deep=True)
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{place}: cannot be read as a value: {_first_line(error)}") from None
+            try:
+                value = _YamlLoader("").construct_object(value_node, deep=True)
+            except (yaml.YAMLError, ValueError) as error:
+                raise InputError(f"{place}: cannot be read as a value: {_first_line(error)}") from None
+            into.set(key, value, place)
 
 
 def _first_line(error: object) -> str:
     return str(error).splitlines()[0] if str(error) else "unknown"
-
-
-def _apply_override(override: str, into: LoadedConfig) -> None:
-    name, equals, text = override.partition("=")
-    if not equals or not name:
-        raise InputError(f"override `{override}`: write section.key=value, for example model.hidden_size=256")
-    place = f"command line `{override}`"
-    try:
-        value = yaml.load(text, Loader=_YamlLoader) if text else ""
-    except (yaml.YAMLError, ValueError) as error:
-        hint = ": put the whole argument in quotes" if text.count("{") > text.count("}") else ""
-        raise InputError(f"{place}: not valid YAML: {_first_line(getattr(error, 'problem', error))}{hint}") from None
-    key = tuple(name.split("."))
-    for length in range(1, len(key)):
-        if not isinstance(_get(into.values, key[:length]), dict):
-            _set(into, key[:length], {}, place)
-        into.origins.setdefault(key[:length], place)
-    _set(into, key, value, place)
-
-
-def _set(into: LoadedConfig, key: KeyPath, value: Any, place: str) -> None:
-    inherited = _get(into.values, key[:-1])
-    if key[-1] == "kind" and isinstance(inherited, dict) and inherited.get("kind", value) != value:
-        _set(into, key[:-1], {}, into.where(key[:-1]))  # another kind of thing: nothing to inherit
-    for old in [old for old in into.origins if old[: len(key)] == key]:
-        del into.origins[old]
-    into.origins[key] = place
-    _put(into.values, key, value)
 
 
 def _get(values: Any, key: KeyPath) -> Any:
@@ -170,12 +159,6 @@ def _get(values: Any, key: KeyPath) -> Any:
         else:
             return None
     return values
-
-
-def _put(values: dict[str, Any], key: KeyPath, value: Any) -> None:
-    for part in key[:-1]:
-        values = values.setdefault(part, {})
-    values[key[-1]] = value
 
 
 # ---------------------------------------------------------------------------------------------------------

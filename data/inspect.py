@@ -179,7 +179,7 @@ def batches_of(
 def print_rows(batches: Iterator[Batch], painter: Painter, rows: Rows, split: Split, with_ids: bool) -> None:
     """Every row under a title that counts its tokens; with_ids: a second time, token by token."""
     for batch in batches:
-        ids, labels = batch.input_ids[0].tolist(), batch.labels[0].tolist()
+        ids, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
         number, trained = batch.row_ids[0], sum(label != IGNORED for label in labels)
         begin, padding = ids.count(painter.tokenizer.bos_id), ids.count(painter.tokenizer.pad_id)
         place = f" (epoch {number // rows.per_epoch})" if split == "train" else ""

@@ -52,19 +52,22 @@ class RopeScaling(Section):
 
 
 class ModelConfig(Section):
-    """The shape of a decoder-only transformer (Llama / Qwen3 family).
+    r"""The shape of a decoder-only transformer (Llama / Qwen3 family).
 
-    The one toggle that this project is about is `num_key_value_heads`, how many query heads share a key
+    The one toggle that this project is about is `num_key_value_heads`: how many query heads share a key
     and a value (drawn for 8 query heads; `k` stands for a key head and its value head):
 
         mha   q q q q q q q q      gqa   q q q q q q q q      mqa   q q q q q q q q
-              | | | | | | | |            \\_\\_/_/ \\_\\_/_/            \\_\\_\\_\\_/_/_/_/
+              | | | | | | | |            \_\_/_/ \_\_/_/            \_\_\_\_/_/_/_/
               k k k k k k k k               k       k                     k
 
     Sources: MHA, Vaswani et al. 2017 (arXiv 1706.03762); MQA, Shazeer 2019 (1911.02150);
     GQA, Ainslie et al. 2023 (2305.13245).
 
-    Raises pydantic.ValidationError (a ValueError) that names the field and the values that would do.
+    `gqa` is the divisor of the query heads that is nearest to a quarter of them, strictly between 1 and all: of two
+    equally near, the larger (8 -> 2, 4 -> 2, 6 -> 2, 12 -> 3, 18 -> 6). So no two of the words are the same model.
+
+    Raises pydantic.ValidationError (a ValueError) that names the field and the values that work.
     """
 
     vocab_size: Annotated[int | None, Meaning.TOKENIZER] = Field(
@@ -146,14 +149,14 @@ class ModelConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _resolve_defaults(cls, values: Any) -> Any:
-        """Write out what follows from other fields, so that a resolved config has no hidden rule."""
+        """Write out what follows from other fields, so that a resolved config shows every value."""
         if not isinstance(values, dict):
             return values
         values = dict(values)
         hidden = values.get("hidden_size", cls.model_fields["hidden_size"].default)
         heads = values.get("num_attention_heads", cls.model_fields["num_attention_heads"].default)
         if not (_is_positive_int(hidden) and _is_positive_int(heads)):
-            return values  # the fields' own checks will say so
+            return values  # the fields' own checks report it
         if values.get("head_dim") is None:
             if hidden % heads:
                 near = [h for h in range(1, min(hidden, 4 * heads) + 1) if hidden % h == 0]
@@ -166,15 +169,7 @@ class ModelConfig(Section):
         if values.get("intermediate_size") is None:
             values["intermediate_size"] = -(-hidden * 8 // (3 * 32)) * 32
         kv_heads = values.get("num_key_value_heads", cls.model_fields["num_key_value_heads"].default)
-        if kv_heads == "gqa" and heads % 4:
-            raise ValueError(
-                f"num_key_value_heads: gqa means a quarter of the {heads} query heads, which is not a whole "
-                f"number: use {_or(_divisors(heads))}"
-            )
-        if isinstance(kv_heads, str):
-            values["num_key_value_heads"] = {"mha": heads, "gqa": heads // 4, "mqa": 1}.get(kv_heads, kv_heads)
-        elif "num_key_value_heads" not in values:
-            values["num_key_value_heads"] = heads
+        values["num_key_value_heads"] = _toggle(kv_heads, heads)
         _resolve_layer_types(values, cls.model_fields["num_hidden_layers"].default)
         return values
 
@@ -231,6 +226,25 @@ class ModelConfig(Section):
     def num_key_value_groups(self) -> int:
         """How many query heads share one key/value head."""
         return self.num_attention_heads // self.kv_heads
+
+
+def _toggle(kv_heads: Any, heads: int) -> Any:
+    """mha, gqa or mqa as a number of key/value heads; anything else as it is. Raises ValueError if it has no number."""
+    between = _divisors(heads)[1:-1]
+    if kv_heads == "gqa" and not between:
+        raise ValueError(
+            f"num_key_value_heads: gqa shares each key/value head among some of the query heads, and {heads} query "
+            f"head{'s have' if heads > 1 else ' has'} no divisor between 1 and {heads}: use "
+            f"{'mha or mqa' if heads > 1 else 'mha'}, or another num_attention_heads, for example {4 * -(-heads // 4)}"
+        )
+    if kv_heads == "mqa" and heads == 1:
+        raise ValueError(
+            "num_key_value_heads: mqa shares one key/value head among several query heads, and there is 1 query head: "
+            "use mha, or more num_attention_heads"
+        )
+    if kv_heads == "gqa":
+        return min(between, key=lambda divisor: (abs(divisor - heads / 4), -divisor))
+    return {"mha": heads, "mqa": 1}.get(kv_heads, kv_heads) if isinstance(kv_heads, str) else kv_heads
 
 
 def _resolve_layer_types(values: dict[str, Any], default_layers: int) -> None:

@@ -1,14 +1,23 @@
-"""Processes for tests. They are forked from a server that has imported everything already, so that one starts in
-a tenth of a second instead of four."""
+"""Commands run in this process; and processes, forked from a server that has imported everything already, so that one
+starts in a tenth of a second instead of four."""
 
 from __future__ import annotations
 
+import importlib
+import io
 import multiprocessing
 import os
+import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from configs.loader import exit_on_bad_input
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
@@ -17,16 +26,33 @@ _server.set_forkserver_preload(
 )
 
 
-def start(function: Callable, *arguments) -> BaseProcess:
-    """Start function(*arguments) in a process of its own. The function must be importable by its name."""
-    process = _server.Process(target=function, args=arguments)
+def run_module(module: str, *arguments, stdin: str = "") -> subprocess.CompletedProcess:
+    """What `python -m module arguments…` prints, and its exit code; in this process, which has imported torch."""
+    found = importlib.import_module(module)
+    if hasattr(found, "__path__"):
+        found = importlib.import_module(f"{module}.__main__")
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", [module, *map(str, arguments)]),
+        mock.patch.object(sys, "stdin", io.StringIO(stdin)),
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as stopped,
+    ):
+        exit_on_bad_input(found.main)
+    return subprocess.CompletedProcess(sys.argv, stopped.value.code, out.getvalue(), err.getvalue())
+
+
+def start(function: Callable, *arguments, **options) -> BaseProcess:
+    """Start function(*arguments, **options) in a process of its own. It must be importable by its name."""
+    process = _server.Process(target=function, args=arguments, kwargs=options)
     process.start()
     return process
 
 
-def exit_code(function: Callable, *arguments) -> int | None:
-    """Run function(*arguments) to its end in a process of its own; minus the signal that killed it."""
-    process = start(function, *arguments)
+def exit_code(function: Callable, *arguments, **options) -> int | None:
+    """Run function(*arguments, **options) to its end in a process of its own; minus the signal that killed it."""
+    process = start(function, *arguments, **options)
     process.join(timeout=300)
     return process.exitcode
 

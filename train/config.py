@@ -134,34 +134,28 @@ class RunConfig(RunKeys):
             *_, last = limits
             others = " ".join(f"train.{name}=null" for name in limits if name != last)
             raise ValueError(f"{listed} both limit the run: give one and set the other to null, for example {others}")
-        length, longest = self.data.sequence_length, self.model.max_position_embeddings
-        if length > longest:
-            raise ValueError(
-                f"sequence_length ({length}) is longer than model.max_position_embeddings ({longest}): "
-                "lower the first or raise the second"
-            )
+        length, longest, rows = self.data.sequence_length, self.model.max_position_embeddings, self.rows_per_step
+        looked_at = self.eval.attention.max_tokens if self.eval.attention.every else 0
+        for key, tokens in (("sequence_length", length), ("eval.attention.max_tokens", looked_at)):
+            if tokens > longest:
+                raise ValueError(
+                    f"{key} ({tokens}) is longer than model.max_position_embeddings ({longest}): "
+                    "lower the first or raise the second"
+                )
         if self.train.tokens_per_step % length:
-            below = max(1, self.train.tokens_per_step // length) * length
+            below = max(1, rows) * length
             raise ValueError(
                 f"tokens_per_step ({self.train.tokens_per_step}) must be a multiple of data.sequence_length "
                 f"({length}): use {below} or {below + length}"
             )
-        joined = self.data.rows_joined
-        if joined != "auto" and self.rows_per_step % joined:
-            raise ValueError(
-                f"data.rows_joined ({joined}) must divide the {self.rows_per_step} rows of a step "
-                "(tokens_per_step / sequence_length)"
-            )
-        rows, micro = self.rows_per_step, self.train.micro_batch_size
-        if isinstance(micro, int) and (micro < 1 or rows % micro):
-            raise ValueError(
-                f"micro_batch_size ({micro}) must divide the {rows} rows of a step (tokens_per_step / sequence_length)"
-            )
-        if self.eval.attention.every and self.eval.attention.max_tokens > longest:
-            raise ValueError(
-                f"eval.attention.max_tokens ({self.eval.attention.max_tokens}) is longer than "
-                f"model.max_position_embeddings ({longest}): lower the first or raise the second"
-            )
+        for key, share in (
+            ("data.rows_joined", self.data.rows_joined),
+            ("micro_batch_size", self.train.micro_batch_size),
+        ):
+            if share != "auto" and (share < 1 or rows % share):
+                raise ValueError(
+                    f"{key} ({share}) must divide the {rows} rows of a step (tokens_per_step / sequence_length)"
+                )
         return self
 
     @property

@@ -152,7 +152,7 @@ def decode_speeds(models: dict[str, LanguageModel], rounds: int = ROUNDS) -> dic
         for name, lm in models.items():
             ids = torch.arange(prompt, device=next(lm.parameters()).device)[None]
             before = time.perf_counter()
-            generate(lm, ids, new, temperature=0).cpu()  # waits for a GPU
+            generate(lm, ids, new, temperature=0, stop_ids=()).cpu()  # waits for a GPU
             if turn:  # the first one only warms up
                 seconds[name].append(time.perf_counter() - before)
     return {name: new / median(found) for name, found in seconds.items()}

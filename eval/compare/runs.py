@@ -149,7 +149,9 @@ def read_run(path: Path) -> tuple[RunResult, list[str]]:
         raise InputError(f"{path}: has no checkpoint: let it train until its first one, or leave it out") from None
     report = (path / "report.md").read_text(encoding="utf-8") if (path / "report.md").is_file() else ""
     last_step = max(line["step"] for line in (*train, *val))
-    gap = re.search(r"whole held-out stories:.* gap ([-+][\d.]+)", report)
+    result_file = path / "result.json"
+    final = json.loads(result_file.read_text(encoding="utf-8")) if result_file.is_file() else {}
+    floor = final.get("floor", {})
     machine = re.search(r"^torch .*(?<!\.)", report, re.MULTILINE)
     snapshots, problems = read_all(path)
     result = RunResult(
@@ -162,9 +164,9 @@ def read_run(path: Path) -> tuple[RunResult, list[str]]:
         snapshots=[replace(one, maps={}) for one in snapshots[:-1]] + snapshots[-1:],
         contents=_contents(checkpoint),
         tokenizer=load_tokenizer(checkpoint).sha256(),
-        is_finished=f"finished at step {last_step:,}\n" in report,
+        is_finished=final.get("step") == last_step,
         machine=machine.group() if machine else "",
-        floor_gap=float(gap.group(1)) if gap else None,
+        floor_gap=floor["model"] - floor["floor"] if "model" in floor else None,
     )
     return result, problems
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +12,17 @@ from torch import Tensor
 
 from model.decoding.kv_cache import KVCache, StaticCache, make_cache
 from model.decoding.matvec import FewRows
-from model.decoding.sampling import Sampling, next_token
+from model.decoding.sampling import Sampling, log_probabilities, next_token
 from model.transformer import LanguageModel
 
 STATIC_BLOCK = 64  # a static cache has room for a multiple of this, so that similar calls share compiled code
 
 
-def generate(
+@overload
+def generate(*args: Any, return_log_probs: Literal[False] = False, **settings: Any) -> Tensor: ...
+@overload
+def generate(*args: Any, return_log_probs: Literal[True], **settings: Any) -> tuple[Tensor, Tensor]: ...
+def generate(  # type: ignore[misc]  # the two lines above stand for the whole signature
     lm: LanguageModel,
     input_ids: Tensor,
     max_new_tokens: int = 64,
@@ -34,36 +38,45 @@ def generate(
     num_return_sequences: int = 1,
     kv_cache: KVCache | str | None = "dynamic",
     compile: bool = False,
-) -> Tensor:
+    return_log_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Continue every prompt of a batch: input_ids (B, T) -> output_ids (B * n, T + up to max_new_tokens).
 
-    temperature 0 is greedy. A row that has produced one of stop_ids is filled up with that id; generation
-    ends when every row has. It ends early where the context (max_position_embeddings) is full. With a seed
-    the result depends on nothing else; the global random state is left alone either way.
+    temperature 0 is greedy. A row that has produced one of stop_ids (None: the config's end tokens; (): none) is
+    filled up with that id. Generation ends when every row has, or where the context (max_position_embeddings) is
+    full. With a seed the result depends on nothing else. The global random state is left alone either way.
 
     attention_mask (B, T): 0 = padding, for prompts of different lengths; pad on the left (`left_pad`).
     num_return_sequences: n continuations of every prompt, next to each other; the prompt is read once.
-    kv_cache: dynamic | static | offloaded, None to read everything anew at every token, or a cache of an earlier
-    call: what that one has read of the same beginning is not read again (filled by something else, it is emptied).
-    compile: torch.compile the step of one token; needs kv_cache="static", pays where many tokens are made.
+    kv_cache: dynamic | static | offloaded; None reads all tokens again at every token. Or a cache of an earlier call:
+    what it holds of the same beginning is not read again, and it is emptied if it holds something else.
+    compile: torch.compile the step of one token. It needs kv_cache="static" and pays off over many tokens.
+    return_log_probs: also return (B * n, new tokens) float32, ln of the probability with which each token was drawn:
+    after repetition penalty, temperature, top_k, top_p and min_p, that is, of the policy that sampled. For the
+    model's own probabilities sample with temperature 1 and no filter. 0 where nothing was drawn: at temperature 0
+    and behind a row's stop.
 
     Raises ValueError for an empty prompt, ids outside the vocabulary and settings out of range.
     """
-    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+    log_probs: list[Tensor] = []
     steps = stream(
         lm,
         input_ids,
         max_new_tokens,
-        sampling,
+        Sampling(temperature, top_k, top_p, min_p, repetition_penalty),
         stop_ids,
         seed,
         attention_mask=attention_mask,
         num_return_sequences=num_return_sequences,
         kv_cache=kv_cache,
         compile=compile,
+        log_probs=log_probs if return_log_probs else None,
     )
-    prompts = input_ids.repeat_interleave(num_return_sequences, dim=0)
-    return torch.cat([prompts, *[ids[:, None] for ids in steps]], dim=1)
+    output = [input_ids.repeat_interleave(num_return_sequences, dim=0), *[ids[:, None] for ids in steps]]
+    if not return_log_probs:
+        return torch.cat(output, dim=1)
+    nothing = torch.zeros(len(output[0]), 0, device=input_ids.device)
+    return torch.cat(output, dim=1), torch.cat([nothing, *[column[:, None] for column in log_probs]], dim=1)
 
 
 def stream(
@@ -78,13 +91,21 @@ def stream(
     num_return_sequences: int = 1,
     kv_cache: KVCache | str | None = "dynamic",
     compile: bool = False,
+    log_probs: list[Tensor] | None = None,
 ) -> Iterator[Tensor]:
-    """`generate`, a token at a time: yields the next ids (B * n,) as soon as they are known."""
+    """`generate`, a token at a time: yields the next ids (B * n,) as soon as they are known.
+
+    log_probs: a list to which their log-probabilities (B * n,) are appended.
+    """
     sampling = sampling or Sampling()
+    if stop_ids is None:
+        end = lm.config.eos_token_id
+        stop_ids = [] if end is None else [end] if isinstance(end, int) else end
     check_request(lm, input_ids, max_new_tokens, attention_mask, num_return_sequences, kv_cache, compile)
     room = min(max_new_tokens, lm.config.max_position_embeddings - input_ids.shape[1])
     cache = _cache_for(lm, input_ids, room, attention_mask, kv_cache)
-    return _steps(lm, input_ids, room, sampling, stop_ids, seed, attention_mask, num_return_sequences, cache, compile)
+    stop, copies = torch.tensor([int(i) for i in stop_ids], dtype=torch.long), num_return_sequences
+    return _steps(lm, input_ids, room, sampling, stop, seed, attention_mask, copies, cache, compile, log_probs)
 
 
 def _steps(
@@ -92,21 +113,20 @@ def _steps(
     input_ids: Tensor,
     room: int,
     sampling: Sampling,
-    stop_ids: Collection[int] | None,
+    stop: Tensor,
     seed: int | None,
     attention_mask: Tensor | None,
     copies: int,
     cache: KVCache | None,
     compile: bool,
+    log_probs: list[Tensor] | None,
 ) -> Iterator[Tensor]:
-    device = input_ids.device
-    generator = torch.Generator(device=device)
+    stop, generator = stop.to(input_ids.device), torch.Generator(device=input_ids.device)
     generator.manual_seed(seed) if seed is not None else generator.seed()
-    stop = torch.tensor([int(i) for i in stop_ids] if stop_ids is not None else [], dtype=torch.long, device=device)
     # with a static cache every width is the cache's, so that prompts of all lengths share compiled code
     width = cache.capacity if isinstance(cache, StaticCache) else input_ids.shape[1] + room
     reader = _Reader(lm, attention_mask, width, cache, compile)
-    if attention_mask is not None:  # nobody sees padding; as a word of the prompt it counts for no penalty
+    if attention_mask is not None:  # padding is no word of the prompt, so the repetition penalty must not see it
         input_ids = torch.where(attention_mask.bool(), input_ids, input_ids[:, -1:])
     written = F.pad(input_ids, (0, width - input_ids.shape[1]))
     count, stopped = input_ids.shape[1], None
@@ -116,7 +136,10 @@ def _steps(
             if step == 0 and copies > 1:
                 logits, written = (x.repeat_interleave(copies, dim=0) for x in (logits, written))
                 reader.repeat(copies)
-            ids = next_token(logits, written[:, :count], sampling, generator)  # (rows,)
+            ids, probabilities = next_token(logits, written[:, :count], sampling, generator)  # (rows,), (rows, V)
+            if log_probs is not None:
+                drawn = log_probabilities(ids, probabilities)
+                log_probs.append(drawn if stopped is None else drawn.masked_fill(stopped, 0.0))
             if len(stop):
                 if stopped is not None:
                     ids = torch.where(stopped, written[:, count - 1], ids)
@@ -132,14 +155,14 @@ def _steps(
 
 
 class _Reader:
-    """Reads what is new of the tokens so far, through the cache, and gives the logits of the next one."""
+    """Reads the new ones of the tokens so far, through the cache, and returns the logits of the next token."""
 
     def __init__(
         self, lm: LanguageModel, attention_mask: Tensor | None, width: int, cache: KVCache | None, compile: bool
     ):
         self.lm, self.cache = lm, cache
         self.step: Callable[..., Tensor] = lm  # reads one token
-        if compile:  # on CUDA as a CUDA graph (not yet run)
+        if compile:  # on CUDA as a CUDA graph (not tested yet)
             self.step = partial(compiled_step("reduce-overhead" if next(lm.parameters()).is_cuda else None), lm)
         self.seen = cache.length if cache is not None else 0
         self.is_static = isinstance(cache, StaticCache)
@@ -149,7 +172,7 @@ class _Reader:
             self.position_ids = (self.mask.cumsum(dim=1) - 1).clamp(min=0)
 
     def repeat(self, times: int) -> None:
-        """Go on with `times` copies of every row."""
+        """Continue with `times` copies of every row."""
         if self.cache is not None:
             self.cache.repeat_interleave(times)
         if self.mask is not None and self.position_ids is not None:
@@ -183,7 +206,7 @@ class _Reader:
 
 @cache
 def compiled_step(mode: str | None) -> Callable[..., Tensor]:
-    """Reading one token, compiled without graph breaks; each model, batch size and cache size has code of its own."""
+    """Reading one token, compiled without graph breaks. Each model, batch size and cache size compiles its own."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)  # 8 would soon be an error
 
     def step(lm: LanguageModel, *args: Any, **given: Any) -> Any:
@@ -207,7 +230,7 @@ def left_pad(prompts: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[Tensor,
 def _cache_for(
     lm: LanguageModel, input_ids: Tensor, room: int, attention_mask: Tensor | None, kv_cache: KVCache | str | None
 ) -> KVCache | None:
-    """A new cache of the kind asked for, or the one given, cut back to what these prompts begin with."""
+    """A new cache of the requested kind, or the given one, cut back to what these prompts begin with."""
     if kv_cache is None:
         return None
     count = input_ids.shape[1]
@@ -236,7 +259,7 @@ def check_request(
     kv_cache: KVCache | str | None,
     compile: bool,
 ) -> None:
-    """Raises ValueError for anything that cannot be served, before any computation."""
+    """Raises ValueError, before any computation, for a request that cannot be served."""
     if input_ids.ndim != 2 or input_ids.shape[1] == 0:
         raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}: give (batch, tokens) with at least one token")
     (rows, count), longest = input_ids.shape, lm.config.max_position_embeddings
@@ -249,8 +272,8 @@ def check_request(
         (max_new_tokens < 0, f"max_new_tokens ({max_new_tokens}) must be 0 or more"),
         (num_return_sequences < 1, f"num_return_sequences ({num_return_sequences}) must be 1 or more"),
         (compile and not (kv_cache == "static" or static), 'compile needs kv_cache="static"'),
-        (isinstance(kv_cache, KVCache) and num_return_sequences > 1, "a cache is used again for one continuation each: "
-         "leave num_return_sequences at 1"),
+        (isinstance(kv_cache, KVCache) and num_return_sequences > 1, "a cache of an earlier call holds one row per "
+         "prompt: leave num_return_sequences at 1"),
     ]  # fmt: skip
     if attention_mask is not None:
         shape_differs = attention_mask.shape != input_ids.shape
@@ -262,7 +285,7 @@ def check_request(
         needed = count + min(max_new_tokens, longest - count)
         wrong += [
             (kv_cache.capacity < needed, f"the static cache has room for {kv_cache.capacity} tokens, and {needed} are "
-             "asked for: make it with a larger capacity, or lower max_new_tokens"),
+             "needed: make it with a larger capacity, or lower max_new_tokens"),
             (kv_cache.batch_size != rows, f"the static cache is for {kv_cache.batch_size} rows, these are {rows}"),
         ]  # fmt: skip
     for is_wrong, message in wrong:

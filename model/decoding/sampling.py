@@ -1,4 +1,4 @@
-"""Which token comes next: from logits to an id."""
+"""Which token comes next? From logits to an id."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to draw. The filters apply in this order, to logits / temperature; temperature 0 takes the likeliest.
+    """How to draw. The filters apply in this order, to logits / temperature; temperature 0 takes the likeliest token.
 
     repetition_penalty  makes every id that occurred less likely: positive logits / penalty, negative ones * penalty
                         (Keskar et al. 2019, CTRL, arXiv 1909.05858); 1.0 changes nothing
@@ -40,12 +40,18 @@ class Sampling:
                 raise ValueError(message)
 
 
-def next_token(logits: Tensor, seen_ids: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
-    """Draw the next token of every row: logits (B, V), the ids so far (B, T) -> ids (B,)."""
+def next_token(
+    logits: Tensor, seen_ids: Tensor, sampling: Sampling, generator: torch.Generator
+) -> tuple[Tensor, Tensor | None]:
+    """Draw the next token of every row: logits (B, V), the ids so far (B, T) -> ids (B,), probabilities (B, V).
+
+    The probabilities are those that the ids were drawn from, up to a factor; None at temperature 0, where nothing is
+    drawn.
+    """
     if sampling.repetition_penalty != 1.0:
         logits = penalise_repetition(logits, seen_ids, sampling.repetition_penalty)
     if sampling.temperature == 0:
-        return logits.argmax(dim=-1)
+        return logits.argmax(dim=-1), None
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature  # at most 0, so nothing overflows
     if sampling.top_k is not None:
         kth = logits.topk(min(sampling.top_k, logits.shape[-1])).values[:, -1:]
@@ -60,7 +66,15 @@ def next_token(logits: Tensor, seen_ids: Tensor, sampling: Sampling, generator: 
     if sampling.min_p is not None:
         floor = sampling.min_p * probabilities.amax(dim=-1, keepdim=True)
         probabilities = probabilities.masked_fill(probabilities < floor, 0.0)
-    return torch.multinomial(probabilities, num_samples=1, generator=generator)[:, 0]
+    return torch.multinomial(probabilities, num_samples=1, generator=generator)[:, 0], probabilities
+
+
+def log_probabilities(ids: Tensor, probabilities: Tensor | None) -> Tensor:
+    """What `next_token` returned -> ln of the probability with which each id was drawn (B,); 0 at temperature 0."""
+    if probabilities is None:
+        return torch.zeros(ids.shape, device=ids.device)
+    chosen = probabilities.gather(1, ids[:, None])[:, 0]
+    return chosen.log() - probabilities.sum(dim=-1).log()
 
 
 def penalise_repetition(logits: Tensor, seen_ids: Tensor, penalty: float) -> Tensor:

@@ -16,14 +16,13 @@ from configs.loader import InputError, load_config, validate
 from data.batches import too_long
 from data.config import DataConfig, HubSource, TokenizerConfig
 from data.packing import IGNORED
-from data.prepare import SPLITS, describe
+from data.prepare import SPLITS, describe, prepare
 from data.reading.sources import identity, read
 from data.tokenizer import train_tokenizer
 from tests.configs.every_key import Change, shows
 from tests.train.helpers import write_config
-from train import parts
+from train.batch_source import TextBatches
 from train.config import load_run_config
-from train.machine.distributed import World
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +239,8 @@ def observed(overrides: list[str]) -> dict[str, Any]:
     )
     config = load_run_config("tiny.yaml", ["data.source={kind: files, path: stories.jsonl}", *overrides])
     try:
-        data, batches, _ = parts.read_data(config, World())
+        data = prepare(config.data, Path(config.output_dir))
+        batches = TextBatches(config, data).batches
     except InputError as error:
         return nothing | {"complaint": str(error)}
     batch = batches.batch(0)
@@ -248,10 +248,10 @@ def observed(overrides: list[str]) -> dict[str, Any]:
     return nothing | {
         "vocabulary": data.tokenizer.sha256(),
         **dict(zip(TEXTS.split(", "), texts, strict=True)),
-        "rows": batch.input_ids.shape,
-        "documents": batch.document_ids,
-        "positions": batch.position_ids,
-        "trained": batch.labels != IGNORED,
+        "rows": batch["input_ids"].shape,
+        "documents": batch.tensors.get("document_ids"),
+        "positions": batch.tensors.get("position_ids"),
+        "trained": batch["labels"] != IGNORED,
         "epoch": batches.rows.per_epoch,
         "left out": (too_long(batches.rows, config.data), describe(data).splitlines()[2:]),
     }

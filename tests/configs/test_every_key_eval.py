@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from eval.hooks.attention import Attention
 from tests.configs.every_key import Change, shows
 from tests.configs.observed_run import observed_run
 from tests.train.helpers import write_config
-from train import pictures
 
 WORLD = (
     "data.source={kind: storyworld, documents: 60, validation_documents: 8}",
@@ -54,7 +54,7 @@ def run(tmp_path_factory):
     model = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = write_config(folder, train=train, eval=evaluation, model=model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pictures, "draw", lambda run: None)
+        patch.setattr(Attention, "finish", lambda hook, event: None)
         yield partial(observed_run, config, folder=folder / "runs")
 
 

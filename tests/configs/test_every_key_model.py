@@ -13,10 +13,10 @@ from torch.overrides import TorchFunctionMode
 from model import LanguageModel
 from tests.configs.every_key import Change, differing, shows
 from tests.train.helpers import pretrain, write_config
-from train import parts
 from train.config import RunConfig, load_run_config
 from train.machine.device import resolve_device
 from train.machine.distributed import World
+from train.pretrain import build_model
 
 YARN = "model.rope_scaling={rope_type: yarn, factor: 4.0, original_max_position_embeddings: 4096}"
 LINEAR = "model.rope_scaling={rope_type: linear, factor: 4.0}"
@@ -71,7 +71,7 @@ class Called(TorchFunctionMode):
 
 def built(config: RunConfig) -> LanguageModel:
     """The model as training builds it; then every weight is random, because a new block adds nothing."""
-    lm = parts.build_model(config, resolve_device(config), World(), None, None)  # type: ignore[arg-type]
+    lm = build_model(config, resolve_device(config), World(), None, None)  # type: ignore[arg-type]
     with torch.no_grad():
         for name, parameter in lm.named_parameters():
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))

@@ -12,10 +12,10 @@ from tests.configs.every_key import Change, shows
 from tests.configs.observed_run import observed_run
 from tests.train.helpers import pretrain, write_config
 from tests.train.worlds import run_world
-from train import parts
 from train.config import load_run_config
 from train.machine.device import resolve_device
 from train.machine.distributed import processes, wrap
+from train.pretrain import build_model
 
 LEARNING = "learning, last validation"
 LIMIT = "schedule, learning, steps, logged, evaluated, last validation, sampled, checkpoints"
@@ -117,7 +117,7 @@ def kind_of_model(config_file: Path, parallel: str) -> None:
     config = load_run_config(config_file, [f"train.parallel={parallel}", "model.vocab_size=192"])
     with processes(config.train.parallel, "cpu") as world:
         device = resolve_device(config)
-        lm = parts.build_model(config, device, world, None, None)  # type: ignore[arg-type]
+        lm = build_model(config, device, world, None, None)  # type: ignore[arg-type]
         called = wrap(lm, world, device.device)
         kinds = f"{type(next(lm.parameters())).__name__} {type(called).__name__}"
         config_file.with_name(f"{parallel}{world.rank}").write_text(kinds, encoding="utf-8")

@@ -160,3 +160,18 @@ def test_an_argument_that_the_shell_has_cut_says_so(tmp_path):
     path = write(tmp_path, "x.yaml", "seed: 1\n")
     with pytest.raises(InputError, match="put the whole argument in quotes"):
         load_config(path, ["data.source={kind:"])
+
+
+def test_an_empty_section_changes_nothing_and_a_value_gives_way_to_a_section(tmp_path):
+    write(tmp_path, "base.yaml", "model: {hidden_size: 64}\ntrain: 3\n")
+    loaded = load_config(write(tmp_path, "x.yaml", "model: {}\ntrain: {max_steps: 1}\neval: {}\nextends: base.yaml\n"))
+    assert loaded.values == {"model": {"hidden_size": 64}, "train": {"max_steps": 1}, "eval": {}}
+    assert loaded.where(("model",)) == f"{tmp_path / 'x.yaml'}:1"
+    assert loaded.where(("train", "max_steps")) == loaded.where(("train",)) == f"{tmp_path / 'x.yaml'}:2"
+
+
+def test_extends_may_stand_anywhere_but_only_once(tmp_path):
+    write(tmp_path, "base.yaml", "seed: 1\n")
+    assert load_config(write(tmp_path, "x.yaml", "seed: 2\nextends: base.yaml\n")).values == {"seed": 2}
+    with pytest.raises(InputError, match="x.yaml:2: `extends` is given twice"):
+        load_config(write(tmp_path, "x.yaml", "extends: base.yaml\nextends: base.yaml\n"))

@@ -5,39 +5,66 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
-import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from configs.loader import InputError
+from configs.loader import InputError, exit_on_bad_input
 from data import encode_corpus, shards
 from data import prepare as prepare_module
 from data.config import DataConfig
 from data.prepare import open_prepared, prepare
 from data.storyworld import tell_many
+from tests.processes import exit_code, print_to, start
 
-SMALL = "shards.SHARD_TOKENS, encode_corpus.BATCH, encode_corpus.SAVE_SECONDS = 30_000, 15_000, 0.0"
-DRIVER = f"""
-import json, sys
-from pathlib import Path
-from data import encode_corpus, prepare, shards
-from data.config import DataConfig
-{SMALL}
-prepare.prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]), show_progress=False)
-"""
+SMALL = [(shards, "SHARD_TOKENS", 30_000), (encode_corpus, "BATCH", 15_000), (encode_corpus, "SAVE_SECONDS", 0.0)]
 
 
 @pytest.fixture
 def small(monkeypatch):
     """Small shards and batches, and a note of progress after each batch."""
-    monkeypatch.setattr(shards, "SHARD_TOKENS", 30_000)
-    monkeypatch.setattr(encode_corpus, "BATCH", 15_000)
-    monkeypatch.setattr(encode_corpus, "SAVE_SECONDS", 0.0)
+    for module, name, value in SMALL:
+        monkeypatch.setattr(module, name, value)
+
+
+def prepare_child(config: DataConfig, out: Path, seconds: float | None = None, *, after_a_note: bool = False) -> None:
+    """prepare(), for a process of its own, which SIGPROF kills after so many seconds of work since its start or
+    since its first note. Work, not time: what else the machine does moves nothing."""
+    begin = lambda: signal.setitimer(signal.ITIMER_PROF, seconds or 0.0)  # noqa: E731
+    after_the_first_note(begin) if after_a_note else begin()
+    prepare_small(lambda: prepare(config, out, show_progress=False))
+
+
+def signalled_child(config_file: Path, number: int) -> None:
+    """`python -m data.prepare config_file` that gets the signal when it has noted how far it is."""
+    print_to(config_file.with_name("said.txt"))
+    after_the_first_note(lambda: os.kill(os.getpid(), number))
+    sys.argv = ["prepare", str(config_file)]
+    prepare_small(lambda: exit_on_bad_input(prepare_module.main))
+
+
+def prepare_small(command: Callable) -> None:
+    for module, name, value in SMALL:
+        setattr(module, name, value)
+    command()
+
+
+def after_the_first_note(action: Callable) -> None:
+    real = shards.save_progress
+
+    def save_progress(*arguments) -> None:
+        real(*arguments)
+        shards.save_progress = real
+        action()
+
+    shards.save_progress = save_progress
 
 
 @cache
@@ -64,44 +91,43 @@ def chat_config(folder: Path) -> DataConfig:
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """The files of prepared data, the manifest among them."""
-    return {file.name: file.read_bytes() for file in directory.iterdir()}
+    """The files of prepared data, the manifest among them; where the text lay is left out of it."""
+    place = rb'"[^"]*/(stories|chat)\.jsonl"'
+    return {file.name: re.sub(place, rb'"\1"', file.read_bytes()) for file in directory.iterdir()}
+
+
+@cache
+def undisturbed(make: Callable[[Path], DataConfig]) -> dict[str, bytes]:
+    """What prepare() makes of this config where nothing happens to it; with `small`."""
+    with tempfile.TemporaryDirectory() as folder:
+        return contents(prepare(make(Path(folder)), Path(folder) / "runs").directory)
 
 
 def notes(out: Path) -> str:
     return "".join(file.read_text() for file in out.glob(".prepared/*.partial/progress.json"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("make", "kills"), [(text_config, 20), (chat_config, 6)])
+@pytest.mark.parametrize(("make", "kills"), [pytest.param(text_config, 20, marks=pytest.mark.slow), (chat_config, 4)])
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path, small, make, kills):
     config, draw = make(tmp_path), random.Random(0)
-    command = [sys.executable, "-c", DRIVER, config.model_dump_json()]
-    before = time.monotonic()
-    subprocess.run([*command, str(tmp_path / "whole")], check=True)
-    duration = time.monotonic() - before
+    before = time.process_time()
     expected = contents(prepare(config, tmp_path / "whole").directory)
+    work = time.process_time() - before
     assert len([name for name in expected if name.endswith(".bin")]) > 10
 
     out, killed, went_on = tmp_path / "killed", 0, 0
     while killed < kills:
-        noted = notes(out)
-        process = subprocess.Popen([*command, str(out)])
-        if draw.random() < 0.25:
-            time.sleep(draw.uniform(0.0, 0.5) * duration)  # while it starts, or learns the tokenizer
-        else:
-            while process.poll() is None and notes(out) == noted:
-                time.sleep(0.005)
-            time.sleep(draw.uniform(0.0, 0.2) * duration)
-        process.send_signal(signal.SIGKILL)
-        killed += process.wait() == -signal.SIGKILL
+        noted, from_the_start = notes(out), draw.random() < 0.25  # there it starts, or learns the tokenizer
+        seconds = draw.uniform(0.0, 0.5 if from_the_start else 0.2) * work
+        code = exit_code(prepare_child, config, out, max(seconds, 0.001), after_a_note=not from_the_start)
+        killed += code == -signal.SIGPROF
         went_on += notes(out) != noted
         assert not (notes(out) and list(out.glob(".prepared/*/manifest.json")))
-        if process.returncode == 0:  # it was quicker than the kill: the next one starts afresh
+        if code == 0:  # it was quicker than the kill: the next one starts afresh
             assert contents(prepare(config, out).directory) == expected
             out = out.with_name(f"{out.name}_again")
     assert went_on > kills / 2
-    subprocess.run([*command, str(out)], check=True)
+    assert exit_code(prepare_child, config, out) == 0
     assert contents(prepare(config, out).directory) == expected
 
 
@@ -109,7 +135,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path, small, m
 def test_whatever_was_written_behind_the_last_note_is_written_again(tmp_path, small, monkeypatch, make):
     """The same without luck: stopped after every few batches, with torn files behind what was noted."""
     config = make(tmp_path)
-    expected = contents(prepare(config, tmp_path / "whole").directory)
+    expected = undisturbed(make)
     real, stops = shards.save_progress, 0
 
     for batches in (1, 2, 7, 3, 1, 12):
@@ -145,7 +171,7 @@ DAMAGE = "short missing other_text empty_note half_note no_tokenizer bad_tokeniz
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_what_is_left_of_a_killed_run_is_not_trusted(tmp_path, small, monkeypatch, damage):
     config = text_config(tmp_path)
-    expected = contents(prepare(config, tmp_path / "whole").directory)
+    expected = undisturbed(text_config)
     real = shards.save_progress
 
     def stop(*arguments):
@@ -212,21 +238,13 @@ def test_another_first_token_of_a_pretrained_tokenizer_makes_a_new_entry(tmp_pat
     assert again.tokenizer.roles["eos_token"] == "<|im_end|>"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
 def test_stopped_by_hand_it_says_that_it_goes_on(tmp_path, number, code):
     config = text_config(tmp_path)
     values = {"output_dir": str(tmp_path / "out"), "data": config.model_dump(exclude_none=True)}
     (tmp_path / "c.yaml").write_text(json.dumps(values))
-    script = f"from configs.loader import exit_on_bad_input\nfrom data import encode_corpus, prepare, shards\n{SMALL}\n"
-    script += "exit_on_bad_input(prepare.main)"
-    command = [sys.executable, "-c", script, str(tmp_path / "c.yaml")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not notes(tmp_path / "out"):
-        time.sleep(0.005)
-    process.send_signal(number)
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == code
+    assert exit_code(signalled_child, tmp_path / "c.yaml", number) == code
+    said = (tmp_path / "said.txt").read_text()
     assert ("stopped; the same command goes on from here" in said) == (number == signal.SIGINT)
     assert "Traceback" not in said
     assert notes(tmp_path / "out")
@@ -234,7 +252,7 @@ def test_stopped_by_hand_it_says_that_it_goes_on(tmp_path, number, code):
 
 def test_a_full_disk_is_one_clear_line_and_the_work_is_kept(tmp_path, small, monkeypatch):
     config = text_config(tmp_path)
-    expected = contents(prepare(config, tmp_path / "whole").directory)
+    expected = undisturbed(text_config)
     real, written = shards.SplitWriter.append, 0
 
     def append(writer, ids, flags):
@@ -264,10 +282,10 @@ def test_a_really_full_device(tmp_path, small, monkeypatch):
 
 def test_a_second_process_waits_and_finds_it_prepared(tmp_path):
     config = text_config(tmp_path)
-    command = [sys.executable, "-c", DRIVER, config.model_dump_json(), str(tmp_path / "runs")]
-    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [process.communicate(timeout=120)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], outputs
+    both = [start(prepare_child, config, tmp_path / "runs") for _ in range(2)]
+    for process in both:
+        process.join(timeout=300)
+    assert [process.exitcode for process in both] == [0, 0]
     (directory,) = (p for p in (tmp_path / "runs" / ".prepared").iterdir() if p.is_dir())
     open_prepared(directory)
 

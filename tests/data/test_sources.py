@@ -132,6 +132,7 @@ def test_files_have_an_identity_by_content_wherever_they_lie(tmp_path):
     assert identity(b, tmp_path) != one
 
 
+@pytest.mark.slow
 def test_an_unreachable_hub_shows_its_retries_and_ends_in_one_clear_line(tmp_path):
     (tmp_path / "c.yaml").write_text(f"output_dir: {tmp_path}\ndata: {{source: {{kind: hub, name: some/dataset}}}}\n")
     code = (

@@ -14,6 +14,7 @@ from data.prepare import prepare
 from data.storyworld import tell_many
 from data.tokenizer import train_tokenizer
 from data.tokenizer_report import advice, compare, main, report, sizes_of
+from tests.processes import run_module
 
 
 def config(path, kind="bpe", size=512, **changes) -> DataConfig:
@@ -155,7 +156,7 @@ def test_the_program(stories, tmp_path):
         ["bpe", "320"],
         ["bpe", "512"],
     ]
-    bad = subprocess.run([*program, "--sizes", "12"], capture_output=True, text=True, check=False)
+    bad = run_module("data.tokenizer_report", config, "--sizes", "12")
     assert bad.returncode == 2
     assert bad.stderr.splitlines()[-1].startswith("error: --sizes 12: `12` is no vocabulary size")
     assert "Traceback" not in bad.stderr

@@ -4,10 +4,13 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MinistralConfig, Qwen3Config
 
-from model import LanguageModel, load, save
+from model import LanguageModel, checkpoint_format, families, load, save
 from model.checkpoint_format import load_weights
+from model.families import FAMILIES
+from model.families.family import Family
 from tests.conftest import random_model, tiny_config
 
 LINEAR = {"rope_type": "linear", "factor": 4.0}
@@ -161,3 +164,60 @@ def test_a_model_in_bfloat16_stays_one_and_keeps_its_angles(tmp_path):
         assert theirs.dtype == torch.bfloat16
         ours, others = ((logits.float() - exact).abs().mean() for logits in (lm(ids), theirs(ids).logits))
     assert ours < 1.2 * others
+
+
+def renamed(name):
+    return name.replace("model.layers.", "transformer.h.").replace("self_attn.q_proj", "attn.query")
+
+
+NEW_FAMILIES = {
+    "qwen3 under another name": Family("toy", "ToyForCausalLM", needs={"qk_norm": True}),
+    "llama with other fields": Family(
+        "toy",
+        "ToyForCausalLM",
+        needs={"qk_norm": True, "sliding_window": None, "tie_word_embeddings": True},
+        fixed={"hidden_act": "swish", "attention_bias": False},
+        rename=renamed,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEW_FAMILIES)
+def test_a_family_is_one_object_and_a_line_in_the_dictionary(tmp_path, monkeypatch, name):
+    family = NEW_FAMILIES[name]
+    monkeypatch.setattr(families, "FAMILIES", {"toy": family} | FAMILIES)
+    monkeypatch.setattr(checkpoint_format, "FAMILIES", families.FAMILIES)
+    lm = random_model(tiny_config())
+    save(lm, tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    assert (fields["model_type"], fields["architectures"]) == ("toy", ["ToyForCausalLM"])
+    assert fields.items() >= family.fixed.items()
+    assert set(load_file(tmp_path / "model.safetensors")) == {family.rename(n) for n, _ in lm.named_parameters()}
+    loaded = load(tmp_path)
+    assert loaded.config == lm.config
+    ids = torch.randint(0, 192, (1, 12))
+    with torch.no_grad():
+        assert torch.equal(loaded(ids), lm(ids))
+    save(random_model(tiny_config(qk_norm=False)), tmp_path)  # what it cannot express is another one
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "llama"
+
+
+def test_what_no_family_can_express_is_refused_with_each_reason(monkeypatch):
+    only = {"toy": Family("toy", "ToyForCausalLM", needs={"qk_norm": False})}
+    monkeypatch.setattr(families, "FAMILIES", only)
+    with pytest.raises(ValueError, match=r"can be this model \(toy: it has qk_norm False only\)"):
+        families.family_of(tiny_config())
+
+
+def test_weights_in_several_files_are_read(tmp_path):
+    lm = random_model(tiny_config())
+    save(lm, tmp_path / "ours")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
+    assert not (tmp_path / "theirs/model.safetensors").exists()
+    ids = torch.randint(0, 192, (1, 12))
+    with torch.no_grad():
+        assert torch.equal(load(tmp_path / "theirs")(ids), lm(ids))
+    next((tmp_path / "theirs").glob("model-00002*")).unlink()
+    with pytest.raises(ValueError, match=r"model.safetensors.index.json: cannot be read: .*model-00002"):
+        load(tmp_path / "theirs")

@@ -1,5 +1,6 @@
 """ModelConfig: the toggle means what it says, and every impossible shape is named with its remedy."""
 
+from contextlib import suppress
 from typing import get_args
 
 import pytest
@@ -18,6 +19,46 @@ def test_the_toggle_gives_the_shapes_it_promises(word, expected):
     attention = LanguageModel(config).model.layers[0].self_attn
     assert attention.q_proj.weight.shape == (8 * 4, 32)
     assert attention.k_proj.weight.shape == attention.v_proj.weight.shape == (expected * 4, 32)
+
+
+def word_to_heads(heads):
+    """What each word of the toggle stands for; a word that is refused is left out."""
+    found = {}
+    for word in ("mha", "gqa", "mqa"):
+        with suppress(ValidationError):
+            found[word] = tiny_config(num_attention_heads=heads, head_dim=2, num_key_value_heads=word).kv_heads
+    return found
+
+
+def test_gqa_is_the_divisor_nearest_to_a_quarter_and_neither_of_the_others():
+    gqa = {heads: word_to_heads(heads).get("gqa") for heads in range(1, 41)}
+    nearest = {
+        4: 2,
+        6: 2,
+        8: 2,
+        9: 3,
+        10: 2,
+        12: 3,
+        14: 2,
+        15: 3,
+        16: 4,
+        18: 6,
+        20: 5,
+        24: 6,
+        25: 5,
+        30: 6,
+        32: 8,
+        40: 10,
+    }
+    assert {heads: gqa[heads] for heads in nearest} == nearest
+    assert [heads for heads, number in gqa.items() if number is None] == [1, 2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37]
+
+
+@pytest.mark.parametrize("heads", range(1, 33))
+def test_no_two_words_of_the_toggle_are_the_same_model(heads):
+    numbers = word_to_heads(heads)
+    assert numbers["mha"] == heads
+    assert len(set(numbers.values())) == len(numbers)
 
 
 def test_head_dim_may_differ_from_hidden_size_over_heads():
@@ -41,9 +82,11 @@ def test_head_dim_may_differ_from_hidden_size_over_heads():
         ),
         ({"hidden_size": 6, "num_attention_heads": 2}, r"head_dim \(3\) must be even"),
         (
-            {"num_attention_heads": 6, "hidden_size": 48, "num_key_value_heads": "gqa"},
-            "gqa means a quarter of the 6",
+            {"num_attention_heads": 7, "hidden_size": 56, "num_key_value_heads": "gqa"},
+            "gqa .* 7 query heads have no divisor between 1 and 7: use mha or mqa, .* for example 8",
         ),
+        ({"num_attention_heads": 1, "num_key_value_heads": "gqa"}, "1 query head has no divisor .*: use mha, or"),
+        ({"num_attention_heads": 1, "num_key_value_heads": "mqa"}, "there is 1 query head: use mha"),
         ({"num_key_value_heads": "gqq"}, "num_key_value_heads"),
         ({"hidden_size": "256"}, "hidden_size"),
         ({"hiden_size": 256}, "hiden_size"),

@@ -129,6 +129,53 @@ def test_stopped_rows_are_filled_and_generation_ends_early(lm, prompt):
     assert alone.shape[1] == first + 1
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_without_stop_ids_it_stops_at_the_end_tokens_of_the_config(lm, prompt, several):
+    prompt = prompt[:1]
+    free = generate(lm, prompt, 20, temperature=0)
+    end = free[0, 8].item()
+    with_end = random_model(tiny_config(eos_token_id=[191, end] if several else end))
+    with_end.load_state_dict(lm.state_dict())
+    expected = generate(lm, prompt, 20, temperature=0, stop_ids=[end])
+    assert expected.shape[1] < free.shape[1]
+    assert torch.equal(generate(with_end, prompt, 20, temperature=0), expected)
+    assert torch.equal(generate(with_end, prompt, 20, temperature=0, stop_ids=()), free)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", None])
+def test_log_probabilities_are_those_of_the_distribution_that_was_drawn_from(lm, prompt, cache):
+    output, log_probs = generate(
+        lm, prompt, 12, temperature=0.7, seed=1, num_return_sequences=2, kv_cache=cache, return_log_probs=True
+    )
+    assert torch.equal(output, generate(lm, prompt, 12, temperature=0.7, seed=1, num_return_sequences=2))
+    with torch.no_grad():
+        expected = (lm(output)[:, 5:-1] / 0.7).log_softmax(-1).gather(2, output[:, 6:, None])[..., 0]
+    assert log_probs.shape == (4, 12)
+    assert torch.allclose(log_probs, expected, atol=1e-4)
+
+
+def test_log_probabilities_count_the_filters(lm, prompt):
+    """With top_k 2 and min_p, each token is drawn from two at most: the probabilities of both add up to 1."""
+    output, log_probs = generate(lm, prompt, 12, top_k=2, seed=1, return_log_probs=True)
+    with torch.no_grad():
+        two = lm(output)[:, 5:-1].topk(2).values.log_softmax(-1)  # (2, 12, 2)
+    assert ((two - log_probs[..., None]).abs().amin(-1) < 1e-4).all()
+    _, of_min_p = generate(lm, prompt, 12, min_p=1.0, seed=1, return_log_probs=True)
+    assert torch.equal(of_min_p, torch.zeros(2, 12))  # only the likeliest is left
+
+
+def test_where_nothing_is_drawn_the_log_probability_is_zero(lm, prompt):
+    _, greedy = generate(lm, prompt, 5, temperature=0, return_log_probs=True)
+    assert torch.equal(greedy, torch.zeros(2, 5))
+    free, log_probs = generate(lm, prompt, 20, seed=2, return_log_probs=True)
+    stop = free[0, 8].item()
+    output, stopped = generate(lm, prompt, 20, seed=2, stop_ids=[stop], return_log_probs=True)
+    first = output[0, 6:].tolist().index(stop)
+    assert torch.equal(stopped[0, : first + 1], log_probs[0, : first + 1])
+    assert (stopped[0, first + 1 :] == 0).all()
+    assert generate(lm, prompt, 0, return_log_probs=True)[1].shape == (2, 0)
+
+
 def test_generation_ends_where_the_context_does(lm, prompt):
     assert generate(lm, prompt, 1000, seed=0).shape[1] == 64
 
@@ -150,7 +197,7 @@ def test_generation_ends_where_the_context_does(lm, prompt):
         ({"attention_mask": torch.eye(6)[:2].long()}, "pad on the left"),
         (
             {"kv_cache": StaticCache(tiny_config(), 2, 20, "cpu", torch.float32)},
-            "room for 20 tokens, and 64 are asked for",
+            "room for 20 tokens, and 64 are needed",
         ),
         (
             {"kv_cache": StaticCache(tiny_config(), 3, 64, "cpu", torch.float32)},

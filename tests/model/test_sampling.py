@@ -7,7 +7,7 @@ from model.decoding.sampling import Sampling, next_token, penalise_repetition
 
 def draws(logits, **filters):
     rows = torch.tensor(logits).log().expand(4000, -1)
-    ids = next_token(rows, torch.zeros(len(rows), 0).long(), Sampling(**filters), torch.Generator().manual_seed(0))
+    ids, _ = next_token(rows, torch.zeros(len(rows), 0).long(), Sampling(**filters), torch.Generator().manual_seed(0))
     return torch.bincount(ids, minlength=len(logits)) / 4000
 
 

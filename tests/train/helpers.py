@@ -1,23 +1,18 @@
 """A run that takes a second: the real command line on a small text."""
 
-import importlib
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from unittest import mock
 
-import pytest
 import torch
 
 import train.loop
 from configs.loader import exit_on_bad_input
-from tests.processes import exit_code, print_to
+from tests.processes import exit_code, print_to, run_module
 from train.pretrain import main
 
 REPOSITORY = Path(__file__).parents[2]
@@ -41,23 +36,6 @@ def write_config(folder: Path, **sections) -> Path:
     path = folder / "tiny.yaml"
     path.write_text(json.dumps(values), encoding="utf-8")  # JSON is YAML
     return path
-
-
-def run_module(module: str, *arguments, stdin: str = "") -> subprocess.CompletedProcess:
-    """What `python -m module arguments…` prints, and its exit code; in this process, which has imported torch."""
-    found = importlib.import_module(module)
-    if hasattr(found, "__path__"):
-        found = importlib.import_module(f"{module}.__main__")
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        mock.patch.object(sys, "argv", [module, *map(str, arguments)]),
-        mock.patch.object(sys, "stdin", io.StringIO(stdin)),
-        redirect_stdout(out),
-        redirect_stderr(err),
-        pytest.raises(SystemExit) as stopped,
-    ):
-        exit_on_bad_input(found.main)
-    return subprocess.CompletedProcess(sys.argv, stopped.value.code, out.getvalue(), err.getvalue())
 
 
 def kill_at(config: Path, step: int, name: str = "KILL") -> int | None:

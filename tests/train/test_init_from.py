@@ -53,7 +53,7 @@ def test_a_converted_model_is_trained_on(trained, here):
     data, rows = prepare(config.data, here / "runs"), config.rows_per_step
     batch = TrainBatches(make_rows(config.data, data, "train"), data.tokenizer, rows, config.seed, False).batch(0)
     with torch.no_grad():
-        loss_sum, count = load(here / "converted")(batch.input_ids, labels=batch.labels)
+        loss_sum, count = load(here / "converted")(batch["input_ids"], labels=batch["labels"])
     first = losses(run, "train")[0]
     assert first == pytest.approx(float(loss_sum / count), rel=1e-5)  # the same sum, in micro-batches
     assert first < math.log(320) - 1  # and no random start comes near it

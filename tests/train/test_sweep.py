@@ -62,7 +62,7 @@ def test_the_baseline_comes_first_and_every_seed_after_the_other(tmp_path):
 def test_a_value_is_trained_once_however_it_is_written(tmp_path):
     config = write_config(tmp_path)
     assert names(config, f"{KEY}=1,2,2,4") == ["tiny-2-seed0", "tiny-1-seed0", "tiny-4-seed0"]
-    assert names(config, f"{KEY}=mha,4,1,mqa,gqa") == ["tiny-2-seed0", "tiny-mha-seed0", "tiny-1-seed0"]
+    assert names(config, f"{KEY}=mha,4,1,mqa,gqa") == ["tiny-gqa-seed0", "tiny-mha-seed0", "tiny-1-seed0"]
     again = write_config(tmp_path, model={"num_key_value_heads": 4})
     assert names(again, f"{KEY}=mha,1") == ["tiny-mha-seed0", "tiny-1-seed0"]  # the baseline, as it is written here
 

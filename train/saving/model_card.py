@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from model import LanguageModel
-from model.checkpoint_format import to_hugging_face
+from model.families import family_of
 
 TEXT = """\
 # {title}
@@ -50,7 +50,7 @@ def model_card(name: str, lm: LanguageModel, step: int, tokens: int, identity: d
     metadata = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
-        "tags": ["headlight", to_hugging_face(config)["model_type"], *(["conversational"] if chats else [])],
+        "tags": ["headlight", family_of(config).model_type, *(["conversational"] if chats else [])],
         **({"datasets": datasets} if datasets else {}),
     }
     source = identity.get("init_from")

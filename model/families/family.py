@@ -1,0 +1,121 @@
+"""What a family says of itself, and the spelling of config.json that all of them share.
+
+Every field for which transformers has a default is written out, because a missing one is silently wrong there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from model.config import ModelConfig
+
+SAME_NAME = (
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+    "max_position_embeddings rms_norm_eps tie_word_embeddings attention_dropout bos_token_id eos_token_id pad_token_id"
+).split()
+Fields = dict[str, Any]
+
+
+def no_windows(_: Any) -> Fields:
+    """For a family without sliding windows."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture of transformers.
+
+    model_type, architecture: its names in config.json. needs: the values that fields of ModelConfig must have.
+    fixed: fields of config.json that can have one value only, because Headlight builds nothing else.
+    write_windows, read_windows: sliding windows in its spelling, from a ModelConfig and from config.json.
+    rename: the name of a parameter of LanguageModel -> its name in this family's files.
+    """
+
+    model_type: str
+    architecture: str
+    needs: Fields
+    fixed: Fields = field(default_factory=lambda: {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False})
+    write_windows: Callable[[ModelConfig], Fields] = no_windows
+    read_windows: Callable[[Fields], Fields] = no_windows
+    rename: Callable[[str], str] = str
+
+    def cannot_express(self, config: ModelConfig) -> str | None:
+        """The first field that this family has no word for; None if it can be this model."""
+        different = [key for key, value in self.needs.items() if getattr(config, key) != value]
+        return f"it has {different[0]} {self.needs[different[0]]!r} only" if different else None
+
+    def write(self, config: ModelConfig) -> Fields:
+        """The config.json of a model, in the spelling of transformers 4 and 5."""
+        values = config.model_dump()
+        rope = _rope_parameters(config)
+        return {
+            "architectures": [self.architecture],
+            "model_type": self.model_type,
+            **{name: values[name] for name in SAME_NAME},
+            **self.fixed,
+            "rope_theta": config.rope_theta,
+            "rope_parameters": rope,
+            "rope_scaling": rope if config.rope_scaling is not None else None,  # transformers 4 reads this one
+            "layer_types": config.layer_types,
+            **self.write_windows(config),
+            "initializer_range": 0.02,
+            "pretraining_tp": 1,
+            "use_cache": True,
+            "dtype": "float32",
+            "torch_dtype": "float32",
+            "headlight": {"hidden_dropout": config.hidden_dropout},
+        }
+
+    def read(self, fields: Fields, file: Path) -> ModelConfig:
+        """The inverse of `write`; also reads what transformers writes. Raises ValueError that names the file."""
+        for name, wanted in self.fixed.items():
+            if fields.get(name, wanted) != wanted:
+                raise ValueError(f"{file}: {name} is {fields[name]!r}; Headlight builds {wanted!r} only")
+        values = {name: fields[name] for name in SAME_NAME if fields.get(name) is not None} | self.needs
+        if isinstance(fields.get("headlight"), dict):
+            values |= fields["headlight"]
+        values |= _read_rope(fields, file) | self.read_windows(fields)
+        try:
+            return ModelConfig(**values)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(map(str, problem["loc"]))
+            raise ValueError(f"{file}: {where}: {problem['msg'].removeprefix('Value error, ')}") from None
+
+
+def _rope_parameters(config: ModelConfig) -> Fields:
+    scaling = config.rope_scaling
+    if scaling is None:
+        return {"rope_type": "default", "rope_theta": config.rope_theta}
+    if scaling.rope_type == "linear":
+        return {"rope_type": "linear", "factor": scaling.factor, "rope_theta": config.rope_theta}
+    return {**scaling.model_dump(exclude_none=True), "rope_theta": config.rope_theta}
+
+
+def _read_rope(fields: Fields, file: Path) -> Fields:
+    """rope_theta and rope_scaling from `rope_scaling` (transformers 4; it wins in 5 too) or `rope_parameters` (5)."""
+    rope = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        raise ValueError(f"{file}: rope_parameters is {rope!r}, not a table of keys and values")
+    rope = dict(rope)
+    values: Fields = {"rope_theta": float(rope.pop("rope_theta", None) or fields.get("rope_theta") or 10000.0)}
+    rope_type = rope.pop("rope_type", rope.pop("type", "default"))
+    rope.pop("type", None)
+    if rope_type not in ("default", "linear", "yarn"):
+        raise ValueError(f"{file}: rope_type is {rope_type!r}; Headlight builds default, linear or yarn")
+    for name, wanted in {"partial_rotary_factor": 1.0, "truncate": True}.items():
+        if rope.pop(name, wanted) != wanted:
+            raise ValueError(f"{file}: {name} is not {wanted!r}, and Headlight builds nothing else")
+    if rope_type == "default" and rope:
+        raise ValueError(f"{file}: rope_parameters has {sorted(rope)[0]!r}, which is unknown to Headlight")
+    if rope_type != "default":
+        if rope_type == "yarn":
+            rope.setdefault("original_max_position_embeddings", fields.get("max_position_embeddings"))
+        numbers = {k: float(v) if isinstance(v, int) and k[:8] != "original" else v for k, v in rope.items()}
+        values["rope_scaling"] = {"rope_type": rope_type, **numbers}
+    return values

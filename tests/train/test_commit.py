@@ -179,9 +179,9 @@ def test_where_latest_and_best_point_does_not_matter(checkpoints):
         assert not (checkpoints / "best").exists()  # none of these two was called the best
 
 
-def test_a_latest_that_names_nothing_is_said_to(checkpoints):
+def test_a_latest_that_names_nothing_is_an_error(checkpoints):
     (checkpoints / "latest").write_text("step_00000009\n")
-    with pytest.raises(ValueError, match="latest: names step_00000009, which is not there"):
+    with pytest.raises(ValueError, match="latest: names step_00000009, which does not exist"):
         load(checkpoints.parent)
 
 

@@ -25,7 +25,7 @@ from data.config import DataConfig
 from data.corpus_summary import histogram, measure, notes, summary
 from data.packing import IGNORED, Rows
 from data.prepare import SPLITS, PreparedData, output_directory, prepare
-from data.reading.sources import Split
+from data.reading.ledger import Split
 from data.terminal_text import escape, visible
 from data.tokenizer import Tokenizer
 

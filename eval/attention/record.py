@@ -121,5 +121,7 @@ def ablated(lm: LanguageModel, probes: Sequence[Probe], snapshot: Snapshot) -> d
     )
     if probe is None or not is_whole:
         return {}
-    found = ablate_strongest(lm, probe, torch.from_numpy(snapshot.scores["induction"]), ABLATED)
-    return {"ablation_induction_heads": found.rise, "ablation_random_heads": found.random_rise}
+    scores = {name: torch.from_numpy(values) for name, values in snapshot.scores.items()}
+    found = ablate_strongest(lm, probe, scores["induction"], scores.get("previous_token"), ABLATED)
+    snapshot.ablations.extend(found.rows)
+    return {"ablation_induction_heads": found.strongest.rise, "ablation_random_heads": found.random_rise}

@@ -9,14 +9,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from configs.loader import InputError
 from data import load_tokenizer
 from data.batches import TrainBatches, make_rows
+from data.config import TokenizerConfig
 from data.prepare import prepare
+from data.tokenizer import train_tokenizer
 from model import load, save
 from model.convert_kv_heads import write_converted
+from tests.conftest import random_model, tiny_config
 from tests.train.helpers import kill_at, metrics, pretrain, write_config
 from train.config import load_run_config
+from train.saving.initial_weights import load_initial_weights
 
 MHA, GQA = {"num_key_value_heads": 4}, {"num_key_value_heads": 2}
 
@@ -87,6 +93,26 @@ def test_a_resumed_run_needs_its_source_no_more(trained, here):
     assert "validation loss" in pretrain(config).stdout  # and a finished one prints its result
 
 
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", *(pytest.param(a, marks=SLOW) for a in ("llama", "ministral"))])
+def test_a_directory_that_transformers_saved_is_a_start_as_well(trained, here, architecture):
+    windows = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+    model = MHA | {"qk_norm": architecture == "qwen3"} | (windows if architecture == "ministral" else {})
+    config = write_config(here, name="ours", model=model, train={"max_steps": 2}, eval={"every": 2})
+    pretrain(config)
+    ours, theirs = here / "runs/ours/checkpoints/step_00000002", here / "theirs"
+    AutoModelForCausalLM.from_pretrained(ours).save_pretrained(theirs)
+    AutoTokenizer.from_pretrained(ours).save_pretrained(theirs)
+    assert json.loads((theirs / "config.json").read_text())["model_type"] == architecture
+    assert "transformers_version" in (theirs / "config.json").read_text()
+    pretrain(config, "name=from_ours", f"init_from={ours}")
+    pretrain(config, "name=from_theirs", f"init_from={theirs}")
+    assert metrics(here / "runs/from_theirs") == metrics(here / "runs/from_ours")
+    assert losses(here / "runs/from_theirs", "val")[0] == losses(here / "runs/ours", "val")[-1]
+
+
 def test_where_it_started_is_part_of_a_runs_identity(trained, here):
     config = write_config(here, name="gqa", model=GQA, init_from=str(here / "converted"), train={"max_steps": 4})
     pretrain(config)
@@ -149,6 +175,23 @@ def test_the_remedy_for_another_tokenizer_works(here):
     pretrain(config, remedy)
     ours, theirs = (load_tokenizer(directory) for directory in (here / "runs/tiny", here / "converted"))
     assert ours.sha256() == theirs.sha256()
+
+
+def test_a_directory_that_transformers_saved_is_accepted(tmp_path):
+    """transformers 5 changes tokenizer.json (padding, an empty post-processor), but no id."""
+    tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), [])
+    ours = random_model(tiny_config(vocab_size=tokenizer.vocab_size))
+    save(ours, tmp_path / "ours")
+    tokenizer.save(tmp_path / "ours")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    theirs(["a", "ab"], padding=True)
+    for part in (AutoModelForCausalLM.from_pretrained(tmp_path / "ours"), theirs):
+        part.save_pretrained(tmp_path / "theirs")
+    lm = random_model(ours.config)
+    load_initial_weights(lm, tmp_path / "theirs", tokenizer)
+    assert all(torch.equal(weight, lm.state_dict()[name]) for name, weight in ours.state_dict().items())
+    with pytest.raises(InputError, match="is not the tokenizer of this run's data"):
+        load_initial_weights(lm, tmp_path / "theirs", train_tokenizer(TokenizerConfig(kind="char"), ["abc"]))
 
 
 def test_another_number_of_heads_is_refused_before_any_data_is_read_and_the_remedy_works(here):

@@ -115,7 +115,7 @@ def write(checkpoints: Path, lm: LanguageModel, tensors: Tensors, tokenizer: Tok
 
     def fill(directory: Path) -> None:
         save(lm, directory, tensors.weights)
-        tokenizer.save(directory)
+        tokenizer.save(directory, lm.config.max_position_embeddings)
         card = model_card(checkpoints.parent.name, lm, state.step, state.tokens, state.identity or {})
         (directory / CARD).write_text(card, encoding="utf-8")
         save_file(tensors.optimizer, directory / TRAINING / OPTIMIZER)

@@ -14,7 +14,7 @@ Names = Name | Annotated[list[Name], Field(min_length=1)]
 
 
 class StoryworldSource(Section):
-    """The built-in corpus: stories made on the spot, with a known entropy."""
+    """The built-in corpus: stories that are generated, with a known entropy."""
 
     kind: Literal["storyworld"] = Field("storyworld", description="The built-in world.")
     documents: int = Field(40000, ge=1, description="Number of training stories (or conversations).")
@@ -34,7 +34,7 @@ class StoryworldSource(Section):
 
 
 class _WithText(Section):
-    """What files and datasets have in common: records with a field of text."""
+    """What files and datasets share: records with a text field."""
 
     text_field: str = Field("text", description="Key of a record that holds its text (a.b for one inside another).")
     document_start: str | None = Field(

@@ -1,4 +1,4 @@
-"""Runs as they lie on the disk: what was trained, what came of it, and which of them are seeds of one variant."""
+"""What is known of a run? What was trained, what came of it, and which runs are seeds of one variant."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RunResult:
     settings: config.yaml by dotted key, without those in which equal runs may differ.
     train, val: its lines of metrics.jsonl.
     contents: a hash of its data and tokenizer; tokenizer: a hash of the tokenizer alone; machine: where it trained.
-    is_finished: its report tells of its last step. snapshots: by step; only the last one has maps.
+    is_finished: its result.json is of its last step. snapshots: by step; only the last one has maps.
     """
 
     path: Path
@@ -173,10 +173,8 @@ def read_run(path: Path) -> tuple[RunResult, list[str]]:
 
 def _contents(checkpoint: Path) -> str | None:
     training = checkpoint / "training"
+    file = (training if training.is_dir() else checkpoint) / "trainer_state.json"  # 0.1: beside the weights
     try:
-        file = (
-            training if training.is_dir() else checkpoint
-        ) / "trainer_state.json"  # Headlight 0.1: beside the weights
         state = json.loads(file.read_text(encoding="utf-8"))
         return (state.get("identity") or {}).get("data.contents")
     except (OSError, ValueError, AttributeError):

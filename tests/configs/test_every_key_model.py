@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from model import LanguageModel
-from tests.configs.every_key import Change, differing, shows
+from tests.configs.every_key import Change, differing, each, keys_of, shows
 from tests.train.helpers import pretrain, write_config
 from train.config import RunConfig, load_run_config
 from train.machine.device import resolve_device
@@ -25,31 +25,33 @@ ALL = "shapes, logits, logits in training"
 LOGITS = "logits, logits in training"
 IN_TRAINING = "logits in training"
 
-CHANGES = [
-    Change("model.vocab_size", 256, ALL),
-    Change("model.hidden_size", 64, ALL),
-    Change("model.intermediate_size", 64, ALL),
-    Change("model.num_hidden_layers", 3, ALL),
-    Change("model.num_attention_heads", 2, ALL),
-    Change("model.num_key_value_heads", "mqa", ALL),
-    Change("model.head_dim", 16, ALL),
-    Change("model.qk_norm", False, ALL),
-    Change("model.max_position_embeddings", 40, "longest"),
-    Change("model.rope_theta", 100.0, LOGITS),
-    Change("model.rope_scaling", {"rope_type": "linear", "factor": 4.0}, LOGITS),
-    Change("model.rope_scaling.factor", 2.0, LOGITS, (LINEAR,)),
-    Change("model.rope_scaling.original_max_position_embeddings", 24, LOGITS, (YARN,)),
-    Change("model.rope_scaling.beta_fast", 4.0, LOGITS, (YARN,)),
-    Change("model.rope_scaling.beta_slow", 0.1, LOGITS, (YARN,)),
-    Change("model.rope_scaling.attention_factor", 2.0, LOGITS, (YARN,)),
-    Change("model.sliding_window", 4, LOGITS),
-    Change("model.layer_types", ["full_attention", "sliding_attention"], LOGITS, ("model.sliding_window=4",)),
-    Change("model.rms_norm_eps", 0.1, LOGITS),
-    Change("model.tie_word_embeddings", False, f"{ALL}, tied"),
-    Change("model.attention_dropout", 0.5, IN_TRAINING),
-    Change("model.hidden_dropout", 0.5, IN_TRAINING),
-    Change("model.attn_implementation", "eager", "kernel"),
-]
+CHANGES = each(
+    [
+        Change("model.vocab_size", 256, ALL),
+        Change("model.hidden_size", 64, ALL),
+        Change("model.intermediate_size", 64, ALL),
+        Change("model.num_hidden_layers", 3, ALL),
+        Change("model.num_attention_heads", 2, ALL),
+        Change("model.num_key_value_heads", "mqa", ALL),
+        Change("model.head_dim", 16, ALL),
+        Change("model.qk_norm", False, ALL),
+        Change("model.max_position_embeddings", 40, "longest"),
+        Change("model.rope_theta", 100.0, LOGITS),
+        Change("model.rope_scaling", {"rope_type": "linear", "factor": 4.0}, LOGITS),
+        Change("model.rope_scaling.factor", 2.0, LOGITS, (LINEAR,)),
+        Change("model.rope_scaling.original_max_position_embeddings", 24, LOGITS, (YARN,)),
+        Change("model.rope_scaling.beta_fast", 4.0, LOGITS, (YARN,)),
+        Change("model.rope_scaling.beta_slow", 0.1, LOGITS, (YARN,)),
+        Change("model.rope_scaling.attention_factor", 2.0, LOGITS, (YARN,)),
+        Change("model.sliding_window", 4, LOGITS),
+        Change("model.layer_types", ["full_attention", "sliding_attention"], LOGITS, ("model.sliding_window=4",)),
+        Change("model.rms_norm_eps", 0.1, LOGITS),
+        Change("model.tie_word_embeddings", False, f"{ALL}, tied"),
+        Change("model.attention_dropout", 0.5, IN_TRAINING),
+        Change("model.hidden_dropout", 0.5, IN_TRAINING),
+        Change("model.attn_implementation", "eager", "kernel"),
+    ]
+)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +112,7 @@ def baseline(config_file, given: tuple[str, ...]) -> dict[str, Any]:
     return observed(load_run_config(config_file, [VOCABULARY, *given]))
 
 
-@shows(*(change.key for change in CHANGES))
+@shows(*keys_of(CHANGES))
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_it_changes_the_model(tiny, change):
     after = observed(load_run_config(tiny, [VOCABULARY, *change.overrides]))

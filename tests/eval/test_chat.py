@@ -66,6 +66,7 @@ def said(monkeypatch, capsys):
 # Piped lines
 
 
+@pytest.mark.slow
 def test_each_piped_line_is_a_turn_and_nothing_else_is_printed(runs):
     command = [sys.executable, "-m", "eval.chat", runs / "chats", "--max-new-tokens", "6"]
     lines = "Who has the kite?\nWhere? caf\xe9\n".encode("latin-1")  # not UTF-8
@@ -353,6 +354,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(runs, terminal):
     assert screen.ends("\x04") == 0
 
 
+@pytest.mark.slow
 def test_everything_fits_a_narrow_terminal(runs, terminal, tmp_path):
     run = tmp_path / "r"
     shutil.copytree(runs / "texts", run)

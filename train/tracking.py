@@ -78,7 +78,7 @@ class Tracker:
             self._wandb.log({f"{split}/{key}": value for key, value in values.items()}, step)
 
     def append(self, file: Path, record: dict[str, Any]) -> None:
-        """A line of a .jsonl file of the run. If it cannot be written, that is reported once, and training continues."""
+        """A line of a .jsonl file of the run. A failure to write is reported once, and training continues."""
         try:
             append_line(file, record)
         except OSError as error:

@@ -230,8 +230,9 @@ class ModelConfig(Section):
 
 def _toggle(kv_heads: Any, heads: int) -> Any:
     """mha, gqa or mqa as a number of key/value heads; anything else as it is. Raises ValueError if it has no number."""
-    between = _divisors(heads)[1:-1]
-    if kv_heads == "gqa" and not between:
+    if kv_heads == "gqa":
+        if between := _divisors(heads)[1:-1]:
+            return min(between, key=lambda divisor: (abs(divisor - heads / 4), -divisor))
         raise ValueError(
             f"num_key_value_heads: gqa shares each key/value head among some of the query heads, and {heads} query "
             f"head{'s have' if heads > 1 else ' has'} no divisor between 1 and {heads}: use "
@@ -242,8 +243,6 @@ def _toggle(kv_heads: Any, heads: int) -> Any:
             "num_key_value_heads: mqa shares one key/value head among several query heads, and there is 1 query head: "
             "use mha, or more num_attention_heads"
         )
-    if kv_heads == "gqa":
-        return min(between, key=lambda divisor: (abs(divisor - heads / 4), -divisor))
     return {"mha": heads, "mqa": 1}.get(kv_heads, kv_heads) if isinstance(kv_heads, str) else kv_heads
 
 

@@ -27,7 +27,7 @@ from train.config import RunConfig
 from train.machine.device import Device, resolve_device
 from train.machine.timing import Clock, peak_bytes, synchronize, table
 from train.optimizer import build_optimizers
-from train.parts import with_tokenizer
+from train.pretrain import with_tokenizer
 from train.run import micro_batch_rows
 
 ADAMW_LR = 2e-3
@@ -130,7 +130,7 @@ def train_rung(
     while clock() - began < seconds:
         batch = next(upcoming)
         step(batch)
-        tokens, steps = tokens + int((batch.input_ids != data.tokenizer.pad_id).sum()), steps + 1
+        tokens, steps = tokens + int((batch["input_ids"] != data.tokenizer.pad_id).sum()), steps + 1
         synchronize(device.device)
     spent, last = clock() - began, next(upcoming)
     peak = peak_bytes(lambda: step(last), device.device) / 1e6
@@ -155,10 +155,10 @@ def rung_step(rung: Rung, config: RunConfig, device: Device, lm: LanguageModel) 
 
     def step(batch: Batch) -> None:
         batch = batch.to(device.device)
-        trained = (batch.labels[:, 1:] != IGNORED).sum().clamp(min=1)
+        trained = (batch["labels"][:, 1:] != IGNORED).sum().clamp(min=1)
         for part in batch.split(rows):
             with device.autocast():
-                loss_sum, _ = forward(**part.for_model())
+                loss_sum, _ = forward(**part.tensors)
             (loss_sum / trained).backward()
         nn.utils.clip_grad_norm_(lm.parameters(), config.train.grad_clip or float("inf"))
         for optimizer in optimizers:
@@ -206,4 +206,4 @@ def validation_loss(lm: LanguageModel, config: RunConfig, device: Device, data: 
     held_out = make_rows(config.data.model_copy(update={"rows_joined": 1}), data, "validation", config.rows_per_step)
     documents, most = config.data.isolate_documents, VALIDATION_TOKENS
     batches = validation_batches(held_out, data.tokenizer, 8, documents, max_tokens=most)
-    return mean_loss(lm, batches, device.autocast())
+    return mean_loss(lm, batches, device.autocast)

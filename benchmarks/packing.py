@@ -21,7 +21,7 @@ from train.config import RunConfig
 from train.machine.device import Device, resolve_device
 from train.machine.timing import alternate, table
 from train.optimizer import build_optimizers
-from train.parts import with_tokenizer
+from train.pretrain import with_tokenizer
 
 ALONE = "one document a row"
 
@@ -102,8 +102,8 @@ def _steps(config: RunConfig, device: Device, rows: Rows, data: PreparedData, is
     def step() -> None:
         batch: Batch = next(upcoming).to(device.device)
         with device.autocast():
-            loss_sum, _ = lm(**batch.for_model())
-        (loss_sum / (batch.labels[:, 1:] != IGNORED).sum().clamp(min=1)).backward()
+            loss_sum, _ = lm(**batch.tensors)
+        (loss_sum / (batch["labels"][:, 1:] != IGNORED).sum().clamp(min=1)).backward()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

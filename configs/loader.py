@@ -1,6 +1,6 @@
 """YAML + `extends` + `section.key=value` -> a plain dict that remembers file and line of every key.
 
-Also home of `InputError`, the one exception for bad input: a command prints its message and exits with 2.
+`InputError` is the one exception for bad input: a command prints its message and exits with code 2.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class InputError(Exception):
 
 @dataclass
 class LoadedConfig:
-    """The merged values of a config, and for every key path the place that set it last."""
+    """The merged values of a config, and for every key the place that set it last."""
 
     path: Path
     values: dict[str, Any] = field(default_factory=dict)
@@ -162,7 +162,7 @@ def _get(values: Any, key: KeyPath) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# values -> a checked pydantic model, with errors a person can act on
+# values -> a checked pydantic model, with errors that say what to do
 
 
 def validate(schema: type[Model], loaded: LoadedConfig, section: str | None = None) -> Model:
@@ -188,7 +188,7 @@ def validate(schema: type[Model], loaded: LoadedConfig, section: str | None = No
 
 
 def _check_top_level(loaded: LoadedConfig, known: list[KeyPath]) -> None:
-    """A room that reads only its own section still refuses a key that is nobody's. Raises InputError."""
+    """A command that reads one section still refuses a top-level key that no section has. Raises InputError."""
     sections = json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8"))["properties"]
     for name in sorted(loaded.values.keys() - sections.keys()):
         nearest = _nearest((name,), [*[(section,) for section in sections], *known])
@@ -196,7 +196,7 @@ def _check_top_level(loaded: LoadedConfig, known: list[KeyPath]) -> None:
 
 
 def _explain(problem: Any, schema: type[BaseModel], prefix: KeyPath, loaded: LoadedConfig) -> tuple[str, str]:
-    """(where and which key, what is wrong with it), so that the members of a union can be told together."""
+    """(where and which key, what is wrong with it); apart, so that the members of a union can share a line."""
     # pydantic puts the tag of a discriminated union into the location ("source", "files", "path"): leave it out
     key = prefix
     for part in map(str, problem["loc"]):
@@ -266,14 +266,14 @@ def _nearest(key: KeyPath, known: list[KeyPath]) -> str:
 
 
 def _harmless(message: str) -> str:
-    """One line, and nothing in it that could drive a terminal: data and file names may hold any character."""
+    """One line without control characters: data and file names may hold any character."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
 
 
 def exit_on_bad_input(command: Callable[[], int | None]) -> None:
-    """Run a command line: 0 when it is done, one clear line and exit code 2 for bad input."""
+    """Run a command: exit code 0 when it is done, one clear line and exit code 2 for bad input."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal or pipe that does not know a letter still gets the line
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without some letter still gets the line
             stream.reconfigure(errors="backslashreplace")
     try:
         code = command()
@@ -282,6 +282,6 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
             print(f"error: {_harmless(str(error))}", file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from what had been saved", file=sys.stderr)
+        print("stopped; run the same command again to continue", file=sys.stderr)
         code = 130
     sys.exit(code or 0)

@@ -18,11 +18,13 @@ from torch import Tensor
 from configs.loader import InputError
 from data import packing
 from data.config import DataConfig
-from data.packing import ConversationRows, DocumentRows, HeldOutRows, Rows
+from data.packing import IGNORED, ConversationRows, DocumentRows, HeldOutRows, Rows
 from data.prefetch import prefetched
 from data.prepare import PreparedData
 from data.reading.sources import Split
 from data.tokenizer import Tokenizer
+
+__all__ = ["IGNORED", "Batch", "TrainBatches", "make_batch", "make_rows", "too_long", "validation_batches"]
 
 JOINED = (1, 2, 4, 8)  # how many rows data.rows_joined=auto may join: as few as make ENOUGH of their positions real
 ENOUGH = 0.95
@@ -30,27 +32,21 @@ ENOUGH = 0.95
 
 @dataclass(frozen=True)
 class Batch:
-    """input_ids and labels (B, T) int64; document_ids (B, T) or None (then documents see each other);
-    position_ids (B, T) or None (then they count on through the row); row_ids (B,): the rows' numbers p, for messages.
+    """Rows that are trained on together: an open set of tensors by name, each with the rows as its first dimension.
+
+    Rows of text have input_ids and labels (B, T) int64. They have document_ids (B, T) where documents must not see
+    each other, and position_ids (B, T) where positions do not count on through the row. Another objective names what
+    it needs (chosen_input_ids, rewards, …). row_ids: the rows' numbers, for messages.
     """
 
-    input_ids: Tensor
-    labels: Tensor
-    document_ids: Tensor | None
-    position_ids: Tensor | None
+    tensors: dict[str, Tensor]
     row_ids: list[int]
 
-    def for_model(self) -> dict[str, Tensor | None]:
-        """What LanguageModel.forward takes: lm(**batch.for_model())."""
-        return {
-            "input_ids": self.input_ids,
-            "labels": self.labels,
-            "document_ids": self.document_ids,
-            "position_ids": self.position_ids,
-        }
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
 
     def to(self, device: torch.device) -> Batch:
-        """On another device; from page-locked memory the copy does not hold up what follows."""
+        """On another device. From page-locked memory, what follows does not wait for the copy."""
         return self._map(lambda t: t.to(device, non_blocking=True), self.row_ids)
 
     def pinned(self) -> Batch:
@@ -62,9 +58,13 @@ class Batch:
         parts = [slice(i, i + rows) for i in range(0, len(self.row_ids), rows)]
         return [self._map(itemgetter(part), self.row_ids[part]) for part in parts]
 
+    def token_count(self, pad_id: int) -> tuple[int, int]:
+        """(tokens that are not padding, positions) of every tensor whose name ends in input_ids."""
+        ids = [tensor for name, tensor in self.tensors.items() if name.endswith("input_ids")]
+        return sum(int((each != pad_id).sum()) for each in ids), sum(each.numel() for each in ids)
+
     def _map(self, change: Callable[[Tensor], Tensor], row_ids: list[int]) -> Batch:
-        changed = {name: t if t is None else change(t) for name, t in self.for_model().items()}
-        return Batch(**changed, row_ids=row_ids)  # type: ignore[arg-type]
+        return Batch({name: change(tensor) for name, tensor in self.tensors.items()}, row_ids)
 
 
 def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_step: int = 8) -> Rows:
@@ -156,10 +156,16 @@ def validation_batches(
     isolate_documents: bool = False,
     restart_positions: bool = False,
     max_tokens: int | None = None,
+    share: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
-    """Held-out rows in order. max_tokens: stop after about as many (always whole rows)."""
-    count = rows.per_epoch if max_tokens is None else min(rows.per_epoch, packing.rows_within(max_tokens, rows.length))
-    for i in range(0, count, rows_per_batch):
+    """Held-out rows in order. max_tokens: stop after about as many (always whole rows).
+
+    share: (rank, processes); each process gets every so-many-th batch.
+    """
+    (rank, world_size), count = share, rows.per_epoch
+    if max_tokens is not None:
+        count = min(count, packing.rows_within(max_tokens, rows.length))
+    for i in range(rank * rows_per_batch, count, world_size * rows_per_batch):
         row_ids = list(range(i, min(i + rows_per_batch, count)))
         yield make_batch([rows.row(r) for r in row_ids], row_ids, tokenizer, isolate_documents, restart_positions)
 
@@ -173,12 +179,11 @@ def make_batch(
 ) -> Batch:
     """(ids, labels) of rows, each (T,) -> tensors (B, T). isolate: with document_ids; restart: with position_ids."""
     ids, targets = (np.stack(arrays) for arrays in zip(*rows, strict=True))
-    documents = [packing.document_ids(row, tokenizer.bos_id) for row in ids] if isolate or restart else []
-    positions = [packing.restarted_positions(row) for row in documents] if restart else []
-    return Batch(
-        torch.from_numpy(ids),
-        torch.from_numpy(targets),
-        torch.from_numpy(np.stack(documents)) if isolate else None,
-        torch.from_numpy(np.stack(positions)) if restart else None,
-        row_ids,
-    )
+    found = {"input_ids": ids, "labels": targets}
+    if isolate or restart:
+        documents = [packing.document_ids(row, tokenizer.bos_id) for row in ids]
+        if isolate:
+            found["document_ids"] = np.stack(documents)
+        if restart:
+            found["position_ids"] = np.stack([packing.restarted_positions(row) for row in documents])
+    return Batch({name: torch.from_numpy(array) for name, array in found.items()}, row_ids)

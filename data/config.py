@@ -1,4 +1,4 @@
-"""DataConfig: what is read, how it is cut into tokens, how long a row is."""
+"""DataConfig: which text is read, how it becomes tokens, how long a row is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Names = Name | Annotated[list[Name], Field(min_length=1)]
 
 
 class StoryworldSource(Section):
-    """The built-in corpus: stories made on the spot, with a known entropy."""
+    """The built-in corpus: stories that are made while you wait. Their entropy, the lowest possible loss, is known."""
 
     kind: Literal["storyworld"] = Field("storyworld", description="The built-in world.")
     documents: int = Field(40000, ge=1, description="Number of training stories (or conversations).")
@@ -34,7 +34,7 @@ class StoryworldSource(Section):
 
 
 class _WithText(Section):
-    """What files and datasets have in common: records with a field of text."""
+    """What files and datasets share: records with a field of text."""
 
     text_field: str = Field("text", description="Key of a record that holds its text (a.b for one inside another).")
     document_start: str | None = Field(
@@ -50,7 +50,7 @@ class _WithText(Section):
         try:
             re.compile(pattern or "")
         except re.error as error:
-            raise ValueError(f"document_start is no regular expression: {error}") from None
+            raise ValueError(f"document_start is not a regular expression: {error}") from None
         return pattern
 
 
@@ -100,7 +100,7 @@ class MixPart(Section):
 
 
 class MixSource(Section):
-    """Several sources, mixed document by document so that their shares of the text are as the weights say."""
+    """Several sources, mixed document by document. The weights say how much of the text comes from each."""
 
     kind: Literal["mix"] = Field(description="Several sources.")
     parts: list[MixPart] = Field(min_length=1, description="The sources: [{weight: 3, source: {kind: …}}, …].")
@@ -116,12 +116,12 @@ Source = Annotated[StoryworldSource | FilesSource | HubSource | MixSource, Field
 
 class TokenizerConfig(Section):
     """bpe: byte-level pieces learned from the text. char: one id a character. byte: one id a byte.
-    pretrained: a tokenizer.json that exists."""
+    pretrained: an existing tokenizer.json."""
 
     kind: Literal["bpe", "char", "byte", "pretrained"] = Field(
         "bpe",
         description="bpe: pieces of words, learned from the text | char: one token per character | byte: one per byte "
-        "| pretrained: one that exists.",
+        "| pretrained: an existing one.",
     )
     vocab_size: int | None = Field(
         None,
@@ -190,8 +190,8 @@ class DataConfig(Section):
     def _check_packing(self) -> DataConfig:
         if self.restart_positions and not self.isolate_documents:
             raise ValueError(
-                "restart_positions needs isolate_documents: true, else documents that share positions see each other"
+                "restart_positions needs isolate_documents: true, or documents with the same positions see each other"
             )
         if self.rows_joined not in ("auto", 1) and not self.isolate_documents:
-            raise ValueError("rows_joined needs isolate_documents: true, else a document would see too far back")
+            raise ValueError("rows_joined needs isolate_documents: true, or a document sees further back than a row")
         return self

@@ -12,7 +12,7 @@ from data.chat import TRAINED
 from data.config import DataConfig
 from data.packing import SCAN, ConversationRows, HeldOutRows, Rows, TokenStream, conversation_starts
 from data.prepare import SPLITS, PreparedData
-from data.reading.sources import Split
+from data.reading.ledger import Split
 from data.terminal_text import escape
 
 LENGTHS = ["tokens a document: fewest", "10 % have at most", "median", "90 % have at most", "most"]

@@ -15,14 +15,14 @@ from data.config import DataConfig
 from data.learning_text import plain_texts
 from data.prefetch import prefetched
 from data.reading import sources
+from data.reading.ledger import Document, Ledger, Split
 from data.reading.records import Conversation
-from data.reading.sources import Document, Ledger
 from data.tokenizer import Tokenizer
 
 BATCH = 1 << 20  # characters encoded at a time, on all cores
 SAVE_SECONDS = 2.0  # between two notes of how far it is
 
-Writers = dict[sources.Split, shards.SplitWriter]
+Writers = dict[Split, shards.SplitWriter]
 
 
 def encode_corpus(

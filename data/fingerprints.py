@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 
 
 def fingerprint(text: str) -> int:
     """64 bits of the text's SHA-256: the same on every machine, in [0, 2**64)."""
-    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big")
+    return number_of(hashlib.sha256(text.encode("utf-8", "surrogatepass")))
+
+
+def number_of(digest: Any) -> int:
+    """The number of a text that was hashed piece by piece: digest is a hashlib object."""
+    return int.from_bytes(digest.digest()[:8], "big")
 
 
 class Seen:

@@ -25,7 +25,7 @@ from data.config import DataConfig
 from data.corpus_summary import histogram, measure, notes, summary
 from data.packing import IGNORED, Rows
 from data.prepare import SPLITS, PreparedData, output_directory, prepare
-from data.reading.sources import Split
+from data.reading.ledger import Split
 from data.terminal_text import escape, visible
 from data.tokenizer import Tokenizer
 
@@ -179,7 +179,7 @@ def batches_of(
 def print_rows(batches: Iterator[Batch], painter: Painter, rows: Rows, split: Split, with_ids: bool) -> None:
     """Every row under a title that counts its tokens; with_ids: a second time, token by token."""
     for batch in batches:
-        ids, labels = batch.input_ids[0].tolist(), batch.labels[0].tolist()
+        ids, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
         number, trained = batch.row_ids[0], sum(label != IGNORED for label in labels)
         begin, padding = ids.count(painter.tokenizer.bos_id), ids.count(painter.tokenizer.pad_id)
         place = f" (epoch {number // rows.per_epoch})" if split == "train" else ""

@@ -8,6 +8,7 @@ from typing import Any
 from data.chat import segments
 from data.config import DataConfig, FilesSource
 from data.reading import sources
+from data.reading.documents import files_of
 from data.reading.file_bytes import COMPRESSED
 from data.reading.records import Conversation
 from data.tokenizer import cut
@@ -41,7 +42,7 @@ def _share(source: Any, wanted: int) -> float:
     """The share of the text that makes about so many bytes; all of it where its size is not known beforehand."""
     if not isinstance(source, FilesSource) or source.max_records is not None:
         return 1.0
-    found = sources.files_of(source)
+    found = files_of(source)
     is_packed = any(file.suffix in {*COMPRESSED, ".parquet"} for file in found)
     size = sum(file.stat().st_size for file in found) * (PACKED if is_packed else 1)
     return wanted / max(1, size)

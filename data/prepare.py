@@ -26,11 +26,11 @@ from data.encode_corpus import Writers, encode_corpus
 from data.learning_text import tokenizer_texts
 from data.packing import TokenStream
 from data.reading import sources
-from data.reading.sources import Ledger
+from data.reading.ledger import Ledger, Split
 from data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 FORMAT_VERSION = 4
-SPLITS: tuple[sources.Split, ...] = ("train", "validation")
+SPLITS: tuple[Split, ...] = ("train", "validation")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class PreparedData:
     manifest: dict[str, Any]
     tokenizer: Tokenizer
 
-    def stream(self, split: sources.Split) -> TokenStream:
+    def stream(self, split: Split) -> TokenStream:
         """The tokens of a split, memory-mapped."""
         shards = self.manifest[split]["shards"]
         flags = [self.directory / shard["flags_file"] for shard in shards if "flags_file" in shard]
@@ -220,7 +220,7 @@ def _new_tokenizer(config: DataConfig, directory: Path, show_progress: bool) -> 
 
 
 def describe(prepared: PreparedData) -> str:
-    """Two lines, what was read and how many tokens it made; and one for what was left out, if anything was."""
+    """Two lines, what was read and how many tokens it made; then what was left out, a warning and a hint, if any."""
     lines = []
     what = "conversation" if prepared.manifest["depends_on"]["records"] == "conversations" else "document"
     for split in SPLITS:
@@ -234,7 +234,30 @@ def describe(prepared: PreparedData) -> str:
     notes = [f"{read['duplicates']:,} exact duplicates {verb}"] if read["duplicates"] else []
     notes += [f"{read['empty']:,} empty texts left out"] if read["empty"] else []
     notes += [f"{read['bad']:,} bad records left out (listed in manifest.json)"] if read["bad"] else []
-    return "\n".join([*lines, *_parts(read["parts"]), *([", ".join(notes)] if notes else [])])
+    lines += [*_parts(read["parts"]), *([", ".join(notes)] if notes else []), *_share(prepared.manifest)]
+    if read["unseparated"]:
+        what = "a file is" if read["unseparated"] == 1 else f"{read['unseparated']:,} files are each"
+        lines.append(
+            f"hint: {what} one document, with blank lines: if these separate documents, set "
+            """'data.source.separator="\\n\\n"'"""
+        )
+    return "\n".join(lines)
+
+
+def _share(manifest: dict[str, Any]) -> list[str]:
+    """A warning where a hash decided what is held out, and that is less than half or more than twice what was asked."""
+    source, asked = manifest["source"], manifest["depends_on"]["validation_fraction"]
+    if source["kind"] not in ("files", "hub") or source.get("validation_path") or source.get("validation_split"):
+        return []
+    held_out = manifest["validation"]["bytes"]
+    share = held_out / max(1, held_out + manifest["train"]["bytes"])
+    if asked / 2 <= share <= 2 * asked:
+        return []
+    return [
+        f"warning: {share:.1%} of the text is held out, where data.validation_fraction asks for {asked:.1%}: the "
+        "documents are few or of very different lengths; name held-out text yourself (data.source: validation_path "
+        "or validation_split)"
+    ]
 
 
 def _parts(parts: list[dict[str, Any]]) -> list[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from configs.loader import InputError
 from data.chat_template import CHAT_TEMPLATE
@@ -46,6 +46,8 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, roles: dict[str, str] | None = None):
         self.backend, self.roles = backend, dict(roles or ROLES)
         self.backend.encode_special_tokens = True
+        self.backend.no_padding()  # transformers saves how it padded last
+        self.backend.no_truncation()
         self.pad_id, self.bos_id, self.eos_id = (self.special_id(self.roles[role]) for role in ROLES)
         added = self.backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -79,8 +81,13 @@ class Tokenizer:
         return self.backend.token_to_id(unk) if unk else None
 
     def sha256(self) -> str:
-        """Of everything that decides about ids."""
-        return hashlib.sha256((self.backend.to_str() + json.dumps(self.roles)).encode()).hexdigest()
+        """Of everything that decides ids: two tokenizers with the same hash give every document the same ids.
+
+        Left out is what other programs add to tokenizer.json when they save it: padding, truncation, post-processor.
+        """
+        described = json.loads(self.backend.to_str())
+        deciding = [described[key] for key in ("model", "normalizer", "pre_tokenizer", "added_tokens")]
+        return hashlib.sha256(json.dumps([deciding, self.roles], sort_keys=True).encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without first and last token of a document."""
@@ -151,21 +158,35 @@ class Tokenizer:
             text = re.sub(r"\\x(..)", lambda match: f"⟨{match[1].upper()}⟩", readable)
         return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
 
-    def save(self, directory: str | Path) -> None:
-        """Write tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads."""
+    def save(self, directory: str | Path, context_length: int | None = None) -> None:
+        """Write tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads.
+
+        There every text begins with the bos token, as every document did in training; `encode` adds none.
+        context_length: the most tokens that the model can read, where one is known.
+        """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "tokenizer.json").write_text(self.backend.to_str(pretty=True), encoding="utf-8")
+        for_others = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        for_others.post_processor = processors.TemplateProcessing(
+            single=[self.bos_token, "$A"],
+            pair=[self.bos_token, "$A", "$B:1"],
+            special_tokens=[(self.bos_token, self.bos_id)],
+        )
+        (directory / "tokenizer.json").write_text(for_others.to_str(pretty=True), encoding="utf-8")
         settings: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",  # any other class would replace our pre-tokenizer
             **self.roles,
-            "add_bos_token": False,
+            "add_bos_token": True,
             "add_eos_token": False,
+            "model_input_names": ["input_ids", "attention_mask"],  # no token_type_ids, which the model does not take
+            "padding_side": "left",  # so that a batch of prompts ends where the answers begin
             "clean_up_tokenization_spaces": False,
             "chat_template": CHAT_TEMPLATE,
         }
         if self.backend.token_to_id(UNK) is not None:
             settings["unk_token"] = UNK
+        if context_length is not None:
+            settings["model_max_length"] = context_length
         text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
         (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
@@ -233,17 +254,13 @@ def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
         raise InputError(f"{file}: its ids have gaps ({len(vocabulary):,} tokens, the last one is {last:,})")
     roles = {}
     for role, ours in ROLES.items():
-        theirs = settings.get(role)
-        theirs = theirs.get("content") if isinstance(theirs, dict) else theirs
-        roles[role] = theirs if isinstance(theirs, str) and theirs in vocabulary else ours
+        theirs = _token(settings.get(role))
+        roles[role] = theirs if theirs in vocabulary else ours
     if roles["bos_token"] in (roles["eos_token"], roles["pad_token"], *CHAT):
         roles["bos_token"] = BOS
     if roles["pad_token"] in (roles["eos_token"], getattr(backend.model, "unk_token", None)):
         roles["pad_token"] = PAD
     backend.add_special_tokens([*roles.values(), *CHAT, *TOOLS])
-    backend.no_padding()
-    backend.no_truncation()
-    backend.post_processor = None  # it would add first and last tokens of its own in transformers
     tokenizer = Tokenizer(_with_reserved(backend, at_least), roles)
     _check_typed(tokenizer, file)
     return tokenizer
@@ -287,7 +304,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """
     file = _tokenizer_file(path)
     settings = _settings(file)
-    return Tokenizer(_read(file), {role: settings.get(role, ours) for role, ours in ROLES.items()})
+    return Tokenizer(_read(file), {role: _token(settings.get(role)) or ours for role, ours in ROLES.items()})
+
+
+def _token(setting: Any) -> str:
+    """The text of a token in tokenizer_config.json, which may be an object; "" where there is none."""
+    return str((setting.get("content") if isinstance(setting, dict) else setting) or "")
 
 
 def _settings(file: Path) -> dict[str, Any]:

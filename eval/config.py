@@ -1,4 +1,4 @@
-"""EvalConfig: what is looked at while training, and how often."""
+"""EvalConfig: what is measured during training, and how often."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class HookConfig(Section):
 
 
 class AttentionConfig(Section):
-    """What is kept of every attention head while training: maps and scores."""
+    """What is recorded of every attention head during training: maps and scores."""
 
     every: int = Field(100, ge=0, description="Steps between two looks at every head, also at the end. 0 = never.")
     early: list[Annotated[int, Field(ge=0)]] = Field(
@@ -104,7 +104,7 @@ class EvalConfig(Section):
     def _check_names(cls, hooks: list[str | HookConfig]) -> list[str | HookConfig]:
         names = [_named(hook).name for hook in hooks]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"hooks: {twice[0]} is named twice: once is enough, with `early` for further steps")
+            raise ValueError(f"hooks: {twice[0]} is named twice: name it once, and give more steps with `early`")
         return hooks
 
     def cadences(self) -> dict[str, Cadence]:
@@ -119,9 +119,9 @@ class EvalConfig(Section):
         if hook.name == "attention":
             every = self.attention.every if hook.every is None else hook.every
             early = self.attention.early if hook.early is None else hook.early
-            is_on = every > 0 or bool(hook.early)  # eval.attention.every = 0 is off; a hook's own steps are asked for
+            is_on = every > 0 or bool(hook.early)  # eval.attention.every = 0 is off; a hook's own steps still count
             return Cadence(every, tuple(early) if is_on else (), at_the_end=is_on)
-        first = [0] if hook.name == "questions" else []  # what is known before the first step
+        first = [0] if hook.name == "questions" else []  # also before the first step
         return Cadence(
             self.every if hook.every is None else hook.every, tuple(first if hook.early is None else hook.early)
         )

@@ -1,40 +1,68 @@
-"""Loss, perplexity and bits per byte on held-out text, and bits document by document beside the floor."""
+"""How well does it predict a text? Loss over batches, bits per byte, and the bits of whole documents."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
+from configs.loader import InputError
 from data.batches import Batch
 from data.tokenizer import Tokenizer
 from eval.eval_mode import evaluating
 from model import LanguageModel
-
-if TYPE_CHECKING:
-    from data.storyworld import Story
+from model.memory import is_out_of_memory
 
 
-@torch.no_grad()
+class OutOfStep(InputError):
+    """One process cannot go on and the others would wait for it for ever: the run must end."""
+
+
 def mean_loss(
     lm: LanguageModel,
     batches: Iterable[Batch],
-    autocast: AbstractContextManager | None = None,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
 ) -> float:
     """Mean of -ln p over every token that the batches ask for, in nats a token."""
+    sums = loss_sums(lm, batches, autocast)
+    return sum(loss_sum for loss_sum, _ in sums) / max(1, sum(count for _, count in sums))
+
+
+@torch.no_grad()
+def loss_sums(
+    lm: LanguageModel,
+    batches: Iterable[Batch],
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    may_retry: bool = True,
+) -> list[tuple[float, int]]:
+    """For every batch, the sum of -ln p in nats and the number of tokens that it asks for.
+
+    may_retry: where memory runs out, a batch is read again in halves. Where the processes of a run make each forward
+    pass together (FSDP2), one of them cannot do that alone: OutOfStep is raised, and the run must end.
+    """
     device = next(lm.parameters()).device
-    loss_sum, count = 0.0, 0
-    with evaluating(lm), autocast or nullcontext():
+    found = []
+    with evaluating(lm), autocast():
         for batch in batches:
-            batch = batch.to(device)
-            batch_sum, batch_count = lm(**batch.for_model())
-            loss_sum, count = loss_sum + float(batch_sum), count + int(batch_count)
-    return loss_sum / max(1, count)
+            found.append(_loss_sum(lm, batch.to(device), may_retry))
+    return found
+
+
+def _loss_sum(lm: LanguageModel, batch: Batch, may_retry: bool) -> tuple[float, int]:
+    try:
+        loss_sum, count = lm(**batch.tensors)
+        return float(loss_sum), int(count)
+    except RuntimeError as error:
+        rows = len(batch.row_ids)
+        if is_out_of_memory(error) and not may_retry:
+            raise OutOfStep(f"out of memory while evaluating {rows} rows: lower train.micro_batch_size") from None
+        if not is_out_of_memory(error) or rows == 1:
+            raise
+    parts = [_loss_sum(lm, half, may_retry) for half in batch.split(-(-len(batch.row_ids) // 2))]
+    return sum(loss_sum for loss_sum, _ in parts), sum(count for _, count in parts)
 
 
 def bits_per_byte(loss: float, predicted_tokens: int, text_bytes: int) -> float:
@@ -66,60 +94,3 @@ def token_bits(
         for row, i in enumerate(chosen):
             result[i] = bits[row, : len(documents[i]) - 1].tolist()
     return result
-
-
-@dataclass(frozen=True)
-class FloorComparison:
-    """Bits per byte of a model and of the generator that wrote the stories (nobody can do better on average).
-
-    The second pair leaves out the invented names and the nonsense songs where they first occur: bits that only
-    luck could save. Both pairs are divided by all bytes.
-    """
-
-    documents: int
-    model: float
-    floor: float
-    model_without_invented: float
-    floor_without_invented: float
-
-    def lines(self) -> list[str]:
-        """The two pairs in words, as report.md has them; eval.compare reads the gap out of the first."""
-        return [
-            f"bits per byte, {self.documents} whole held-out stories: {self.model:.4f}   "
-            f"floor {self.floor:.4f}   gap {self.model - self.floor:+.4f}",
-            f"without invented names and songs:               {self.model_without_invented:.4f}   "
-            f"floor {self.floor_without_invented:.4f}   "
-            f"gap {self.model_without_invented - self.floor_without_invented:+.4f}",
-        ]
-
-
-def compare_with_floor(lm: LanguageModel, tokenizer: Tokenizer, stories: Sequence[Story]) -> FloorComparison:
-    """The model's bits on whole stories, beside the entropy of the choices that made them."""
-    all_bits = token_bits(lm, tokenizer, [story.text for story in stories])
-    model = model_without = 0.0
-    for story, bits in zip(stories, all_bits, strict=True):
-        model += sum(bits)
-        model_without += sum(bits) - _bits_inside(story, tokenizer, bits)
-    total_bytes = sum(len(story.text.encode("utf-8")) for story in stories)
-    floor = sum(story.bits for story in stories)
-    invented = sum(story.name_bits + story.song_bits for story in stories)
-    return FloorComparison(
-        len(stories),
-        model / total_bytes,
-        floor / total_bytes,
-        model_without / total_bytes,
-        (floor - invented) / total_bytes,
-    )
-
-
-def _bits_inside(story: Story, tokenizer: Tokenizer, bits: list[float]) -> float:
-    """The model's bits on tokens that overlap an invented name's or a song word's first occurrence."""
-    spans = story.invented_spans
-    offsets = tokenizer.backend.encode(story.text, add_special_tokens=False).offsets  # (start, end) in characters
-    inside, next_span = 0.0, 0
-    for (start, end), token in zip(offsets, bits, strict=False):
-        while next_span < len(spans) and spans[next_span][1] <= start:
-            next_span += 1
-        if next_span < len(spans) and spans[next_span][0] < end:
-            inside += token
-    return inside

@@ -16,7 +16,7 @@ LayerType = Literal["full_attention", "sliding_attention"]
 
 
 class RopeScaling(Section):
-    """How positions beyond the training length are brought back into the range that the model knows.
+    """How to bring positions beyond the training length back into the range that the model knows.
 
     linear   every angle divided by `factor` (position interpolation, Chen et al. 2023, arXiv 2306.15595)
     yarn     slow pairs divided by `factor`, quick ones kept, a ramp in between (Peng et al. 2023, arXiv 2309.00071)
@@ -70,34 +70,36 @@ class ModelConfig(Section):
     Raises pydantic.ValidationError (a ValueError) that names the field and the values that work.
     """
 
-    vocab_size: Annotated[int | None, Meaning.TOKENIZER] = Field(
+    vocab_size: Annotated[int | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
         None, ge=1, description="Number of different tokens. The tokenizer sets it."
     )
-    hidden_size: Annotated[int, Meaning.TENSORS] = Field(
+    hidden_size: Annotated[int, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
         256, ge=1, description="Width of the network: how many numbers stand for a token inside it."
     )
-    intermediate_size: Annotated[int | None, Meaning.TENSORS] = Field(
+    intermediate_size: Annotated[int | None, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
         None,
         ge=1,
         description="Inner width of the feed-forward layers (SwiGLU). null = 8/3 of hidden_size, rounded up to a "
         "multiple of 32.",
     )
-    num_hidden_layers: Annotated[int, Meaning.TENSORS] = Field(6, ge=1, description="Number of layers.")
-    num_attention_heads: Annotated[int, Meaning.TENSORS] = Field(
+    num_hidden_layers: Annotated[int, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
+        6, ge=1, description="Number of layers."
+    )
+    num_attention_heads: Annotated[int, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
         8, ge=1, description="Query heads in a layer. Each one learns to look at the text in its own way."
     )
-    num_key_value_heads: Annotated[int | Literal["mha", "gqa", "mqa"], Meaning.TENSORS] = Field(
+    num_key_value_heads: Annotated[int | Literal["mha", "gqa", "mqa"], Meaning.TENSORS, Meaning.SAME_NAME] = Field(
         "mha",
         description="Key/value heads, which the query heads share: mha = one per query head | gqa = about a quarter, "
         "never 1 and never all | mqa = 1 | or any divisor of num_attention_heads.",
     )
-    head_dim: Annotated[int | None, Meaning.TENSORS] = Field(
+    head_dim: Annotated[int | None, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
         None, ge=2, description="Size of one head, an even number. null = hidden_size / num_attention_heads."
     )
     qk_norm: Annotated[bool, Meaning.TENSORS] = Field(
         True, description="Normalise every query and key, as Qwen3 does: higher learning rates stay stable."
     )
-    max_position_embeddings: Annotated[int, Meaning.FREE_AT_START] = Field(
+    max_position_embeddings: Annotated[int, Meaning.FREE_AT_START, Meaning.SAME_NAME] = Field(
         512, ge=1, description="Longest text in tokens, in training and in generation."
     )
     rope_theta: float = Field(10000.0, gt=1, description="Base of RoPE, which tells the model where a token stands.")
@@ -118,11 +120,13 @@ class ModelConfig(Section):
         "null = all sliding if sliding_window is set, else all full.",
         examples=[["sliding_attention", "full_attention"]],
     )
-    rms_norm_eps: float = Field(1e-6, gt=0, description="Keeps RMSNorm from dividing by zero.")
-    tie_word_embeddings: Annotated[bool, Meaning.TENSORS] = Field(
+    rms_norm_eps: Annotated[float, Meaning.SAME_NAME] = Field(
+        1e-6, gt=0, description="Keeps RMSNorm from dividing by zero."
+    )
+    tie_word_embeddings: Annotated[bool, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
         True, description="true: embedding and head share one matrix: smaller, but it learns to copy later."
     )
-    attention_dropout: Annotated[float, Meaning.FREE_AT_START] = Field(
+    attention_dropout: Annotated[float, Meaning.FREE_AT_START, Meaning.SAME_NAME] = Field(
         0.0, ge=0, lt=1, description="Share of attention weights set to zero at random in training."
     )
     hidden_dropout: Annotated[float, Meaning.FREE_AT_START] = Field(
@@ -136,13 +140,13 @@ class ModelConfig(Section):
         description="Code that computes attention (same numbers, other speed): auto | eager | flash | sdpa | flex | "
         "varlen | blocked (bf16 on a CPU), or one kernel: flash3 | flash4 | sdpa_efficient | sdpa_cudnn | sdpa_math.",
     )
-    bos_token_id: Annotated[int | None, Meaning.TOKENIZER] = Field(
+    bos_token_id: Annotated[int | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
         None, description="First token of every document. The tokenizer sets it."
     )
-    eos_token_id: Annotated[int | list[int] | None, Meaning.TOKENIZER] = Field(
+    eos_token_id: Annotated[int | list[int] | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
         None, description="Last token of a document, or a list: of a document and of a turn. The tokenizer sets it."
     )
-    pad_token_id: Annotated[int | None, Meaning.TOKENIZER] = Field(
+    pad_token_id: Annotated[int | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
         None, description="Token that fills up short rows. The tokenizer sets it."
     )
 

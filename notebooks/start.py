@@ -98,8 +98,8 @@ def _stop(started: list[subprocess.Popen[str]]) -> None:
 
 
 def is_finished(name: str) -> bool:
-    """Whether runs/<name> was trained to its end: its report is the last file that a run writes."""
-    return (ROOT / "runs" / name / "report.md").is_file()
+    """Whether runs/<name> was trained to its end: result.json is the last file that a run writes."""
+    return (ROOT / "runs" / name / "result.json").is_file()
 
 
 def checked(name: str) -> Path:

@@ -10,7 +10,6 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("configs", "model", "data", "eval", "train", "benchmarks", "notebooks")
 # Circles that are being taken apart; this list only gets shorter.
 KNOWN = {
-    frozenset({"eval.attention.record", "eval.hooks"}),
     frozenset({"train.budget", "train.meters", "train.run"}),
 }
 

@@ -1,4 +1,4 @@
-"""RunConfig = model + data + train + eval + tracking: everything that one YAML file says."""
+"""RunConfig: everything that one YAML file says, checked."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class TrainConfig(Section):
 
 
 class RunConfig(RunKeys):
-    """One run. The key `extends` of the YAML is resolved before this is filled."""
+    """One run. The key `extends` is resolved before."""
 
     init_from: Annotated[str | None, Meaning.IDENTITY] = Field(
         None, description="Start from the weights of this run or model directory. null = random weights."
@@ -189,10 +189,10 @@ class RunConfig(RunKeys):
         return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
 
     def identity(self) -> dict[str, Any]:
-        """What makes a run itself, by dotted key. If one of these differs, it is another run."""
+        """What makes a run what it is, by dotted key. If one of these differs, it is another run."""
         values = flatten(self.model_dump())
         if self.init_from is not None:
-            values["init_from"] = str(Path(self.init_from))  # however its path is spelled
+            values["init_from"] = str(Path(self.init_from))  # whichever way its path is written
         meaning = meanings(RunConfig)
         return {key: value for key, value in values.items() if is_identity(meaning[key])}
 

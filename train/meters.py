@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,7 +30,8 @@ class StepFigures:
     """What one step measured, over all processes.
 
     loss (nats a token), grad_norm: scalars on the device, not read yet. tokens without padding, positions with it.
-    waited: seconds for the batch. rows: numbers of the step's first and last row.
+    waited: seconds for the batch. rows: numbers of the step's first and last row. figures: the objective's other means,
+    on the device.
     """
 
     step: int
@@ -41,6 +42,7 @@ class StepFigures:
     positions: int
     waited: float
     rows: tuple[int, int]
+    figures: dict[str, Tensor] = field(default_factory=dict)
     update_ratios: dict[str, float] = field(default_factory=dict)
 
 
@@ -127,6 +129,7 @@ class Meter:
             **({"mfu": round(flops_per_s / self.peak_flops, 4)} if self.peak_flops else {}),
             "memory_gb": memory_gb(self.device),
             **{name: round(seconds, 3) for name, seconds in self.elsewhere.items()},
+            **{name: float(value) for name, value in self.last.figures.figures.items()},
             **{f"update_to_weight/{name}": ratio for name, ratio in self.last.figures.update_ratios.items()},
         }
         self._reset()
@@ -159,39 +162,24 @@ def _norm(tensors: list[Tensor]) -> float:
     return float(whole(torch.nn.utils.get_total_norm(tensors)))
 
 
-@dataclass
-class SpikeDetector:
-    """The losses of the last steps; a spike is a loss far above their median. It is saved with the run.
+def spike_median(losses: list[float], loss: float) -> float | None:
+    """Whether a loss is a spike: far above the losses of the last steps, whose median is returned then.
 
-    Far: in median absolute deviations, which a single spike among the losses hardly changes.
+    Far: in median absolute deviations, which a single spike among the losses hardly changes. `losses` takes in the new
+    one and keeps the last SPIKE_WINDOW.
     """
-
-    losses: list[float] = field(default_factory=list)
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.losses)
-
-    def is_spike(self, loss: float) -> bool:
-        """Take in the loss of one step; whether it is a spike."""
-        spike = False
-        if len(self.losses) == SPIKE_WINDOW:
-            deviation = 1.4826 * statistics.median(abs(known - self.median) for known in self.losses)
-            spike = loss - self.median > max(SPIKE_DEVIATIONS * deviation, SPIKE_SHARE * self.median)
-        self.losses = [*self.losses, loss][-SPIKE_WINDOW:]
-        return spike
-
-    def state(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def of(cls, state: dict[str, Any] | None) -> SpikeDetector:
-        """As it was saved, or a new one."""
-        return cls(**(state or {}))
+    median = None
+    if len(losses) == SPIKE_WINDOW:
+        middle = statistics.median(losses)
+        deviation = 1.4826 * statistics.median(abs(known - middle) for known in losses)
+        if loss - middle > max(SPIKE_DEVIATIONS * deviation, SPIKE_SHARE * middle):
+            median = middle
+    losses[:] = [*losses, loss][-SPIKE_WINDOW:]
+    return median
 
 
 def memory_gb(device: torch.device) -> float | None:
-    """Peak memory: of the GPU if there is one, else of this process (None where the system does not tell)."""
+    """Peak memory: of the GPU if there is one, else of this process (None where the system does not say)."""
     if device.type == "cuda":
         return round(torch.cuda.max_memory_allocated() / 1e9, 3)
     try:

@@ -1,13 +1,25 @@
 """Pretraining: `python -m train.pretrain configs/demo.yaml [section.key=value ...]`
 
-Several GPUs: `torchrun --nproc_per_node=N -m train.pretrain configs/x.yaml`. `run` reads top to bottom: processes,
-device, data, model, optimizer and where to go on, train, report. train/sft.py calls the same.
+Several GPUs: `torchrun --nproc_per_node=N -m train.pretrain configs/x.yaml`. `run` reads top to bottom: what can be
+wrong, where to go on, data, model, optimizer, train, report. Another kind of training calls it with another objective
+and another source of batches; train/sft.py only changes the config.
 """
 
 from __future__ import annotations
 
-from configs.loader import exit_on_bad_input
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs.loader import InputError, exit_on_bad_input
 from train.config import RunConfig, parse_command_line
+
+if TYPE_CHECKING:
+    from data.tokenizer import Tokenizer
+    from model import LanguageModel
+    from train.machine.device import Device
+    from train.machine.distributed import World
+    from train.objective import Objective
 
 
 def main() -> int:
@@ -15,48 +27,108 @@ def main() -> int:
     return run(parse_command_line("Train a language model from scratch."), "train.pretrain")
 
 
-def run(config: RunConfig, script: str) -> int:
-    """One run from its config to its report. Returns the exit code. script: whose command it is."""
-    from train import parts, pictures, report
+def run(
+    config: RunConfig, script: str, objective: Objective | None = None, source: Callable[..., Any] | None = None
+) -> int:
+    """One run from its config to its report. Returns the exit code.
+
+    script: the module of the command. objective: what a step minimises; default: the next token. source:
+    (config, data, world, device) -> a BatchSource; default: rows of the prepared text.
+    """
+    from data.batches import make_rows
+    from data.prepare import prepare
+    from eval.hooks.registry import Hooks
+    from train import report
+    from train.batch_source import TextBatches
     from train.loop import train
-    from train.machine.distributed import processes
+    from train.machine.device import resolve_device
+    from train.machine.distributed import check_shares, processes
+    from train.objective import NextToken
+    from train.run import open_run
     from train.saving.initial_weights import find_initial_weights
     from train.saving.run_directory import find_start
 
-    # 1. This process and the others, if torchrun started several.
+    # 1. This process and the others, if torchrun started several. What can be wrong is found before text is read.
     with processes(config.train.parallel, config.train.device) as world:
-        parts.check(config, world)
+        check_shares(config, world)
+        hooks = Hooks(config.eval)
+        hooks.check(config.eval, config.model)
 
         # 2. Whether this run is new, half-way or finished, and where it computes.
         start = world.first(lambda: find_start(config))
         if start.finished:
-            world.say(report.result(config.directory))
+            world.say(report.summary(config.directory))
             return 0
-        device = parts.device_for(config, start)
+        device = resolve_device(config, start.state.resolved if start.state else None)
         initial = find_initial_weights(config) if start.checkpoint is None else None
 
         # 3. Text -> tokens -> rows.
-        material = parts.read_data(config, world)
+        data = prepare(config.data, Path(config.output_dir))
+        batches = (source or TextBatches)(config, data, world, device.device)
+        held_out = make_rows(config.data, data, "validation")
 
-        # 4. The network. The tokenizer says how many ids there are and which are special.
-        tokenizer = material[0].tokenizer
-        config = parts.with_tokenizer(config, tokenizer)
-        lm = parts.build_model(config, device, world, initial, tokenizer)
+        # 4. The network, and how its gradients become steps; where the run stopped, it goes on.
+        config = with_tokenizer(config, data.tokenizer)
+        lm = build_model(config, device, world, data.tokenizer, initial)
+        run = open_run(
+            config, script, start, device, world, data, batches, held_out, objective or NextToken(), lm, hooks
+        )
 
-        # 5. How gradients become steps; go on where the run stopped.
-        run = parts.build_run(config, start, device, world, material, lm, script)
-
-        # 6. Train.
+        # 5. Train; draw while the tracker is still open.
         exit_code = 1
         try:
+            run.tracker.say(report.opening(run, start.checkpoint))
             exit_code = train(run)
             if exit_code == 0:
-                pictures.draw(run)  # while the tracker is still open
+                with run.tracker.doing("drawing"):
+                    hooks.finish(run.event(is_last=True))
         finally:
             run.tracker.close(exit_code)
 
-        # 7. What came of it.
-        return parts.finish(run, exit_code)
+        # 6. What came of it.
+        if exit_code == 0:
+            report.write(run)
+            world.say(report.summary(config.directory))
+        return exit_code
+
+
+def build_model(
+    config: RunConfig, device: Device, world: World, tokenizer: Tokenizer, initial: Path | None
+) -> LanguageModel:
+    """The network on its device: random weights from the seed, or those in `initial`; under fsdp2, a share of it."""
+    import torch
+
+    from model import LanguageModel
+    from train.machine.distributed import seed_rank, shard
+    from train.saving.initial_weights import load_initial_weights
+
+    device.set_up()
+    torch.manual_seed(config.seed)
+    lm = LanguageModel(config.model).to(device.device)
+    lm.set_attn_implementation(device.attention)
+    lm.set_activation_checkpointing(config.train.activation_checkpointing)
+    if initial is not None:
+        load_initial_weights(lm, initial, tokenizer)
+    shard(lm, world, device.dtype)
+    seed_rank(world, config.seed)
+    return lm
+
+
+def with_tokenizer(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
+    """The config with the tokenizer's numbers filled in. Raises InputError if the YAML has others."""
+    conversations = config.data.records == "conversations"
+    numbers = {
+        "vocab_size": tokenizer.vocab_size,
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": tokenizer.stop_ids if conversations else tokenizer.eos_id,
+        "pad_token_id": tokenizer.pad_id,
+    }
+    for key, number in numbers.items():
+        wanted = getattr(config.model, key)
+        if wanted not in (None, number):
+            what = f"{number} ids" if key == "vocab_size" else f"{number} there"
+            raise InputError(f"model.{key} is {wanted}, but the tokenizer has {what}: leave that key out")
+    return config.model_copy(update={"model": config.model.model_copy(update=numbers)})
 
 
 if __name__ == "__main__":

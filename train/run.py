@@ -1,73 +1,166 @@
-"""Run: everything that a training run holds, in one place."""
+"""Run: everything that a training run holds. What changes while it trains is in run.state, and nowhere else."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from data.batches import TrainBatches
 from data.packing import Rows
 from data.prepare import PreparedData
-from eval.hooks import Hook
+from eval.hooks import EvalEvent
+from eval.hooks.registry import Hooks
 from model import LanguageModel
-from train.budget import largest_micro_batch
+from train.batch_source import BatchSource
 from train.config import RunConfig
 from train.machine.device import Device
 from train.machine.distributed import World
-from train.machine.hardware import device_memory
-from train.meters import SpikeDetector
-from train.saving.checkpoint import TrainerState
+from train.meters import Meter
+from train.objective import Objective
+from train.optimizer import build_optimizers
+from train.saving import run_directory
+from train.saving.checkpoint import TrainerState, load_checkpoint
+from train.saving.run_directory import Start
 from train.tracking import Tracker
 
 AUTO_MICRO_TOKENS = {"cpu": 8192, "cuda": 65536, "mps": 16384}
 
 
 @dataclass
-class Run:
-    """One run, as one of its processes sees it.
+class RunState(TrainerState):
+    """What changes: what checkpoints save (TrainerState), and what belongs to this process alone.
 
-    forward: what training calls, the model itself or wrapped and compiled. micro_rows: rows of one forward pass.
-    non_finite: steps passed over so far, counted on the device; state.skipped is the same as far as it has been read.
-    saved_at: step of the newest checkpoint. started: when the run would have begun if it had never been interrupted.
-    unlogged_s: seconds that evaluating and saving took after the last line of metrics.jsonl.
-    hooks, switched_off, kept: what runs at evaluations, which of it failed, and what it keeps for itself.
+    micro_rows: rows of one forward pass. saved_at: step of the newest checkpoint. started: when the run would have
+    begun if it had never been interrupted. forward: what training calls: the model, or the model compiled or wrapped.
+    non_finite: steps skipped so far, counted on the device; `skipped` is the same as far as it has been read.
     """
 
+    micro_rows: int = 1
+    saved_at: int | None = None
+    started: float = 0.0
+    forward: nn.Module = field(default_factory=nn.Identity)
+    non_finite: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, as one of its processes sees it. script: whose command it is."""
+
     config: RunConfig
+    script: str
     device: Device
     world: World
     data: PreparedData
-    batches: TrainBatches
+    source: BatchSource
     held_out: Rows
+    objective: Objective
     lm: LanguageModel
     optimizers: list[torch.optim.Optimizer]
     scaler: torch.amp.GradScaler
-    state: TrainerState
+    hooks: Hooks
     tracker: Tracker
-    spikes: SpikeDetector
-    forward: nn.Module
-    micro_rows: int
-    non_finite: Tensor
-    script: str = "train.pretrain"
-    saved_at: int | None = None
-    started: float = 0.0
-    unlogged_s: float = 0.0
-    hooks: dict[str, Hook] = field(default_factory=dict)
-    switched_off: set[str] = field(default_factory=set)
-    kept: dict[str, Any] = field(default_factory=dict)
+    meter: Meter
+    state: RunState
 
     @property
     def gates_on_device(self) -> bool:
-        """Whether a bad step is passed over without the CPU looking at it: fused AdamW and Muon can, on CUDA."""
-        return self.device.device.type == "cuda" and self.world.parallel != "fsdp2"
+        """Whether a bad step is skipped without the CPU looking at it: fused AdamW and Muon can, on CUDA."""
+        return self.device.device.type == "cuda" and not self.world.shares_model
+
+    @property
+    def rows_joined(self) -> int:
+        """How many rows of data.sequence_length a row of this run is made of."""
+        return max(1, self.source.row_length // self.config.data.sequence_length)
 
     def forget_gradients(self) -> None:
         """Free them: the next backward pass makes new ones."""
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
+
+    def event(self, is_last: bool) -> EvalEvent:
+        """This moment, for the hooks."""
+        return EvalEvent(
+            step=self.state.step,
+            tokens=self.state.tokens,
+            seconds=self.state.seconds,
+            is_last=is_last,
+            lm=self.lm,
+            data=self.data,
+            held_out=self.held_out,
+            data_config=self.config.data,
+            config=self.config.eval,
+            rows_per_batch=self.state.micro_rows * self.rows_joined,
+            directory=self.config.directory,
+            autocast=self.device.autocast,
+            tracker=self.tracker,
+            world=self.world,
+        )
+
+
+def open_run(
+    config: RunConfig,
+    script: str,
+    start: Start,
+    device: Device,
+    world: World,
+    data: PreparedData,
+    source: BatchSource,
+    held_out: Rows,
+    objective: Objective,
+    lm: LanguageModel,
+    hooks: Hooks,
+) -> Run:
+    """Optimizers, and the state to go on from, with weights and random state as they were; then the directory opens.
+
+    Raises InputError if the checkpoint does not fit, or the text is not the one that the run was trained on.
+    """
+    optimizers = build_optimizers(lm, config.train.optimizer)
+    state = RunState(identity=config.identity())
+    if start.checkpoint is not None:
+        state = RunState(**vars(load_checkpoint(start.checkpoint, lm, optimizers)))
+        if not start.is_own(config):
+            state.wandb_id = None  # another run goes on, under a name of its own
+        state.spikes = state.spikes or {"losses": []}
+    run_directory.check_contents(config, state, data)
+    world.first(lambda: run_directory.open_for(config, start))
+    scaler = torch.amp.GradScaler(device.device.type, enabled=device.precision == "fp16")
+    if state.scaler and scaler.is_enabled():
+        scaler.load_state_dict(state.scaler)
+    rows = _rows_at_a_time(config, device, world, state)
+    state.resolved |= {"device": device.device.type, "precision": device.precision, "attention": device.attention}
+    state.resolved |= {"micro_batch_size": rows, "world_size": world.size}
+    state.micro_rows = max(1, rows * config.data.sequence_length // source.row_length)
+    state.saved_at = state.step if start.is_own(config) else None
+    state.forward = lm
+    state.non_finite = torch.tensor(float(state.skipped), device=device.device)
+    tracker = Tracker(config, state.step, state.seconds, state.wandb_id, world.is_first)
+    meter = Meter(config, device, world.size)
+    return Run(
+        config,
+        script,
+        device,
+        world,
+        data,
+        source,
+        held_out,
+        objective,
+        lm,
+        optimizers,
+        scaler,
+        hooks,
+        tracker,
+        meter,
+        state,
+    )
+
+
+def _rows_at_a_time(config: RunConfig, device: Device, world: World, state: RunState) -> int:
+    """Rows of a forward pass. A run that goes on as it began keeps what `auto` came to (memory may have run out)."""
+    resolved, here = state.resolved, (device.device.type, world.size)
+    if config.train.micro_batch_size == "auto" and (resolved.get("device"), resolved.get("world_size")) == here:
+        return resolved["micro_batch_size"]
+    return micro_batch_rows(config, device, world.size)
 
 
 def micro_batch_rows(config: RunConfig, device: Device, world_size: int = 1) -> int:
@@ -81,7 +174,11 @@ def micro_batch_rows(config: RunConfig, device: Device, world_size: int = 1) -> 
         return min(wanted, rows)
     kind = device.device.type
     limit = max(1, AUTO_MICRO_TOKENS[kind] // config.data.sequence_length)
-    memory = device_memory(kind) if kind == "cuda" and config.model.vocab_size else None
-    if memory is not None:
-        limit = min(limit, max(1, largest_micro_batch(config, memory[0], half=device.dtype.itemsize == 2, device=kind)))
+    if kind == "cuda" and config.model.vocab_size:
+        from train.budget import largest_micro_batch
+        from train.machine.hardware import device_memory
+
+        if memory := device_memory(kind):
+            half = device.dtype.itemsize == 2
+            limit = min(limit, max(1, largest_micro_batch(config, memory[0], half=half, device=kind)))
     return max(n for n in range(1, rows + 1) if rows % n == 0 and n <= limit)

@@ -1,16 +1,16 @@
-"""One optimizer step: micro-batches forward and backward, clip, and move; or, if anything is no number, nothing."""
+"""One optimizer step: micro-batches forward and backward, clip, and move; or, if anything is non-finite, nothing."""
 
 from __future__ import annotations
 
 import math
 import signal
+from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from data.batches import Batch
-from data.packing import IGNORED
 from train.machine.distributed import accumulating, whole
 from train.machine.memory import within_memory
 from train.meters import StepFigures, UpdateRatio
@@ -23,7 +23,7 @@ SMALLEST_LOSS_SCALE = 1.0
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one step, over all processes: tokens trained on, tokens that are no padding, positions.
+    """Of one step, over all processes: what the objective counts, tokens without padding, positions.
 
     signal: SIGINT or SIGTERM if any process got one, else 0.
     """
@@ -35,15 +35,13 @@ class Counts:
 
 
 def count(run: Run, batch: Batch, signal_number: int) -> Counts:
-    """What the processes must agree on before a step: counted on the CPU, so that no GPU is waited for."""
-    totals = run.world.sum(
-        int((batch.labels[:, 1:] != IGNORED).sum()),
-        int((batch.input_ids != run.data.tokenizer.pad_id).sum()),
-        batch.input_ids.numel(),
+    """What the processes must agree on before a step: counted on the CPU, so that nobody waits for a GPU."""
+    trained, tokens, positions, interrupted, terminated = run.world.sum(
+        run.objective.count(batch),
+        *batch.token_count(run.data.tokenizer.pad_id),
         int(signal_number == signal.SIGINT),
         int(signal_number == signal.SIGTERM),
     )
-    trained, tokens, positions, interrupted, terminated = totals
     stop = signal.SIGTERM if terminated else signal.SIGINT if interrupted else 0
     return Counts(trained, tokens, positions, signal=int(stop))
 
@@ -54,17 +52,16 @@ def training_step(
     """One step on a batch, of which this process holds its share.
 
     progress: share of the run that is over, which the learning rate follows. is_logged: measure the update.
-    A loss or gradient that is not finite moves nothing: on a GPU that is decided there, and the loop reads it later.
+    A loss or gradient that is non-finite moves nothing: on a GPU that is decided there, and the loop reads it later.
     """
     config, state = run.config.train, run.state
-    batch = batch.to(run.device.device)
-    loss, grad_norm = _loss_and_gradients(run, batch, counts.trained)
+    loss, figures, grad_norm = _loss_and_gradients(run, batch.to(run.device.device), counts.trained)
     schedule = (config.schedule, config.warmup_steps, config.cooldown, config.final_lr_fraction)
     lr = set_learning_rate(run.optimizers, lr_factor(progress, state.step, *schedule))
     is_finite = loss.isfinite() & grad_norm.isfinite()
     if run.gates_on_device:
-        run.non_finite += ~is_finite
-        stay = ~is_finite | (run.non_finite > config.skip_non_finite)
+        state.non_finite += ~is_finite
+        stay = ~is_finite | (state.non_finite > config.skip_non_finite)
         for optimizer in run.optimizers:
             optimizer.found_inf = stay.float()  # type: ignore[attr-defined]
     watched = UpdateRatio(run.optimizers) if is_logged else None
@@ -72,7 +69,7 @@ def training_step(
         for optimizer in run.optimizers:
             optimizer.step()
     run.forget_gradients()
-    first = state.step * run.batches.rows_per_batch
+    first = state.step * run.source.rows_per_batch
     return StepFigures(
         step=state.step,
         loss=loss,
@@ -81,49 +78,53 @@ def training_step(
         tokens=counts.tokens,
         positions=counts.positions,
         waited=waited,
-        rows=(first, first + run.batches.rows_per_batch - 1),
+        rows=(first, first + run.source.rows_per_batch - 1),
+        figures=figures,
         update_ratios=watched.read() if watched else {},
     )
 
 
-def _loss_and_gradients(run: Run, batch: Batch, trained: int) -> tuple[Tensor, Tensor]:
-    """Mean loss of the step and norm of its gradient, which is clipped; both scalars on the device.
+def _loss_and_gradients(run: Run, batch: Batch, trained: int) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """Mean loss of the step, the objective's other figures, and the norm of the gradient, which is clipped; all of
+    them scalars on the device.
 
     In fp16 the loss is scaled, and where the scaled gradient overflows, the same batch is computed again with half
     the scale: an overflow costs time, but no step (Micikevicius et al. 2018, arXiv 1710.03740).
     """
     scale_before = run.scaler.state_dict()
     while True:
-        loss = within_memory(run, lambda: _backward(run, batch, trained))
+        loss, figures = within_memory(run, lambda: _backward(run, batch, trained))
         if run.scaler.is_enabled():
             for optimizer in run.optimizers:
                 run.scaler.unscale_(optimizer)
         grad_norm = _clip(run.lm, run.config.train.grad_clip)
         if not run.scaler.is_enabled():
-            return loss, grad_norm
+            return loss, figures, grad_norm
         overflowed = bool(loss.isfinite()) and not bool(grad_norm.isfinite())
         run.scaler.update()
         if not overflowed:
-            return loss, grad_norm
+            return loss, figures, grad_norm
         if run.scaler.get_scale() < SMALLEST_LOSS_SCALE:  # no scale helps: it is the step, not the scale
             run.scaler.load_state_dict(scale_before)
-            return loss, grad_norm
+            return loss, figures, grad_norm
         run.forget_gradients()
 
 
-def _backward(run: Run, batch: Batch, trained: int) -> Tensor:
-    # the loss of a step is its token sum / its number of trained tokens, whatever micro-batches and processes are;
-    # DDP and FSDP2 divide gradients by the number of processes, so the loss is multiplied by it
-    scale = run.world.size / max(1, trained)
-    loss_sum = torch.zeros((), device=run.device.device)
-    parts = batch.split(run.micro_rows)
+def _backward(run: Run, batch: Batch, trained: int) -> tuple[Tensor, dict[str, Tensor]]:
+    # the loss of a step is its sum / its count, whatever micro-batches and processes there are; DDP and FSDP2 divide
+    # gradients by the number of processes, so the loss is multiplied by it
+    forward, count = run.state.forward, max(1, trained)
+    sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=run.device.device))
+    parts = batch.split(run.state.micro_rows)
     for number, part in enumerate(parts, start=1):
-        with accumulating(run.forward, run.lm, run.world, is_last=number == len(parts)):
+        with accumulating(forward, run.lm, run.world, is_last=number == len(parts)):
             with run.device.autocast():
-                part_sum, _ = run.forward(**part.for_model())
-            run.scaler.scale(part_sum * scale).backward()
-        loss_sum += part_sum.detach()
-    return run.world.sum_tensor(loss_sum) / max(1, trained)
+                loss_sum, figures = run.objective.loss(forward, part)
+            run.scaler.scale(loss_sum * (run.world.size / count)).backward()
+        for name, value in {"loss": loss_sum, **figures}.items():
+            sums[name] += value.detach()
+    means = {name: run.world.sum_tensor(value) / count for name, value in sums.items()}
+    return means.pop("loss"), means
 
 
 def _clip(lm: nn.Module, largest: float) -> Tensor:

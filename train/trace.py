@@ -27,9 +27,8 @@ def append(run: Run, batch: Batch, figures: StepFigures) -> None:
 
 
 def row_hashes(batch: Batch) -> list[str]:
-    """One sha256 a row: its number and all that the model is given of it."""
-    tensors = [t for t in batch.for_model().values() if t is not None]
-    rows = zip(batch.row_ids, *(t.cpu().numpy() for t in tensors), strict=True)
+    """One sha256 a row: its number and its part of every tensor."""
+    rows = zip(batch.row_ids, *(t.cpu().numpy() for t in batch.tensors.values()), strict=True)
     return [
         hashlib.sha256(str(number).encode() + b"".join(a.tobytes() for a in row)).hexdigest() for number, *row in rows
     ]

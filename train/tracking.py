@@ -10,8 +10,8 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def truncate_after(file: Path, step: int) -> None:
 
 
 def append_line(file: Path, record: dict[str, Any]) -> None:
-    """A line of JSON; what is no number (NaN, infinity) is null."""
+    """A line of JSON; what is non-finite (NaN, infinity) is null."""
     numbers = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
     with file.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(numbers, ensure_ascii=False) + "\n")
@@ -78,7 +78,7 @@ class Tracker:
             self._wandb.log({f"{split}/{key}": value for key, value in values.items()}, step)
 
     def append(self, file: Path, record: dict[str, Any]) -> None:
-        """A line of a .jsonl file of the run. One that cannot be written is told of once, and training goes on."""
+        """A line of a .jsonl file of the run. If it cannot be written, that is reported once, and training goes on."""
         try:
             append_line(file, record)
         except OSError as error:
@@ -107,6 +107,15 @@ class Tracker:
         position = step if self._minutes is None else min(seconds / 60, self._minutes)
         self.bar.update(position - self.bar.n)
 
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """While inside, the bar says what keeps it from moving: evaluating, saving, compiling, drawing."""
+        self.bar.set_postfix_str(f"{what} …")
+        try:
+            yield
+        finally:
+            self.bar.set_postfix_str("", refresh=False)
+
     def say(self, text: str) -> None:
         """Print a line without tearing the progress bar."""
         if not self.writes:
@@ -114,7 +123,7 @@ class Tracker:
         try:
             self.bar.write(text, file=sys.stdout)
             sys.stdout.flush()
-        except OSError:  # whoever read along (head, less) has left, or the disk is full: the run goes on without
+        except OSError:  # the reader (head, less) has left, or the disk is full: the run goes on without
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def close(self, exit_code: int = 0) -> None:
@@ -125,7 +134,7 @@ class Tracker:
 
 
 class _Wandb:
-    """wandb in a thread of its own: what it raises switches it off, and while it blocks nobody waits for it."""
+    """wandb in a thread of its own: an error switches it off, and training never waits for it."""
 
     def __init__(self, config: RunConfig, run_id: str, warn: Callable[[str], None]):
         self._config, self._id, self._warn = config, run_id, warn

@@ -108,7 +108,7 @@ def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
     if given.head is not None:
         file = out / f"text_L{layer}H{head}{suffix}"
         written.append(one_head(snapshot, layer, head, file, hide_sink=given.hide_sink))
-    written.append(write_viewer([(str(given.run), [snapshot])], out / "text.html"))
+    written.append(write_viewer([(str(given.run), [snapshot])], out / "text.html", head=given.head))
     if left_out := snapshot.maps["text"].left_out:
         more = "" if given.max_tokens == MOST_TOKENS else f"; --max-tokens shows up to {MOST_TOKENS}"
         print(f"not shown: {left_out}{more}")

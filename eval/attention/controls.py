@@ -1,6 +1,6 @@
-"""Controls: what heads do to the loss, since a pattern in a picture is no proof that anything comes of it.
+"""Does a head matter? A pattern in a picture does not prove that the model uses it; the loss tells.
 
-Copy gain: is a text easier when it comes again? Ablation: does it stay so when a head is silenced?
+Copy gain: is a text easier when it comes again? Ablation: is it still, when a head's output is taken away?
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eval.attention.probes import Probe
+from eval.attention.snapshots import Ablated, Head
 from eval.eval_mode import evaluating
 from model import LanguageModel
 
-Head = tuple[int, int]  # layer, head
 How = Literal["zero", "mean"]
 LOGITS = 2**25  # that are in memory at a time: 128 MB
 
@@ -28,9 +28,9 @@ LOGITS = 2**25  # that are in memory at a time: 128 MB
 def copy_gain(lm: LanguageModel, probe: Probe) -> float:
     """Mean loss on the first copy minus mean loss on the second, in nats a token; NaN if nothing comes twice.
 
-    probe: repeated tokens, or songs. The same tokens are compared, each as it is predicted from what precedes it. The
-    first token of a copy counts in neither: nothing says that a copy begins there. 0 = nothing is copied. Random tokens
-    that are copied without a doubt give the whole loss of the first copy. After Olsson et al. 2022 (arXiv 2209.11895).
+    probe: repeated tokens, or songs. Both means are over the same tokens. The first token of a copy counts in neither:
+    nothing says that a copy begins there. 0 means that nothing is copied. Perfect copying of random tokens gives the
+    whole loss of the first copy. After Olsson et al. 2022 (arXiv 2209.11895).
     """
     losses, (first, second) = token_losses(lm, probe), copied(probe)
     return (losses[first].mean() - losses[second].mean()).item()
@@ -39,7 +39,7 @@ def copy_gain(lm: LanguageModel, probe: Probe) -> float:
 def copied(probe: Probe) -> tuple[Tensor, Tensor]:
     """Where the tokens are that copy_gain compares: (B, T) bool of the first copy, and of the second.
 
-    Raises ValueError for a probe in which nothing is told again.
+    Raises ValueError for a probe in which nothing is repeated.
     """
     first, second = torch.zeros(2, *probe.input_ids.shape, dtype=torch.bool)
     if probe.period is not None:
@@ -52,7 +52,7 @@ def copied(probe: Probe) -> tuple[Tensor, Tensor]:
                 if len(keys) == 1:  # the second singing: the token behind the query is the one at the key
                     first[row, keys[0]] = second[row, query + 1] = True
     else:
-        raise ValueError(f"nothing is told twice in the probe {probe.name}: use repeated_2, repeated_4 or songs")
+        raise ValueError(f"nothing comes twice in the probe {probe.name}: use repeated_2, repeated_4 or songs")
     return first, second
 
 
@@ -96,15 +96,15 @@ def ablated(lm: LanguageModel, heads: Sequence[Head], how: How = "zero", real: T
     handles = []
     try:
         for layer, numbers in chosen.items():
-            silence = _silence(numbers, lm.config.head_size, how, real)
-            handles.append(modules[layer].o_proj.register_forward_pre_hook(silence))
+            hook = _without(numbers, lm.config.head_size, how, real)
+            handles.append(modules[layer].o_proj.register_forward_pre_hook(hook))
         yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _silence(heads: list[int], head_dim: int, how: How, real: Tensor | None):
+def _without(heads: list[int], head_dim: int, how: How, real: Tensor | None):
     def change(module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
         x = given[0].unflatten(-1, (-1, head_dim)).clone()  # (B, T, H, D)
         if how == "zero":
@@ -118,7 +118,7 @@ def _silence(heads: list[int], head_dim: int, how: How, real: Tensor | None):
 
 
 def ablation(lm: LanguageModel, probe: Probe, heads: Sequence[Head], how: How = "zero") -> float:
-    """How much the mean loss on second copies rises, in nats a token, when these heads are silenced."""
+    """How much the mean loss on second copies rises, in nats a token, when these heads are ablated."""
     before = second_copy_loss(lm, probe)
     with ablated(lm, heads, how, probe.real):
         return second_copy_loss(lm, probe) - before
@@ -139,45 +139,74 @@ def ablate_each(lm: LanguageModel, probe: Probe, how: How = "zero") -> Tensor:
 
 @dataclass(frozen=True)
 class Ablation:
-    """What silencing does to the loss on second copies, in nats a token.
+    """The strongest heads, those that feed them, and random others, each ablated together.
 
-    heads: the strongest ones, strongest first; rise: when they are silenced
-    random_heads: as many of the others, several different draws; random_rises: when these are
+    strongest: the heads with the highest score, strongest first. feeding: the previous-token heads below them; None
+    where there are none. draws: of as many other heads, each draw another set.
     """
 
-    heads: list[Head]
-    rise: float
-    random_heads: list[list[Head]]
-    random_rises: list[float]
+    strongest: Ablated
+    feeding: Ablated | None
+    draws: list[Ablated]
 
     @property
     def random_rise(self) -> float:
-        """The mean of the draws; NaN if there was none."""
-        return sum(self.random_rises) / len(self.random_rises) if self.random_rises else math.nan
+        """The mean of the draws; NaN without any."""
+        return sum(draw.rise for draw in self.draws) / len(self.draws) if self.draws else math.nan
+
+    @property
+    def rows(self) -> list[Ablated]:
+        """Everything that was ablated, for a table."""
+        return [self.strongest, *([self.feeding] if self.feeding else []), *self.draws]
 
 
 def ablate_strongest(
-    lm: LanguageModel, probe: Probe, scores: Tensor, k: int = 2, draws: int = 5, how: How = "zero", seed: int = 0
+    lm: LanguageModel,
+    probe: Probe,
+    scores: Tensor,
+    previous_token: Tensor | None = None,
+    k: int = 2,
+    draws: int = 5,
+    how: How = "zero",
+    seed: int = 0,
 ) -> Ablation:
-    """Silence the k heads with the highest score, and for comparison k of the others, `draws` times.
+    """Ablate the k heads with the highest score, the k heads that feed them, and k of the others, `draws` times.
 
-    scores (layer, head): of all heads, such as `induction`; NaN counts as lowest. Where a model has fewer than 2 k
-    heads, k is half of them (at least 1; a single head has no others, so there are no draws). Global random state is
-    not touched. Raises ValueError for scores of another shape.
+    scores (layer, head): `induction` of all heads; NaN counts as lowest. previous_token (layer, head): that score. An
+    induction head needs a previous-token head in a layer below, so the k heads with most of it there belong to the
+    circuit: no random draw holds one of them. In a small model k is at most a third of the heads (but at least 1).
+    The global random state is not touched. Raises ValueError for scores of another shape.
     """
     shape = (lm.config.num_hidden_layers, lm.config.num_attention_heads)
-    if tuple(scores.shape) != shape:
-        raise ValueError(f"scores has shape {tuple(scores.shape)}: give one number for each of {shape} (layer, head)")
-    order = scores.nan_to_num(-math.inf).flatten().argsort(descending=True, stable=True).tolist()
-    ranked = [divmod(place, shape[1]) for place in order]
-    k = max(1, min(k, len(ranked) // 2))
-    strongest, others, rng = ranked[:k], sorted(ranked[k:]), Random(f"ablation {seed}")
+    for given in (scores, *([] if previous_token is None else [previous_token])):
+        if tuple(given.shape) != shape:
+            raise ValueError(
+                f"scores has shape {tuple(given.shape)}: give one number for each of {shape} (layer, head)"
+            )
+    k = max(1, min(k, scores.numel() // 3))
+    strongest = _ranked(scores)[:k]
+    below = max(layer for layer, _ in strongest)
+    fed_by = [] if previous_token is None else [head for head in _ranked(previous_token) if head[0] < below]
+    feeding = [head for head in fed_by if head not in strongest][:k]
+    others, rng = sorted(set(_ranked(scores)) - {*strongest, *feeding}), Random(f"ablation {seed}")
     drawn: list[list[Head]] = []
     while len(drawn) < min(draws, math.comb(len(others), k)):
         if (heads := sorted(rng.sample(others, k))) not in drawn:
             drawn.append(heads)
-    before, rises = second_copy_loss(lm, probe), []
-    for heads in (strongest, *drawn):
+    before = second_copy_loss(lm, probe)
+
+    def without(what: str, heads: list[Head]) -> Ablated:
         with ablated(lm, heads, how, probe.real):
-            rises.append(second_copy_loss(lm, probe) - before)
-    return Ablation(strongest, rises[0], drawn, rises[1:])
+            return Ablated(what, heads, second_copy_loss(lm, probe) - before)
+
+    return Ablation(
+        without("strongest induction heads", strongest),
+        without("previous-token heads below them", feeding) if feeding else None,
+        [without(f"random draw {number}", heads) for number, heads in enumerate(drawn, start=1)],
+    )
+
+
+def _ranked(scores: Tensor) -> list[Head]:
+    """All heads, that with the highest score first; NaN counts as lowest."""
+    order = scores.nan_to_num(-math.inf).flatten().argsort(descending=True, stable=True).tolist()
+    return [divmod(place, scores.shape[1]) for place in order]

@@ -1,18 +1,18 @@
-"""What the heads of a run came to do, in words: the part of report.md about attention."""
+"""What did the heads of a run come to do? In words and tables: the part of report.md about attention."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from configs.tables import table
 from eval.attention.history import best_head, like_the_last, phase_change
-from eval.attention.metrics import SCORES
+from eval.attention.metrics import PATTERNS, SCORES
 from eval.attention.snapshots import Snapshot
-
-PATTERNS = "previous_token duplicate_token induction song_induction sink antecedent_writes antecedent_refers".split()
 
 
 def findings(snapshots: Sequence[Snapshot]) -> list[str]:
-    """Lines of Markdown: when the induction head formed, what copying is worth, the strongest head of each pattern."""
+    """Lines of Markdown: when the induction head formed, what copying is worth, what each ablation costs, and the
+    strongest head of each pattern."""
     snapshots = like_the_last(snapshots)
     first, last = snapshots[0], snapshots[-1]
     lines = [formed(snapshots), ""]
@@ -23,15 +23,8 @@ def findings(snapshots: Sequence[Snapshot]) -> list[str]:
                 f"- Copy gain on {on} (loss on the first copy minus loss on the second): {before:.2f} nats a token "
                 f"at step {first.step:,}, {after:.2f} at step {last.step:,}."
             )
-    strongest, random = (last.scalars.get(f"ablation_{which}_heads") for which in ("induction", "random"))
-    if strongest is not None and random is not None:
-        lines.append(
-            f"- Silencing the strongest induction heads raises the loss on second copies by {strongest:.2f} nats a "
-            f"token, silencing as many random heads by {random:.2f}."
-        )
-    if lines[-1]:
-        lines.append("")
-    return lines + table(last)
+    lines += [""] if lines[-1] else []
+    return lines + [text for part in (ablations(last), strongest_heads(last)) if part for text in (part, "")]
 
 
 def formed(snapshots: Sequence[Snapshot]) -> str:
@@ -43,33 +36,45 @@ def formed(snapshots: Sequence[Snapshot]) -> str:
             return "Induction was not measured."
         score, level = float(last.scores["induction"][best]), last.chance.get("induction")
         if level and score >= 10 * level:
-            layer, head = last.layers[best[0]], last.heads[best[1]]
             return (
-                f"An induction head was there from the first look on (step {snapshots[0].step:,}): layer {layer}, head "
-                f"{head}, which has {_value(score)} at step {last.step:,} (chance {_value(level)})."
+                f"An induction head was there at the first look (step {snapshots[0].step:,}): {_name(last, best)}. "
+                f"It has {_value(score)} at step {last.step:,} (chance {_value(level)})."
             )
         return f"No induction head formed: the best one has {_value(score)} (chance {_value(level)})."
     layer, head = last.layers.index(change.layer), last.heads.index(change.head)
     score, level = float(last.scores["induction"][layer, head]), last.chance.get("induction")
     return (
-        f"An induction head formed: layer {change.layer}, head {change.head}. It passed half of its final score at "
-        f"step {change.step:,}, after {change.tokens:,} tokens and {change.seconds:.0f} seconds of training. At "
-        f"step {last.step:,} it gives {_value(score)} of its attention on random repeated tokens to what followed the "
+        f"An induction head formed: L{change.layer} H{change.head}. It passed half of its final score at step "
+        f"{change.step:,}, after {change.tokens:,} tokens and {change.seconds:.0f} seconds of training. At step "
+        f"{last.step:,} it gives {_value(score)} of its attention on random repeated tokens to what followed the "
         f"same token before (chance {_value(level)})."
     )
 
 
-def table(last: Snapshot) -> list[str]:
-    """The strongest head of every pattern, beside chance."""
+def ablations(last: Snapshot) -> str:
+    """A row for the induction heads, the heads that feed them and each random draw; nothing where none was ablated."""
+    rows = [[one.what, _listed(one.heads), f"{one.rise:.2f}"] for one in last.ablations]
+    header = ["ablated together", "heads", "loss on second copies of random tokens rises by (nats a token)"]
+    return table(header, rows) if rows else ""
+
+
+def strongest_heads(last: Snapshot) -> str:
+    """The strongest head of every pattern, beside chance; nothing where none is above it."""
     rows = []
     for name in PATTERNS:
-        best = best_head(last, name)
-        level = last.chance.get(name)
+        best, level = best_head(last, name), last.chance.get(name)
         score = float(last.scores[name][best]) if best is not None else 0.0
-        if best is not None and score > (level or 0.0):  # a head below chance does no such thing
-            head = f"layer {last.layers[best[0]]}, head {last.heads[best[1]]}"
-            rows.append(f"| {SCORES[name].title} | {head} | {_value(score)} | {_value(level)} |")
-    return ["| pattern | strongest head | score | chance |", "|---|---|---|---|", *rows, ""] if rows else []
+        if best is not None and score > (level or 0.0):
+            rows.append([SCORES[name].title, SCORES[name].probe, _name(last, best), _value(score), _value(level)])
+    return table(["pattern", "measured on", "strongest head", "score", "chance"], rows) if rows else ""
+
+
+def _name(snapshot: Snapshot, place: tuple[int, int]) -> str:
+    return f"L{snapshot.layers[place[0]]} H{snapshot.heads[place[1]]}"
+
+
+def _listed(heads: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(f"L{layer} H{head}" for layer, head in heads)
 
 
 def _value(value: float | None) -> str:

@@ -75,6 +75,8 @@ ALL_SCORES = [
     Score("cross_document", "other documents", "packed", 0, 1, "", "Attention to another document of the row."),
 ]
 SCORES: dict[str, Score] = {score.name: score for score in ALL_SCORES}
+# the scores that say what a head does, in the order of pictures and tables
+PATTERNS = "previous_token duplicate_token induction song_induction sink antecedent_writes antecedent_refers".split()
 
 
 def score(maps: AttentionMaps, probe: Probe) -> dict[str, Tensor]:

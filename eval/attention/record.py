@@ -1,87 +1,26 @@
-"""The attention hook: capture the probes, score every head, keep a snapshot. What is drawn, is drawn from snapshots.
-
-While training runs, nothing is drawn but one plain picture of all heads; labelled pictures, curves, time-lapse and
-viewer are made from the snapshots at the end (`eval.attention.render`).
-"""
+"""One look at every head: capture the probes, score the heads, and keep both as a snapshot."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from configs.loader import InputError
-from eval.attention import metrics, snapshots
+from eval.attention import metrics
 from eval.attention.capture import AttentionMaps, capture
 from eval.attention.controls import ablate_strongest, copy_gain
-from eval.attention.pictures.plots import quick_mosaic
-from eval.attention.probes import BUILT_IN, Probe, ProbeText, build_probes, read_probe_file
+from eval.attention.probes import BUILT_IN, Probe
 from eval.attention.snapshots import ProbeMap, Snapshot
 from eval.config import AttentionConfig
-from model import LanguageModel, ModelConfig
-
-if TYPE_CHECKING:
-    from eval.hooks import EvalEvent
+from model import LanguageModel
 
 MAPS = ("repeated_2", "packed")  # kept as maps besides the texts, whole: some fifty tokens
 STRONGEST = "previous_token duplicate_token induction song_induction antecedent_writes antecedent_refers".split()
 STRONGEST += "sink max_logit cross_document".split()
 MEAN = "entropy_normalised distance saturated_rows".split()
-ABLATED = 2  # strongest induction heads that are silenced at the end, and as many random ones
-
-
-def record(event: EvalEvent) -> None:
-    """Look at every head; the first process writes the snapshot and its picture. Figures go to the `attention` split.
-
-    Every process captures and scores, since each may hold a share of the model only.
-    """
-    before = time.perf_counter()
-    probes = event.kept.get("probes")
-    if probes is None:
-        probes = event.kept["probes"] = probes_of(event)
-    agree = event.any_process
-    snapshot = look(event.lm, probes, event.config.attention, (event.step, event.tokens, event.seconds), agree)
-    if event.is_last:
-        snapshot.scalars.update(silenced(event.lm, probes, snapshot))
-    if event.writes:
-        folder = event.directory / "attention"
-        picture = snapshots.write(snapshot, folder).with_suffix(".png")
-        is_whole = len(snapshot.heads) == snapshot.num_attention_heads
-        first = next(iter(snapshot.maps.values()))
-        quick_mosaic(first.weights, picture, snapshot.num_key_value_heads if is_whole else None)
-        if event.is_last or (event.config.every and event.step % event.config.every == 0):
-            event.log_image("attention/heads", picture)
-    event.log("attention", snapshot.scalars | {"attention_seconds": round(time.perf_counter() - before, 4)})
-
-
-def check(wanted: AttentionConfig, model: ModelConfig) -> None:
-    """Raises InputError for layers, heads and scores that do not exist, and a file of probes that cannot be read."""
-    for what, count in (("layers", model.num_hidden_layers), ("heads", model.num_attention_heads)):
-        numbers = getattr(wanted, what)
-        if numbers is not None and (not numbers or sorted(set(numbers).intersection(range(count))) != sorted(numbers)):
-            raise InputError(
-                f"eval.attention.{what} ({numbers}): this model has {what} 0 to {count - 1}: give some of these, each "
-                "once, or null for all"
-            )
-    unknown = [name for name in ([] if wanted.metrics == "all" else wanted.metrics) if name not in metrics.SCORES]
-    if unknown:
-        raise InputError(f"eval.attention.metrics: there is no score {unknown[0]!r}: use {', '.join(metrics.SCORES)}")
-    if wanted.probe_file is not None:
-        read_probe_file(wanted.probe_file)
-
-
-def probes_of(event: EvalEvent) -> list[Probe]:
-    """The probes of this run, the same at every step."""
-    wanted = event.config.attention
-    texts: list[str | ProbeText] = list(wanted.texts)
-    if wanted.probe_file is not None:
-        texts += read_probe_file(wanted.probe_file)
-    length = event.lm.config.max_position_embeddings
-    return build_probes(event.tokenizer, event.data_config, length, texts, event.data.stream("validation"))
+ABLATED = 2  # strongest induction heads that are ablated at the end, and as many random ones
 
 
 def look(
@@ -173,8 +112,8 @@ def summary(scores: dict[str, np.ndarray]) -> dict[str, float | None]:
     return found
 
 
-def silenced(lm: LanguageModel, probes: Sequence[Probe], snapshot: Snapshot) -> dict[str, float | None]:
-    """What silencing the strongest induction heads does to the loss on second copies, and silencing random ones."""
+def ablated(lm: LanguageModel, probes: Sequence[Probe], snapshot: Snapshot) -> dict[str, float | None]:
+    """What ablating the strongest induction heads does to the loss on second copies, and ablating random ones."""
     probe = next((probe for probe in probes if probe.name == "repeated_2"), None)
     is_whole = snapshot.scores.get("induction", np.empty(0)).shape == (
         lm.config.num_hidden_layers,
@@ -182,5 +121,7 @@ def silenced(lm: LanguageModel, probes: Sequence[Probe], snapshot: Snapshot) -> 
     )
     if probe is None or not is_whole:
         return {}
-    found = ablate_strongest(lm, probe, torch.from_numpy(snapshot.scores["induction"]), ABLATED)
-    return {"ablation_induction_heads": found.rise, "ablation_random_heads": found.random_rise}
+    scores = {name: torch.from_numpy(values) for name, values in snapshot.scores.items()}
+    found = ablate_strongest(lm, probe, scores["induction"], scores.get("previous_token"), ABLATED)
+    snapshot.ablations.extend(found.rows)
+    return {"ablation_induction_heads": found.strongest.rise, "ablation_random_heads": found.random_rise}

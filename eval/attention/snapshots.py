@@ -9,14 +9,24 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from configs.loader import InputError
 
+Head = tuple[int, int]  # layer, head
 FORMAT = 1
 PLAIN = ("step", "tokens", "seconds", "layers", "heads", "num_attention_heads", "num_key_value_heads", "chance")
+
+
+class Ablated(NamedTuple):
+    """What happens without some heads. what: in words, such as "random draw 1"; rise: of the loss on second copies, in
+    nats a token."""
+
+    what: str
+    heads: list[Head]
+    rise: float
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,7 @@ class Snapshot:
     chance:                score's name -> what uniform causal attention scores on the same probe; None: no such level
     similarity:            (layer, head, head): 1 - Jensen-Shannon divergence / ln 2, on text
     scalars:               figures of the model as a whole, such as copy_gain; None where undefined
+    ablations:             at the end of a run, what happens without some heads
     """
 
     step: int
@@ -58,6 +69,7 @@ class Snapshot:
     chance: dict[str, float | None]
     similarity: np.ndarray | None = None
     scalars: dict[str, float | None] = field(default_factory=dict)
+    ablations: list[Ablated] = field(default_factory=list)
 
     def group(self, head: int) -> int:
         """The key/value head that this query head reads."""
@@ -78,6 +90,7 @@ def write(snapshot: Snapshot, folder: Path) -> Path:
     }
     about: dict[str, Any] = {"format": FORMAT, **{key: getattr(snapshot, key) for key in PLAIN}}
     about |= {"maps": maps, "scores": list(snapshot.scores), "scalars": _numbers(snapshot.scalars)}
+    about["ablations"] = snapshot.ablations
     arrays: dict[str, Any] = {f"map.{name}": one.weights.astype(np.float16) for name, one in snapshot.maps.items()}
     arrays |= {f"score.{name}": values.astype(np.float32) for name, values in snapshot.scores.items()}
     if snapshot.similarity is not None:
@@ -107,6 +120,10 @@ def read(file: Path) -> Snapshot:
             scores = {name: arrays[f"score.{name}"] for name in about["scores"]}
             similarity = arrays.get("similarity")
             known = {key: about[key] for key in (*PLAIN, "scalars")}
+            known["ablations"] = [
+                Ablated(what, [(layer, head) for layer, head in heads], rise)
+                for what, heads, rise in about.get("ablations", [])
+            ]
             return Snapshot(**known, maps=maps, scores=scores, similarity=similarity)
     except InputError:
         raise

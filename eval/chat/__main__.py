@@ -96,8 +96,13 @@ class Chat:
     def run(self) -> int:
         """Answer line by line, until there are no more, or /quit."""
         self.greet()
+        interrupted = False
         while True:
             try:
+                if interrupted:  # said in here, so that one more Ctrl-C does no harm
+                    print()
+                    self.remarks.line("(Ctrl-D or /quit leaves)")
+                    interrupted = False
                 line = self.read()
                 if line is None or line.split()[:1] in (["/quit"], ["/exit"]):
                     return 0
@@ -107,8 +112,7 @@ class Chat:
             except KeyboardInterrupt:
                 if not self.is_interactive:
                     raise
-                print()
-                self.remarks.line("(Ctrl-D or /quit leaves)")
+                interrupted = True
 
     def read(self) -> str | None:
         """The next line, typed or piped in; None at the end."""

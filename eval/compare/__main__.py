@@ -1,17 +1,20 @@
-"""Finished runs side by side: `python -m eval.compare runs/mha runs/gqa runs/mqa [--out FOLDER]`
+"""Which of these runs is better, and at what? `python -m eval.compare runs/mha runs/gqa runs/mqa [--out FOLDER]`
 
-Writes comparison.md with one table, differences against the first variant, and figures beside it. Runs that differ
-only in their seed are one variant: mean ± standard deviation.
+Writes a folder of its own, runs/compare-mha-gqa-mqa: comparison.md with one table and the differences against the
+first variant, figures, and a page of heads. Runs that differ only in their seed are one variant: mean ± standard
+deviation. Comparing the same runs again replaces their folder; a comparison of other runs is never overwritten.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from model import LanguageModel
 
 DECODED, PROMPT, ROUNDS = 128, 16, 5
+RUNS = "runs.json"  # in the folder of a comparison: which runs it is of
+MOST_NAMES = 6  # in the name of that folder
 
 
 @dataclass(frozen=True)
@@ -40,10 +45,12 @@ class Comparison:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m eval.compare", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, help="run directories; the first one's variant is the baseline")
-    parser.add_argument("--out", type=Path, help="folder of comparison.md; default: the folder that holds the runs")
+    parser.add_argument("--out", type=Path, help="folder to write; default: compare-<names> beside the runs")
     parser.add_argument("--skip-decode", action="store_true", help="do not measure decoding")
     add_device_option(parser)
     given = parser.parse_args()
+    if given.out is not None and _is_of_others(given.out, given.runs):
+        raise InputError(f"--out: {given.out} holds a comparison of other runs: name another folder, or remove it")
     comparison = compare(given.runs, given.out, decode=not given.skip_decode, device=given.device)
     for warning in comparison.warnings:
         print(f"warning: {warning}", file=sys.stderr)
@@ -59,18 +66,17 @@ def compare(
     device: str = "auto",
     notes: Sequence[str] = (),
 ) -> Comparison:
-    """Write comparison.md and its figures for these runs into `out` (default: the folder that all of them lie in).
+    """Write comparison.md and its figures for these runs into `out`, a folder for them alone.
 
-    decode: measure decoding as well. notes: warnings of the caller's, to be told there too.
+    out: default, compare-<names> in the folder that all of them lie in; a number follows where that name is taken by a
+    comparison of other runs. decode: measure decoding as well, on `device`. notes: warnings of the caller's.
     Raises InputError for what is no run, has no checkpoint or no evaluation, or is named twice.
     """
     runs, broken = read_runs(paths)
     variants = group(runs)
     warnings = [*notes, *broken, *compare_text.warnings(variants)]
     costs, speeds = _measure(variants, decode, device)
-    parents = [path.resolve().parent for path in paths]
-    on_one_drive = len({parent.drive for parent in parents}) == 1  # Windows may have several
-    out = out or Path(os.path.commonpath(parents) if on_one_drive else Path.cwd())
+    out = out or _own_folder(paths, variants)
     out = Path(os.path.relpath(out)) if out.is_relative_to(Path.cwd()) else out
     summary = compare_text.summary(variants, costs, speeds)
     try:
@@ -78,9 +84,34 @@ def compare(
         figures = draw(variants, costs, out)
         text = compare_text.page(variants, summary, warnings, figures, speeds is not None)
         (out / "comparison.md").write_text(text, encoding="utf-8")
+        (out / RUNS).write_text(json.dumps(_named(paths)), encoding="utf-8")
     except OSError as error:
         raise InputError(f"--out: {out} cannot be written: {error.strerror}") from None
     return Comparison(out / "comparison.md", warnings, summary)
+
+
+def _own_folder(paths: Sequence[Path], variants: Sequence[Variant]) -> Path:
+    """compare-mha-gqa-mqa beside the runs; compare-mha-gqa-mqa-2 where that is a comparison of other runs."""
+    parents = [path.resolve().parent for path in paths]
+    on_one_drive = len({parent.drive for parent in parents}) == 1  # Windows may have several
+    beside = Path(os.path.commonpath(parents) if on_one_drive else Path.cwd())
+    names = [Path(variant.name).name for variant in variants]
+    more = [f"and-{len(names) - MOST_NAMES}-more"] if len(names) > MOST_NAMES else []
+    name = "-".join(["compare", *names[:MOST_NAMES], *more])
+    tried = (beside / (name if number == 1 else f"{name}-{number}") for number in count(1))
+    return next(folder for folder in tried if not folder.exists() or not _is_of_others(folder, paths))
+
+
+def _is_of_others(folder: Path, paths: Sequence[Path]) -> bool:
+    """Whether a folder holds a comparison, and not one of these very runs."""
+    try:
+        return json.loads((folder / RUNS).read_text(encoding="utf-8")) != _named(paths)
+    except (OSError, ValueError):
+        return (folder / "comparison.md").is_file()
+
+
+def _named(paths: Sequence[Path]) -> list[str]:
+    return [str(path.resolve()) for path in paths]
 
 
 def draw(variants: Sequence[Variant], costs: dict[str, Cost], out: Path) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The figures of a comparison: what it costs and what it gives, the loss curves, and when heads learn to copy."""
+"""What does a comparison draw? Cost and quality, the loss curves, and when heads learn to copy."""
 
 from __future__ import annotations
 

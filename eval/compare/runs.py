@@ -1,4 +1,4 @@
-"""Runs as they lie on the disk: what was trained, what came of it, and which of them are seeds of one variant."""
+"""What is known of a run? What was trained, what came of it, and which runs are seeds of one variant."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RunResult:
     settings: config.yaml by dotted key, without those in which equal runs may differ.
     train, val: its lines of metrics.jsonl.
     contents: a hash of its data and tokenizer; tokenizer: a hash of the tokenizer alone; machine: where it trained.
-    is_finished: its report tells of its last step. snapshots: by step; only the last one has maps.
+    is_finished: its result.json is of its last step. snapshots: by step; only the last one has maps.
     """
 
     path: Path
@@ -149,7 +149,9 @@ def read_run(path: Path) -> tuple[RunResult, list[str]]:
         raise InputError(f"{path}: has no checkpoint: let it train until its first one, or leave it out") from None
     report = (path / "report.md").read_text(encoding="utf-8") if (path / "report.md").is_file() else ""
     last_step = max(line["step"] for line in (*train, *val))
-    gap = re.search(r"whole held-out stories:.* gap ([-+][\d.]+)", report)
+    result_file = path / "result.json"
+    final = json.loads(result_file.read_text(encoding="utf-8")) if result_file.is_file() else {}
+    floor = final.get("floor", {})
     machine = re.search(r"^torch .*(?<!\.)", report, re.MULTILINE)
     snapshots, problems = read_all(path)
     result = RunResult(
@@ -162,19 +164,17 @@ def read_run(path: Path) -> tuple[RunResult, list[str]]:
         snapshots=[replace(one, maps={}) for one in snapshots[:-1]] + snapshots[-1:],
         contents=_contents(checkpoint),
         tokenizer=load_tokenizer(checkpoint).sha256(),
-        is_finished=f"finished at step {last_step:,}\n" in report,
+        is_finished=final.get("step") == last_step,
         machine=machine.group() if machine else "",
-        floor_gap=float(gap.group(1)) if gap else None,
+        floor_gap=floor["model"] - floor["floor"] if "model" in floor else None,
     )
     return result, problems
 
 
 def _contents(checkpoint: Path) -> str | None:
     training = checkpoint / "training"
+    file = (training if training.is_dir() else checkpoint) / "trainer_state.json"  # 0.1: beside the weights
     try:
-        file = (
-            training if training.is_dir() else checkpoint
-        ) / "trainer_state.json"  # Headlight 0.1: beside the weights
         state = json.loads(file.read_text(encoding="utf-8"))
         return (state.get("identity") or {}).get("data.contents")
     except (OSError, ValueError, AttributeError):

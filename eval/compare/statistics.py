@@ -1,4 +1,4 @@
-"""What a few seeds can say: mean and standard deviation, and a difference with its standard error."""
+"""What can a few seeds say? Mean and standard deviation, and a difference with its standard error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Difference:
         return self.value - reach, self.value + reach
 
     @property
-    def is_told_from_zero(self) -> bool:
+    def excludes_zero(self) -> bool:
         """Whether the interval leaves out 0; seeds that agree to the last digit show nothing, so no."""
         return self.interval is not None and bool(self.standard_error) and self.interval[0] * self.interval[1] > 0
 

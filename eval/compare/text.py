@@ -1,4 +1,4 @@
-"""comparison.md: warnings, the table, differences against the baseline with a verdict, and how it was measured."""
+"""What does comparison.md say? Warnings, the table, differences with a verdict, and how it was measured."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from configs import tables
 from eval.compare.runs import Cost, RunResult, Variant, caveats, differing_keys
 from eval.compare.statistics import Difference, difference, spread
 
 Costs = dict[str, Cost]
-# of these the mean over all heads is told; of every other score, the head that has most of it
+# of these the mean over all heads is shown; of every other score, the head that has most of it
 MEAN_OVER_HEADS = {"sink", "entropy", "entropy_normalised", "entropy_sink_free", "distance", "saturated_rows"}
-SIMILAR_SIZE = 0.005  # parameters that differ by no more than this are told of as equal
+SIMILAR_SIZE = 0.005  # parameters that differ by no more than this count as equal
 
 
 def same_tokenizer(variants: Sequence[Variant]) -> bool:
@@ -27,7 +28,7 @@ def warnings(variants: Sequence[Variant]) -> list[str]:
     runs = [run for variant in variants for run in variant.runs]
     baseline, *others = variants
     found = [f"{run.path} is not finished: its last step is {run.last_step:,}" for run in runs if not run.is_finished]
-    found += [f"{run.path}: its last loss is not a finite number" for run in runs if run.bits_per_byte is None]
+    found += [f"{run.path}: its last loss is non-finite" for run in runs if run.bits_per_byte is None]
     found += [
         f"{run.path}: its last readable snapshot of the heads is of step {run.snapshots[-1].step:,}, not "
         f"{run.last_step:,}"
@@ -85,7 +86,7 @@ def table(variants: Sequence[Variant], costs: Costs, speeds: dict[str, float] | 
         rows.append(figure("gap to the entropy floor (bits per byte)", lambda run: run.floor_gap))
     if same_tokenizer(variants):
         rows += [figure(label, of, 3) for label, of in head_rows(variants)]
-    return markdown_table(["", *[variant.name for variant in variants]], rows)
+    return tables.table(["", *[variant.name for variant in variants]], rows)
 
 
 def head_rows(variants: Sequence[Variant]) -> list[tuple[str, Callable[[RunResult], float | None]]]:
@@ -140,21 +141,7 @@ def _rounded(level: float | None) -> str | None:
 def _value(settings: dict[str, Any], key: str) -> str:
     value = settings.get(key, "not set")
     shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    return (shown if len(shown) <= 40 else shown[:39] + "…").replace("|", "\\|").replace("\n", " ")
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned for a terminal as well: names to the left, figures to the right."""
-    widths = [max(3, *(len(line[i]) for line in (header, *rows))) for i in range(len(header))]
-    lines = [
-        [
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        for line in (header, *rows)
-    ]
-    rule = ["-" * (width - 1) + (":" if i else "-") for i, width in enumerate(widths)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:]))
+    return shown if len(shown) <= 40 else shown[:39] + "…"
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -174,11 +161,11 @@ def differences_table(variants: Sequence[Variant]) -> str:
         interval = "-" if found.interval is None else f"{found.interval[0]:+.4f} to {found.interval[1]:+.4f}"
         rows.append([other.name, f"{found.value:+.4f}", error, interval, _seeds(found)])
     header = [f"bits per byte, against {baseline.name}", "difference", "standard error", "95 % interval", "seeds"]
-    return markdown_table(header, rows)
+    return tables.table(header, rows)
 
 
 def bits_difference(baseline: Variant, other: Variant) -> Difference | None:
-    """How many bits per byte the other needs more; None where a loss is not a number."""
+    """How many bits per byte the other needs more; None where a loss is non-finite."""
     return difference(*(variant.by_seed(lambda run: run.bits_per_byte) for variant in (baseline, other)))
 
 
@@ -194,7 +181,7 @@ def verdicts(variants: Sequence[Variant], costs: Costs) -> list[str]:
 def _verdict(baseline: Variant, other: Variant) -> str:
     found = bits_difference(baseline, other)
     if found is None:
-        return f"**{other.name}**: no verdict, because a loss is not a number"
+        return f"**{other.name}**: no verdict, because a loss is non-finite"
     if reasons := caveats(baseline, other):
         return f"**{other.name}**: no verdict, because it has {' and '.join(reasons)}"
     if len(other.budgets) > 1:
@@ -207,14 +194,14 @@ def _verdict(baseline: Variant, other: Variant) -> str:
             "that takes two seeds or more of both (train.sweep --seeds 3)"
         )
     low, high = found.interval
-    told = f"95 % interval {low:+.4f} to {high:+.4f}; {_seeds(found)}"
-    if not found.is_told_from_zero:
+    interval = f"95 % interval {low:+.4f} to {high:+.4f}; {_seeds(found)}"
+    if not found.excludes_zero:
         return (
-            f"**{other.name}**: no difference to {baseline.name} shows ({found.value:+.4f} bits per byte, {told}); "
+            f"**{other.name}**: no difference to {baseline.name} shows ({found.value:+.4f} bits per byte, {interval}); "
             "a difference within this interval may still be there"
         )
     word = "more" if found.value > 0 else "fewer"
-    return f"**{other.name}** needs {abs(found.value):.4f} {word} bits per byte than {baseline.name} ({told})"
+    return f"**{other.name}** needs {abs(found.value):.4f} {word} bits per byte than {baseline.name} ({interval})"
 
 
 def _size(baseline: Variant, other: Variant, costs: Costs) -> str:

@@ -12,12 +12,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from configs.meaning import Meaning, keys_that
 from model.config import ModelConfig
 
-SAME_NAME = (
-    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-    "max_position_embeddings rms_norm_eps tie_word_embeddings attention_dropout bos_token_id eos_token_id pad_token_id"
-).split()
+SAME_NAME = keys_that(ModelConfig, Meaning.SAME_NAME)
 Fields = dict[str, Any]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
@@ -67,19 +67,64 @@ class Change:
     given: tuple[str, ...] = ()
 
     @property
-    def overrides(self) -> list[str]:
+    def override(self) -> str:
         in_yaml = re.sub(r"(source)\.(storyworld|files|hub|mix)\.", r"\1.", self.key)
-        return [*self.given, f"{in_yaml}={json.dumps(self.value, ensure_ascii=False)}"]
+        return f"{in_yaml}={json.dumps(self.value, ensure_ascii=False)}"
+
+    @property
+    def surely(self) -> set[str]:
+        return {aspect for aspect in self.seen.split(", ") if not aspect.endswith("?")}
+
+    @property
+    def perhaps(self) -> set[str]:
+        return {aspect.rstrip("?") for aspect in self.seen.split(", ")}
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Keys that are changed at once, for time. Each must change something that no other one of them can change."""
+
+    changes: tuple[Change, ...]
+
+    def __post_init__(self) -> None:
+        for change in self.changes:
+            others = {aspect for other in self.changes if other is not change for aspect in other.perhaps}
+            assert change.surely - others, f"{change.key}: what it changes could be the work of another key"
+
+    @property
+    def keys(self) -> list[str]:
+        return [change.key for change in self.changes]
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(override for change in self.changes for override in change.given))
+
+    @property
+    def overrides(self) -> list[str]:
+        return [*self.given, *(change.override for change in self.changes)]
 
     def check(self, before: dict[str, Any], after: dict[str, Any]) -> None:
         found = differing(before, after)
-        surely = {aspect for aspect in self.seen.split(", ") if not aspect.endswith("?")}
-        perhaps = {aspect.rstrip("?") for aspect in self.seen.split(", ")}
-        assert surely
-        assert surely <= found <= perhaps, f"{self.key}: changed {sorted(found)}, expected {self.seen}"
+        for change in self.changes:
+            assert change.surely <= found, f"{change.key}: changed {sorted(found)}, expected {change.seen}"
+        allowed = set().union(*(change.perhaps for change in self.changes))
+        assert found <= allowed, f"{self}: changed {sorted(found)}, expected {sorted(allowed)}"
 
     def __str__(self) -> str:
-        return self.key
+        return " + ".join(self.keys)
+
+
+def together(*changes: Change) -> Changes:
+    return Changes(changes)
+
+
+def each(changes: Iterable[Change]) -> list[Changes]:
+    """Every change by itself."""
+    return [Changes((change,)) for change in changes]
+
+
+def keys_of(groups: Iterable[Changes]) -> list[str]:
+    return [key for group in groups for key in group.keys]
 
 
 def differing(before: dict[str, Any], after: dict[str, Any]) -> set[str]:

@@ -16,14 +16,13 @@ from configs.loader import InputError, load_config, validate
 from data.batches import too_long
 from data.config import DataConfig, HubSource, TokenizerConfig
 from data.packing import IGNORED
-from data.prepare import SPLITS, describe
+from data.prepare import SPLITS, describe, prepare
 from data.reading.sources import identity, read
 from data.tokenizer import train_tokenizer
-from tests.configs.every_key import Change, shows
+from tests.configs.every_key import Change, each, keys_of, shows, together
 from tests.train.helpers import write_config
-from train import parts
+from train.batch_source import TextBatches
 from train.config import load_run_config
-from train.machine.distributed import World
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +133,7 @@ def documents(source: dict[str, Any], records: str, mixed: bool) -> dict[str, An
 def test_it_changes_which_documents_are_read(change, mixed):
     before = documents(change.source, change.records, mixed)
     after = documents(change.source | {change.key: change.value}, change.records, mixed)
-    Change(of_source(change, mixed), change.value, change.seen).check(before, after)
+    together(Change(of_source(change, mixed), change.value, change.seen)).check(before, after)
 
 
 @shows("data.source.kind", "data.source.mix.parts.source.kind")
@@ -170,7 +169,7 @@ def test_the_revision_is_what_the_hub_is_asked_for(monkeypatch, mixed):
     for name in ("load_dataset", "load_dataset_builder"):
         monkeypatch.setattr(datasets, name, noting(asked, getattr(datasets, name)))
     documents(HUB | {"revision": "v2"}, "text", mixed)
-    identity(HubSource(**HUB, revision="v2"))
+    identity(HubSource(**HUB, revision="v2"), Path("unused"))
     assert len(asked) >= 2
     assert set(asked) == {"v2"}
 
@@ -201,37 +200,39 @@ CHATS = (*BPE, *LONG, "data.records=conversations")
 TALKS = ("data.source={kind: files, path: chats.jsonl}", "data.records=conversations")
 TALKS = (*TALKS, "data.sequence_length=128", "train.tokens_per_step=256")
 
-CHANGES = [
-    Change(
-        "data.source.mix.parts",
-        mix((1.0, "text.txt"))["parts"],
-        f"{TEXTS}, {ROWS}, left out",
-        (f"data.source={json.dumps(TWO)}",),
-    ),
-    Change("data.records", "conversations", f"{TEXTS}, {ROWS}, vocabulary?, left out?", CHATS[:-1]),
-    Change("data.tokenizer.kind", "char", f"vocabulary, {ROWS}"),
-    Change("data.tokenizer.vocab_size", 384, f"vocabulary, {ROWS}", BPE),
-    Change("data.tokenizer.train_bytes", 1000, f"vocabulary, {ROWS}", BPE),
-    Change(
-        "data.tokenizer.path",
-        "char",
-        f"vocabulary, {TEXTS}, {ROWS}",
-        ("data.tokenizer={kind: pretrained, path: byte}",),
-    ),
-    Change("data.sequence_length", 16, "rows, trained, epoch"),
-    Change("data.isolate_documents", True, "documents"),
-    Change("data.restart_positions", True, "positions", ("data.isolate_documents=true",)),
-    Change("data.validation_fraction", 0.5, f"{TEXTS}, {ROWS}"),
-    Change("data.rows_joined", 2, "rows, documents, positions?, trained, epoch", (*CHATS, "data.rows_joined=1")),
-    Change("data.too_long", "drop", "epoch, left out, trained?", TALKS),
-    Change("data.drop_duplicates", True, f"training text, held-out text?, left out, {ROWS}"),
-    Change(
-        "data.on_bad_record",
-        "skip",
-        "complaint, training text, held-out text, vocabulary, rows, trained, epoch, left out",
-        ("data.source={kind: files, path: bad.jsonl}",),
-    ),
-]
+CHANGES = each(
+    [
+        Change(
+            "data.source.mix.parts",
+            mix((1.0, "text.txt"))["parts"],
+            f"{TEXTS}, {ROWS}, left out",
+            (f"data.source={json.dumps(TWO)}",),
+        ),
+        Change("data.records", "conversations", f"{TEXTS}, {ROWS}, vocabulary?, left out?", CHATS[:-1]),
+        Change("data.tokenizer.kind", "char", f"vocabulary, {ROWS}"),
+        Change("data.tokenizer.vocab_size", 384, f"vocabulary, {ROWS}", BPE),
+        Change("data.tokenizer.train_bytes", 1000, f"vocabulary, {ROWS}", BPE),
+        Change(
+            "data.tokenizer.path",
+            "char",
+            f"vocabulary, {TEXTS}, {ROWS}",
+            ("data.tokenizer={kind: pretrained, path: byte}",),
+        ),
+        Change("data.sequence_length", 16, "rows, trained, epoch"),
+        Change("data.isolate_documents", True, "documents"),
+        Change("data.restart_positions", True, "positions", ("data.isolate_documents=true",)),
+        Change("data.validation_fraction", 0.5, f"{TEXTS}, {ROWS}"),
+        Change("data.rows_joined", 2, "rows, documents, positions?, trained, epoch", (*CHATS, "data.rows_joined=1")),
+        Change("data.too_long", "drop", "epoch, left out, trained?", TALKS),
+        Change("data.drop_duplicates", True, f"training text, held-out text?, left out, {ROWS}"),
+        Change(
+            "data.on_bad_record",
+            "skip",
+            "complaint, training text, held-out text, vocabulary, rows, trained, epoch, left out",
+            ("data.source={kind: files, path: bad.jsonl}",),
+        ),
+    ]
+)
 
 
 def observed(overrides: list[str]) -> dict[str, Any]:
@@ -240,7 +241,8 @@ def observed(overrides: list[str]) -> dict[str, Any]:
     )
     config = load_run_config("tiny.yaml", ["data.source={kind: files, path: stories.jsonl}", *overrides])
     try:
-        data, batches, _ = parts.read_data(config, World())
+        data = prepare(config.data, Path(config.output_dir))
+        batches = TextBatches(config, data).batches
     except InputError as error:
         return nothing | {"complaint": str(error)}
     batch = batches.batch(0)
@@ -248,10 +250,10 @@ def observed(overrides: list[str]) -> dict[str, Any]:
     return nothing | {
         "vocabulary": data.tokenizer.sha256(),
         **dict(zip(TEXTS.split(", "), texts, strict=True)),
-        "rows": batch.input_ids.shape,
-        "documents": batch.document_ids,
-        "positions": batch.position_ids,
-        "trained": batch.labels != IGNORED,
+        "rows": batch["input_ids"].shape,
+        "documents": batch.tensors.get("document_ids"),
+        "positions": batch.tensors.get("position_ids"),
+        "trained": batch["labels"] != IGNORED,
         "epoch": batches.rows.per_epoch,
         "left out": (too_long(batches.rows, config.data), describe(data).splitlines()[2:]),
     }
@@ -262,7 +264,7 @@ def baseline(folder: Path, given: tuple[str, ...]) -> dict[str, Any]:
     return observed(list(given))
 
 
-@shows(*(change.key for change in CHANGES))
+@shows(*keys_of(CHANGES))
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_it_changes_tokens_or_rows(folder, change):
     change.check(baseline(folder, change.given), observed(change.overrides))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.configs.every_key import Change, shows
+from eval.hooks.attention import Attention
+from tests.configs.every_key import Change, keys_of, shows, together
 from tests.configs.observed_run import observed_run
 from tests.train.helpers import write_config
-from train import pictures
 
 WORLD = (
     "data.source={kind: storyworld, documents: 60, validation_documents: 8}",
@@ -24,23 +24,27 @@ EVALUATED = "evaluated, sampled"
 BOTH_HOOKS = "eval.hooks=[{name: validation, every: %s, early: %s}, samples]"
 
 CHANGES = [
-    Change("eval.hooks", ["validation"], "sampled, first samples"),
-    Change("eval.every", 2, EVALUATED),
-    Change("eval.max_tokens", 256, "first validation"),
-    Change("eval.final_max_tokens", 512, "last validation"),
-    Change("eval.floor_documents", 3, "floor", WORLD),
-    Change("eval.prompts", ["the cat"], "first samples"),
-    Change("eval.sample_tokens", 20, "first samples"),
-    Change("eval.temperature", 0.01, "first samples"),
-    Change("eval.top_p", 0.05, "first samples"),
-    Change("eval.questions", 3, "asked", CHATS),
-    Change("eval.attention.every", 2, "looked at", LOOKING),
-    Change("eval.attention.early", [1], "looked at", LOOKING),
-    Change("eval.attention.texts", ["on mat number"], "labels", LOOKING),
-    Change("eval.attention.max_tokens", 9, "map length", LOOKING),
-    Change("eval.attention.layers", [1], "layers", LOOKING),
-    Change("eval.attention.heads", [0, 2], "heads", LOOKING),
-    Change("eval.attention.metrics", ["sink"], "scores", LOOKING),
+    together(Change("eval.hooks", ["validation"], "sampled, first samples")),
+    together(
+        Change("eval.every", 2, EVALUATED),
+        Change("eval.max_tokens", 256, "first validation"),
+        Change("eval.final_max_tokens", 512, "last validation"),
+        Change("eval.prompts", ["the cat"], "first samples"),
+    ),
+    together(Change("eval.floor_documents", 3, "floor", WORLD)),
+    together(Change("eval.sample_tokens", 20, "first samples")),
+    together(Change("eval.temperature", 0.01, "first samples")),
+    together(Change("eval.top_p", 0.05, "first samples")),
+    together(Change("eval.questions", 3, "asked", CHATS)),
+    together(
+        Change("eval.attention.every", 2, "looked at", LOOKING),
+        Change("eval.attention.texts", ["on mat number"], "labels", LOOKING),
+        Change("eval.attention.max_tokens", 9, "map length", LOOKING),
+        Change("eval.attention.layers", [1], "layers", LOOKING),
+        Change("eval.attention.heads", [0, 2], "heads", LOOKING),
+        Change("eval.attention.metrics", ["sink"], "scores", LOOKING),
+    ),
+    together(Change("eval.attention.early", [1], "looked at", LOOKING)),
 ]
 
 
@@ -54,7 +58,7 @@ def run(tmp_path_factory):
     model = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = write_config(folder, train=train, eval=evaluation, model=model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pictures, "draw", lambda run: None)
+        patch.setattr(Attention, "finish", lambda hook, event: None)
         yield partial(observed_run, config, folder=folder / "runs")
 
 
@@ -63,7 +67,7 @@ def baseline(run):
     return cache(lambda given: run(list(given)))
 
 
-@shows(*(change.key for change in CHANGES))
+@shows(*keys_of(CHANGES))
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_it_changes_what_is_looked_at_and_nothing_else(run, baseline, change):
     after = run(change.overrides)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel, Field
 
 from configs.loader import LoadedConfig, load_config
-from tests.configs.every_key import SHOWN, all_keys
+from tests.configs.every_key import SHOWN, Change, all_keys, together
 from train.config import RunConfig
 
 CONFIGS = sorted(Path("configs").glob("*.yaml"))
@@ -38,6 +39,18 @@ def test_every_key_has_a_case_and_every_case_a_key():
     assert len(keys) > 100
     assert keys - SHOWN.keys() == set(), "no test shows what these keys do"
     assert SHOWN.keys() - keys == set(), "there are no such keys any more"
+
+
+def test_keys_that_change_together_can_be_told_apart():
+    rate, size, both = Change("a", 1, "schedule"), Change("b", 1, "rows, passes?"), Change("c", 1, "rows, schedule?")
+    together(rate, size)
+    for indistinct in ((rate, both), (size, both)):
+        with pytest.raises(AssertionError, match="could be the work of another key"):
+            together(*indistinct)
+    before, only_rate = {"schedule": 1, "rows": 1, "passes": 1}, {"schedule": 2, "rows": 1, "passes": 1}
+    together(rate).check(before, only_rate)
+    with pytest.raises(AssertionError, match="b: changed"):
+        together(rate, size).check(before, only_rate)
 
 
 def test_a_new_key_would_be_missed():
@@ -75,6 +88,7 @@ def test_every_key_of_a_source_is_in_the_page_about_data():
     assert {name for name in names if f"`{name}" not in page and f"{name}:" not in page} == set()
 
 
+@cache
 def dead_keys(file: Path) -> list[str]:
     """Keys that a config writes although what it extends says the same."""
     text = file.read_text(encoding="utf-8")

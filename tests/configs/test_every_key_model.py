@@ -11,12 +11,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from model import LanguageModel
-from tests.configs.every_key import Change, differing, shows
+from tests.configs.every_key import Change, differing, each, keys_of, shows
 from tests.train.helpers import pretrain, write_config
-from train import parts
 from train.config import RunConfig, load_run_config
 from train.machine.device import resolve_device
 from train.machine.distributed import World
+from train.pretrain import build_model
 
 YARN = "model.rope_scaling={rope_type: yarn, factor: 4.0, original_max_position_embeddings: 4096}"
 LINEAR = "model.rope_scaling={rope_type: linear, factor: 4.0}"
@@ -25,31 +25,33 @@ ALL = "shapes, logits, logits in training"
 LOGITS = "logits, logits in training"
 IN_TRAINING = "logits in training"
 
-CHANGES = [
-    Change("model.vocab_size", 256, ALL),
-    Change("model.hidden_size", 64, ALL),
-    Change("model.intermediate_size", 64, ALL),
-    Change("model.num_hidden_layers", 3, ALL),
-    Change("model.num_attention_heads", 2, ALL),
-    Change("model.num_key_value_heads", "mqa", ALL),
-    Change("model.head_dim", 16, ALL),
-    Change("model.qk_norm", False, ALL),
-    Change("model.max_position_embeddings", 40, "longest"),
-    Change("model.rope_theta", 100.0, LOGITS),
-    Change("model.rope_scaling", {"rope_type": "linear", "factor": 4.0}, LOGITS),
-    Change("model.rope_scaling.factor", 2.0, LOGITS, (LINEAR,)),
-    Change("model.rope_scaling.original_max_position_embeddings", 24, LOGITS, (YARN,)),
-    Change("model.rope_scaling.beta_fast", 4.0, LOGITS, (YARN,)),
-    Change("model.rope_scaling.beta_slow", 0.1, LOGITS, (YARN,)),
-    Change("model.rope_scaling.attention_factor", 2.0, LOGITS, (YARN,)),
-    Change("model.sliding_window", 4, LOGITS),
-    Change("model.layer_types", ["full_attention", "sliding_attention"], LOGITS, ("model.sliding_window=4",)),
-    Change("model.rms_norm_eps", 0.1, LOGITS),
-    Change("model.tie_word_embeddings", False, f"{ALL}, tied"),
-    Change("model.attention_dropout", 0.5, IN_TRAINING),
-    Change("model.hidden_dropout", 0.5, IN_TRAINING),
-    Change("model.attn_implementation", "eager", "kernel"),
-]
+CHANGES = each(
+    [
+        Change("model.vocab_size", 256, ALL),
+        Change("model.hidden_size", 64, ALL),
+        Change("model.intermediate_size", 64, ALL),
+        Change("model.num_hidden_layers", 3, ALL),
+        Change("model.num_attention_heads", 2, ALL),
+        Change("model.num_key_value_heads", "mqa", ALL),
+        Change("model.head_dim", 16, ALL),
+        Change("model.qk_norm", False, ALL),
+        Change("model.max_position_embeddings", 40, "longest"),
+        Change("model.rope_theta", 100.0, LOGITS),
+        Change("model.rope_scaling", {"rope_type": "linear", "factor": 4.0}, LOGITS),
+        Change("model.rope_scaling.factor", 2.0, LOGITS, (LINEAR,)),
+        Change("model.rope_scaling.original_max_position_embeddings", 24, LOGITS, (YARN,)),
+        Change("model.rope_scaling.beta_fast", 4.0, LOGITS, (YARN,)),
+        Change("model.rope_scaling.beta_slow", 0.1, LOGITS, (YARN,)),
+        Change("model.rope_scaling.attention_factor", 2.0, LOGITS, (YARN,)),
+        Change("model.sliding_window", 4, LOGITS),
+        Change("model.layer_types", ["full_attention", "sliding_attention"], LOGITS, ("model.sliding_window=4",)),
+        Change("model.rms_norm_eps", 0.1, LOGITS),
+        Change("model.tie_word_embeddings", False, f"{ALL}, tied"),
+        Change("model.attention_dropout", 0.5, IN_TRAINING),
+        Change("model.hidden_dropout", 0.5, IN_TRAINING),
+        Change("model.attn_implementation", "eager", "kernel"),
+    ]
+)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,7 @@ class Called(TorchFunctionMode):
 
 def built(config: RunConfig) -> LanguageModel:
     """The model as training builds it; then every weight is random, because a new block adds nothing."""
-    lm = parts.build_model(config, resolve_device(config), World(), None, None)  # type: ignore[arg-type]
+    lm = build_model(config, resolve_device(config), World(), None, None)  # type: ignore[arg-type]
     with torch.no_grad():
         for name, parameter in lm.named_parameters():
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
@@ -110,7 +112,7 @@ def baseline(config_file, given: tuple[str, ...]) -> dict[str, Any]:
     return observed(load_run_config(config_file, [VOCABULARY, *given]))
 
 
-@shows(*(change.key for change in CHANGES))
+@shows(*keys_of(CHANGES))
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_it_changes_the_model(tiny, change):
     after = observed(load_run_config(tiny, [VOCABULARY, *change.overrides]))

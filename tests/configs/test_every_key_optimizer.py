@@ -8,22 +8,24 @@ import pytest
 import torch
 
 from model import LanguageModel
-from tests.configs.every_key import Change, shows
+from tests.configs.every_key import Change, each, keys_of, shows
 from tests.conftest import tiny_config
 from tests.train.helpers import write_config
 from train.config import load_run_config
 from train.optimizer import build_optimizers
 
-CHANGES = [
-    Change("train.optimizer.name", "adamw", "blocks, head, vectors"),  # lr is then of all but the embedding
-    Change("train.optimizer.lr", 0.03, "blocks"),
-    Change("train.optimizer.adamw_lr", 0.03, "head, vectors"),
-    Change("train.optimizer.embedding_lr", 0.03, "embedding"),
-    Change("train.optimizer.weight_decay", 0.5, "blocks, head"),
-    Change("train.optimizer.momentum", 0.5, "blocks"),
-    Change("train.optimizer.betas", [0.5, 0.5], "head, embedding, vectors"),
-    Change("train.optimizer.eps", 1.0, "head, embedding, vectors"),
-]
+CHANGES = each(
+    [
+        Change("train.optimizer.name", "adamw", "blocks, head, vectors"),  # lr is then of all but the embedding
+        Change("train.optimizer.lr", 0.03, "blocks"),
+        Change("train.optimizer.adamw_lr", 0.03, "head, vectors"),
+        Change("train.optimizer.embedding_lr", 0.03, "embedding"),
+        Change("train.optimizer.weight_decay", 0.5, "blocks, head"),
+        Change("train.optimizer.momentum", 0.5, "blocks"),
+        Change("train.optimizer.betas", [0.5, 0.5], "head, embedding, vectors"),
+        Change("train.optimizer.eps", 1.0, "head, embedding, vectors"),
+    ]
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ def moved(config_file, overrides: list[str]) -> dict[str, Any]:
     return found
 
 
-@shows(*(change.key for change in CHANGES))
+@shows(*keys_of(CHANGES))
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_it_changes_how_weights_move(tiny, change):
     change.check(moved(tiny, []), moved(tiny, change.overrides))

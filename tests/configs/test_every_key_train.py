@@ -8,37 +8,49 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.configs.every_key import Change, shows
+from tests.configs.every_key import Change, keys_of, shows, together
 from tests.configs.observed_run import observed_run
 from tests.train.helpers import pretrain, write_config
 from tests.train.worlds import run_world
-from train import parts
 from train.config import load_run_config
 from train.machine.device import resolve_device
 from train.machine.distributed import processes, wrap
+from train.pretrain import build_model
 
 LEARNING = "learning, last validation"
 LIMIT = "schedule, learning, steps, logged, evaluated, last validation, sampled, checkpoints"
 
 CHANGES = [
-    Change("seed", 1, f"{LEARNING}, first validation, first samples?, tokens?"),
-    Change("train.max_steps", 10, LIMIT),
-    Change("train.max_tokens", 1024, LIMIT, ("train.max_steps=null", "train.max_tokens=1536")),
-    Change("train.tokens_per_step", 128, f"{LEARNING}, tokens, rows"),
-    Change("train.micro_batch_size", 2, "rows, passes"),
-    Change("train.schedule", "cosine", f"schedule, {LEARNING}"),
-    Change("train.warmup_steps", 6, f"schedule, {LEARNING}"),
-    Change("train.cooldown", 0.2, f"schedule, {LEARNING}"),
-    Change("train.final_lr_fraction", 0.5, f"schedule, {LEARNING}"),
-    Change("train.grad_clip", 0.05, LEARNING, ("train.optimizer.eps=0.001",)),
-    Change("train.precision", "bf16", f"dtype, {LEARNING}?, first validation?"),
-    Change("train.activation_checkpointing", True, "passes"),
-    Change("train.log_every", 3, "logged, passes"),
-    Change("train.checkpoint_every", 3, "checkpoints"),
-    Change("train.keep_last", 3, "checkpoints", ("train.checkpoint_every=3",)),
-    Change("train.keep_best", False, "checkpoints"),
-    Change("train.trace", True, "trace"),
-    Change("tracking.wandb", "offline", "wandb"),
+    together(
+        Change("seed", 1, f"{LEARNING}, first validation, first samples?, tokens?"),
+        Change("train.max_steps", 10, LIMIT),
+    ),
+    together(Change("train.max_tokens", 1024, LIMIT, ("train.max_steps=null", "train.max_tokens=1536"))),
+    together(
+        Change("train.tokens_per_step", 128, f"{LEARNING}, tokens, rows"),
+        Change("train.final_lr_fraction", 0.5, f"schedule, {LEARNING}"),
+        Change("train.activation_checkpointing", True, "passes"),
+    ),
+    together(
+        Change("train.micro_batch_size", 2, "rows, passes"),
+        Change("train.schedule", "cosine", f"schedule, {LEARNING}"),
+        Change("train.checkpoint_every", 3, "checkpoints"),
+    ),
+    together(
+        Change("train.warmup_steps", 6, f"schedule, {LEARNING}"),
+        Change("train.precision", "bf16", f"dtype, {LEARNING}?, first validation?"),
+    ),
+    together(
+        Change("train.cooldown", 0.2, f"schedule, {LEARNING}"),
+        Change("train.log_every", 3, "logged, passes"),
+        Change("train.keep_best", False, "checkpoints"),
+        Change("train.trace", True, "trace"),
+        Change("tracking.wandb", "offline", "wandb"),
+    ),
+    together(
+        Change("train.keep_last", 3, "checkpoints", ("train.checkpoint_every=3",)),
+        Change("train.grad_clip", 0.05, LEARNING, ("train.optimizer.eps=0.001",)),
+    ),
 ]
 
 
@@ -60,7 +72,7 @@ def baseline(run):
     return cache(lambda given: run(list(given)))
 
 
-@shows(*(change.key for change in CHANGES))
+@shows(*keys_of(CHANGES))
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_it_changes_the_run(run, baseline, change):
     change.check(baseline(change.given), run(change.overrides))
@@ -83,6 +95,7 @@ def test_so_many_steps_without_a_number_are_passed_over(run):
     assert len(found["skipped"]) > 1
 
 
+@pytest.mark.slow
 @shows("train.compile")
 def test_compile(tiny, monkeypatch):
     """Traced by torch.compile itself; only what would turn the trace into machine code is left out, for time."""
@@ -117,13 +130,14 @@ def kind_of_model(config_file: Path, parallel: str) -> None:
     config = load_run_config(config_file, [f"train.parallel={parallel}", "model.vocab_size=192"])
     with processes(config.train.parallel, "cpu") as world:
         device = resolve_device(config)
-        lm = parts.build_model(config, device, world, None, None)  # type: ignore[arg-type]
+        lm = build_model(config, device, world, None, None)  # type: ignore[arg-type]
         called = wrap(lm, world, device.device)
         kinds = f"{type(next(lm.parameters())).__name__} {type(called).__name__}"
         config_file.with_name(f"{parallel}{world.rank}").write_text(kinds, encoding="utf-8")
         del called, lm  # DDP must not outlive the processes' connection
 
 
+@pytest.mark.slow
 @shows("train.parallel")
 @pytest.mark.parametrize(
     ("parallel", "kinds"), [("ddp", "Parameter DistributedDataParallel"), ("fsdp2", "DTensor FSDPLanguageModel")]
@@ -134,6 +148,7 @@ def test_parallel(tmp_path, parallel, kinds):
     assert [(tmp_path / f"{parallel}{rank}").read_text(encoding="utf-8") for rank in (0, 1)] == [kinds, kinds]
 
 
+@pytest.mark.slow
 @shows("tracking.project")
 def test_the_project_is_in_what_wandb_would_send(tmp_path):
     """As a protobuf string, its length in front; in quotes it is there as well, in the resolved config."""
@@ -143,6 +158,7 @@ def test_the_project_is_in_what_wandb_would_send(tmp_path):
     assert bytes([len("other-project")]) + b"other-project" in file.read_bytes()
 
 
+@pytest.mark.slow
 def test_online_asks_for_the_network_and_offline_does_not(tmp_path, run, monkeypatch):
     """Where nobody is logged in, wandb's own refusal is what shows that it was asked to be online."""
     for name in ("HOME", "USERPROFILE", "WANDB_CONFIG_DIR"):

@@ -102,7 +102,7 @@ def test_another_kind_of_source_inherits_nothing(tmp_path):
             "data:\n  source: {kind: mix, parts: [{source: {path: a}}]}\n",
             "`data.source.parts.0.source.kind` is missing$",
         ),
-        ("data: {source: {kind: hub, name: x, document_start: '('}}\n", "document_start.*is no regular expression"),
+        ("data: {source: {kind: hub, name: x, document_start: '('}}\n", "document_start.*is not a regular expression"),
         ("data: {source: {path: a.txt, kind: storyworld}}\n", "`data.source.path` belongs to another kind: set"),
         ("data: {source: a.txt}\n", "`data.source` is 'a.txt': must be {key: value, …}"),
         ("name: a/b\n", "x.yaml:1: `name` is 'a/b'"),

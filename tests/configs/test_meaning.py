@@ -1,4 +1,4 @@
-"""What every key means: a key that moves from one set to another does so here too, so nobody does it unawares."""
+"""What every key means. If a key moves from one set to another, a test here fails, so it never happens by accident."""
 
 from typing import Annotated
 
@@ -32,6 +32,10 @@ TENSORS = {
 FREE_AT_START = "attn_implementation attention_dropout hidden_dropout max_position_embeddings"
 TOKENIZER = "vocab_size bos_token_id eos_token_id pad_token_id"
 ADDED_AT_START = "sliding_window layer_types rope_scaling"
+SAME_NAME = (
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+    "max_position_embeddings rms_norm_eps tie_word_embeddings attention_dropout bos_token_id eos_token_id pad_token_id"
+)
 BOOKKEEPING = "name output_dir resume allow_mismatch tracking tracking.wandb tracking.project"
 ROWS = (
     "tokenizer tokenizer.kind tokenizer.vocab_size tokenizer.train_bytes tokenizer.path sequence_length "
@@ -64,6 +68,13 @@ def test_what_may_differ_from_the_model_of_init_from():
     assert set(keys_that(ModelConfig, Meaning.TOKENIZER)) == set(TOKENIZER.split())
     found = keys_that(ModelConfig, Meaning.ADDED_AT_START)
     assert {key for key in found if not key.startswith("rope_scaling.")} == set(ADDED_AT_START.split())
+
+
+def test_what_config_json_calls_the_same():
+    assert keys_that(ModelConfig, Meaning.SAME_NAME) == [
+        key for key in ModelConfig.model_fields if key in SAME_NAME.split()
+    ]
+    assert len(SAME_NAME.split()) == len(keys_that(ModelConfig, Meaning.SAME_NAME))
 
 
 def test_what_is_neither_swept_nor_compared():

@@ -7,6 +7,7 @@ import pytest
 from data.storyworld import tell_many
 from tests.train.helpers import metrics, pretrain
 
+pytestmark = pytest.mark.slow
 SMALL = """
 model.hidden_size=32 model.num_hidden_layers=1 model.num_attention_heads=4 data.sequence_length=64 train.max_steps=3
 train.tokens_per_step=512 train.compile=false train.precision=fp32 eval.every=3 eval.sample_tokens=4

@@ -69,18 +69,18 @@ def test_two_epochs_cut_the_text_differently(stream):
 def test_labels_are_the_row_itself_but_for_document_starts_and_padding(stream):
     for k in range(8):
         batch = batches(stream).batch(k)
-        left_out = (batch.input_ids == TOKENIZER.bos_id) | (batch.input_ids == TOKENIZER.pad_id)
-        assert (batch.labels[left_out] == IGNORED).all()
-        assert torch.equal(batch.labels[~left_out], batch.input_ids[~left_out])
+        left_out = (batch["input_ids"] == TOKENIZER.bos_id) | (batch["input_ids"] == TOKENIZER.pad_id)
+        assert (batch["labels"][left_out] == IGNORED).all()
+        assert torch.equal(batch["labels"][~left_out], batch["input_ids"][~left_out])
 
 
 def test_document_ids_change_exactly_at_the_first_token_of_a_document(stream):
     seen_boundary = False
     for k in range(8):
         batch = batches(stream, isolate=True).batch(k)
-        assert batch.document_ids is not None
-        steps = batch.document_ids[:, 1:] - batch.document_ids[:, :-1]
-        assert torch.equal(steps, (batch.input_ids[:, 1:] == TOKENIZER.bos_id).long())
+        assert "document_ids" in batch.tensors
+        steps = batch["document_ids"][:, 1:] - batch["document_ids"][:, :-1]
+        assert torch.equal(steps, (batch["input_ids"][:, 1:] == TOKENIZER.bos_id).long())
         seen_boundary |= bool(steps.any())
     assert seen_boundary
     assert batches(stream).batch(0).document_ids is None
@@ -89,7 +89,7 @@ def test_document_ids_change_exactly_at_the_first_token_of_a_document(stream):
 def test_validation_asks_for_every_token_exactly_once(stream):
     asked = []
     for batch in validation_batches(document_rows(stream, kind=HeldOutRows), TOKENIZER, 3):
-        labels = batch.labels[:, 1:]
+        labels = batch["labels"][:, 1:]
         asked += labels[labels != IGNORED].tolist()
     expected = [token for token in stream.read(0, len(stream)).tolist() if token != TOKENIZER.bos_id]
     assert asked == expected
@@ -106,14 +106,14 @@ def test_micro_batches_are_the_batch_in_pieces(stream):
     batch = batches(stream, rows=6, isolate=True).batch(2)
     pieces = batch.split(4)
     assert [len(p.row_ids) for p in pieces] == [4, 2]
-    assert torch.equal(torch.cat([p.input_ids for p in pieces]), batch.input_ids)
+    assert torch.equal(torch.cat([p["input_ids"] for p in pieces]), batch["input_ids"])
     assert [r for p in pieces for r in p.row_ids] == batch.row_ids
 
 
 def test_positions_start_again_in_every_document(stream):
     batch = TrainBatches(document_rows(stream), TOKENIZER, 4, 0, True, True).batch(0)
-    assert batch.position_ids is not None
-    for positions, documents in zip(batch.position_ids.tolist(), batch.document_ids.tolist(), strict=True):
+    assert "position_ids" in batch.tensors
+    for positions, documents in zip(batch["position_ids"].tolist(), batch["document_ids"].tolist(), strict=True):
         assert positions == [documents[:i].count(documents[i]) for i in range(16)]
     assert batches(stream).batch(0).position_ids is None
     assert [part.position_ids.shape[0] for part in batch.split(3)] == [3, 1]

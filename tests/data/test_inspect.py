@@ -20,8 +20,8 @@ from data.fingerprints import fingerprint
 from data.inspect import Painter, is_colored, main
 from data.packing import IGNORED
 from data.prepare import prepare
+from data.reading.documents import split_of
 from data.reading.records import conversation_of
-from data.reading.sources import split_of
 from data.tokenizer import train_tokenizer
 from tests.processes import run_module
 

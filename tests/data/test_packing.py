@@ -121,7 +121,7 @@ def stories_stream(folder) -> TokenStream:
 def test_nearly_every_position_of_a_pretraining_batch_is_a_real_token(tmp_path):
     rows = DocumentRows(stories_stream(tmp_path), 256, TOKENIZER.bos_id, TOKENIZER.pad_id)
     batches = TrainBatches(rows, TOKENIZER, 16, 0, True)
-    ids = torch.cat([batches.batch(k).input_ids for k in range(-(-rows.per_epoch // 16))])
+    ids = torch.cat([batches.batch(k)["input_ids"] for k in range(-(-rows.per_epoch // 16))])
     assert (ids != TOKENIZER.pad_id).float().mean() >= 0.99
 
 
@@ -198,7 +198,7 @@ def test_packed_conversations_have_the_loss_that_they_have_alone(packed, backend
     for index in range(rows.per_epoch):
         batch = make_batch([rows.row(index)], [index], TOKENIZER, True, restart)
         with torch.no_grad():
-            together, count = lm(**batch.for_model())
+            together, count = lm(**batch.tensors)
         alone, counts = 0.0, 0
         for i in rows.members[index]:
             ((ids, flags),) = encode_conversations(TOKENIZER, [said[i]])
@@ -215,16 +215,16 @@ def test_changing_one_document_changes_no_bit_of_another_ones_logits(packed, bac
     _, rows, lm = packed
     lm.set_attn_implementation(backend)
     batch = make_batch([rows.row(0)], [0], TOKENIZER, True, False)
-    assert batch.document_ids is not None
-    documents = batch.document_ids[0]
+    assert "document_ids" in batch.tensors
+    documents = batch["document_ids"][0]
     assert documents.max() >= 2
     with torch.no_grad():
-        before = lm(batch.input_ids, document_ids=batch.document_ids)
+        before = lm(batch["input_ids"], document_ids=batch["document_ids"])
         for changed in range(1, int(documents.max()) + 1):
-            ids = batch.input_ids.clone()
+            ids = batch["input_ids"].clone()
             inside = documents == changed
             ids[0, inside] = (ids[0, inside] + 7) % 200 + 20
-            after = lm(ids, document_ids=batch.document_ids)
+            after = lm(ids, document_ids=batch["document_ids"])
             assert torch.equal(before[0, ~inside], after[0, ~inside])
             assert not torch.equal(before[0, inside], after[0, inside])
 

@@ -77,7 +77,7 @@ def test_stopping_early_ends_the_thread_and_the_iterator():
 
 def test_prefetched_batches_are_the_batches(batches):
     for k, batch in enumerate(batches.prefetch(3, 9), start=3):
-        assert torch.equal(batch.input_ids, batches.batch(k).input_ids)
+        assert torch.equal(batch["input_ids"], batches.batch(k)["input_ids"])
     assert k == 8
 
 
@@ -90,7 +90,7 @@ def test_more_processes_than_rows_is_an_error(batches):
 def test_the_ranks_of_any_world_share_a_batch(batches, world_size):
     for k in range(4):
         shares = [batches.batch(k, rank, world_size) for rank in range(world_size)]
-        assert torch.equal(torch.cat([share.input_ids for share in shares]), batches.batch(k).input_ids)
+        assert torch.equal(torch.cat([share.input_ids for share in shares]), batches.batch(k)["input_ids"])
         assert [row for share in shares for row in share.row_ids] == batches.batch(k).row_ids
         sizes = [len(share.row_ids) for share in shares]
         assert max(sizes) - min(sizes) <= 1

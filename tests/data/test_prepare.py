@@ -13,7 +13,8 @@ from data.config import DataConfig
 from data.fingerprints import fingerprint
 from data.prepare import open_prepared, prepare
 from data.reading import files
-from data.reading.sources import documents, split_of
+from data.reading.documents import split_of
+from data.reading.sources import documents
 
 
 def config(path, **changes) -> DataConfig:

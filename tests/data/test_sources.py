@@ -15,9 +15,11 @@ from data.config import DataConfig
 from data.fingerprints import Seen, fingerprint
 from data.learning_text import tokenizer_texts
 from data.prepare import describe, prepare
-from data.reading import sources
+from data.reading import files, sources
+from data.reading.documents import split_of
+from data.reading.ledger import Ledger
 from data.reading.records import conversation_of
-from data.reading.sources import Ledger, documents, read
+from data.reading.sources import documents, read
 from data.storyworld import converse, repeated, tell
 
 
@@ -81,8 +83,8 @@ def test_a_tokenizer_learns_from_as_much_as_was_asked_for_from_all_over(tmp_path
 
 
 def test_the_files_are_not_looked_for_again_at_every_document(tmp_path, monkeypatch):
-    found, real = [], sources.files_of
-    monkeypatch.setattr(sources, "files_of", lambda *arguments, **given: found.append(1) or real(*arguments, **given))
+    found, real = [], files.find
+    monkeypatch.setattr(files, "find", lambda *arguments: found.append(1) or real(*arguments))
     source = write_jsonl(tmp_path / "x.jsonl", numbered(2000))
     assert len(list(tokenizer_texts(config(source, tokenizer={"kind": "bpe", "vocab_size": 512})))) > 1500
     assert len(found) < 10
@@ -282,6 +284,82 @@ def test_a_single_text_is_cut_at_its_end_and_a_folder_by_documents(tmp_path):
     assert len(both[0]) + len(both[1]) == 61
     assert both[1]
     assert text in both[0] + both[1]
+
+
+def books(folder, sizes):
+    """A folder of books of so many lines each, and their texts."""
+    texts = [
+        f"Book {i}.\n\n" + "".join(f"Line {n} of book {i}.\n" for n in range(size)) for i, size in enumerate(sizes)
+    ]
+    for i, text in enumerate(texts):
+        (folder / f"{i}.txt").write_text(text)
+    return texts
+
+
+@pytest.mark.parametrize("piece", [1 << 18, 50])
+@pytest.mark.parametrize("on_bad_record", ["stop", "skip"])
+def test_of_two_books_the_end_of_each_is_held_out(tmp_path, monkeypatch, piece, on_bad_record):
+    """By whole files, 53 % were held out where 10 % were asked for."""
+    monkeypatch.setattr(files, "PIECE", piece)
+    texts = books(tmp_path, [900, 1000])
+    found = config({"kind": "files", "path": str(tmp_path)}, on_bad_record=on_bad_record)
+    whole, open_document = {"train": [], "validation": []}, None
+    for document in read(found):
+        if document.first:
+            assert open_document is None
+            whole[document.split].append("")
+        whole[document.split][-1] += document.content
+        open_document = None if document.last else document
+    assert ["".join(both) for both in zip(*whole.values(), strict=True)] == texts
+    for text, end in zip(texts, whole["validation"], strict=True):
+        assert len(end) == pytest.approx(0.1 * len(text), abs=1)
+
+
+def test_a_book_that_is_there_twice_counts_once(tmp_path):
+    texts = books(tmp_path, [50, 60])
+    (tmp_path / "2.txt").write_text(texts[0])
+    for drop in (False, True):
+        ledger = Ledger()
+        found = list(read(config({"kind": "files", "path": str(tmp_path)}, drop_duplicates=drop), ledger))
+        assert ledger.duplicates == 1
+        assert len(found) == 2 * (3 - drop)
+
+
+def test_many_texts_are_held_out_whole_and_a_share_far_off_warns(tmp_path):
+    books(tmp_path, [5] * 99)
+    data = config({"kind": "files", "path": str(tmp_path)})
+    assert "warning" not in describe(prepare(data, tmp_path / "runs", show_progress=False))
+    size = next(size for size in range(3000, 3100) if whole_share(tmp_path, size) > 0.5)
+    assert len(list(documents(data, "train"))) + len(list(documents(data, "validation"))) == 99
+    said = describe(prepare(data, tmp_path / "runs", show_progress=False))
+    assert re.search(
+        r"warning: \d\d\.\d% of the text is held out, where data.validation_fraction asks for 10.0%", said
+    ), size
+
+
+def whole_share(folder, size):
+    """The share that is held out once the first book has so many lines."""
+    text = "".join(f"Line {n}.\n" for n in range(size))
+    (folder / "0.txt").write_text(text)
+    return float(split_of(fingerprint(text), 0.1) == "validation")
+
+
+@pytest.mark.parametrize(
+    ("text", "separator", "hint"),
+    [
+        ("One.\n\nTwo.\n" * 50, "<|endoftext|>", True),
+        ("One.\r\n\r\nTwo.\r\n" * 50, "<|endoftext|>", True),
+        ("One.\nTwo.\n" * 50, "<|endoftext|>", False),
+        ("".join(f"Story {i}.\n\nEnd.\n<|endoftext|>" for i in range(200)), "<|endoftext|>", False),
+        ("".join(f"Story {i}.\n\n" for i in range(200)), "\n\n", False),
+    ],
+)
+def test_blank_lines_without_a_separator_get_a_hint(tmp_path, text, separator, hint):
+    (tmp_path / "x.txt").write_bytes(text.encode())
+    data = config({"kind": "files", "path": str(tmp_path / "x.txt"), "separator": separator})
+    said = describe(prepare(data, tmp_path / "runs", show_progress=False))
+    expected = """set 'data.source.separator="\\n\\n"'"""
+    assert (expected in said) == hint
 
 
 def test_stories_between_end_marks_are_documents(tmp_path):

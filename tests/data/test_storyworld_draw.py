@@ -32,7 +32,7 @@ def share(right: list[bool]) -> float:
     return sum(right) / len(right)
 
 
-both_levels = pytest.mark.parametrize("level", [1, 2])
+both_levels = pytest.mark.parametrize("level", [1, pytest.param(2, marks=pytest.mark.slow)])
 
 
 def test_the_same_arguments_ask_the_same_question():

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from configs.loader import InputError
 from data import tokenizer as tokenizer_module
+from data.chat import prompt_ids
 from data.config import TokenizerConfig
 from data.tokenizer import SPECIAL_TOKENS, cut, load_tokenizer, train_tokenizer
 
@@ -91,7 +92,7 @@ def test_ten_thousand_random_byte_strings_come_back_exactly(saved):
     # transformers takes texts: the bytes read as text where they are text, else one character a byte
     texts = [raw.decode("utf-8") if _is_text(raw) else raw.decode("latin-1") for raw in strings] + HARD
     for text, ids, other in zip(texts, tokenizer.encode_many(texts), theirs(texts).input_ids, strict=True):
-        assert ids == other == tokenizer.encode_bytes(text.encode())
+        assert [tokenizer.bos_id, *ids] == other == [tokenizer.bos_id, *tokenizer.encode_bytes(text.encode())]
         assert tokenizer.decode(ids) == text
 
 
@@ -169,14 +170,13 @@ def test_a_pretrained_tokenizer_keeps_its_ids_and_gets_what_it_lacks(tmp_path, r
     tokenizer.save(tmp_path / "saved")
     again, hub = load_tokenizer(tmp_path / "saved"), AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert (again.pad_id, again.bos_id, again.eos_id) == (hub.pad_token_id, hub.bos_token_id, hub.eos_token_id)
-    assert hub(CORPUS[1]).input_ids == again.encode(CORPUS[1])
+    assert hub(CORPUS[1]).input_ids == [again.bos_id, *again.encode(CORPUS[1])]
 
 
 def test_adopting_a_tokenizer_of_ours_changes_nothing(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     adopted = train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path / "tokenizer.json")), [])
-    assert adopted.backend.to_str() == tokenizer.backend.to_str()
-    assert adopted.roles == tokenizer.roles
+    assert adopted.sha256() == tokenizer.sha256()
 
 
 def test_a_tokenizer_that_adds_spaces_is_not_cut(tmp_path):
@@ -220,7 +220,7 @@ def test_a_tokenizer_of_ours_can_be_made_larger(tokenizer, tmp_path):
         assert train_tokenizer(config, []).vocab_size == -(-size // 64) * 64
 
 
-def test_a_pretrained_tokenizer_adds_no_tokens_of_its_own_in_transformers(tmp_path):
+def test_a_pretrained_tokenizer_adds_our_first_token_and_not_its_own_in_transformers(tmp_path):
     backend = gpt2_like(tmp_path)
     backend.post_processor = tokenizers.processors.TemplateProcessing(
         single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
@@ -228,7 +228,7 @@ def test_a_pretrained_tokenizer_adds_no_tokens_of_its_own_in_transformers(tmp_pa
     backend.save(str(tmp_path / "tokenizer.json"))
     ours = train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path)), [])
     ours.save(tmp_path / "saved")
-    assert AutoTokenizer.from_pretrained(tmp_path / "saved")("fox").input_ids == ours.encode("fox")
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved")("fox").input_ids == [ours.bos_id, *ours.encode("fox")]
 
 
 def test_a_character_tokenizer_can_write_the_turns_of_a_chat():
@@ -259,11 +259,14 @@ def test_documents_have_a_first_and_a_last_token(tokenizer):
     assert ids[1:-1] == tokenizer.encode("fox")
 
 
-def test_transformers_reads_the_directory_and_gives_the_same_ids(tokenizer, tmp_path):
-    tokenizer.save(tmp_path)
+def test_transformers_reads_the_directory_and_gives_the_ids_of_training(tokenizer, tmp_path):
+    """Every document of training begins with the bos token, so a text does; a rendered chat has one already."""
+    tokenizer.save(tmp_path, context_length=100)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs.model_max_length == 100
     for text in [t for t in TEXTS if "<|" not in t]:
-        assert theirs(text).input_ids == tokenizer.encode(text)
+        assert theirs(text).input_ids == [tokenizer.bos_id, *tokenizer.encode(text)]
+        assert theirs(text, add_special_tokens=False).input_ids == tokenizer.encode(text)
         assert theirs.decode(theirs(text).input_ids, skip_special_tokens=True) == tokenizer.decode(
             tokenizer.encode(text)
         )
@@ -275,8 +278,39 @@ def test_transformers_reads_the_directory_and_gives_the_same_ids(tokenizer, tmp_
     assert len(theirs) == tokenizer.vocab_size
     chat = theirs.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True)
     assert chat == "<|bos|><|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    messages = [{"role": "user", "content": "hi"}]
+    encoded = theirs.apply_chat_template(messages, add_generation_prompt=True)
+    assert encoded["input_ids"] == prompt_ids(tokenizer, messages)
     again = load_tokenizer(tmp_path)
     assert again.encode(TEXTS[1]) == tokenizer.encode(TEXTS[1])
+
+
+def test_a_batch_for_transformers_is_padded_on_the_left_and_has_what_the_model_takes(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    batch = AutoTokenizer.from_pretrained(tmp_path)(["fox", "fox fox"], padding=True)
+    assert sorted(batch) == ["attention_mask", "input_ids"]
+    short, long = batch["input_ids"]
+    assert short == [tokenizer.pad_id] * (len(long) - 1 - len(tokenizer.encode("fox"))) + [
+        tokenizer.bos_id,
+        *tokenizer.encode("fox"),
+    ]
+    assert long == [tokenizer.bos_id, *tokenizer.encode("fox fox")]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "char", "byte"])
+def test_what_transformers_saves_is_the_same_tokenizer(kind, tmp_path):
+    """It adds how it padded last, how it cut, and (to a file without one) a post-processor: none of it decides ids."""
+    ours = train_tokenizer(TokenizerConfig(kind=kind), CORPUS)
+    ours.save(tmp_path / "ours")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    theirs(["fox", "fox fox"], padding=True, truncation=True, max_length=2)
+    theirs.save_pretrained(tmp_path / "theirs")
+    assert (tmp_path / "ours/tokenizer.json").read_text() != (tmp_path / "theirs/tokenizer.json").read_text()
+    again = load_tokenizer(tmp_path / "theirs")
+    assert again.sha256() == ours.sha256()
+    assert again.encode_documents(CORPUS) == ours.encode_documents(CORPUS)
+    other = train_tokenizer(TokenizerConfig(kind=kind), [*CORPUS, "ẞ" * 9])
+    assert (other.sha256() == ours.sha256()) == (kind == "byte")  # whose ids are the same for any text
 
 
 def test_labels_show_spaces_line_ends_and_parts_of_characters():

@@ -1,7 +1,6 @@
 """Runs side by side: the figures are those of the runs, seeds are put together, no more is claimed than they show."""
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -57,12 +56,28 @@ def test_one_seed_has_no_plus_minus(runs, tmp_path):
     assert "±" not in " ".join(table["validation bits per byte"])
 
 
-def test_the_first_run_named_is_the_baseline_and_the_default_place_is_beside_the_runs(own):
+def test_the_first_run_named_is_the_baseline_and_a_comparison_has_a_folder_of_its_own(own):
+    before = sorted(own.iterdir())
     done = command(own / "mqa-seed0", own / "mha-seed0", "--skip-decode")
-    text = (own / "comparison.md").read_text(encoding="utf-8")
-    assert "Baseline: **mqa**" in text
+    folder = own / "compare-mqa-mha"
+    assert sorted(own.iterdir()) == sorted([*before, folder]), "no loose file among the runs"
+    assert "Baseline: **mqa**" in (folder / "comparison.md").read_text(encoding="utf-8")
     assert "against mqa" in done.stdout
-    assert str(own / "comparison.md") in done.stdout
+    assert str(folder / "comparison.md") in done.stdout
+
+
+def test_a_comparison_of_other_runs_is_never_overwritten(own):
+    one, two = ([own / f"mha-seed{seed}", own / "mqa-seed0"] for seed in (0, 1))
+    first = own / "compare-mha-mqa"
+    command(*one, "--skip-decode")
+    command(*one, "--skip-decode")  # the same runs: the same folder
+    assert [folder.name for folder in own.glob("compare*")] == [first.name]
+    done = command(*two, "--skip-decode", "--out", first, code=2)
+    assert "holds a comparison of other runs: name another folder" in done.stderr
+    (own / "elsewhere").mkdir()
+    shutil.copytree(own / "mha-seed0", own / "elsewhere/mha-seed0")
+    command(own / "elsewhere/mha-seed0", own / "mqa-seed0", "--skip-decode")  # of the same names
+    assert (own / f"{first.name}-2/comparison.md").is_file()
 
 
 def test_decoding_is_measured_for_every_variant_or_left_out(runs, tmp_path):
@@ -191,13 +206,13 @@ def test_the_same_settings_over_a_changed_text_are_other_data(tmp_path):
 
 
 def test_an_unfinished_run_and_an_infinite_loss_are_told(own):
-    (own / "mha-seed0/report.md").unlink()
+    (own / "mha-seed0/result.json").unlink()
     file = own / "mqa-seed0/metrics.jsonl"
     edit(file, lambda text: text.replace(json.dumps(last_val(own / "mqa-seed0")["bits_per_byte"]), "null"))
     done = command(own / "mha-seed0", own / "mqa-seed0", "--skip-decode")
     assert "mha-seed0 is not finished: its last step is 4" in done.stderr
-    assert "mqa-seed0: its last loss is not a finite number" in done.stderr
-    assert "no verdict, because a loss is not a number" in done.stdout
+    assert "mqa-seed0: its last loss is non-finite" in done.stderr
+    assert "no verdict, because a loss is non-finite" in done.stdout
 
 
 def test_runs_limited_by_the_clock_have_the_same_budget_whatever_their_steps(tmp_path):
@@ -206,9 +221,9 @@ def test_runs_limited_by_the_clock_have_the_same_budget_whatever_their_steps(tmp
     first, second = (other_run(tmp_path, name, f"seed={seed}", **sections) for seed, name in enumerate(("a", "b")))
     edit(second / "metrics.jsonl", lambda text: text.replace('"step": ', '"step": 1'))  # far more of them
     last = max(line["step"] for line in metrics(second))
-    edit(second / "report.md", lambda text: re.sub(r"finished at step \S+", f"finished at step {last:,}", text))
+    edit(second / "result.json", lambda text: json.dumps(json.loads(text) | {"step": last}))
     assert "budget" not in command(first, second, "--skip-decode").stderr
-    (second / "report.md").unlink()  # stopped before its time
+    (second / "result.json").unlink()  # stopped before its time
     assert "have different budgets: 0.02 minutes and" in command(first, second, "--skip-decode").stderr
 
 
@@ -232,7 +247,7 @@ def test_what_is_no_whole_run_is_one_line(own, break_it, message):
     done = command(*every(own), code=2)
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
-    assert not (own / "comparison.md").exists()
+    assert not list(own.glob("compare*"))
 
 
 def test_the_same_run_twice(own):

@@ -12,7 +12,7 @@ def test_paired_difference_by_hand():
     assert found.value == pytest.approx(0.5)
     assert found.standard_error == pytest.approx(0.1 / math.sqrt(3))
     assert found.interval == pytest.approx((0.5 - 4.303 * 0.1 / math.sqrt(3), 0.5 + 4.303 * 0.1 / math.sqrt(3)))
-    assert (found.pairs, found.freedom, found.is_told_from_zero) == (3, 2, True)
+    assert (found.pairs, found.freedom, found.excludes_zero) == (3, 2, True)
 
 
 def test_unpaired_difference_is_welchs():
@@ -27,6 +27,6 @@ def test_little_is_said_where_little_is_known():
     assert difference({0: 1.0}, {0: 2.0}).interval is None
     assert difference({0: 1.0, 1: 1.1}, {0: 2.0}).interval is None
     assert difference({}, {0: 2.0}) is None
-    assert not difference({0: 1.0, 1: 1.1}, {0: 1.2, 1: 1.0}).is_told_from_zero
-    assert not difference({0: 1.0, 1: 1.1}, {0: 1.0, 1: 1.1}).is_told_from_zero  # the very same figures
+    assert not difference({0: 1.0, 1: 1.1}, {0: 1.2, 1: 1.0}).excludes_zero
+    assert not difference({0: 1.0, 1: 1.1}, {0: 1.0, 1: 1.1}).excludes_zero  # the very same figures
     assert (spread([]), spread([1.0]), spread([1.0, 3.0], 1)) == ("-", "1.0000", "2.0 ± 1.4")

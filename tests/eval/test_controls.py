@@ -61,7 +61,9 @@ def test_copy_gain_compares_the_same_tokens_without_the_first_of_a_copy(lm, prob
     assert torch.equal(probe.input_ids[first], probe.input_ids[second])
     losses = token_losses(lm, probe)
     expected = losses[:, 2:7].mean() - losses[:, 8:13].mean()
-    assert copy_gain(lm, probe) == pytest.approx(expected.item(), abs=1e-6)
+    # two float32 means of some 5 nats, each summed in an order of its own: a few roundings of eps x 5 in either
+    tolerance = 8 * torch.finfo(torch.float32).eps * losses[:, 1:].max().item()
+    assert copy_gain(lm, probe) == pytest.approx(expected.item(), abs=tolerance)
 
 
 def test_of_four_copies_the_first_two_are_compared():
@@ -100,12 +102,12 @@ def test_a_third_singing_is_left_out():
     assert second.nonzero().tolist() == [[0, 6], [0, 7]]
 
 
-def test_nothing_told_twice_is_said():
+def test_a_probe_without_repeats_is_refused():
     texts = [tell(0, index).text for index in range(20)]
     tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), [])
     packed = packed_probe(tokenizer, stream(tokenizer, texts), 64, isolated=True)
     assert packed is not None
-    with pytest.raises(ValueError, match="nothing is told twice in the probe packed"):
+    with pytest.raises(ValueError, match="nothing comes twice in the probe packed"):
         copied(packed)
 
 
@@ -233,25 +235,46 @@ def test_everything_is_left_as_it_was(lm, probe):
 def test_strongest_heads_are_compared_with_as_many_others(lm, probe):
     scores = torch.tensor([[0.1, 0.9, math.nan, 0.2], [0.3, 0.0, 0.8, 0.1]])
     found = ablate_strongest(lm, probe, scores, k=2, draws=5)
-    assert found.heads == [(0, 1), (1, 2)]
-    assert found.rise == ablation(lm, probe, found.heads)
-    assert len(found.random_heads) == len(found.random_rises) == 5
-    assert len({tuple(heads) for heads in found.random_heads}) == 5
-    for heads, rise in zip(found.random_heads, found.random_rises, strict=True):
-        assert len(set(heads)) == 2
-        assert not set(heads) & set(found.heads)
-        assert rise == ablation(lm, probe, heads)
-    assert found.random_rise == pytest.approx(sum(found.random_rises) / 5)
+    assert found.strongest.heads == [(0, 1), (1, 2)]
+    assert found.feeding is None
+    assert len({tuple(draw.heads) for draw in found.draws}) == len(found.draws) == 5
+    for one in found.rows:
+        assert len(set(one.heads)) == 2
+        assert one.rise == ablation(lm, probe, one.heads)
+    assert not any(set(draw.heads) & {(0, 1), (1, 2)} for draw in found.draws)
+    assert found.random_rise == pytest.approx(sum(draw.rise for draw in found.draws) / 5)
     assert ablate_strongest(lm, probe, scores, k=2, draws=5) == found
+
+
+def test_no_random_draw_holds_a_head_of_the_circuit(lm, probe):
+    """The previous-token head feeds the induction head: what its ablation costs says nothing about random heads."""
+    induction = torch.tensor([[0.0, 0.1, 0.0, 0.0], [0.0, 0.0, 0.9, 0.2]])
+    previous = torch.tensor([[0.1, 0.0, 0.2, 0.9], [0.0, 1.0, 0.0, 0.0]])  # L1 H1 is beside the induction head
+    found = ablate_strongest(lm, probe, induction, previous, k=1, draws=20)
+    assert found.strongest.heads == [(1, 2)]
+    assert found.feeding is not None
+    assert found.feeding.heads == [(0, 3)]
+    assert sorted(head for draw in found.draws for head in draw.heads) == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 0),
+        (1, 1),
+        (1, 3),
+    ]
+    two = ablate_strongest(lm, probe, induction, previous, k=2, draws=20)
+    assert two.feeding is not None
+    assert (two.strongest.heads, two.feeding.heads) == ([(1, 2), (1, 3)], [(0, 3), (0, 2)])
+    assert {head for draw in two.draws for head in draw.heads} == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
 def test_few_heads_are_enough(probe):
     lm = random_model(tiny_config(num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1))
     found = ablate_strongest(lm, probe, torch.tensor([[0.1, 0.2]]), k=4)
-    assert (found.heads, found.random_heads) == ([(0, 1)], [[(0, 0)]])
+    assert [one.heads for one in found.rows] == [[(0, 1)], [(0, 0)]]
     lone = random_model(tiny_config(num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1))
     alone = ablate_strongest(lone, probe, torch.tensor([[0.1]]))
-    assert (alone.heads, alone.random_heads) == ([(0, 0)], [])
+    assert [one.heads for one in alone.rows] == [[(0, 0)]]
     assert math.isnan(alone.random_rise)
     with pytest.raises(ValueError, match=r"scores has shape \(1, 2\)"):
         ablate_strongest(lone, probe, torch.tensor([[0.1, 0.2]]))
@@ -276,5 +299,5 @@ def test_a_model_that_learned_to_copy_shows_it_in_every_number():
     found = ablate_strongest(lm, probe, induction, k=1)
     assert copy_gain(lm, probe) > 1
     assert induction.max() > 0.5
-    assert found.rise > 0.5
-    assert found.rise > found.random_rise
+    assert found.strongest.rise > 0.5
+    assert found.strongest.rise > found.random_rise

@@ -3,7 +3,7 @@
 import numpy as np
 
 from eval.attention.findings import findings
-from eval.attention.snapshots import Snapshot
+from eval.attention.snapshots import Ablated, Snapshot, read, write
 
 COMMON = {"layers": [0, 2], "heads": [1, 3], "num_attention_heads": 4, "num_key_value_heads": 2, "maps": {}}
 
@@ -20,23 +20,30 @@ def told(*snapshots: Snapshot) -> str:
 
 
 def test_the_head_the_step_and_the_seconds_at_which_it_formed():
-    last = {"copy_gain": 4.0, "ablation_induction_heads": 3.0, "ablation_random_heads": 0.5}
-    text = told(snapshot(0, 0.02, copy_gain=0.0), snapshot(40, 0.31), snapshot(80, 0.6, **last))
-    assert (
-        "An induction head formed: layer 2, head 1. It passed half of its final score at step 40, after 4,000 tokens"
-        in text
-    )
+    text = told(snapshot(0, 0.02, copy_gain=0.0), snapshot(40, 0.31), snapshot(80, 0.6, copy_gain=4.0))
+    assert "An induction head formed: L2 H1. It passed half of its final score at step 40, after 4,000 tokens" in text
     assert "and 20 seconds of training. At step 80 it gives 0.600" in text
     assert "(chance 0.020)" in text
     assert "0.00 nats a token at step 0, 4.00 at step 80" in text
-    assert "raises the loss on second copies by 3.00 nats a token, silencing as many random heads by 0.50" in text
-    assert "| induction | layer 2, head 1 | 0.600 | 0.020 |" in text
-    assert "| sink |" not in text  # below chance: no head does that
+    assert "| induction |  repeated_2 |          L2 H1 | 0.600 |  0.020 |" in text
+    assert "| sink" not in text  # below chance: no head does that
+
+
+def test_every_ablation_is_reported_with_its_heads(tmp_path):
+    """One mean over random draws hid that one of them held the previous-token head."""
+    last = snapshot(80, 0.6)
+    last.ablations.append(Ablated("strongest induction heads", [(2, 0), (3, 1)], 3.694))
+    last.ablations.append(Ablated("random draw 1", [(0, 0), (3, 3)], 0.02))
+    kept = read(write(last, tmp_path))
+    assert kept.ablations == last.ablations
+    text = " ".join(told(snapshot(0, 0.02), kept).split())
+    assert "| strongest induction heads | L2 H0, L3 H1 | 3.69 |" in text
+    assert "| random draw 1 | L0 H0, L3 H3 | 0.02 |" in text
 
 
 def test_a_head_that_was_there_before_did_not_form_in_this_run():
     text = told(snapshot(0, 0.5), snapshot(80, 0.6))
-    assert "An induction head was there from the first look on (step 0): layer 2, head 1, which has 0.600" in text
+    assert "An induction head was there at the first look (step 0): L2 H1. It has 0.600" in text
 
 
 def test_no_induction_head():

@@ -12,6 +12,8 @@ from eval.attention.snapshots import ProbeMap
 from eval.attention.viewer.page import write_viewer
 from tests.eval.viewer_helpers import causal, chromium, opened, snapshot
 
+pytestmark = pytest.mark.slow  # a browser: in `make test-all`
+
 STEPS = [0, 1, 2, 5, 10, 20]
 BLACK, PALE, ABSENT = [0, 0, 4], [252, 253, 191], [236, 236, 238]  # weight 1, weight 0, no entry; in the light
 
@@ -126,6 +128,7 @@ def test_the_slider_and_its_keys_choose_the_step(page, runs):
 
 def test_play_walks_to_the_end_and_stops(page):
     page.clock.install()
+    page.clock.pause_at(page.evaluate("Date.now()") + 60_000)  # from here on time passes only when we say so
     page.locator(".play").first.click()
     assert state(page)["views"][0]["at"] == 0  # from the end it starts anew
     assert page.locator(".play").first.get_attribute("aria-label") == "Pause"
@@ -194,7 +197,7 @@ def test_the_row_of_tokens_works_with_keys_alone(page):
 
 def test_hovering_the_map_shows_the_value(page, runs):
     choose_head(page, 1, 3)
-    true = runs[0][1][-1].maps["text"].weights[1, 3]
+    true = runs[0][1][-1].maps["repeated_2"].weights[1, 3]
     for q, k in [(7, 3), (11, 0), (4, 4)]:
         page.mouse.move(*entry(page, q, k))
         words = page.locator(".tip").first.inner_text()
@@ -247,7 +250,7 @@ def test_two_runs_side_by_side_though_they_differ_in_shape(page, runs):
 
 def test_switches_of_colour(page):
     choose_head(page, 1, 2)
-    rows = weights_in(page, 0, 5, "text", 1, 2)
+    rows = weights_in(page, 0, 5, "repeated_2", 1, 2)
     q, k = np.argwhere((rows > 0.05) & (rows < 0.2))[0].tolist()
     seen = []
     for scale in ("linear", "power", "log"):  # of a weight like this, each makes more than the one before
@@ -304,6 +307,7 @@ def test_scores_with_their_chance(page):
     assert "Attention to the token just before." in rows.first.inner_text()
     before = pixels(page, ".curve")
     page.get_by_role("button", name="entropy", exact=True).first.click()
+    assert state(page)["probe"] == page.locator("#probe").input_value() == "text"  # where entropy is measured
     assert page.locator(".score-title").first.inner_text() == "entropy: every head"
     assert page.locator(".score-map .cell").nth(1).inner_text() == "1.10"
     assert "chance 1.70" in page.locator(".legend").first.inner_text()
@@ -312,8 +316,27 @@ def test_scores_with_their_chance(page):
     page.locator(".score-map .cell").nth(6).click()
     assert page.locator(".map-title").first.inner_text() == "L1 H2"
     page.get_by_role("button", name="induction", exact=True).first.click()
-    page.locator(".score-note .link").first.click()  # to the text that it is measured on
-    assert state(page)["probe"] == page.locator("#probe").input_value() == "repeated_2"
+    assert state(page)["probe"] == "repeated_2"
+
+
+def test_the_number_in_a_square_is_a_score_of_the_text_that_is_shown(page):
+    """One head, one truth: induction is measured on repeated tokens, so no other map bears its number."""
+    badges = page.locator(".pane").first.locator(".badge")
+    assert (state(page)["probe"], state(page)["score"]) == ("repeated_2", "induction")
+    assert badges.nth(7).inner_text() == "0.200"
+    page.select_option("#probe", "text")
+    assert state(page)["score"] == "previous_token"
+    assert badges.nth(7).inner_text() == "0.080"
+    page.select_option("#probe", "packed")  # here nothing is measured
+    assert badges.all_inner_texts() == [""] * 8
+    assert "This text has no score for previous token" in page.locator(".grid-note").first.inner_text()
+
+
+def test_the_page_opens_on_the_head_that_was_asked_for(browser, tmp_path):
+    """`eval.attention --head 2,0` drew L2 H0, and its page opened on another head. Its numbers are true ones."""
+    one = snapshot(4, layers=(1, 2), heads=(0, 3))
+    with opened(browser, write_viewer([("run", [one])], tmp_path / "v.html", head=(2, 0))) as page:
+        assert page.locator(".map-title").first.inner_text() == "L2 H0 · reads key/value head 0"
 
 
 def test_the_curve_follows_the_step_and_leads_to_one(page):

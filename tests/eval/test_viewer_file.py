@@ -25,6 +25,8 @@ HOSTILE = [
     "-->",
 ]
 
+pytestmark = pytest.mark.slow  # a browser: in `make test-all`
+
 
 @pytest.fixture(scope="module")
 def browser():
@@ -139,7 +141,7 @@ def test_what_is_undefined_breaks_nothing(browser, tmp_path):
     with opened(browser, write_viewer([("odd", [first, other, last])], tmp_path / "v.html")) as page:
         notes = page.locator("#notes").inner_text()
         assert "Not shown: steps 2 of odd" in notes
-        assert "Steps 5 of odd have weights that are not numbers" in notes
+        assert "Steps 5 of odd have non-finite weights" in notes
         assert shown_steps(page) == [0, 5]
         assert page.locator(".here").first.inner_text() == "undefined"
         assert page.locator(".score-title").first.inner_text() == "induction: every head"
@@ -283,7 +285,7 @@ def test_the_file_names_no_address():
     from eval.attention.viewer.page import PARTS, SCRIPTS
 
     files = {file.name for file in PARTS.iterdir()}
-    assert files == {f"{name}.js" for name in SCRIPTS} | {"page.html", "style.css"}
+    assert files == {f"{name}.js" for name in SCRIPTS} | {"page.html", "style.css", "page.py", "__init__.py"}
     for file in PARTS.iterdir():
         text = file.read_text(encoding="utf-8")
         assert not re.search(r"https?:|//[a-z]+\.[a-z]|localStorage|sessionStorage|\blocation\b|innerHTML|eval\(", text)

@@ -116,6 +116,7 @@ def test_an_error_in_what_play_draws_is_found_although_interact_hides_it(execute
         execute(path, write=False)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_dies_is_told_of(execute, tmp_path):
     path = write_notebook(tmp_path / "n.ipynb", "import os; os._exit(1)")
     with pytest.raises(InputError, match="n.ipynb, cell 1 failed: .*Kernel died"):

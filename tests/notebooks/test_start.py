@@ -75,6 +75,7 @@ def test_a_kernel_without_headlight_gets_one_sentence(tmp_path):
 # runs
 
 
+@pytest.mark.slow
 def test_without_the_demo_run_a_small_one_is_trained_once(start, tmp_path, capsys):
     assert start.demo() == Path("runs/small")
     said = capsys.readouterr().out

@@ -18,6 +18,7 @@ print(faults() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_a_freed_block_is_used_again_without_a_page_fault():
     def faults(how):

@@ -13,8 +13,8 @@ from data.prepare import prepare
 from eval.samples import complete
 from model import generate, load
 from tests.train.helpers import metrics, pretrain, run_module, write_config
+from train.batch_source import TextBatches
 from train.config import load_run_config
-from train.parts import training_batches
 
 
 @pytest.fixture(scope="module")
@@ -127,10 +127,9 @@ def test_joined_rows_train_on_the_same_tokens(chat):
     assert cut is not None
     assert cut[1] == cut[2] != "0"
     run = load_run_config(config, ["data.sequence_length=96", "train.tokens_per_step=1536"])
-    batch = training_batches(run, prepare(run.data, folder / "runs")).batch(0)
-    assert batch.input_ids.shape == (4, 384)
-    assert batch.position_ids is not None
-    assert batch.position_ids.max() < 96  # each conversation counts for itself, so none leaves what the model knows
+    batch = TextBatches(run, prepare(run.data, folder / "runs")).batches.batch(0)
+    assert batch["input_ids"].shape == (4, 384)
+    assert batch["position_ids"].max() < 96  # each conversation counts for itself, so none leaves what the model knows
     done = pretrain(config, "name=odd", "data.rows_joined=7", code=2)
     assert "data.rows_joined (7) must divide the 8 rows of a step" in done.stderr
 

@@ -33,7 +33,7 @@ def close(ours: list[dict], theirs: list[dict], key: str) -> float:
     [
         ("ddp", {"train": {"micro_batch_size": 2}}),
         ("fsdp2", {"train": {"micro_batch_size": 2}, "model": TIED}),
-        ("fsdp2", {"train": {"optimizer": {"name": "adamw", "lr": 2e-3}}}),
+        pytest.param("fsdp2", {"train": {"optimizer": {"name": "adamw", "lr": 2e-3}}}, marks=pytest.mark.slow),
     ],
     ids=["ddp, muon", "fsdp2, muon, tied", "fsdp2, adamw"],
 )
@@ -60,7 +60,7 @@ def test_one_process_then_two_then_one_is_the_run_of_one(tmp_path, parallel, cha
         assert damage(checkpoint) is None
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp2"])
 def test_two_processes_look_at_their_heads_and_are_scored_as_one(tmp_path, parallel):
     config = write_config(
         tmp_path, train={"trace": True}, eval={"every": 6, "attention": {"every": 6, "early": [1], "max_tokens": 8}}
@@ -95,7 +95,8 @@ def test_a_capture_that_fails_in_one_process_stops_the_hook_in_all_and_nobody_wa
 def gradients_of_rank(config, folder, through_wrapper: bool) -> None:
     """The gradients of a step's own half of the rows, as each process has them afterwards."""
     from data.prepare import prepare
-    from train.parts import training_batches, with_tokenizer
+    from train.batch_source import TextBatches
+    from train.pretrain import with_tokenizer
 
     run = load_run_config(config)
     data = prepare(run.data, folder / "runs")
@@ -106,8 +107,8 @@ def gradients_of_rank(config, folder, through_wrapper: bool) -> None:
 
         lm = LanguageModel(run.model)
         forward = wrap(lm, world, torch.device("cpu"))
-        batch = training_batches(run, data).batch(0, world.rank, world.size)
-        loss_sum, _ = (forward if through_wrapper else lm)(**batch.for_model())
+        batch = TextBatches(run, data).batches.batch(0, world.rank, world.size)
+        loss_sum, _ = (forward if through_wrapper else lm)(**batch.tensors)
         (loss_sum * world.size).backward()
         torch.save(torch.cat([p.grad.flatten() for p in lm.parameters()]), folder / f"grad{world.rank}.pt")
         if world.size > 1:
@@ -116,7 +117,7 @@ def gradients_of_rank(config, folder, through_wrapper: bool) -> None:
 
 @pytest.mark.parametrize("through_wrapper", [True, False])
 def test_only_the_wrapped_forward_gives_every_process_the_gradient_of_all(tmp_path, through_wrapper):
-    """A method of the inner model trains each process on its own share only: why the loop calls `run.forward`."""
+    """A method of the inner model trains each process on its own share only: why the loop calls `run.state.forward`."""
     config = parallel_config(tmp_path)
     assert run_world(1, gradients_of_rank, config, tmp_path, True) == [0]
     alone = torch.load(tmp_path / "grad0.pt")

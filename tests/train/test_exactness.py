@@ -24,6 +24,7 @@ CASES = {
         "train": {"activation_checkpointing": True},
     },
 }
+QUICK = ("dropout, accumulation",)
 
 
 def interrupted(config, stops: list[int], *overrides: str) -> None:
@@ -35,7 +36,9 @@ def interrupted(config, stops: list[int], *overrides: str) -> None:
     assert f"step {stops[-1]:,}\n" in config.with_name("rank0.txt").read_text().split("resumed from")[1]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
 def test_stopped_at_the_first_step_mid_epoch_and_around_the_end_of_an_epoch(tmp_path, case):
     """Five stops in one run, so each but the first is a second resume as well."""
     changes = dict(CASES[case])
@@ -72,6 +75,7 @@ def test_ragged_masks_and_accumulation(tmp_path):
         assert float.fromhex(a["loss"]) == pytest.approx(float.fromhex(b["loss"]), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_another_cadence_of_evaluation_and_saving_after_the_stop(tmp_path):
     config = write_config(tmp_path, train=STEPS, model={"hidden_dropout": 0.2})
     assert run_world(1, pretrain_rank, config, ["name=whole", "eval.every=0"]) == [0]

@@ -9,14 +9,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from configs.loader import InputError
 from data import load_tokenizer
 from data.batches import TrainBatches, make_rows
+from data.config import TokenizerConfig
 from data.prepare import prepare
+from data.tokenizer import train_tokenizer
 from model import load, save
 from model.convert_kv_heads import write_converted
+from tests.conftest import random_model, tiny_config
 from tests.train.helpers import kill_at, metrics, pretrain, write_config
 from train.config import load_run_config
+from train.saving.initial_weights import load_initial_weights
 
 MHA, GQA = {"num_key_value_heads": 4}, {"num_key_value_heads": 2}
 
@@ -52,7 +58,7 @@ def test_a_converted_model_is_trained_on(trained, here):
     data, rows = prepare(config.data, here / "runs"), config.rows_per_step
     batch = TrainBatches(make_rows(config.data, data, "train"), data.tokenizer, rows, config.seed, False).batch(0)
     with torch.no_grad():
-        loss_sum, count = load(here / "converted")(batch.input_ids, labels=batch.labels)
+        loss_sum, count = load(here / "converted")(batch["input_ids"], labels=batch["labels"])
     first = losses(run, "train")[0]
     assert first == pytest.approx(float(loss_sum / count), rel=1e-5)  # the same sum, in micro-batches
     assert first < math.log(320) - 1  # and no random start comes near it
@@ -149,6 +155,23 @@ def test_the_remedy_for_another_tokenizer_works(here):
     pretrain(config, remedy)
     ours, theirs = (load_tokenizer(directory) for directory in (here / "runs/tiny", here / "converted"))
     assert ours.sha256() == theirs.sha256()
+
+
+def test_a_directory_that_transformers_saved_is_accepted(tmp_path):
+    """transformers 5 changes tokenizer.json (padding, an empty post-processor), but no id."""
+    tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), [])
+    ours = random_model(tiny_config(vocab_size=tokenizer.vocab_size))
+    save(ours, tmp_path / "ours")
+    tokenizer.save(tmp_path / "ours")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    theirs(["a", "ab"], padding=True)
+    for part in (AutoModelForCausalLM.from_pretrained(tmp_path / "ours"), theirs):
+        part.save_pretrained(tmp_path / "theirs")
+    lm = random_model(ours.config)
+    load_initial_weights(lm, tmp_path / "theirs", tokenizer)
+    assert all(torch.equal(weight, lm.state_dict()[name]) for name, weight in ours.state_dict().items())
+    with pytest.raises(InputError, match="is not the tokenizer of this run's data"):
+        load_initial_weights(lm, tmp_path / "theirs", train_tokenizer(TokenizerConfig(kind="char"), ["abc"]))
 
 
 def test_another_number_of_heads_is_refused_before_any_data_is_read_and_the_remedy_works(here):

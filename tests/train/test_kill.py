@@ -41,6 +41,7 @@ POINTS = [
     "rmdir training",
     "rmdir step_00000004.tmp",
 ]
+QUICK = ("save_file model.safetensors", "rename step_00000006.tmp", "replace latest.tmp", "rename step_00000004")
 SECTIONS = {
     "model": {"hidden_dropout": 0.1},  # so that the random state matters
     "train": {"max_steps": 8, "checkpoint_every": 2, "keep_last": 1},
@@ -97,7 +98,9 @@ def test_the_points_below_are_those_of_a_save(whole):
     assert operations.index("replace latest.tmp") < operations.index("rename step_00000004")
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point", [point if point in QUICK else pytest.param(point, marks=pytest.mark.slow) for point in POINTS]
+)
 def test_killed_in_a_save_it_goes_on_from_a_whole_checkpoint(point, copy, whole):
     checkpoints = copy.parent / "runs/tiny/checkpoints"
     assert exit_code(pretrain_child, copy, point) == KILLED

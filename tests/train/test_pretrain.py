@@ -97,7 +97,7 @@ def test_the_checkpoint_is_a_hugging_face_directory(finished):
     checkpoint = run / "checkpoints/step_00000012"
     theirs = AutoModelForCausalLM.from_pretrained(checkpoint)
     lm, tokenizer = load(run), load_tokenizer(run)
-    ids = torch.tensor([tokenizer.encode("12 the cat sat")])
+    ids = torch.tensor([[tokenizer.bos_id, *tokenizer.encode("12 the cat sat")]])
     assert AutoTokenizer.from_pretrained(checkpoint)("12 the cat sat").input_ids == ids[0].tolist()
     with torch.no_grad():
         assert torch.equal(lm(ids), theirs(ids).logits)

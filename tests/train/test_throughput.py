@@ -95,8 +95,8 @@ def test_decoding_is_compared_with_transformers_and_gives_its_tokens(tmp_path):
     ],
 )
 def test_bad_arguments_are_named(arguments, message, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # whatever this machine has
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # whatever this machine has
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     done = run_module("benchmarks.throughput", *arguments)
     assert done.returncode == 2
     assert message in done.stderr

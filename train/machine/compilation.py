@@ -77,7 +77,7 @@ def _seconds_of_a_step(run: Run) -> float:
         within_memory(run, lambda: _try_out(run, run.lm))
         synchronize(run.device.device)
         seconds.append(time.perf_counter() - before)
-    return min(seconds) * run.batches.rows_per_batch / run.world.size / run.micro_rows
+    return min(seconds) * run.source.rows_per_batch / run.world.size / run.state.micro_rows
 
 
 def _compile(run: Run) -> nn.Module:
@@ -103,11 +103,11 @@ def _compile(run: Run) -> nn.Module:
 def _try_out(run: Run, model: nn.Module) -> None:
     """Forward and backward on one micro-batch; the random state and the gradients are left as they were."""
     before = random_state(run)
-    batch = run.batches.batch(0, run.world.rank, run.world.size).split(run.micro_rows)[0].to(run.device.device)
+    batch = run.source.batch(0, run.lm).split(run.state.micro_rows)[0].to(run.device.device)
     try:
         run.lm.train()
         with run.device.autocast():
-            loss_sum, _ = model(**batch.for_model())
+            loss_sum, _ = run.objective.loss(model, batch)
         loss_sum.backward()
     finally:
         run.forget_gradients()

@@ -1,4 +1,4 @@
-"""One run on several processes, started by torchrun: DDP or FSDP2, and the little that they tell each other.
+"""One run on several processes, started by torchrun: DDP or FSDP2, and the few numbers that they exchange.
 
     torchrun --nproc_per_node=N -m train.pretrain configs/x.yaml train.parallel=fsdp2
 
@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from configs.loader import InputError
 from model import LanguageModel
+from train.config import RunConfig
 
 Value = TypeVar("Value")
 
@@ -42,6 +43,11 @@ class World:
     def is_first(self) -> bool:
         """Whether this is the process that writes."""
         return self.rank == 0
+
+    @property
+    def shares_model(self) -> bool:
+        """Whether each process holds only a share of every parameter, so that all of them make each forward pass."""
+        return self.size > 1 and self.parallel == "fsdp2"
 
     def sum(self, *numbers: int) -> list[int]:
         """Each number, added up over the processes."""
@@ -107,10 +113,23 @@ def processes(parallel: Literal["ddp", "fsdp2"], device: str) -> Iterator[World]
         yield world
     finally:
         # gloo's thread frees the tensors of the last reductions under Python's lock, which closing the connection
-        # holds while it waits for that thread: let it come first
+        # holds while it waits for that thread: let the thread go first
         gc.collect()
         time.sleep(0.1)
         dist.destroy_process_group()
+
+
+def check_shares(config: RunConfig, world: World) -> None:
+    """Raises InputError if the processes cannot share the rows of a step evenly, or cannot train as asked."""
+    rows = config.rows_per_step
+    if rows % world.size:
+        fitting = max(n for n in range(1, world.size + 1) if rows % n == 0)
+        raise InputError(
+            f"{world.size} processes cannot share the {rows} rows of a step evenly (train.tokens_per_step / "
+            f"data.sequence_length): start {fitting}, or make the rows a multiple of {world.size}"
+        )
+    if world.shares_model and config.train.precision == "fp16":
+        raise InputError("train.precision is fp16, which train.parallel: fsdp2 does not scale: use bf16, or ddp")
 
 
 def shard(lm: LanguageModel, world: World, dtype: torch.dtype) -> None:
@@ -119,7 +138,7 @@ def shard(lm: LanguageModel, world: World, dtype: torch.dtype) -> None:
     Call before the optimizers are built: they hold the shares. dtype: of matrix products; gradients are added up in
     float32. Zhao et al. 2023, PyTorch FSDP (arXiv 2304.11277).
     """
-    if world.size == 1 or world.parallel != "fsdp2":
+    if not world.shares_model:
         return
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 

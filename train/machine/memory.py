@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from configs.loader import InputError
+from model.memory import is_out_of_memory
 from train.run import Run
 
 Result = TypeVar("Result")
 
 
 def within_memory(run: Run, attempt: Callable[[], Result]) -> Result:
-    """What `attempt` returns; where memory runs out in it, run.micro_rows is halved and it is called again.
+    """What `attempt` returns; where memory runs out in it, run.state.micro_rows is halved and it is called again.
 
     Raises InputError where that is not to be decided here: train.micro_batch_size was given, one row is too much, or
     there are several processes, which would have to agree.
@@ -30,11 +31,6 @@ def within_memory(run: Run, attempt: Callable[[], Result]) -> Result:
                 raise
         _halve_micro_batch(run)
         set_random_state(before)
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether PyTorch says so, on a GPU or on the CPU."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def random_state(run: Run) -> tuple[Tensor, Tensor | None]:
@@ -54,17 +50,16 @@ def _halve_micro_batch(run: Run) -> None:
     run.forget_gradients()
     if run.device.device.type == "cuda":
         torch.cuda.empty_cache()
-    size, chosen = run.micro_rows, run.config.train.micro_batch_size
+    size, chosen = run.state.micro_rows, run.config.train.micro_batch_size
     remedy = "train.activation_checkpointing=true, a shorter data.sequence_length or a smaller model"
     if run.world.size > 1 or chosen != "auto":
         now = f"{max(1, size // 2)}" + ("" if run.world.size > 1 else " or auto")
         message = f"out of memory with {size} rows at a time: try train.micro_batch_size={now}, or {remedy}"
-        if run.world.rank:  # the others know nothing of it, and the first one alone prints its errors
+        if run.world.rank:  # the others do not know, and only the first process prints its errors
             print(f"error in process {run.world.rank}: {message}", file=sys.stderr)
         raise InputError(message)
     if size == 1:
-        raise InputError(f"out of memory with a single row of {run.batches.rows.length} tokens at a time: try {remedy}")
-    run.micro_rows = max(1, size // 2)
-    joined = run.batches.rows.length // run.config.data.sequence_length
-    run.state.resolved["micro_batch_size"] = run.micro_rows * joined
-    run.tracker.say(f"out of memory with {size} rows at a time: {run.micro_rows} from here, in as many more passes")
+        raise InputError(f"out of memory with a single row of {run.source.row_length} tokens at a time: try {remedy}")
+    run.state.micro_rows = max(1, size // 2)
+    run.state.resolved["micro_batch_size"] = run.state.micro_rows * run.rows_joined
+    run.tracker.say(f"out of memory with {size} rows at a time: {run.state.micro_rows} from here, in more passes")

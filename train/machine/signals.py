@@ -1,4 +1,5 @@
-"""SIGINT and SIGTERM only note themselves while training; the loop finishes its step, saves and stops."""
+"""SIGINT and SIGTERM only leave a note while training: the loop finishes its step, saves and stops. A second one ends
+the process at once."""
 
 from __future__ import annotations
 
@@ -11,15 +12,24 @@ from typing import Any
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], int]]:
-    """While inside, SIGINT and SIGTERM only note themselves; the function given tells which came first (0: none)."""
+    """While inside, the first SIGINT or SIGTERM is noted; the function that you get returns it (0: none came).
+
+    The second one ends the process there and then. Nothing is half-written by that: checkpoints take their name when
+    they are whole, and the run goes on from the newest one.
+    """
     received = 0
 
     def note(number: int, frame: Any) -> None:
         nonlocal received
-        if not received:  # a second one changes nothing: saving takes a moment
-            received = number
-            # not print: a signal may come in the middle of one
-            os.write(2, f"\n{signal.Signals(number).name}: saving after this step …\n".encode())
+        name = signal.Signals(number).name
+        if received:
+            os.write(
+                2, f"\n{name} again: stopped at once; the same command goes on from the newest checkpoint\n".encode()
+            )
+            os._exit(128 + number)
+        received = number
+        # not print: a signal may come in the middle of one
+        os.write(2, f"\n{name}: saving after this step … (once more: stop at once)\n".encode())
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,10 @@ class TrainerState:
     """What a run needs besides tensors to go on: trainer_state.json.
 
     best_tokens: how many held-out tokens the best loss was measured on (None: all). skipped: steps that changed no
-    parameter. evaluated_at: step of the newest evaluation. identity: RunConfig.identity() of the run that saved.
-    resolved: what `auto` stood for. scaler, spikes: states of the loss scaler (fp16) and of the detector of loss
-    spikes. world_size, torch_version: of the process that saved.
+    parameter. evaluated_at: step of the newest evaluation. hooks_done: names of hooks that ran at a later one, which a
+    signal cut short. identity: RunConfig.identity() of the run that saved. resolved: what `auto` stood for. scaler:
+    state of the loss scaler (fp16). spikes: the last losses, from which a spike stands out. world_size, torch_version:
+    of the process that saved.
     """
 
     step: int = 0
@@ -47,11 +48,12 @@ class TrainerState:
     best_tokens: int | None = None
     skipped: int = 0
     evaluated_at: int | None = None
+    hooks_done: list[str] = field(default_factory=list)
     wandb_id: str | None = None
     identity: dict[str, Any] | None = None
     resolved: dict[str, Any] = field(default_factory=dict)
     scaler: dict[str, Any] | None = None
-    spikes: dict[str, Any] | None = None
+    spikes: dict[str, list[float]] = field(default_factory=lambda: {"losses": []})
     world_size: int = 1
     torch_version: str = torch.__version__
 
@@ -113,12 +115,12 @@ def write(checkpoints: Path, lm: LanguageModel, tensors: Tensors, tokenizer: Tok
 
     def fill(directory: Path) -> None:
         save(lm, directory, tensors.weights)
-        tokenizer.save(directory)
+        tokenizer.save(directory, lm.config.max_position_embeddings)
         card = model_card(checkpoints.parent.name, lm, state.step, state.tokens, state.identity or {})
         (directory / CARD).write_text(card, encoding="utf-8")
         save_file(tensors.optimizer, directory / TRAINING / OPTIMIZER)
-        written = json.dumps(asdict(state), indent=2) + "\n"
-        (directory / TRAINING / STATE).write_text(written, encoding="utf-8")
+        saved = {each.name: getattr(state, each.name) for each in fields(TrainerState)}
+        (directory / TRAINING / STATE).write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
 
     return commit(checkpoints, state.step, fill, tensors.nbytes)
 

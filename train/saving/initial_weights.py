@@ -68,8 +68,7 @@ def load_initial_weights(lm: LanguageModel, directory: Path, tokenizer: Tokenize
 
     Raises InputError if the directory's tokenizer is not the run's: the same ids would stand for other text.
     """
-    theirs, ours = (json.loads(each.backend.to_str()) for each in (load_tokenizer(directory), tokenizer))
-    if theirs != ours:
+    if load_tokenizer(directory).sha256() != tokenizer.sha256():
         raise InputError(
             f"init_from: {directory / 'tokenizer.json'} is not the tokenizer of this run's data: take it over with "
             f"'data.tokenizer={{kind: pretrained, path: {directory}}}'"

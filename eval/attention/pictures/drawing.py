@@ -1,4 +1,4 @@
-"""What all pictures of attention share: colours, fonts, readable labels, and how a figure becomes a file.
+"""What do all pictures of attention share? Colours, fonts, readable labels, and how a figure becomes a file.
 
 matplotlib's Figure and Agg canvas, never pyplot: nothing is shared with a notebook.
 """
@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -76,32 +77,39 @@ def group_colour(group: int) -> str:
     return GROUP_COLOURS[group % len(GROUP_COLOURS)]
 
 
-def new_figure(width: float, height: float):
-    """A white figure of so many pixels."""
+def new_figure(width: float, height: float, **layout):
+    """A white figure of so many pixels. layout: what matplotlib's Figure takes, such as layout="constrained"."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, facecolor="white")
+    figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, facecolor="white", **layout)
     FigureCanvasAgg(figure)
     return figure
 
 
-def place(figure, left: float, top: float, width: float, height: float):
-    """Axes at a place that is given in pixels from the upper left corner."""
-    whole_width, whole_height = figure.get_size_inches() * DPI
-    return figure.add_axes(
-        (left / whole_width, 1 - (top + height) / whole_height, width / whole_width, height / whole_height)
-    )
+def fit(figure, margin: float = 0.1) -> None:
+    """Grow the figure until all that hangs out of it (labels, titles, bars) is inside; axes keep their pixels."""
+    box = figure.get_tightbbox().padded(margin)  # inches
+    left, bottom, right, top = np.array([np.floor(box.min * DPI), np.ceil(box.max * DPI)]).ravel() / DPI
+    old, new = figure.get_size_inches(), np.array([right - left, top - bottom])
+    for axes in figure.axes:
+        place = axes.get_position()
+        axes.set_position([*((place.min * old - (left, bottom)) / new), *(place.size * old / new)])
+    figure.set_size_inches(new)
 
 
-def write_text(figure, left: float, top: float, text: str, size: float = 9, **style) -> None:
-    """Text whose upper left corner is at this pixel; never read as a formula."""
-    width, height = figure.get_size_inches() * DPI
-    families = fonts(text)
-    style = {"ha": "left", "va": "top", "color": "#222222", "family": families, **style}
-    if len(families) > 1:
-        style["weight"] = "normal"  # the Chinese font is not loaded in bold
-    figure.text(left / width, 1 - top / height, readable(text), fontsize=size, parse_math=False, **style)
+def head_line(axes, title: str, note: str = "") -> list:
+    """A bold title and a note under it, both over the axes and as wide as these; the two texts. Never a formula."""
+    width = axes.bbox.width
+    texts: list[Any] = []
+    for text, size, colour in ((note, 8, "#555555"), (title, 12, "#222222")):
+        families = fonts(text)
+        weight = "bold" if text == title and len(families) == 1 else "normal"  # the Chinese font has no bold here
+        style = {"fontsize": size, "color": colour, "family": families, "weight": weight, "parse_math": False}
+        lines = textwrap.fill(readable(text), max(40, int(width / (0.6 * size * DPI / 72))))
+        under = {"xycoords": texts[-1] if texts and note else "axes fraction", "textcoords": "offset points"}
+        texts.append(axes.annotate(lines, (0, 1), xytext=(0, 6), va="bottom", **style, **under))
+    return texts
 
 
 def save_figure(figure, path: Path, full_colour: bool = False) -> Path:
@@ -111,10 +119,8 @@ def save_figure(figure, path: Path, full_colour: bool = False) -> Path:
     """
     if path.suffix not in (".png", ".svg"):
         raise ValueError(f"{path.name}: a picture ends in .png or .svg")
-    if path.suffix == ".svg":
-        figure.savefig(path, metadata={"Date": None})
-    elif full_colour:
-        figure.savefig(path)
+    if full_colour or path.suffix == ".svg":
+        figure.savefig(path, **({"metadata": {"Date": None}} if path.suffix == ".svg" else {}))
     else:
         figure.canvas.draw()
         drawn(figure).save(path)
@@ -145,11 +151,6 @@ def style_curve(axes, title: str, tokens_log_from: int | None = None) -> None:
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color("#999999")
-
-
-def wrap(text: str, width: float, size: float) -> list[str]:
-    """Lines of at most so many pixels, for text of so many points."""
-    return textwrap.wrap(text, max(20, int((width - 24) / (0.62 * size * DPI / 72)))) or [""]
 
 
 def write_values(axes, image, values: np.ndarray, size: float, smallest: float = -np.inf, form=None) -> None:

@@ -1,4 +1,4 @@
-"""The grid of all heads of a snapshot: where every head lies, and what is drawn on it."""
+"""Where does every head lie in a picture? One image for all heads; frames, names, badges and labels over it."""
 
 from __future__ import annotations
 
@@ -7,20 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eval.attention.metrics import SCORES
+from eval.attention.metrics import PATTERNS, SCORES
 from eval.attention.pictures import drawing
 from eval.attention.pictures.drawing import DPI, LONGEST_SIDE
 from eval.attention.snapshots import ProbeMap, Snapshot
 
-PATTERNS = {  # the scores that name what a head does, as badges call them
-    "previous_token": "previous",
-    "duplicate_token": "duplicate",
-    "induction": "induction",
-    "song_induction": "induction",
-    "antecedent_copies": "mention",
-    "antecedent_refers": "referent",
-    "sink": "sink",
-}
 SMALLEST_HEAD = 150  # pixels: room for a name and a badge above the diagonal
 BETWEEN = -1.0  # in the array of all heads, where no head is: under the scale, so white
 SMALLEST_NAMED = 90  # pixels: below, a head has no text of its own
@@ -118,17 +109,18 @@ def without_sink(probe: ProbeMap) -> np.ndarray:
     return weights
 
 
-def strongest(snapshot: Snapshot, layer: int, head: int) -> tuple[str, float] | None:
-    """The pattern that this head (by its place in the snapshot) shows most, and its score; None near chance.
+def badge(snapshot: Snapshot, probe: str, layer: int, head: int) -> str:
+    """What a head (by its place in the snapshot) does on this probe: "induction 0.53"; nothing near chance.
 
-    Most: the largest Kullback-Leibler divergence, in nats, of the score from its chance level, both read as the share
-    of attention that goes to the pattern's targets. A score counts from twice and 0.05 above chance; a sink counts
-    half, because heads rest on the first token whatever else they do (Xiao et al. 2023, arXiv 2309.17453).
+    Only scores that are measured on the probe count, so that the number belongs to the map below it. Of several, that
+    with the largest Kullback-Leibler divergence from its chance level, both read as the share of attention on the
+    pattern's targets. A score counts from twice and 0.05 above chance; a sink counts half, because heads rest on the
+    first token whatever else they do (Xiao et al. 2023, arXiv 2309.17453).
     """
-    best, most = None, 0.0
+    best, most = "", 0.0
     for name in PATTERNS:
         chance = snapshot.chance.get(name)
-        if name not in snapshot.scores or chance is None:
+        if SCORES[name].probe != probe or name not in snapshot.scores or chance is None:
             continue
         value = float(snapshot.scores[name][layer, head])
         if not (value >= 2 * chance and value >= chance + 0.05):  # NaN as well
@@ -136,24 +128,20 @@ def strongest(snapshot: Snapshot, layer: int, head: int) -> tuple[str, float] | 
         p, q = np.clip([value, chance], 1e-6, 1 - 1e-6)
         nats = float(p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))) * (0.5 if name == "sink" else 1)
         if nats > most:
-            best, most = (name, value), nats
+            best, most = f"{SCORES[name].title} {value:.2f}", nats
     return best
 
 
-def strongest_text(snapshot: Snapshot, layer: int, head: int) -> str:
-    """The badge of a head: "induction 0.53", or nothing."""
-    badge = strongest(snapshot, layer, head)
-    return f"{PATTERNS[badge[0]]} {badge[1]:.2f}" if badge else ""
-
-
-def scores_of_head(snapshot: Snapshot, layer: int, head: int) -> list[str]:
-    """A line for each pattern score of this head (by its place in the snapshot), with its chance level."""
+def scores_of_head(snapshot: Snapshot, probe: str, layer: int, head: int) -> list[str]:
+    """A line for each pattern score of this head (by its place in the snapshot) that is measured on this probe."""
     lines = []
-    for name, values in snapshot.scores.items():
-        value, chance = float(values[layer, head]), snapshot.chance.get(name)
-        if name in PATTERNS and np.isfinite(value):
-            level = f" (chance {chance:.2f})" if chance is not None else ""
-            lines.append(f"{SCORES[name].title} {value:.2f}{level}")
+    for name in PATTERNS:
+        value = float(snapshot.scores[name][layer, head]) if name in snapshot.scores else math.nan
+        if SCORES[name].probe == probe and math.isfinite(value):
+            chance = snapshot.chance.get(name)
+            lines.append(
+                f"{SCORES[name].title} {value:.2f}" + (f" (chance {chance:.2f})" if chance is not None else "")
+            )
     return lines
 
 
@@ -181,12 +169,13 @@ def kv_heads(snapshot: Snapshot) -> str:
     return f"{name}, {heads} heads" + ("" if heads == kv else f" on {kv} KV head{'s' if kv > 1 else ''}")
 
 
-def legend(snapshot: Snapshot, shown: ProbeMap, hide_sink: bool) -> str:
+def legend(snapshot: Snapshot, probe: str, hide_sink: bool) -> str:
     """How a mosaic is read, in one line."""
+    shown = snapshot.maps[probe]
     parts = [AXES, " · "]
     parts += ["frame: heads that read one key/value head" if snapshot.num_key_value_heads > 1 else "one key/value head"]
-    if any(name in snapshot.scores for name in PATTERNS):
-        parts += [" · badge: the strongest pattern, as a share of the attention"]
+    if any(SCORES[name].probe == probe for name in PATTERNS if name in snapshot.scores):
+        parts += [" · badge: the strongest pattern on this text, as a share of the attention"]
     if shown.documents and len(set(shown.documents)) > 1:
         parts += [" · blue: where a document ends"]
     return "".join(parts) + hidden_note(shown, hide_sink)
@@ -199,27 +188,30 @@ def hidden_note(shown: ProbeMap, hide_sink: bool) -> str:
     return note + (f" · not shown: {shown.left_out}" if shown.left_out else "")
 
 
-def draw_heads(axes, grid: Grid, snapshot: Snapshot, shown: ProbeMap, hide_sink: bool = False):
-    """The maps as one image, with frames, document boundaries, names and badges; the image."""
-    weights = without_sink(shown) if hide_sink else shown.weights
-    image = draw_image(axes, tile(weights, grid.gap, grid.pool))
+def draw_heads(figure, left: float, grid: Grid, snapshot: Snapshot, probe: str, hide_sink: bool = False):
+    """All maps of one probe as one image, its left edge at this pixel of the figure: (axes, image).
+
+    A cell is a whole number of pixels, so the axes are placed by hand; whatever hangs out of the figure is for
+    `drawing.fit`.
+    """
+    shown = snapshot.maps[probe]
+    axes, image = draw_image(figure, left, grid, without_sink(shown) if hide_sink else shown.weights)
     draw_boundaries(axes, grid, shown)
     draw_frames(axes, grid, snapshot)
-    draw_names(axes, grid, snapshot)
-    return image
+    draw_names(axes, grid, snapshot, probe)
+    label_tokens(axes, grid, snapshot, shown)
+    return axes, image
 
 
-def draw_image(axes, canvas: np.ndarray):
-    """One imshow, one array element a cell."""
-    image = axes.imshow(
-        canvas, cmap=drawing.colour_map(), norm=drawing.weight_norm(), interpolation="none", aspect="auto"
-    )
+def draw_image(figure, left: float, grid: Grid, weights: np.ndarray):
+    """One imshow for all heads: (axes, image)."""
+    width, height = figure.get_size_inches() * DPI
+    axes = figure.add_axes((left / width, 1 - grid.height / height, grid.width / width, grid.height / height))
+    style = {"cmap": drawing.colour_map(), "norm": drawing.weight_norm(), "interpolation": "none", "aspect": "auto"}
+    image = axes.imshow(tile(weights, grid.gap, grid.pool), **style)
     axes.tick_params(length=0, pad=6)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for side in axes.spines.values():
-        side.set_visible(False)
-    return image
+    axes.spines[:].set_visible(False)
+    return axes, image
 
 
 def draw_frames(axes, grid: Grid, snapshot: Snapshot) -> None:
@@ -251,7 +243,7 @@ def draw_boundaries(axes, grid: Grid, shown: ProbeMap) -> None:
     axes.add_collection(LineCollection(lines, colors=drawing.BOUNDARY, linewidths=0.8), autolim=False)
 
 
-def draw_names(axes, grid: Grid, snapshot: Snapshot) -> None:
+def draw_names(axes, grid: Grid, snapshot: Snapshot, probe: str) -> None:
     """Name and badge of each head, in this order, in the empty corner above its diagonal, if there is room for text."""
     pixels = grid.length * grid.cell
     if pixels < SMALLEST_NAMED:
@@ -264,9 +256,10 @@ def draw_names(axes, grid: Grid, snapshot: Snapshot) -> None:
             x, y = j * grid.step + grid.length - 0.5 - 3 / grid.cell, i * grid.step - 0.5 + 3 / grid.cell
             style = {"ha": "right", "va": "top", "parse_math": False}
             axes.text(x, y, name, fontsize=size, weight="bold", color="#444444", **style)
-            text = strongest_text(snapshot, i, j)
+            text = badge(snapshot, probe, i, j)
             below = y + 1.7 * size * DPI / 72 / grid.cell
-            axes.text(x, below, text, fontsize=0.95 * size, color=drawing.BADGE, **style)
+            small = min(0.95 * size, 0.045 * pixels)  # the diagonal comes nearer
+            axes.text(x, below, text, fontsize=small, color=drawing.BADGE, **style)
 
 
 def label_tokens(axes, grid: Grid, snapshot: Snapshot, shown: ProbeMap) -> None:
@@ -284,7 +277,8 @@ def label_tokens(axes, grid: Grid, snapshot: Snapshot, shown: ProbeMap) -> None:
         every = next(n for n in (10, 20, 50, 100, 200, 500, 1000, 10000) if n * grid.cell / grid.pool >= 24)
         places = list(range(0, grid.tokens, every))
         names = [str(t) for t in places]
-    style = {"fontsize": font_size(grid), "family": drawing.fonts("".join(names)), "parse_math": False}
+    size = min(9.0, max(6.0, 0.65 * grid.cell / grid.pool))
+    style = {"fontsize": size, "family": drawing.fonts("".join(names)), "parse_math": False}
     cells = [(t + 0.5) / grid.pool - 0.5 for t in places]
     axes.set_yticks([i * grid.step + t for i in range(grid.layers) for t in cells])
     axes.set_yticklabels(names * grid.layers, **style)
@@ -300,24 +294,13 @@ def _label_heads(axes, grid: Grid, snapshot: Snapshot) -> None:
     axes.tick_params(labelsize=7)
 
 
-def label_room(shown: ProbeMap, grid: Grid) -> int:
-    """Pixels that the longest label takes."""
-    if grid.length * grid.cell < SMALLEST_NAMED:
-        return 34  # labelled by layer and head
-    letters = max(4, drawing.columns(map(drawing.shorten, shown.labels)))
-    return round(letters * 0.68 * font_size(grid) * DPI / 72) + 16
-
-
-def font_size(grid: Grid) -> float:
-    """Points of a token label."""
-    return min(9.0, max(6.0, 0.65 * grid.cell / grid.pool))
-
-
-def draw_scale(figure, image, left: float, top: float, height: float) -> None:
-    """The colour bar of attention weights."""
-    bar_axes = drawing.place(figure, left, top, 14, height)
+def draw_scale(axes, image) -> None:
+    """The colour bar of attention weights, right of the axes."""
+    width, height = axes.bbox.size
+    tall = min(1, 420 / height)
+    bar_axes = axes.inset_axes((1 + 30 / width, 1 - tall, 14 / width, tall))
     ticks = [0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1]
-    bar = figure.colorbar(image, cax=bar_axes, ticks=ticks)
-    bar.ax.set_yticklabels([f"{tick:g}".lstrip("0") or "0" for tick in ticks], fontsize=8, family="DejaVu Sans")
-    bar.ax.set_ylabel("attention weight", fontsize=8, family="DejaVu Sans")
+    bar = axes.figure.colorbar(image, cax=bar_axes, ticks=ticks)
+    bar.ax.set_yticklabels([f"{tick:g}".lstrip("0") or "0" for tick in ticks], fontsize=8)
+    bar.ax.set_ylabel("attention weight", fontsize=8)
     bar.outline.set_visible(False)

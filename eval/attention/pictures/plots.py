@@ -1,4 +1,7 @@
-"""Every head of one snapshot in one picture: rows of a map are the tokens that look, columns the tokens looked at."""
+"""What do the heads look at? All heads of a snapshot, one head, or several models, as pictures.
+
+Rows of a map are the tokens that look, columns the tokens looked at. One colour scale in all pictures.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from eval.attention.pictures import drawing
-from eval.attention.pictures.drawing import LONGEST_SIDE, wrap, write_values
+from eval.attention.pictures.drawing import LONGEST_SIDE
 from eval.attention.pictures.grid import (
     AXES,
     BETWEEN,
@@ -20,7 +23,6 @@ from eval.attention.pictures.grid import (
     draw_scale,
     hidden_note,
     kv_heads,
-    label_room,
     label_tokens,
     lay_out,
     legend,
@@ -33,25 +35,19 @@ from eval.attention.snapshots import Snapshot
 
 
 def mosaic(snapshot: Snapshot, path: Path, title: str = "", probe: str | None = None, hide_sink: bool = False) -> Path:
-    """Draw every layer x head on one probe (default: the first) as PNG or SVG; one colour scale in all pictures.
+    """Draw every layer x head on one probe (default: the first) as PNG or SVG.
 
     title: what stands before step and tokens; hide_sink: see `without_sink`. Raises ValueError for a probe that the
     snapshot does not have.
     """
     name, shown = chosen_probe(snapshot, probe)
     grid = lay_out(len(snapshot.layers), len(snapshot.heads), len(shown.labels))
-    room = label_room(shown, grid)
-    width = max(room + grid.width + 95, 560)
+    figure = drawing.new_figure(grid.width, grid.height)
+    axes, image = draw_heads(figure, 0, grid, snapshot, name, hide_sink)
+    draw_scale(axes, image)
     heading = [part for part in (title, moment(snapshot), f"probe: {name}") if part]
-    lines = wrap(" · ".join(heading), width, 12), wrap(legend(snapshot, shown, hide_sink), width, 8)
-    top = 14 + 20 * len(lines[0]) + 14 * len(lines[1]) + 10
-    figure = drawing.new_figure(width, top + grid.height + room + 8)
-    drawing.write_text(figure, 12, 10, "\n".join(lines[0]), 12, weight="bold")
-    drawing.write_text(figure, 12, 14 + 20 * len(lines[0]), "\n".join(lines[1]), 8, color="#555555")
-    axes = drawing.place(figure, room, top, grid.width, grid.height)
-    image = draw_heads(axes, grid, snapshot, shown, hide_sink)
-    label_tokens(axes, grid, snapshot, shown)
-    draw_scale(figure, image, room + grid.width + 30, top, min(grid.height, 420))
+    drawing.head_line(axes, " · ".join(heading), legend(snapshot, name, hide_sink))
+    drawing.fit(figure)
     return drawing.save_figure(figure, path)
 
 
@@ -64,27 +60,22 @@ def side_by_side(
     """
     if not named:
         raise ValueError("nothing to draw: give at least one snapshot")
-    shown = [chosen_probe(snapshot, probe)[1] for _, snapshot in named]
-    sizes = [(len(s.layers), len(s.heads), len(one.labels)) for (_, s), one in zip(named, shown, strict=True)]
+    chosen = [chosen_probe(snapshot, probe) for _, snapshot in named]
+    sizes = [(len(s.layers), len(s.heads), len(one.labels)) for (_, s), (_, one) in zip(named, chosen, strict=True)]
     heads, tokens = sum(size[1] for size in sizes), max(size[2] for size in sizes)
     common = lay_out(max(size[0] for size in sizes), heads, tokens, LONGEST_SIDE - 150 - 110 * len(named))
     grids = [Grid(*size, common.pool, common.cell, common.gap) for size in sizes]
-    rooms = [label_room(one, grid) for one, grid in zip(shown, grids, strict=True)]
-    width = sum(grid.width + room + 16 for grid, room in zip(grids, rooms, strict=True)) + 95
-    note = wrap(legend(named[0][1], shown[0], hide_sink), width, 8)
-    top = 60 + 14 * len(note)
-    figure = drawing.new_figure(width, top + max(grid.height for grid in grids) + max(rooms) + 8)
-    drawing.write_text(figure, 12, 8, "\n".join(note), 8, color="#555555")
-    left = 0
-    for (name, snapshot), one, grid, room in zip(named, shown, grids, rooms, strict=True):
-        left += room
-        drawing.write_text(figure, left, top - 46, name, 12, weight="bold")
-        drawing.write_text(figure, left, top - 26, f"{kv_heads(snapshot)} · {moment(snapshot)}", 8)
-        axes = drawing.place(figure, left, top, grid.width, grid.height)
-        image = draw_heads(axes, grid, snapshot, one, hide_sink)
-        label_tokens(axes, grid, snapshot, one)
-        left += grid.width + 16
-    draw_scale(figure, image, left + 14, top, min(max(grid.height for grid in grids), 420))
+    figure = drawing.new_figure(sum(grid.width for grid in grids), max(grid.height for grid in grids))
+    left, first = 0.0, None
+    for (name, snapshot), (probe, _), grid in zip(named, chosen, grids, strict=True):
+        axes, image = draw_heads(figure, left, grid, snapshot, probe, hide_sink)
+        texts = drawing.head_line(axes, name, f"{kv_heads(snapshot)} · {moment(snapshot)}")
+        first = first or texts[-1]
+        left = axes.get_tightbbox().x1 + 60  # room for the labels of the next
+    draw_scale(axes, image)
+    note = {"fontsize": 8, "color": "#555555", "textcoords": "offset points", "xytext": (0, 10)}
+    figure.axes[0].annotate(legend(named[0][1], chosen[0][0], hide_sink), (0, 1), xycoords=first, **note)
+    drawing.fit(figure)
     return drawing.save_figure(figure, path)
 
 
@@ -108,26 +99,20 @@ def one_head(
     i, j = snapshot.layers.index(layer), snapshot.heads.index(head)
     tokens = len(shown.labels)
     grid = lay_out(1, 1, tokens, room=1400, largest=max(12, min(34, 900 // tokens)))
-    room = label_room(shown, grid)
-    width = max(room + grid.width + 95, 560)
-    heading = [part for part in (title, f"L{layer} H{head}", moment(snapshot), f"probe: {name}") if part]
-    lines = wrap(" · ".join(heading), width, 12)
-    top = 44 + 20 * len(lines)
-    figure = drawing.new_figure(width, top + grid.height + room + 8)
-    drawing.write_text(figure, 12, 10, "\n".join(lines), 12, weight="bold")
-    note = AXES + hidden_note(shown, hide_sink)
-    drawing.write_text(figure, 12, 16 + 20 * len(lines), note, 8, color="#555555")
-    axes = drawing.place(figure, room, top, grid.width, grid.height)
+    figure = drawing.new_figure(grid.width, grid.height)
     weights = (without_sink(shown) if hide_sink else shown.weights)[i : i + 1, j : j + 1]
-    image = draw_image(axes, tile(weights, grid.gap, grid.pool))
+    axes, image = draw_image(figure, 0, grid, weights)
     draw_boundaries(axes, grid, shown)
     label_tokens(axes, grid, snapshot, shown)
     if grid.width >= 400:  # in the empty corner above the diagonal
-        text, style = "\n".join(scores_of_head(snapshot, i, j)), {"fontsize": 9, "color": "#444444"}
+        text, style = "\n".join(scores_of_head(snapshot, name, i, j)), {"fontsize": 9, "color": "#444444"}
         axes.text(0.98, 0.98, text, transform=axes.transAxes, ha="right", va="top", **style)
     if grid.cell >= 28:
-        write_values(axes, image, tile(weights, grid.gap), smallest=0.05, size=grid.cell / 5)
-    draw_scale(figure, image, room + grid.width + 30, top, min(grid.height, 420))
+        drawing.write_values(axes, image, tile(weights, grid.gap), smallest=0.05, size=grid.cell / 5)
+    draw_scale(axes, image)
+    heading = [part for part in (title, f"L{layer} H{head}", moment(snapshot), f"probe: {name}") if part]
+    drawing.head_line(axes, " · ".join(heading), AXES + hidden_note(shown, hide_sink))
+    drawing.fit(figure)
     return drawing.save_figure(figure, path)
 
 

@@ -1,4 +1,4 @@
-"""timelapse.gif: the heads while they learn, one frame a snapshot."""
+"""How do the heads change while they learn? timelapse.gif: every head, one frame a snapshot."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from eval.attention.history import Curve, choose, copy_gain, of_best_head
 from eval.attention.pictures import drawing
 from eval.attention.pictures.grid import (
     SMALLEST_NAMED,
+    badge,
     chosen_probe,
     draw_heads,
-    label_room,
-    label_tokens,
     lay_out,
     moment,
-    strongest_text,
     tile,
     without_sink,
 )
@@ -53,24 +51,23 @@ class _Stage:
     def __init__(
         self, chosen: list[Snapshot], snapshots: list[Snapshot], title: str, probe: str, hide_sink: bool
     ) -> None:
-        first, shown = chosen[0], chosen[0].maps[probe]
-        layers, heads = len(first.layers), len(first.heads)
+        first = chosen[0]
         self.probe, self.hide_sink = probe, hide_sink
+        layers, heads = len(first.layers), len(first.heads)
         room = WIDEST if max(layers, heads) <= 4 else WIDEST_OF_MANY
-        self.grid = lay_out(layers, heads, len(shown.labels), room, largest=8, smallest_head=SMALLEST_NAMED)
+        tokens = len(first.maps[probe].labels)
+        self.grid = lay_out(layers, heads, tokens, room, largest=8, smallest_head=SMALLEST_NAMED)
         self.curve = copy_gain(snapshots) or _induction(snapshots)
-        room, top, width = label_room(shown, self.grid), 58, self.grid.width
-        below = top + self.grid.height + room + 26
-        self.figure = drawing.new_figure(max(room + width + 16, 420), below + (120 if self.curve else -16))
-        drawing.write_text(self.figure, 12, 8, " · ".join(filter(None, [title, f"probe: {probe}"])), 11)
-        drawing.write_text(self.figure, 12, 29, moment(first), 12, weight="bold")
-        self.heading = self.figure.texts[-1]
-        axes = drawing.place(self.figure, room, top, width, self.grid.height)
-        self.image = draw_heads(axes, self.grid, first, shown)
-        label_tokens(axes, self.grid, first, shown)
+        self.figure = drawing.new_figure(self.grid.width, self.grid.height)
+        axes, self.image = draw_heads(self.figure, 0, self.grid, first, probe)
         self.badges = axes.texts[1::2]  # after each head's name
-        self.marker = _draw_curve(drawing.place(self.figure, room, below, width, 80), self.curve) if self.curve else []
-        self.moving = [self.image, *axes.patches, *axes.collections, *axes.texts, self.heading, *self.marker]
+        over_maps = [*axes.patches, *axes.collections, *axes.texts]
+        _, self.heading = drawing.head_line(
+            axes, moment(chosen[-1]), " · ".join(filter(None, [title, f"probe: {probe}"]))
+        )
+        self.marker = _draw_curve(self.figure, self.curve) if self.curve else []
+        drawing.fit(self.figure)
+        self.moving = [self.image, *over_maps, self.heading, *self.marker]
         for artist in self.moving:
             artist.set_animated(True)
         self.figure.canvas.draw()
@@ -83,8 +80,8 @@ class _Stage:
         weights = without_sink(shown) if self.hide_sink else shown.weights
         self.image.set_data(tile(weights, self.grid.gap, self.grid.pool))
         self.heading.set_text(moment(snapshot))
-        for k, badge in enumerate(self.badges):
-            badge.set_text(strongest_text(snapshot, *divmod(k, self.grid.heads)))
+        for k, text in enumerate(self.badges):
+            text.set_text(badge(snapshot, self.probe, *divmod(k, self.grid.heads)))
         for line in self.marker:
             line.set_data(*self._until(snapshot))
         for artist in self.moving:
@@ -103,8 +100,10 @@ def _induction(snapshots: Sequence[Snapshot]) -> Curve | None:
     return curve and curve._replace(title=f"induction of {curve.title}")
 
 
-def _draw_curve(axes, curve: Curve) -> list:
-    """The whole curve in grey; the line over it, with a dot at its end, is what each frame moves."""
+def _draw_curve(figure, curve: Curve) -> list:
+    """Under the maps the whole curve in grey; the line over it, with a dot at its end, is what each frame moves."""
+    below, height = figure.get_tightbbox().y0, figure.get_size_inches()[1]  # inches
+    axes = figure.add_axes((0, (below - 1.1) / height, 1, 0.8 / height))
     axes.plot(curve.tokens, curve.values, color="#bbbbbb", lw=1.2)
     drawing.style_curve(axes, curve.title)
     return axes.plot([], [], color=drawing.GROUP_COLOURS[0], lw=1.8, marker="o", markevery=[-1], markersize=6)

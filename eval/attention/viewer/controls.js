@@ -68,10 +68,6 @@ function moveHead(layers, heads) {
 const after = (list, item) => list[(list.indexOf(item) + 1) % list.length];
 const comparisons = () => (runs.length > 1 ? ["none", "steps", "runs"] : ["none", "steps"]);
 
-function choose(probe) {
-  change({ probe, token: null, key: null, pinned: false });
-}
-
 const SHIFTED = {
   ArrowLeft: () => moveHead(0, -1),
   ArrowRight: () => moveHead(0, 1),
@@ -89,7 +85,7 @@ const PLAIN = {
   "]": () => moveToken(state.active, 1),
   Escape: () => (state.token ? letGo() : change({ wide: false })),
   f: () => change({ wide: !state.wide }),
-  t: () => choose(after(about.probes.map((probe) => probe.name), state.probe)),
+  t: () => chooseText(after(about.probes.map((probe) => probe.name), state.probe)),
   c: () => change({ scale: after(Object.keys(SCALES), state.scale) }),
   m: () => change({ rowMax: !state.rowMax }),
   h: () => change({ hideSink: !state.hideSink }),
@@ -140,7 +136,7 @@ function buildBar() {
   about.probes.forEach((probe) => byId("probe").add(new Option(probe.title, probe.name)));
   if (runs.length < 2) byId("compare").remove(2);
   KEYS.forEach(([keys, words]) => byId("keys").append(element("dt", "", keys), element("dd", "", words)));
-  byId("probe").addEventListener("change", (event) => choose(event.target.value));
+  byId("probe").addEventListener("change", (event) => chooseText(event.target.value));
   byId("compare").addEventListener("change", (event) => chooseCompare(event.target.value));
   byId("scale").addEventListener("change", (event) => change({ scale: event.target.value }));
   const boxes = { "row-max": "rowMax", "hide-sink": "hideSink", groups: "groups", linked: "linked" };

@@ -59,13 +59,14 @@ function drawGrid(pane) {
     const chosen = layer === view.layer && head === view.head;
     const group = run.grouped ? `, KV group ${run.group(run.heads[head])}` : "";
     const value = info ? run.score(state.score, place, layer, head) : null;
+    const isBadged = isMeasuredOn(info, state.probe);
     button.setAttribute("aria-pressed", chosen);
     button.tabIndex = chosen ? 0 : -1;
     const name = headName(run, layer, head);
-    button.title = `${name}${group}${info ? `: ${info.title} ${number(value)}` : ""}`;
+    button.title = `${name}${group}${isBadged ? `: ${info.title} ${number(value)}` : ""}`;
     button.setAttribute("aria-label", button.title);
     button.style.setProperty("--group", state.groups && run.grouped ? groupColour(run, run.heads[head]) : "transparent");
-    badge.textContent = info ? brief(value, range(info)) : "";
+    badge.textContent = isBadged ? brief(value, range(info)) : "";
     if (wide) drawThumbnail(thumbnail, maps && new Head(run, maps, layer, head, state), wide);
   }));
 }
@@ -82,7 +83,9 @@ function drawGridNote(note, run, info) {
     });
   }
   if (state.groups) note.append(". ");
-  if (info) note.append(`The number in a square is its score for ${info.title}; choose another score below.`);
+  if (!info) return;
+  const words = isMeasuredOn(info, state.probe) ? "The number in a square is its score for" : "This text has no score for";
+  note.append(`${words} ${info.title}; choose another score below.`);
 }
 
 function drawThumbnail(thumbnail, head, wide) {

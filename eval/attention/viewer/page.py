@@ -1,4 +1,4 @@
-"""viewer.html: every head at every step of one or more runs in one file that opens without a network.
+"""How is viewer.html made? Every head at every step of one or more runs, in one file that needs no network.
 
 The page is the parts in `viewer/` put together, and the numbers, deflated, in base64. It needs a browser of 2023 or
 later (Chrome 103, Firefox 113, Safari 16.4: DecompressionStream); it reads nothing else, stores nothing and sends
@@ -45,35 +45,40 @@ def quantise(weights: np.ndarray) -> np.ndarray:
     """Weights (..., T, T) in 0 … 1 -> 255 sqrt(weight) of the lower triangle, row by row, (..., T(T+1)/2) uint8.
 
     The square root keeps small weights apart: a weight w comes back as (code / 255)² with an error of at most
-    sqrt(w) / 255 + 4e-6, so 0.01 to 0.0004 and 1 to 0.004. What is no number becomes 0.
+    sqrt(w) / 255 + 4e-6, so 0.01 to 0.0004 and 1 to 0.004. A non-finite weight becomes 0.
     """
     rows, columns = np.tril_indices(weights.shape[-1])
     triangle = np.nan_to_num(weights[..., rows, columns].astype(np.float32), nan=0.0)
     return np.round(LEVELS * np.sqrt(triangle.clip(0, 1))).astype(np.uint8)
 
 
-def write_viewer(runs: Sequence[Run], path: Path, max_bytes: int = 5_000_000) -> Path:
+def write_viewer(
+    runs: Sequence[Run], path: Path, max_bytes: int = 5_000_000, head: tuple[int, int] | None = None
+) -> Path:
     """Write one self-contained page with the snapshots of all runs, each (its name, its snapshots), to path.
 
+    head: the layer and head of the first run that the page opens on; default: the strongest induction head.
     Where the maps are too many for max_bytes, steps go first (the first, the last and the early ones stay longest),
     then probes from the last, then tokens from the end; the page says which. Raises InputError if there is nothing
     to show, or if max_bytes is too little for a single step.
     """
-    text = page(runs, max_bytes)
+    text = page(runs, max_bytes, head)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def page(runs: Sequence[Run], max_bytes: int = 5_000_000) -> str:
+def page(runs: Sequence[Run], max_bytes: int = 5_000_000, head: tuple[int, int] | None = None) -> str:
     """The same as a string."""
     if not runs:
         raise InputError("the viewer has no run to show: give at least one")
     kept = [_one_shape(name, snapshots) for name, snapshots in runs]
+    last = kept[0].snapshots[-1]
+    first = {"layer": last.layers.index(head[0]), "head": last.heads.index(head[1])} if head else None
     title = " and ".join(one.name for one in kept)
     room = max_bytes - len(_assemble(title, "").encode())
     for plan in _plans(kept):
-        lines = _fill(kept, plan, room)
+        lines = _fill(kept, plan, room, first)
         if lines is not None:
             return _assemble(title, "\n".join(lines))
     raise InputError(f"max_bytes ({max_bytes:,}) is too little for one step of these runs: allow more, or fewer heads")
@@ -151,10 +156,10 @@ def _one_shape(name: str, snapshots: list[Snapshot]) -> _Kept:
     notes = []
     if len(kept) < len(ordered):
         other = [str(one.step) for one in ordered if one not in kept]
-        notes.append(f"Not shown: steps {', '.join(other)} of {name}, which kept other layers or heads than the last.")
+        notes.append(f"Not shown: steps {', '.join(other)} of {name}, which have other layers or heads than the last.")
     broken = [str(one.step) for one in kept if not all(np.isfinite(m.weights).all() for m in one.maps.values())]
     if broken:
-        notes.append(f"Steps {', '.join(broken)} of {name} have weights that are not numbers: they are drawn as 0.")
+        notes.append(f"Steps {', '.join(broken)} of {name} have non-finite weights: they are drawn as 0.")
     return _Kept(_readable(name), kept, notes)
 
 
@@ -169,12 +174,12 @@ def _plans(kept: list[_Kept]) -> Iterator[_Plan]:
         yield _Plan(1, longest, 2)
 
 
-def _fill(kept: list[_Kept], plan: _Plan, room: int) -> list[str] | None:
+def _fill(kept: list[_Kept], plan: _Plan, room: int, first: dict[str, int] | None) -> list[str] | None:
     """The lines of data that fit: the first says what there is, each other one is the maps of one step and probe."""
     orders = [_by_importance([snapshot.step for snapshot in one.snapshots]) for one in kept]
     share = room // 3  # scores are small; if they are not, they are thinned out as the maps are
     scored = [len(order) for order in orders]
-    while len(_about(kept, plan, orders, scored, {})) > share and max(scored) > 2:
+    while len(_about(kept, plan, orders, scored, {}, first)) > share and max(scored) > 2:
         scored = [min(count, max(2, count // 2)) for count in scored]
     batches: list[dict[tuple[int, int, str], str]] = []  # one more step of every run
     while len(batches) < max(scored) and _size(batches) <= room:
@@ -184,7 +189,7 @@ def _fill(kept: list[_Kept], plan: _Plan, room: int) -> list[str] | None:
         )
     while batches:
         frames = {key: line for batch in batches for key, line in batch.items()}
-        lines = [_about(kept, plan, orders, scored, frames), *frames.values()]
+        lines = [_about(kept, plan, orders, scored, frames, first), *frames.values()]
         if sum(len(line) + 1 for line in lines) <= room:
             break
         batches.pop()
@@ -205,7 +210,14 @@ def _by_importance(steps: list[int]) -> list[int]:
     return left[::-1] + dropped[::-1]
 
 
-def _about(kept: list[_Kept], plan: _Plan, orders: list[list[int]], scored: list[int], frames: dict) -> str:
+def _about(
+    kept: list[_Kept],
+    plan: _Plan,
+    orders: list[list[int]],
+    scored: list[int],
+    frames: dict,
+    first: dict[str, int] | None,
+) -> str:
     """Everything but the maps: one line of JSON, packed."""
     numbers = {key: line for line, key in enumerate(frames, start=1)}
     names = [name for name in SCORES if any(name in one.snapshots[-1].scores for one in kept)]
@@ -221,6 +233,7 @@ def _about(kept: list[_Kept], plan: _Plan, orders: list[list[int]], scored: list
             for name in plan.names(kept)
         ],
         "colours": GROUP_COLOURS,
+        "head": first,
         "runs": [
             _about_run(r, one, plan, sorted(orders[r][: scored[r]]), names, numbers) for r, one in enumerate(kept)
         ],
@@ -287,7 +300,7 @@ def _readable(text: str) -> str:
 
 
 def _number(value: float | None) -> float | None:
-    """Four digits; None for what is no number, because JSON has none."""
+    """Four digits; None for a non-finite number, which JSON does not have."""
     return float(f"{value:.4g}") if value is not None and math.isfinite(value) else None
 
 

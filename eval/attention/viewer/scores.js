@@ -25,7 +25,7 @@ function scoreRow(info) {
   name.scope = "row";
   const button = element("button", "score-name", info.title);
   button.type = "button";
-  button.addEventListener("click", () => change({ score: info.name }));
+  button.addEventListener("click", () => chooseScore(info.name));
   name.append(button, element("span", "meaning", info.meaning));
   const bar = element("div", "gauge");
   bar.append(element("span", "fill"), element("span", "tick"));
@@ -103,17 +103,8 @@ function drawScoreMap(pane) {
 }
 
 function drawScoreNote(note, info) {
-  const measured = about.probes.find((probe) => probe.name === info.probe);
   note.textContent = info.paper ? `${info.meaning} (${info.paper})` : info.meaning;
-  if (!info.probe) return;
-  note.append(` Measured on ${measured && measured.name !== state.probe ? "" : `“${info.probe.replaceAll("_", " ")}”.`}`);
-  if (measured && measured.name !== state.probe) {
-    const button = element("button", "link", measured.title);
-    button.type = "button";
-    button.title = "Show the maps of this text";
-    button.addEventListener("click", () => change({ probe: measured.name, token: null, pinned: false, key: null }));
-    note.append(button, ".");
-  }
+  if (info.probe) note.append(` Measured on “${info.probe.replaceAll("_", " ")}”.`);
 }
 
 function drawLegend(box, info, chance) {

@@ -34,7 +34,22 @@ const stepOf = (view) => runOf(view).steps[runOf(view).shown[view.at]];
 const mapsOf = (view) => runOf(view).maps(view.at, state.probe);
 const headOf = (view) => new Head(runOf(view), mapsOf(view), view.layer, view.head, state);
 const scoreInfo = () => about.scores.find((score) => score.name === state.score);
+// A number in a square belongs to the map in it: it is shown only if the score is measured on the text that is shown.
+const isMeasuredOn = (info, probe) => Boolean(info) && (!info.probe || info.probe === probe);
 const headName = (run, layer, head) => `L${run.layers[layer]} H${run.heads[head]}`;
+
+function chooseText(probe) {
+  const info = scoreInfo();
+  const other = about.scores.find((score) => score.probe === probe);
+  const score = isMeasuredOn(info, probe) || !other ? state.score : other.name;
+  change({ probe, score, token: null, key: null, pinned: false });
+}
+
+function chooseScore(score) {
+  const { probe } = about.scores.find((info) => info.name === score);
+  if (probe === state.probe || !about.probes.some((one) => one.name === probe)) change({ score });
+  else change({ score, probe, token: null, key: null, pinned: false });
+}
 
 // The second view shows the same head where it shows the same run; another run's heads are others.
 function chooseHead(number, layer, head) {
@@ -92,9 +107,10 @@ function strongestHead(run, place) {
 function startState() {
   const names = about.scores.map((score) => score.name);
   state.score = names.includes("induction") ? "induction" : names[0] ?? "";
-  state.probe = about.probes[0].name;
+  const texts = about.probes.map((probe) => probe.name);
+  state.probe = texts.find((name) => isMeasuredOn(scoreInfo(), name)) ?? texts[0];
   state.views = state.views.map((view) => {
     const last = runs[0].shown.length - 1;
-    return { ...view, at: last, ...strongestHead(runs[0], runs[0].shown[last]) };
+    return { ...view, at: last, ...(about.head ?? strongestHead(runs[0], runs[0].shown[last])) };
   });
 }

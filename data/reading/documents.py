@@ -1,0 +1,258 @@
+"""Which documents does one source hold, and which of them are held out?
+
+A document's split depends on the document alone: its seed, its file or its hash. Where there are too few plain texts
+for a hash to come near the wanted share (two books), the end of each one is held out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from configs.loader import InputError
+from data.config import DataConfig, FilesSource, HubSource, StoryworldSource
+from data.fingerprints import Seen, fingerprint, number_of
+from data.reading import files, hub
+from data.reading.files import Record
+from data.reading.ledger import Document, Ledger, Split
+from data.reading.records import BadRecord, Conversation, conversation_of, text_of
+
+FEW_HELD_OUT = 5  # documents; where a hash would hold out fewer on average, the share is a matter of luck
+REPEATED_WORDS = range(4, 41)  # in a block of a document that repeats itself: near and far copies
+
+
+def files_of(source: FilesSource, held_out: bool = False) -> list[Path]:
+    """The files that are trained on, or the held-out ones; no file is both. Raises InputError if there are none."""
+    validation = files.find(source.validation_path, "data.source.validation_path") if source.validation_path else []
+    if held_out:
+        return validation
+    taken = {file.resolve() for file in validation}
+    found = [file for file in files.find(source.path, "data.source.path") if file.resolve() not in taken]
+    if not found:
+        raise InputError("data.source.path: names only files that validation_path names too: give others to train on")
+    return found
+
+
+def split_of(number: int, validation_fraction: float) -> Split:
+    """Train or validation, by the document's own fingerprint: adding documents moves none of the others."""
+    return "validation" if number < validation_fraction * 2**64 else "train"
+
+
+def documents_of(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[Document]:
+    """Every document of one source. Held-out files and splits come first, so that a mix that ends early keeps them."""
+    if isinstance(source, StoryworldSource):
+        yield from _storyworld(source, config, ledger)
+        return
+    seen, fraction = Seen(), config.validation_fraction
+    if (source.validation_path if isinstance(source, FilesSource) else source.validation_split) is not None:
+        for document in _unique(_contents(source, True, config, ledger), seen, config, ledger):
+            yield document._replace(split="validation")
+        fraction = 0.0
+    elif _is_plain(source, config) and (few := _few(source, config)) is not None:
+        yield from _cut_at_their_ends(few, source, config, ledger)
+        return
+    for document in _unique(_contents(source, False, config, ledger), seen, config, ledger):
+        yield document._replace(split=split_of(document.number, fraction))
+
+
+def _storyworld(source: StoryworldSource, config: DataConfig, ledger: Ledger) -> Iterator[Document]:
+    counts: dict[Split, int] = {"validation": source.validation_documents, "train": source.documents}
+    for split, count in counts.items():
+        for index in range(count):
+            ledger.records += 1
+            ledger.advance(1, "records")
+            content = _invented(source, index, split, config.records)
+            yield Document(content, split, f"storyworld, {split} {index}", _number_of(content))
+
+
+def _invented(source: StoryworldSource, index: int, split: Split, records: str) -> str | Conversation:
+    """A story, a conversation about one, or (at even distances, as often as `repeats` says) words told repeatedly."""
+    from data.storyworld import converse, repeated, tell
+
+    if records == "conversations":
+        kind = "questions" if source.chats == "questions" else None
+        return conversation_of(converse(source.seed, index, split, source.level, kind))
+    if int((index + 1) * source.repeats) > int(index * source.repeats):
+        return repeated(source.seed, index, words=REPEATED_WORDS, held_out=split == "validation").text
+    return tell(source.seed, index, split, source.level).text
+
+
+def _number_of(content: str | Conversation) -> int:
+    return fingerprint(content if isinstance(content, str) else repr(content))
+
+
+def _contents(
+    source: Any, held_out: bool, config: DataConfig, ledger: Ledger, in_pieces: bool = False
+) -> Iterator[Document]:
+    """Records -> texts or conversations, split not yet known; bad and empty ones are noted in the ledger."""
+    found = _taken(_records(source, held_out, config, ledger), source.max_records)
+    if not in_pieces or config.on_bad_record == "skip":
+        found = _whole(found)
+    pieces = _parsed(found, source.text_field, config, ledger)
+    if source.document_start is not None and config.records == "text":
+        pieces = _joined(pieces, re.compile(source.document_start))
+    for where, content, first, last in pieces:
+        if isinstance(content, str) and first and last and not content.strip():
+            ledger.empty += 1
+            continue
+        yield Document(content, "train", where, _number_of(content), first, last)
+
+
+def _records(source: Any, held_out: bool, config: DataConfig, ledger: Ledger) -> Iterator[Record]:
+    if isinstance(source, HubSource):
+        yield from hub.records(source, str(source.validation_split if held_out else source.split))
+        return
+    column = source.text_field.partition(".")[0] if config.records == "text" else None
+    for file in files_of(source, held_out):
+        count, has_blank_lines = 0, False
+        for record in files.records(file, source.separator, partial(ledger.advance, unit="B"), column):
+            count += record.first
+            if count == 1 and isinstance(record.value, str):
+                has_blank_lines |= "\n\n" in record.value or "\n\r\n" in record.value
+            yield record
+        ledger.unseparated += count == 1 and has_blank_lines
+
+
+def _taken(found: Iterator[Record], limit: int | None) -> Iterator[Record]:
+    count = 0
+    for record in found:
+        count += record.first
+        if limit is not None and count > limit:
+            return
+        yield record
+
+
+def _whole(found: Iterable[Record]) -> Iterator[Record]:
+    """Texts that come in pieces, put together."""
+    pieces: list[Record] = []
+    for record in found:
+        if record.problem:
+            pieces.clear()  # of the same document: the rest of it does not come
+        if record.problem or (record.first and record.last):
+            yield record
+            continue
+        pieces.append(record)
+        if record.last:
+            yield Record(pieces[0].where, "".join(piece.value for piece in pieces))
+            pieces.clear()
+
+
+Piece = tuple[str, Any, bool, bool]  # where, content, first, last
+
+
+def _parsed(found: Iterable[Record], text_field: str, config: DataConfig, ledger: Ledger) -> Iterator[Piece]:
+    for record in found:
+        ledger.records += record.first
+        ledger.advance(record.first, "records")
+        problem, content = record.problem, record.value
+        if not problem:
+            try:
+                if config.records == "conversations":
+                    content = conversation_of(record.value)
+                else:
+                    content = text_of(record.value, text_field)
+            except BadRecord as error:
+                problem = str(error)
+        if problem:
+            ledger.note_bad(record.where, problem, config.on_bad_record == "skip")
+        else:
+            yield record.where, content, record.first, record.last
+
+
+def _joined(pieces: Iterable[Piece], start: re.Pattern) -> Iterator[Piece]:
+    """Records -> documents that begin where a record matches the pattern."""
+    begun, texts = "", list[str]()
+    for where, text, _, _ in pieces:
+        if start.search(text) and "".join(texts).strip():
+            yield begun, "".join(texts), True, True
+            texts = []
+        if not texts:
+            begun = where
+            if not text.strip():
+                continue
+        texts.append(text if text.endswith("\n") else text + "\n")
+    if "".join(texts).strip():
+        yield begun, "".join(texts), True, True
+
+
+def _unique(found: Iterable[Document], seen: Seen, config: DataConfig, ledger: Ledger) -> Iterator[Document]:
+    """Count what is exactly equal to an earlier document, and leave it out if that is wanted."""
+    for document in found:
+        if document.first and document.last and seen.add(document.number):
+            ledger.duplicates += 1
+            if config.drop_duplicates:
+                continue
+        yield document
+
+
+# ---------------------------------------------------------------------------------------------------------
+# few texts: the end of each one is held out
+
+
+def _is_plain(source: Any, config: DataConfig) -> bool:
+    """Whether it is files of plain text only, whose documents may be books. Records of other files stay whole."""
+    if config.records != "text" or not isinstance(source, FilesSource) or source.document_start is not None:
+        return False
+    return all(files.kind_of(file) in files.PLAIN for file in files_of(source))
+
+
+def _few(source: FilesSource, config: DataConfig) -> list[tuple[int, int]] | None:
+    """(characters, fingerprint) of every document, where a hash of each would hold out fewer than FEW_HELD_OUT of them
+    on average; None where there are more documents. Raises InputError if there is no text at all."""
+    found: list[tuple[int, int]] = []
+    length, digest, ledger = 0, hashlib.sha256(), Ledger()
+    for piece in _contents(source, False, config, ledger, in_pieces=True):
+        assert isinstance(piece.content, str)
+        length += len(piece.content)
+        digest.update(piece.content.encode("utf-8", "surrogatepass"))
+        if piece.last:
+            found.append((length, number_of(digest)))
+            length, digest = 0, hashlib.sha256()
+            if len(found) * config.validation_fraction >= FEW_HELD_OUT:
+                return None
+    ledger.check_share()
+    if not found:
+        raise InputError(f"{files_of(source)[0]}: is empty: give a file with text in it")
+    return found
+
+
+def _cut_at_their_ends(
+    few: list[tuple[int, int]], source: Any, config: DataConfig, ledger: Ledger
+) -> Iterator[Document]:
+    """Each document as two: its beginning is trained on, its end is held out."""
+    seen, pieces = Seen(), _contents(source, False, config, ledger, in_pieces=True)
+    for length, number in few:
+        document = _next_document(pieces)
+        if seen.add(number):
+            ledger.duplicates += 1
+            if config.drop_duplicates:
+                deque(document, maxlen=0)
+                continue
+        yield from _cut_at(document, int(length * (1 - config.validation_fraction)))
+    deque(pieces, maxlen=0)  # empty records behind the last document are counted as well
+
+
+def _next_document(pieces: Iterator[Document]) -> Iterator[Document]:
+    for piece in pieces:
+        yield piece
+        if piece.last:
+            return
+
+
+def _cut_at(pieces: Iterable[Document], boundary: int) -> Iterator[Document]:
+    """The pieces of one text -> two documents, the second one held out."""
+    position = 0
+    for piece in pieces:
+        assert isinstance(piece.content, str)
+        text, end = piece.content, position + len(piece.content)
+        before, after = text[: max(0, boundary - position)], text[max(0, boundary - position) :]
+        if before:
+            yield piece._replace(content=before, last=end >= boundary)
+        if after:
+            yield piece._replace(content=after, split="validation", first=position <= boundary)
+        position = end

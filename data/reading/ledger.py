@@ -1,0 +1,68 @@
+"""What was read, and what went wrong on the way?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from configs.loader import InputError
+from data.reading.records import Conversation
+
+Split = Literal["train", "validation"]
+LISTED = 1000  # bad records that are listed one by one
+FEW = 1000  # records after which a share of bad ones means something
+
+
+class Document(NamedTuple):
+    """A text or a conversation of one split. A very long text comes in pieces: `first` and `last` are its ends."""
+
+    content: str | Conversation
+    split: Split
+    where: str
+    number: int  # the fingerprint of the content
+    first: bool = True
+    last: bool = True
+
+    @property
+    def size(self) -> int:
+        """Characters, about."""
+        return len(self.content) if isinstance(self.content, str) else len(repr(self.content))
+
+
+@dataclass
+class Ledger:
+    """What was met on the way: records, empty texts, exact duplicates, what could not be read and where; and how
+    far it is (done / total, in bytes of the files or in records; total None = unknown)."""
+
+    records: int = 0
+    empty: int = 0
+    duplicates: int = 0
+    bad: int = 0
+    bad_records: list[str] = field(default_factory=list)
+    parts: list[dict[str, Any]] = field(default_factory=list)  # of a mix: what came of each
+    unseparated: int = 0  # plain text files that are one document and have blank lines
+    unit: str = "records"
+    done: int = 0
+    total: int | None = None
+
+    def advance(self, count: int, unit: str) -> None:
+        """Count what has been read, if this is the unit in which it is counted here."""
+        self.done += count * (unit == self.unit)
+
+    def note_bad(self, where: str, reason: str, skip: bool) -> None:
+        """Raises InputError unless bad records are to be skipped and are fewer than 1 %."""
+        if not skip:
+            raise InputError(f"{where}: {reason} (or leave such records out: data.on_bad_record=skip)")
+        self.bad += 1
+        if len(self.bad_records) < LISTED:
+            self.bad_records.append(f"{where}: {reason}")
+        self.check_share(at_least=FEW)
+
+    def check_share(self, at_least: int = 0) -> None:
+        """Raises InputError if more than 1 % are bad, once there are so many records that a share means something."""
+        if self.bad > 0.01 * self.records and self.records >= at_least:
+            shown = "; ".join(self.bad_records[:3])
+            raise InputError(
+                f"data.source: {self.bad:,} of {self.records:,} records cannot be used, more than 1 %: {shown}"
+                f"{'; …' if self.bad > 3 else ''}: mend them, or name only the files that are meant (data.source.path)"
+            )

@@ -1,0 +1,89 @@
+"""How well does it predict text that it was not trained on? Loss, perplexity and bits per byte; and, at the end, how
+far they are above the entropy floor of the built-in world."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from data.batches import validation_batches
+from data.config import StoryworldSource
+from eval.floor import compare_with_floor, floor_lines
+from eval.hooks.event import EvalEvent, Hook, Outcome
+from eval.language_modeling import bits_per_byte, loss_sums
+
+
+class Validation(Hook):
+    """Loss on the held-out part, in nats a token. The processes of a run share its rows."""
+
+    def look(self, event: EvalEvent) -> float:
+        while_training, at_the_end = event.config.max_tokens, event.config.final_max_tokens
+        loss = held_out_loss(event, at_the_end if event.is_last else while_training)
+        counts = event.data.manifest["validation"]
+        values = {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700)),
+            "bits_per_byte": bits_per_byte(loss, counts["trained_tokens"], counts["bytes"]),
+        }
+        comparable = loss
+        if event.is_last and while_training != at_the_end:  # the same tokens as before: the best is chosen by these
+            comparable = values["loss_comparable"] = held_out_loss(event, while_training)
+        event.log("val", values)
+        event.say(f"val loss {loss:.4f}   bits per byte {values['bits_per_byte']:.4f}")
+        if event.is_last:
+            log_floor(event)
+        return comparable
+
+    def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
+        figures, lines = {}, []
+        for val in [m for m in metrics if m["split"] == "val"][-1:]:
+            figures["val"] = {name: val[name] for name in ("loss", "perplexity", "bits_per_byte")}
+            if val["loss"] is None:
+                lines.append("validation loss is non-finite, and so are the weights (skipped steps: metrics.jsonl)")
+            else:
+                lines.append(
+                    f"validation loss {val['loss']:.4f} nats per token   perplexity {val['perplexity']:.2f}   "
+                    f"bits per byte {val['bits_per_byte']:.4f}"
+                )
+        for floor in [m for m in metrics if m["split"] == "floor"][-1:]:
+            figures["floor"] = {k: v for k, v in floor.items() if k not in ("step", "tokens", "time_s", "split")}
+            lines += floor_lines(figures["floor"])
+        return Outcome(figures, lines)
+
+
+def held_out_loss(event: EvalEvent, max_tokens: int | None) -> float:
+    """Mean loss in nats a token, equal to the last bit whatever the number of processes."""
+    rows, tokens = event.held_out, event.tokenizer
+    isolate, restart = event.data_config.isolate_documents, event.data_config.restart_positions
+    shape = (event.rows_per_batch, isolate, restart, max_tokens)
+    mine = validation_batches(rows, tokens, *shape, share=(event.world.rank, event.world.size))
+    sums = loss_sums(event.lm, mine, event.autocast, may_retry=not event.world.shares_model)
+    if event.world.shares_model:  # each forward pass is made by all together, so all make as many
+        most = max(event.world.gather(len(sums)))
+        first = next(iter(validation_batches(rows, tokens, *shape)))
+        loss_sums(event.lm, [first] * (most - len(sums)), event.autocast, may_retry=False)
+    total, count = 0.0, 0
+    for turn in zip_longest(*event.world.gather(sums)):  # in the order of the rows
+        for loss_sum, tokens_of_it in filter(None, turn):
+            total, count = total + loss_sum, count + tokens_of_it
+    return total / max(1, count)
+
+
+def log_floor(event: EvalEvent) -> None:
+    """Whole held-out stories beside the entropy of the choices that made them; only for the built-in world."""
+    source, count = event.data_config.source, event.config.floor_documents
+    if not isinstance(source, StoryworldSource) or not count or event.data_config.records != "text":
+        return
+    from data.storyworld import tell
+
+    count = min(count, source.validation_documents)
+    stories = [tell(source.seed, index, "validation", source.level) for index in range(count)]
+    longest = event.lm.config.max_position_embeddings
+    fitting = [s for s in stories if len(event.tokenizer.encode(s.text)) + 2 <= longest]
+    values: dict[str, Any] = {"documents": len(fitting), "left_out": count - len(fitting), "longest": longest}
+    if fitting:
+        values |= asdict(compare_with_floor(event.lm, event.tokenizer, fitting))
+    event.log("floor", values)

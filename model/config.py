@@ -19,7 +19,7 @@ class RopeScaling(Section):
     """How to bring positions beyond the training length back into the range that the model knows.
 
     linear   every angle divided by `factor` (position interpolation, Chen et al. 2023, arXiv 2306.15595)
-    yarn     slow pairs divided by `factor`, quick ones kept, a ramp in between (Peng et al. 2023, arXiv 2309.00071)
+    yarn     slow pairs divided by `factor`, fast ones kept, a ramp in between (Peng et al. 2023, arXiv 2309.00071)
     """
 
     rope_type: Literal["linear", "yarn"] = Field(
@@ -47,7 +47,7 @@ class RopeScaling(Section):
         return self
 
     def _unset(self) -> set[str]:
-        """Fields that hold their default, however they got it."""
+        """Fields whose value is their default, given or not."""
         return {name for name, field in RopeScaling.model_fields.items() if getattr(self, name) == field.default}
 
 

@@ -1,7 +1,7 @@
-"""Time and memory of every attention backend, forward and backward, for MHA, GQA and MQA.
+"""Which attention backend is quick here? Time and memory of each, forward and backward, for MHA, GQA and MQA.
 
-The number of tokens is the same in every row (batch x length = the longest length), so that what grows with the
-length is attention's own square. Time is the median of several rounds in which the backends take turns.
+The number of tokens is the same in every row of the tables (batch x length = the longest length). So what grows with
+the length is the square in attention. Time is the median of several rounds in which the backends take turns.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from benchmarks.timing import Clock, alternate, peak_bytes
+from configs.tables import table
 from model.backends.choice import BACKENDS, Situation, why_not
 from model.backends.flex import flex_kernel_compiled
 from model.config import ModelConfig
 from model.masks import MaskSpec
 from train.machine.device import resolve_precision
-from train.machine.timing import Clock, alternate, peak_bytes, table
 
 
 def compare_backends(config: ModelConfig, device: torch.device, lengths: list[int], rounds: int, clock: Clock) -> None:

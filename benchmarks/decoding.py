@@ -1,4 +1,4 @@
-"""Tokens per second of greedy decoding: without a cache, with each of them, and transformers' on the same weights."""
+"""How fast does it write? Tokens a second of greedy decoding: without a cache, with each one, and transformers'."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from benchmarks.timing import alternate, synchronize
 from benchmarks.transformers_model import in_transformers
+from configs.tables import table
 from model import LanguageModel, generate
 from model.config import ModelConfig
-from train.machine.timing import alternate, synchronize, table
 
 PROMPT = 32
 WAYS: dict[str, dict] = {
@@ -49,7 +50,7 @@ def compare_decoding(config: ModelConfig, device: torch.device, rounds: int, ver
         for name, took in seconds.items():
             others = [seconds.get(other) for other in ("transformers", "no cache")]
             against = [f"{other / took:.2f}x" if other else "" for other in others]
-            # a near tie may fall the other way under another kernel, and then the rest differs
+            # two likely tokens may swap places under another kernel, and then the rest differs
             same = (outputs[name] == outputs["dynamic"]).float().mean().item()
             label, speed = f"batch {batch}, {new_tokens} new: {name}", f"{batch * new_tokens / took:,.0f}"
             rows.append([label, speed, *against, f"{first[name] - took:,.1f}", f"{same:.0%}"])

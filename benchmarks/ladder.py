@@ -1,8 +1,8 @@
-"""The ladder: what a beginner writes, then one thing better at a time, each trained for equally long.
+"""What is each speed-up worth? A beginner's loop, then one improvement at a time, each trained for equally long.
 
-Every rung keeps what the rungs before it brought, starts from the same seed and trains on the config's own data for the
-same number of seconds, after one step (compiling included) that does not count. The rate is constant. All are
-validated on the same held-out rows, so the losses say what the speed was worth.
+A rung keeps everything from the rungs below. Each one starts from the same seed and trains on the config's data for the
+same number of seconds, after a first step (with compiling) that does not count. The learning rate is constant. All are
+validated on the same held-out rows, so the losses say what the speed is worth.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.packing import OneDocumentRows
+from benchmarks.timing import Clock, peak_bytes, synchronize
 from configs.loader import InputError
+from configs.tables import table
 from data.batches import Batch, TrainBatches, make_rows, validation_batches
 from data.packing import IGNORED
 from data.prepare import PreparedData, prepare
@@ -25,10 +27,9 @@ from eval.language_modeling import mean_loss
 from model import LanguageModel
 from train.config import RunConfig
 from train.machine.device import Device, resolve_device
-from train.machine.timing import Clock, peak_bytes, synchronize, table
 from train.optimizer import build_optimizers
 from train.pretrain import with_tokenizer
-from train.run import micro_batch_rows
+from train.step_memory import micro_batch_rows
 
 ADAMW_LR = 2e-3
 VALIDATION_TOKENS = 32768
@@ -36,7 +37,7 @@ VALIDATION_TOKENS = 32768
 
 @dataclass(frozen=True)
 class Rung:
-    """What is switched on. packed: rows filled with documents. padded: a vocabulary that is a multiple of 64."""
+    """What is switched on. packed: documents fill the rows. padded: the vocabulary is a multiple of 64."""
 
     name: str
     precision: str = "fp32"
@@ -50,7 +51,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class Climbed:
-    """What a rung reached. tokens: without padding; seconds: of the steps that count."""
+    """What a rung reached. tokens: without padding. seconds: of the steps that count."""
 
     tokens: int
     seconds: float
@@ -61,7 +62,7 @@ class Climbed:
 
 
 def rungs(device: Device, skip: list[str]) -> list[Rung]:
-    """From the bottom up. Raises InputError for a name in `skip` that is none."""
+    """From the bottom up. Raises InputError for an unknown name in `skip`."""
     on_cuda = device.device.type == "cuda"
     changes: dict[str, dict[str, Any]] = {
         **({"tf32": {"precision": "tf32"}} if on_cuda else {}),
@@ -76,7 +77,7 @@ def rungs(device: Device, skip: list[str]) -> list[Rung]:
         "muon": {"optimizer": "muon"},
     }
     if unknown := [name for name in skip if name not in changes]:
-        raise InputError(f"--skip {unknown[0]}: there is no such rung here; there are {', '.join(changes)}")
+        raise InputError(f"--skip {unknown[0]}: unknown rung: use {', '.join(changes)}")
     words = {
         "sdpa": "attention sdpa",
         "fused": "fused AdamW",
@@ -92,7 +93,7 @@ def rungs(device: Device, skip: list[str]) -> list[Rung]:
 
 
 def climb(config: RunConfig, seconds: float, skip: list[str], clock: Clock) -> None:
-    """Print the ladder: real tokens a second, memory, validation loss after equal time, time of the first step."""
+    """Print the ladder: real tokens a second, memory, validation loss after the same time, time of the first step."""
     data = prepare(config.data, Path(config.output_dir))
     config, device = with_tokenizer(config, data.tokenizer), resolve_device(config)
     lines: list[list[str]] = []
@@ -115,7 +116,7 @@ def climb(config: RunConfig, seconds: float, skip: list[str], clock: Clock) -> N
 def train_rung(
     rung: Rung, config: RunConfig, device: Device, data: PreparedData, seconds: float, clock: Clock
 ) -> Climbed:
-    """Train a model of its own for so many seconds, then validate it."""
+    """Train a new model for so many seconds, then validate it."""
     torch.compiler.reset()
     torch.backends.cuda.matmul.allow_tf32 = rung.precision != "fp32"
     device = replace(device, precision=rung.precision)
@@ -138,7 +139,7 @@ def train_rung(
 
 
 def rung_model(rung: Rung, config: RunConfig, device: Device) -> LanguageModel:
-    """An unpadded vocabulary is odd: one id more than the tokenizer has, which never occurs."""
+    """The model of a rung. An unpadded vocabulary is odd: one id more than the tokenizer has, which never occurs."""
     torch.manual_seed(config.seed)
     assert config.model.vocab_size is not None
     size = config.model.vocab_size + (0 if rung.padded else 1)

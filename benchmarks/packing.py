@@ -1,7 +1,7 @@
-"""Real tokens a second in training: rows filled with documents against one document a row.
+"""What does packing save? Real tokens a second in training: rows filled with documents, or one document a row.
 
-Each kind of rows trains the same model; a step is forward, backward and optimizer. Real tokens are those that are no
-padding. Time is the median of several rounds in which the kinds take turns, on the same number of rows a step.
+Each kind of rows trains the same model; a step is forward, backward and optimizer. Real tokens are tokens without
+padding. Time is the median of several rounds in which the kinds take turns, with the same number of rows a step.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Literal
 import numpy as np
 import torch
 
+from benchmarks.timing import alternate
+from configs.tables import table
 from data.batches import Batch, TrainBatches, make_rows
 from data.packing import IGNORED, Rows, conversation_starts, labels
 from data.prepare import PreparedData, prepare
 from model import LanguageModel
 from train.config import RunConfig
 from train.machine.device import Device, resolve_device
-from train.machine.timing import alternate, table
 from train.optimizer import build_optimizers
 from train.pretrain import with_tokenizer
 
@@ -27,7 +28,7 @@ ALONE = "one document a row"
 
 
 class OneDocumentRows:
-    """Every document in a row of its own, cut at the row's end: what packing is compared with."""
+    """Each document alone in a row, cut at the end of the row: what packing is compared with."""
 
     def __init__(self, filled: Rows, data: PreparedData):
         self.stream, self.length, self.tokenizer = data.stream("train"), filled.length, data.tokenizer
@@ -68,7 +69,7 @@ def compare_packing(config: RunConfig, rounds: int) -> None:
 
 
 def kinds_of_rows(config: RunConfig, data: PreparedData) -> list[tuple[str, Rows, bool]]:
-    """(name, rows, whether documents are isolated) of everything that is compared."""
+    """What is compared: (name, rows, whether documents are isolated)."""
 
     def made(joined: int | Literal["auto"]) -> Rows:
         changes = {"rows_joined": joined, "isolate_documents": True}

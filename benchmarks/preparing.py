@@ -1,8 +1,8 @@
-"""Preparing against nothing but tokenizing: `python -m benchmarks.preparing [--megabytes 500]`
+"""What does preparing cost beside tokenizing alone? `python -m benchmarks.preparing [--megabytes 500]`
 
-Writes a corpus of stories as .jsonl, and times in turn, each in a process of its own: `encode_batch` of the tokenizers
-library on the same texts (reading them is not counted), and data.prepare from file to manifest, with its peak memory.
-The aim is at least 0.8 of the library's speed in less than 1 GB.
+It writes a corpus of stories as .jsonl. Then it times in turn, each in a new process: `encode_batch` of the tokenizers
+library on these texts (reading them is not counted), and data.prepare from file to manifest, with its peak memory. The
+aim is at least 0.8 of the library's speed in less than 1 GB.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from data.prepare import prepare
 from data.storyworld import tell_many
 from data.tokenizer import load_tokenizer, train_tokenizer
 
-DIFFERENT = 10_000  # stories; each occurrence has a number in front, so that no two documents are equal
+DIFFERENT = 10_000  # stories; each copy has a number in front, so that no two documents are equal
 DOCUMENTS = 1000  # given to encode_batch at a time
 
 
@@ -65,7 +65,7 @@ def write_corpus(folder: Path, megabytes: float) -> int:
 
 
 def alone(work: Callable[..., Any], *arguments: object) -> Any:
-    """Run in a process of its own, so that memory is its own too."""
+    """Run in a new process, so that its memory is counted alone."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *arguments).result()
 
@@ -84,14 +84,14 @@ def prepare_seconds(folder: Path, number: int) -> tuple[float, float]:
     try:
         import resource
     except ImportError:
-        raise InputError("Windows does not tell the peak memory that is measured here: use Linux or macOS") from None
+        raise InputError("the peak memory is unknown on Windows: use Linux or macOS") from None
     config = DataConfig(
         source=FilesSource(kind="files", path=str(folder / "stories.jsonl")),
         tokenizer=TokenizerConfig(kind="pretrained", path=str(folder)),
     )
     before = time.perf_counter()
     prepare(config, folder / str(number), show_progress=False)
-    unit = 1e9 if sys.platform == "darwin" else 1e6  # macOS tells bytes, Linux kB
+    unit = 1e9 if sys.platform == "darwin" else 1e6  # macOS counts bytes, Linux kB
     return time.perf_counter() - before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: a trace to look into, and the share of each class of operators."""
+"""Where does the time of a training step go? A trace to look into, and the share of each class of operators."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 
 import torch
 
-from train.machine.timing import synchronize, table
+from benchmarks.timing import synchronize
+from configs.tables import table
 
-# classes of operators for --profile: the first pattern that is found in an operator's name is its class
+# an operator belongs to the first class whose pattern is in its name
 CLASSES = {
     "matrix products": r"aten::(mm|addmm|linear)|mkldnn_(_)?linear|gemm|cutlass|nvjet|cublas",
     "batched matrix products (attention, Muon)": r"aten::(bmm|baddbmm)",
@@ -25,7 +26,7 @@ CLASSES = {
 
 
 def profile_steps(step: Callable[[], object], device: torch.device, folder: Path, name: str) -> str:
-    """Write a Chrome trace of three steps; the shares of each class of operators as a table."""
+    """Write a Chrome trace of three steps. Returns a table: the share of each class of operators."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)

@@ -1,4 +1,4 @@
-"""How fast it is here: `python -m benchmarks.throughput [config] [--ladder | --attention | --decode | --packing]`
+"""How fast is it here? `python -m benchmarks.throughput [config] [--ladder | --attention | --decode | --packing]`
 
     (none)        training steps of the config on random tokens: tokens/s, MFU, memory, and what auto chose;
                   --profile [DIR] writes a trace and says where the time goes
@@ -8,7 +8,8 @@
     --decode      tokens/s with and without each key-value cache, batch 1 and 16
     --packing     training on the config's data: rows filled with documents against one document a row
 
-The model is that of the config, or 6 layers x 256, 8 query / 2 key-value heads, without one. Prints Markdown tables.
+The model is the config's; without a config, it has 6 layers x 256, 8 query / 2 key-value heads. Prints Markdown tables.
+`python -m train.throughput` is the same command.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ LADDER_CONFIG = Path(__file__).parents[1] / "configs" / "demo.yaml"
 def main() -> int:
     arguments = parse_arguments()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that counts memory announces itself otherwise
-    run = run_config(arguments)
+    run, known = run_config(arguments)
     import torch
 
     from train.machine.allocator import keep_freed_memory
@@ -61,13 +62,15 @@ def main() -> int:
         train = run.train.model_copy(update={"device": arguments.device})
         run = run.model_copy(update={"train": train})
     print(f"{machine(device)}, torch {torch.__version__}")
+    if known:
+        print(f"vocabulary {run.model.vocab_size:,}: {known}")
     measure(arguments, run, device)
     return 0
 
 
 def measure(arguments: argparse.Namespace, run: RunConfig, device: torch.device) -> None:
-    """Import what the wanted mode needs, and run it."""
-    from train.machine.timing import CLOCKS
+    """Import what this mode needs, and run it."""
+    from benchmarks.timing import CLOCKS
 
     versus = arguments.versus == "transformers"
     if arguments.packing:
@@ -97,8 +100,9 @@ def measure(arguments: argparse.Namespace, run: RunConfig, device: torch.device)
         measure_training(run, arguments.seconds, folder, CLOCKS[arguments.clock])
 
 
-def run_config(arguments: argparse.Namespace) -> RunConfig:
-    """The config that was named, or that of the mode. Where no data is read, it has a vocabulary."""
+def run_config(arguments: argparse.Namespace) -> tuple[RunConfig, str]:
+    """The named config, or the default of the mode; and where its vocabulary is from, unless data is read for it."""
+    from train.budget import with_vocabulary
     from train.config import RunConfig, load_run_config
 
     path = arguments.config or (LADDER_CONFIG if arguments.ladder else None)
@@ -107,15 +111,15 @@ def run_config(arguments: argparse.Namespace) -> RunConfig:
             raise InputError("--packing reads the data of a config: name one, for example configs/demo.yaml")
         is_training = not (arguments.attention or arguments.decode)
         model = {**DEFAULT_MODEL, "qk_norm": False} if is_training else DEFAULT_MODEL  # as transformers' Llama
-        return RunConfig.model_validate({**DEFAULT_RUN, "model": model})
+        return RunConfig.model_validate({**DEFAULT_RUN, "model": model}), ""
     run = load_run_config(path, arguments.overrides)
     if arguments.packing or arguments.ladder or run.model.vocab_size:
-        return run
-    return run.model_copy(update={"model": run.model.model_copy(update={"vocab_size": 4096})})
+        return run, ""
+    return with_vocabulary(run)
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line; what does not go together ends the program with a line that says so."""
+    """The command line. Options that do not go together end the program with a line that says so."""
     parser = argparse.ArgumentParser(description="Measure speed and memory on this machine.")
     parser.add_argument("config", nargs="?", help="a YAML file; default: a 6 x 256 model")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example model.head_dim=64")
@@ -133,7 +137,7 @@ def parse_arguments() -> argparse.Namespace:
         "--clock",
         choices=["wall", "cpu"],
         default="wall",
-        help="cpu: this process's own time, for one thread beside other programs; not with --decode, --packing",
+        help="cpu: the time of this process alone, beside other programs; one thread; not with --decode, --packing",
     )
     parser.add_argument("--skip", nargs="+", default=[], metavar="RUNG", help="leave out, for example compile")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""How fast a config trains here: real steps on random tokens."""
+"""How fast does a config train here? Whole steps on random tokens."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.profile import profile_steps
+from benchmarks.timing import Clock, peak_bytes, synchronize
+from configs.tables import table
 from model import LanguageModel
-from train.budget import flops_per_token
+from model.counting import flops_per_token
 from train.config import RunConfig
 from train.machine.device import Device, resolve_device
 from train.machine.hardware import known_peak
-from train.machine.timing import Clock, peak_bytes, synchronize, table
 from train.optimizer import build_optimizers
-from train.run import micro_batch_rows
+from train.step_memory import micro_batch_rows
 
 DOCUMENT = 150  # tokens; about as long as a story, where documents are isolated
 COUNTED = 0.25  # share of the time after which steps count
@@ -39,7 +40,7 @@ class Shape:
     documents: bool
 
     def batches(self, device: torch.device) -> list[dict[str, Tensor | None]]:
-        """One step's micro-batches, always the same tokens."""
+        """The micro-batches of a step, always the same tokens."""
         torch.manual_seed(0)
         ids = torch.randint(0, self.vocabulary, (self.rows, self.length), device=device)
         begins = torch.rand(self.rows, self.length, device=device) < 1 / DOCUMENT
@@ -60,7 +61,7 @@ def make_step(
     autocast: Callable[[], AbstractContextManager],
     grad_clip: float,
 ) -> Step:
-    """Forward and backward of every micro-batch, clipping, and the optimizers' step. loss_of gives a mean."""
+    """Forward and backward of every micro-batch, clipping, and the optimizers' step. loss_of returns a mean."""
 
     def step() -> None:
         for batch in batches:
@@ -76,7 +77,7 @@ def make_step(
 
 
 def our_step(run: RunConfig, device: Device, shape: Shape, compiled: bool, adamw: bool = False) -> Ours:
-    """A step as training takes it, the model, its optimizers. adamw: that alone, fused, whatever the config says."""
+    """A step as training takes it, the model, its optimizers. adamw: fused AdamW, whatever the config says."""
     torch.manual_seed(run.seed)
     lm = LanguageModel(run.model).to(device.device).train()
     lm.set_attn_implementation(device.attention)
@@ -111,7 +112,7 @@ def shape_of(run: RunConfig, device: Device, documents: bool) -> Shape:
 
 
 def measure_training(run: RunConfig, seconds: float, profile: Path | None, clock: Clock) -> None:
-    """Print speed, share of the peak, memory and the choices of `auto`; or a profile of three steps."""
+    """Print speed, share of the peak, memory and what `auto` chose; with `profile`, where the time goes as well."""
     device = resolve_device(run)
     shape = shape_of(run, device, run.data.isolate_documents)
     compiled = device.device.type == "cuda" if device.compile == "auto" else device.compile
@@ -136,6 +137,7 @@ def measure_training(run: RunConfig, seconds: float, profile: Path | None, clock
         ["weights and optimizer state, MB", f"{lasting / 1e6:,.1f}"],
         ["a step's fullest moment, beyond them, MB", f"{peak / 1e6:,.1f}"],
         ["parameters", f"{lm.num_parameters():,}"],
+        ["vocabulary", f"{shape.vocabulary:,}"],
         ["rows a forward pass × length", f"{shape.at_once} × {shape.length}"],
     ]
     print(table(["", run.name], rows))
@@ -146,7 +148,7 @@ def measure_training(run: RunConfig, seconds: float, profile: Path | None, clock
 
 
 def seconds_of(step: Step, device: torch.device, clock: Clock) -> float:
-    """What one step takes, the GPU's work included."""
+    """Seconds of one step, the GPU's work included."""
     synchronize(device)
     before = clock()
     step()
@@ -155,7 +157,7 @@ def seconds_of(step: Step, device: torch.device, clock: Clock) -> float:
 
 
 def repeat(step: Step, seconds: float, device: torch.device, clock: Clock) -> list[float]:
-    """Seconds of each step; the first quarter of the time is for warming up. At least three steps."""
+    """Seconds of each step, at least three. The first quarter of the time warms up and does not count."""
     times: list[float] = []
     began = clock()
     while (spent := clock() - began) < seconds or len(times) < 3:

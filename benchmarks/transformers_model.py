@@ -1,4 +1,4 @@
-"""transformers beside us: its model of the same weights, and how fast that trains."""
+"""How fast is transformers? Its model with the same weights, trained beside ours."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.timing import Clock, alternate
 from benchmarks.training import Shape, Step, fused_adamw, make_step, our_step, seconds_of
 from configs.loader import InputError
+from configs.tables import table
 from model import LanguageModel, save
 from train.config import RunConfig
 from train.machine.device import Device, resolve_device
-from train.machine.timing import Clock, alternate, table
-from train.run import micro_batch_rows
+from train.step_memory import micro_batch_rows
 
 
 def in_transformers(lm: LanguageModel, **options: Any) -> Any:
-    """transformers' model of identical weights, read from the directory that Headlight saves.
+    """transformers' model with identical weights, read from the directory that Headlight saves.
 
-    options: of `from_pretrained`. Raises InputError without that package.
+    options: of `from_pretrained`. Raises InputError if the package is not installed.
     """
     try:
         from transformers import AutoModelForCausalLM
@@ -36,7 +37,7 @@ def in_transformers(lm: LanguageModel, **options: Any) -> Any:
 
 
 def compare_training(run: RunConfig, rounds: int, skip: list[str], clock: Clock) -> None:
-    """Print ours and theirs, compiled and not, alternating: the same architecture, rows, AdamW and precision."""
+    """Print ours and theirs, plain and compiled, taking turns: the same architecture, rows, AdamW and precision."""
     device = resolve_device(run.model_copy(update={"data": run.data.model_copy(update={"isolate_documents": False})}))
     rows = micro_batch_rows(run, device)
     shape = Shape(rows, rows, run.data.sequence_length, run.model.vocab_size or 0, documents=False)
@@ -63,7 +64,7 @@ def compare_training(run: RunConfig, rounds: int, skip: list[str], clock: Clock)
 
 
 def their_step(lm: LanguageModel, run: RunConfig, device: Device, shape: Shape, compiled: bool) -> Step:
-    """The same step with transformers' model of the same weights, fused AdamW and its own loss."""
+    """The same step with transformers' model, fused AdamW and its own loss."""
     other = in_transformers(lm, attn_implementation="sdpa").to(device.device).train()
     other.config.use_cache = False
     forward = torch.compile(other, dynamic=False) if compiled else other

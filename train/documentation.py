@@ -106,8 +106,11 @@ def _identity_of_train() -> list[str]:
 
 
 def _introduction(model: type[BaseModel]) -> str:
-    """The first paragraph of the model's docstring, which is also its description in the schema."""
-    return " ".join(inspect.cleandoc(model.__doc__ or "").split("\n\n")[0].split())
+    return _first_paragraph(inspect.cleandoc(model.__doc__ or ""))
+
+
+def _first_paragraph(text: str) -> str:
+    return " ".join(text.split("\n\n")[0].split())
 
 
 def _table(model: type[BaseModel], prefix: str, base: dict[str, Any]) -> Iterator[str]:
@@ -243,8 +246,10 @@ def json_schema() -> str:
     """The JSON Schema of a YAML config, for editors. What a file extends may hold the rest, so no key is required."""
     schema = RunConfig.model_json_schema()
     schema["properties"]["extends"] = {"type": "string", "description": "Another YAML file that this one changes."}
-    for section in (FilesSource, HubSource, MixSource, RopeScaling):
-        schema["$defs"][section.__name__].pop("required")
+    for section in schema["$defs"].values():
+        section["description"] = _first_paragraph(section["description"])
+    for model in (FilesSource, HubSource, MixSource, RopeScaling):
+        schema["$defs"][model.__name__].pop("required")
     source = schema["$defs"]["DataConfig"]["properties"]["source"]
     source["anyOf"] = source.pop("oneOf")  # without its kind, a part of a source may be of several
     del source["discriminator"]

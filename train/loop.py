@@ -55,7 +55,7 @@ def train(run: Run) -> int:
 
 def _train_until_stopped(run: Run, stopped: Signal) -> int:
     try:
-        run.state.forward = wrap(_compiled(run, stopped), run.world, run.device.device)
+        run.state.forward = wrap(compiled(run, stopped), run.world, run.device.device)
         _train(run, stopped)
         return 0
     except Stopped as stop:
@@ -231,16 +231,6 @@ def save(run: Run, needed: bool) -> None:
         if needed:
             raise InputError(str(error)) from None
         run.tracker.say(f"warning: {error}; training goes on")
-
-
-def _compiled(run: Run, stopped: Signal) -> torch.nn.Module:
-    """The model, compiled where that pays. Ctrl-C also ends the compiler's processes: then it is a stop, no failure."""
-    try:
-        return compiled(run)
-    except InputError:
-        if number := stopped():
-            raise Stopped(number) from None
-        raise
 
 
 def _due(step: int, every: int) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from train.budget import flops_per_token
+from model.counting import flops_per_token
 from train.config import RunConfig
 from train.machine.device import Device
 from train.machine.distributed import whole

@@ -22,9 +22,8 @@ from train.optimizer import build_optimizers
 from train.saving import run_directory
 from train.saving.checkpoint import TrainerState, load_checkpoint
 from train.saving.run_directory import Start
+from train.step_memory import micro_batch_rows
 from train.tracking import Tracker
-
-AUTO_MICRO_TOKENS = {"cpu": 8192, "cuda": 65536, "mps": 16384}
 
 
 @dataclass
@@ -161,24 +160,3 @@ def _rows_at_a_time(config: RunConfig, device: Device, world: World, state: RunS
     if config.train.micro_batch_size == "auto" and (resolved.get("device"), resolved.get("world_size")) == here:
         return resolved["micro_batch_size"]
     return micro_batch_rows(config, device, world.size)
-
-
-def micro_batch_rows(config: RunConfig, device: Device, world_size: int = 1) -> int:
-    """Rows of data.sequence_length in one forward pass of one process.
-
-    auto: the largest divisor of its rows of a step within a fixed number of tokens and, on a GPU, what fits by
-    train.budget's estimate.
-    """
-    rows, wanted = config.rows_per_step // world_size, config.train.micro_batch_size
-    if isinstance(wanted, int):
-        return min(wanted, rows)
-    kind = device.device.type
-    limit = max(1, AUTO_MICRO_TOKENS[kind] // config.data.sequence_length)
-    if kind == "cuda" and config.model.vocab_size:
-        from train.budget import largest_micro_batch
-        from train.machine.hardware import device_memory
-
-        if memory := device_memory(kind):
-            half = device.dtype.itemsize == 2
-            limit = min(limit, max(1, largest_micro_batch(config, memory[0], half=half, device=kind)))
-    return max(n for n in range(1, rows + 1) if rows % n == 0 and n <= limit)

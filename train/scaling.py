@@ -1,18 +1,21 @@
-"""What bigger models would need, for docs/scaling_out.md: `python -m train.scaling` prints its tables.
+"""What would bigger models need? `python -m train.scaling` prints the tables of docs/scaling_out.md.
 
-Estimates from train.budget's formulas, with the assumptions that the page names; NOTHING HERE WAS MEASURED ON A GPU.
+These are estimates, with the assumptions that the page names. NOTHING HERE WAS MEASURED ON A GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from functools import cache
 from pathlib import Path
 
 from configs.loader import exit_on_bad_input
-from train.budget import flops_per_token, parameter_count_by_part, step_memory
+from configs.tables import table
+from model.counting import flops_per_token, parameter_counts
 from train.config import RunConfig, load_run_config
 from train.machine.hardware import PEAK_TFLOPS
+from train.step_memory import StepMemory, step_memory
 
 BASE = Path(__file__).resolve().parents[1] / "configs" / "124m.yaml"
 ROWS = 4  # of a micro-batch of one process
@@ -30,68 +33,67 @@ SHAPES = {  # what the command line of train.budget or train.pretrain adds to co
 
 
 def configured(name: str) -> RunConfig:
-    """The run of a shape, with its vocabulary filled in as the tokenizer would."""
+    """The run of a shape, with the vocabulary that its tokenizer will have."""
     run = load_run_config(BASE, SHAPES[name])
     return run.model_copy(update={"model": run.model.model_copy(update={"vocab_size": run.data.tokenizer.vocab_size})})
 
 
-def memory_per_process(run: RunConfig, rows: int, processes: int) -> dict[str, float]:
-    """Bytes that one of `processes` GPUs needs for a step in bf16, under `ddp` and `fsdp2`, without accumulation.
+@cache
+def one_gpu(name: str) -> StepMemory:
+    """Of a shape, in bf16, ROWS rows at a time."""
+    return step_memory(configured(name), ROWS, half=True, device="cuda")
 
-    ddp: what one GPU alone needs. fsdp2: weights, gradients and optimizer state divided by the processes; besides,
-    in bf16, embedding and head, which stay gathered, and two layers at a time; and before they are shared out, the
-    gradients of embedding and head, and of one layer, in bf16 and float32.
+
+def fsdp2_bytes(name: str, processes: int) -> float:
+    """Bytes that one of `processes` GPUs needs for a step under fsdp2, without accumulation.
+
+    Weights, gradients and optimizer state are divided by the processes. Besides, in bf16: embedding and head, which
+    stay gathered, and two layers at a time. And before they are divided: the gradients of embedding and head, and of
+    one layer, in bf16 and float32.
     """
-    parts = step_memory(run, rows, half=True, device="cuda")
-    count = parameter_count_by_part(run.model)
-    lasting = sum(parts[name] for name in ("weights", "gradients", "optimizer state"))
+    config, parts = configured(name).model, one_gpu(name)
+    count = parameter_counts(config)
+    lasting = parts.weights + parts.gradients + parts.optimizer_state
     ends = count["embedding"] + count["head"]
-    layer = (count["attention"] + count["feed-forward"]) / run.model.num_hidden_layers
+    layer = (count["attention"] + count["feed_forward"]) / config.num_hidden_layers
     gathered = 2 * (ends + 2 * layer) + (2 + 4) * (ends + layer)
-    passes = parts["activations"] + parts["loss"] + gathered
-    step = parts["instead of these three, Muon's step"]  # every process orthogonalises whole matrices
-    return {"ddp": parts["at the fullest moment"], "fsdp2": lasting / processes + max(passes, step)}
+    passes, update = parts.passes - lasting + gathered, parts.update - lasting  # every process updates whole matrices
+    return lasting / processes + max(passes, update)
 
 
 def hours(run: RunConfig, gpu: str, processes: int) -> float:
     """Of training on TOKENS_PER_PARAMETER tokens a parameter, at MFU of the peak, evaluations not counted."""
-    tokens = TOKENS_PER_PARAMETER * parameter_count_by_part(run.model)["total"]
-    return (
-        tokens
-        * flops_per_token(run.model, run.data.sequence_length)
-        / (processes * PEAK_TFLOPS[gpu] * 1e12 * MFU)
-        / 3600
-    )
+    flops = _tokens(run) * flops_per_token(run.model, run.data.sequence_length)
+    return flops / (processes * PEAK_TFLOPS[gpu] * 1e12 * MFU) / 3600
 
 
-def memory_table() -> list[str]:
-    """GB that a GPU must hold for a step of ROWS rows, a line each model; docs/scaling_out.md shows it."""
-    heading = f"| | parameters | tokens a row | activations and loss of {ROWS} rows | one GPU, or ddp |"
-    lines = [heading + "".join(f" fsdp2, {n} GPUs |" for n in PROCESSES), "|---|" + "---:|" * (4 + len(PROCESSES))]
+def _tokens(run: RunConfig) -> int:
+    return TOKENS_PER_PARAMETER * parameter_counts(run.model)["total"]
+
+
+def memory_table() -> str:
+    """GB that a GPU must hold for a step of ROWS rows."""
+    columns = ["parameters", "tokens a row", f"passes of {ROWS} rows", "one GPU, or ddp"]
+    lines = []
+    for name in SHAPES:
+        run, parts = configured(name), one_gpu(name)
+        passes = parts.passes - parts.weights - parts.gradients - parts.optimizer_state
+        sizes = [passes, parts.fullest, *(fsdp2_bytes(name, n) for n in PROCESSES)]
+        total = f"{parameter_counts(run.model)['total'] / 1e6:,.0f} M"
+        lines.append([f"`{name}`", total, f"{run.data.sequence_length:,}", *(f"{size / 1e9:.1f} GB" for size in sizes)])
+    return table(["", *columns, *(f"fsdp2, {n} GPUs" for n in PROCESSES)], lines)
+
+
+def time_table() -> str:
+    """Hours of a whole training run."""
+    names = [f"{count} × {gpu.split(' 80GB')[0].split('-')[0]}" for gpu, count in MACHINES]
+    lines = []
     for name in SHAPES:
         run = configured(name)
-        parts = step_memory(run, ROWS, half=True, device="cuda")
-        needs = [memory_per_process(run, ROWS, n) for n in PROCESSES]
-        sizes = [parts["activations"] + parts["loss"], needs[0]["ddp"], *(need["fsdp2"] for need in needs)]
-        total = f"{parameter_count_by_part(run.model)['total'] / 1e6:,.0f} M"
-        length = run.data.sequence_length
-        lines.append(
-            f"| `{name}` | {total} | {length:,} | " + " | ".join(f"{size / 1e9:.1f} GB" for size in sizes) + " |"
-        )
-    return lines
-
-
-def time_table() -> list[str]:
-    names = " | ".join(f"{count} × {gpu.split(' 80GB')[0].split('-')[0]}" for gpu, count in MACHINES)
-    lines = [f"| | tokens | FLOP a token | FLOP in all | {names} |", "|---|" + "---:|" * (3 + len(MACHINES))]
-    for name in SHAPES:
-        run = configured(name)
-        tokens = TOKENS_PER_PARAMETER * parameter_count_by_part(run.model)["total"]
         each = flops_per_token(run.model, run.data.sequence_length)
-        cells = [f"{tokens / 1e9:.1f} billion", f"{each / 1e9:.2f} G", f"{tokens * each:.1e}"]
-        cells += [_duration(hours(run, gpu, count)) for gpu, count in MACHINES]
-        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
-    return lines
+        figures = [f"{_tokens(run) / 1e9:.1f} billion", f"{each / 1e9:.2f} G", f"{_tokens(run) * each:.1e}"]
+        lines.append([f"`{name}`", *figures, *(_duration(hours(run, gpu, count)) for gpu, count in MACHINES)])
+    return table(["", "tokens", "FLOP a token", "FLOP in all", *names], lines)
 
 
 def _duration(in_hours: float) -> str:
@@ -101,7 +103,7 @@ def _duration(in_hours: float) -> str:
 def main() -> int:
     argparse.ArgumentParser(description="Print the tables of docs/scaling_out.md.").parse_args()
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
-    print("\n".join([*memory_table(), "", *time_table()]))
+    print(memory_table(), time_table(), sep="\n\n")
     return 0
 
 

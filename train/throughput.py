@@ -1,4 +1,4 @@
-"""`python -m train.throughput …` is `python -m benchmarks.throughput …`, under the name it had before."""
+"""`python -m train.throughput …` is the command `python -m benchmarks.throughput …` under its other name."""
 
 import runpy
 

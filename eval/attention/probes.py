@@ -37,7 +37,7 @@ STORIES, CANDIDATES = 4, 24  # few and short: they are read at every evaluation
 PACKED_ROWS, PACKED_DOCUMENTS, PACKED_TOKENS = 2, 3, 16
 LONGEST = 256  # tokens of any probe; its maps grow with the square
 SCAN = 1 << 17  # held-out tokens that are looked through
-BUILT_IN = ("repeated_2", "repeated_4", "songs", "stories", "packed")
+BUILT_IN_PROBES = ("repeated_2", "repeated_4", "songs", "stories", "packed")
 
 Pairs = list[tuple[int, list[int]]]  # query position, key positions
 Offsets = Sequence[tuple[int, int]]
@@ -102,7 +102,7 @@ class ProbeFile(BaseModel):
     def _check_names(cls, texts: list[ProbeText]) -> list[ProbeText]:
         names = [one.name for one in texts]
         for name in names:
-            if name in BUILT_IN or names.count(name) > 1:
+            if name in BUILT_IN_PROBES or names.count(name) > 1:
                 raise ValueError(f"texts: the name {name} is taken: give each text a name of its own")
         return texts
 

@@ -77,19 +77,19 @@ def test_a_checkpoint_from_before_the_first_step_is_a_start(tmp_path):
     assert all(torch.equal(tensor, expected[name]) for name, tensor in other.lm.state_dict().items())
 
 
-def freeze(run: Training) -> dict[str, torch.Tensor]:
-    """Freeze the embeddings and the first layer; their weights, and an optimizer for the others only."""
-    frozen = [*run.lm.model.embed_tokens.parameters(), *run.lm.model.layers[0].parameters()]
-    for parameter in frozen:
-        parameter.requires_grad_(False)
-    run.optimizers = [torch.optim.AdamW([p for p in run.lm.parameters() if p.requires_grad], lr=1e-2)]
+def freeze(run: Training, optimizer: str) -> dict[str, torch.Tensor]:
+    """Freeze the embeddings and the first layer; returns their weights."""
+    for part in (run.lm.model.embed_tokens, run.lm.model.layers[0]):
+        part.requires_grad_(False)
+    run.optimizers = OPTIMIZERS[optimizer](run.lm)
     return {name: p.clone() for name, p in run.lm.named_parameters() if not p.requires_grad}
 
 
-def test_with_frozen_parameters_it_goes_on_exactly_and_they_stay_as_they_are(tmp_path):
-    whole, resumed = training("adamw"), training("adamw", seed=1)
-    before = freeze(whole)
-    freeze(resumed)
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"], ids=["left out of the optimizers", "held by the optimizer"])
+def test_with_frozen_parameters_it_goes_on_exactly_and_they_stay_as_they_are(optimizer, tmp_path):
+    whole, resumed = training(), training(seed=1)
+    before = freeze(whole, optimizer)
+    freeze(resumed, optimizer)
     assert {name.split(".")[1] for name in before} == {"embed_tokens", "layers"}
     whole.steps(3)
     directory = whole.save(tmp_path)
@@ -98,19 +98,20 @@ def test_with_frozen_parameters_it_goes_on_exactly_and_they_stay_as_they_are(tmp
     for (name, ours), theirs in zip(resumed.lm.named_parameters(), whole.lm.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
         assert torch.equal(ours, before[name]) if name in before else ours.requires_grad, name
-    assert_same_state(resumed.optimizers[0], whole.optimizers[0])
+    for ours, theirs in zip(resumed.optimizers, whole.optimizers, strict=True):
+        assert_same_state(ours, theirs)
     held = {name.split(".", 1)[1].rsplit(".", 1)[0] for name in load_file(directory / OPTIMIZER) if name[:4] != "rng."}
     assert held == {name for name, p in whole.lm.named_parameters() if p.requires_grad}
     assert before.keys() <= load_file(directory / "model.safetensors").keys()
 
 
 def test_what_is_trained_may_not_change_in_the_middle_of_a_run(tmp_path):
-    run, other = training("adamw"), training("adamw")
-    freeze(run)
+    run, other = training(), training()
+    freeze(run, "muon")
     for each in (run, other):
         each.steps(1)
-    with pytest.raises(InputError, match=r"adamw.model.embed_tokens.weight.exp_avg is missing"):
-        training("adamw").load(run.save(tmp_path / "frozen"))
+    with pytest.raises(InputError, match=r"muon.model.layers.0.self_attn.q_proj.weight.momentum_buffer is missing"):
+        training().load(run.save(tmp_path / "frozen"))
     with pytest.raises(InputError, match=r"adamw.model.embed_tokens.weight.exp_avg is not part of this run"):
         run.load(other.save(tmp_path / "all"))
 

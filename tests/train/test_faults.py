@@ -181,9 +181,9 @@ def test_a_line_that_was_cut_off_in_the_middle_of_the_figures_is_left_out(tmp_pa
 def test_memory_that_runs_out_while_it_is_tried_whether_to_compile_is_halved_too(tmp_path, monkeypatch):
     compiled = train.loop.compiled
 
-    def hooked(run):
+    def hooked(run, stopped):
         too_large(2)(run)
-        return compiled(run)
+        return compiled(run, stopped)
 
     monkeypatch.setattr(train.loop, "compiled", hooked)
     done = pretrain(write_config(tmp_path))
@@ -194,9 +194,9 @@ def test_memory_that_runs_out_while_it_is_tried_whether_to_compile_is_halved_too
 def test_a_validation_for_which_memory_does_not_suffice_is_made_in_smaller_parts(tmp_path, monkeypatch):
     compiled = train.loop.compiled
 
-    def hooked(run):
+    def hooked(run, stopped):
         run.lm.register_forward_pre_hook(check, with_kwargs=True)
-        return compiled(run)
+        return compiled(run, stopped)
 
     def check(module, inputs, options):
         if options.get("labels") is not None and len(options["input_ids"]) > 2:

@@ -93,6 +93,26 @@ def test_a_resumed_run_needs_its_source_no_more(trained, here):
     assert "validation loss" in pretrain(config).stdout  # and a finished one prints its result
 
 
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", *(pytest.param(a, marks=SLOW) for a in ("llama", "ministral"))])
+def test_a_directory_that_transformers_saved_is_a_start_as_well(trained, here, architecture):
+    windows = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+    model = MHA | {"qk_norm": architecture == "qwen3"} | (windows if architecture == "ministral" else {})
+    config = write_config(here, name="ours", model=model, train={"max_steps": 2}, eval={"every": 2})
+    pretrain(config)
+    ours, theirs = here / "runs/ours/checkpoints/step_00000002", here / "theirs"
+    AutoModelForCausalLM.from_pretrained(ours).save_pretrained(theirs)
+    AutoTokenizer.from_pretrained(ours).save_pretrained(theirs)
+    assert json.loads((theirs / "config.json").read_text())["model_type"] == architecture
+    assert "transformers_version" in (theirs / "config.json").read_text()
+    pretrain(config, "name=from_ours", f"init_from={ours}")
+    pretrain(config, "name=from_theirs", f"init_from={theirs}")
+    assert metrics(here / "runs/from_theirs") == metrics(here / "runs/from_ours")
+    assert losses(here / "runs/from_theirs", "val")[0] == losses(here / "runs/ours", "val")[-1]
+
+
 def test_where_it_started_is_part_of_a_runs_identity(trained, here):
     config = write_config(here, name="gqa", model=GQA, init_from=str(here / "converted"), train={"max_steps": 4})
     pretrain(config)

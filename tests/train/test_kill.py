@@ -219,6 +219,7 @@ def test_saving_the_same_step_again_never_leaves_a_moment_without_it(tmp_path):
     assert set(contents) == {"old", "new"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new_one", ["is not there yet", "is there"])
 def test_tidying_up_after_a_replacement_may_be_killed_as_well(new_one, tmp_path):
     first = tmp_path / "first"

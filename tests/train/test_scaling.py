@@ -1,4 +1,4 @@
-"""Estimates of bigger models: docs/scaling_out.md has what the formulas say, and these add up."""
+"""Estimates of bigger models: docs/scaling_out.md has the tables that the command prints, and the figures add up."""
 
 import re
 from pathlib import Path
@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 
 from tests.train.helpers import run_module
-from train.budget import step_memory
+from train import scaling
 from train.config import load_run_config
-from train.scaling import BASE, SHAPES, configured, hours, memory_per_process
+from train.scaling import BASE, SHAPES, configured, fsdp2_bytes, hours
+from train.step_memory import StepMemory
 
 REMEDY = "put what `python -m train.scaling` prints between the marks"
 
 
+@pytest.mark.slow
 def test_the_page_has_the_tables_that_the_command_prints():
     page = Path("docs/scaling_out.md").read_text(encoding="utf-8")
     found = re.search(r"<!-- python -m train.scaling -->\n(.*?)<!-- end -->", page, re.DOTALL)
@@ -21,16 +23,13 @@ def test_the_page_has_the_tables_that_the_command_prints():
     assert found[1].strip() == done.stdout.strip(), REMEDY
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_ddp_is_the_budget_of_one_gpu_and_fsdp2_saves_the_lasting_parts_alone(name):
-    run = configured(name)
-    parts = step_memory(run, 4, half=True, device="cuda")
-    assert memory_per_process(run, 4, 8)["ddp"] == parts["at the fullest moment"]
-    lasting = parts["weights"] + parts["gradients"] + parts["optimizer state"]
-    needs = [memory_per_process(run, 4, n)["fsdp2"] for n in (1, 2, 4, 1_000_000)]
-    assert needs[0] - needs[1] == pytest.approx(lasting / 2)
-    assert needs[1] - needs[2] == pytest.approx(lasting / 4)
-    assert needs[3] > parts["activations"]  # which nobody shares
+def test_fsdp2_divides_what_lasts_and_nothing_else(monkeypatch):
+    parts = StepMemory(400, 400, 800, activations=10**12, passes=10**12 + 1600, update=2000)
+    monkeypatch.setattr(scaling, "one_gpu", lambda name: parts)
+    needs = [fsdp2_bytes("124m", n) for n in (1, 2, 4, 1_000_000)]
+    assert needs[0] - needs[1] == pytest.approx(1600 / 2)
+    assert needs[1] - needs[2] == pytest.approx(1600 / 4)
+    assert needs[3] > parts.activations
 
 
 def test_twice_the_gpus_take_half_the_time_and_every_shape_can_be_trained():

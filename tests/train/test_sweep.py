@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from model.counting import parameter_counts
 from tests.train.helpers import REPOSITORY, metrics, pretrain, write_config
-from train.budget import parameter_count_by_part, with_vocabulary
+from train.budget import with_vocabulary
 from train.config import load_run_config
 from train.sweep import __main__ as sweep
 from train.sweep.plan import plan, split_values
@@ -231,7 +232,7 @@ def test_control_c_reaches_every_process_of_a_sweep_at_once(tmp_path):
 
 def parameters(name: str) -> int:
     run, _ = with_vocabulary(load_run_config(f"configs/{name}.yaml"))
-    return parameter_count_by_part(run.model)["total"]
+    return parameter_counts(run.model)["total"]
 
 
 @pytest.mark.parametrize(

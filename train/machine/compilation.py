@@ -1,4 +1,4 @@
-"""torch.compile where it pays: a compiled step is quicker, but compiling takes a minute first."""
+"""Should this run use torch.compile? A compiled step is quicker, but compiling takes a minute first."""
 
 from __future__ import annotations
 
@@ -6,23 +6,30 @@ import importlib.util
 import os
 import shutil
 import time
+from collections.abc import Callable
+from statistics import median
 
 import torch
 from torch import nn
 
 from configs.loader import InputError
+from data.batches import Batch
 from train.machine.device import resolve_attention
 from train.machine.memory import random_state, set_random_state, within_memory
-from train.machine.timing import synchronize
+from train.machine.timing import timed
 from train.run import Run
 
 # minutes of plain training that a run must still have before it, so that compiling pays: it costs about one minute,
 # and saves a tenth of the rest on a CPU and a third on a GPU (EXPERIMENTS.md)
 PAYS_AFTER_MINUTES = {"cpu": 15.0, "cuda": 4.0}
+TRIALS, TRIAL_S = 6, 3.0  # at most so many trial steps, or as many as fit into this time
 
 
-def compiled(run: Run) -> nn.Module:
-    """The model as training calls it, compiled or not; says which, and remembers it for when the run goes on."""
+def compiled(run: Run, stopped: Callable[[], int] = lambda: 0) -> nn.Module:
+    """The model as training calls it, compiled or not; says which, and remembers it for when the run goes on.
+
+    stopped: the signal that asked the run to stop, or 0. Ctrl-C reaches the compiler too, and that is no fault of it.
+    """
     wanted, why = run.device.compile, ""
     if wanted == "auto":
         wanted, why = _decide(run)
@@ -31,28 +38,29 @@ def compiled(run: Run) -> nn.Module:
             attention, _ = resolve_attention(run.config, run.device.device.type, run.device.precision, compiled=False)
             run.lm.set_attn_implementation(attention)
             run.state.resolved["attention"] = attention
-    model: nn.Module = run.lm
-    if wanted:
-        model = _compile(run)
-    run.state.resolved["compile"] = model is not run.lm
+    model: nn.Module = _compile(run, stopped) if wanted else run.lm
+    run.state.resolved["compile"] = bool(wanted) if stopped() else model is not run.lm
     return model
 
 
 def _decide(run: Run) -> tuple[bool, str]:
-    """Whether compiling pays, and why: from what is left of the run, timed on one micro-batch."""
+    """Whether compiling pays, and why: from what is left of the run, after a few trial steps."""
     kind = run.device.device.type
     if problem := _cannot_compile(kind):
         return False, f"auto: {problem}"
+    pays_after = PAYS_AFTER_MINUTES[kind]
     limit = run.config.train.max_minutes
     if limit is not None:
-        minutes = limit - run.state.seconds / 60
+        minutes = quiet = run.world.first(lambda: limit - run.state.seconds / 60)
+        shown = f"{minutes:.1f} minutes are left"
     else:
         assert run.config.max_steps is not None
-        seconds = _seconds_of_a_step(run)
-        minutes = run.world.first(lambda: seconds) * (run.config.max_steps - run.state.step) / 60
-    pays_after = PAYS_AFTER_MINUTES[kind]
-    pays = minutes > pays_after
-    return pays, f"auto: about {minutes:.1f} minutes of training; it pays from about {pays_after:g} on"
+        steps = run.config.max_steps - run.state.step
+        minutes, quiet = (steps * seconds / 60 for seconds in seconds_of_a_step(run, steps))
+        shown = f"about {minutes:.1f} minutes of training steps, evaluations and checkpoints not counted"
+        if quiet < 0.7 * minutes:
+            shown += f"; {quiet:.1f} if other programs leave the cores alone"
+    return quiet > pays_after, f"auto: {shown}; compiling pays from about {pays_after:g} minutes on"
 
 
 def _cannot_compile(kind: str) -> str:
@@ -65,30 +73,58 @@ def _cannot_compile(kind: str) -> str:
     return ""
 
 
-def _seconds_of_a_step(run: Run) -> float:
-    """Forward and backward of a step's micro-batches, from the quickest of several; nothing is changed by it.
+def seconds_of_a_step(run: Run, steps: int) -> tuple[float, float]:
+    """(as long as you wait now, as long as each thread computes) of a whole training step; nothing is changed by it.
 
-    The quickest, since a busy moment only ever makes one slower; at most six, or as many as fit into three seconds.
+    Medians of a few trials, the first of which does not count. If that one shows that `steps` steps are far too few for
+    compiling to pay, it is the only one. The first process's clock decides how many, because all must take part.
     """
-    seconds: list[float] = []
-    while len(seconds) < 2 or (len(seconds) < 6 and sum(seconds) < 3):
-        synchronize(run.device.device)
-        before = time.perf_counter()
-        within_memory(run, lambda: _try_out(run, run.lm))
-        synchronize(run.device.device)
-        seconds.append(time.perf_counter() - before)
-    return min(seconds) * run.source.rows_per_batch / run.world.size / run.state.micro_rows
+    found: list[tuple[float, float]] = []
+    while len(found) < 3 or (len(found) < TRIALS and sum(wall for wall, _ in found) < TRIAL_S):
+        wall, quiet = within_memory(run, lambda: _trial(run))
+        found.append(run.world.first(lambda: (wall, quiet)))  # noqa: B023  it is called at once
+        if found[0][0] * steps / 60 < PAYS_AFTER_MINUTES[run.device.device.type] / 10:
+            return found[0]
+    walls, quiets = zip(*found[1:], strict=True)
+    return median(walls), median(quiets)
 
 
-def _compile(run: Run) -> nn.Module:
-    """The compiled model, tried out on one micro-batch. Where `auto` chose it and it fails, the plain model."""
+def _trial(run: Run) -> tuple[float, float]:
+    """A step, of which only the first micro-batch is computed and counts for all. The update moves nothing."""
+    number, device = run.source.rows_per_batch / run.world.size / run.state.micro_rows, run.device.device
+    try:
+        batch = timed(lambda: run.source.batch(0, run.lm), device)
+        micro_batch = _micro_batch(run)
+        passes = timed(lambda: _forward_backward(run, run.lm, micro_batch), device)
+        update = timed(lambda: _update_nothing(run), device)
+    finally:
+        run.forget_gradients()
+    wall, quiet = (b + number * p + u for b, p, u in zip(batch, passes, update, strict=True))
+    return wall, quiet
+
+
+def _update_nothing(run: Run) -> None:
+    """Clip, and take a step that `found_inf` gates off: the optimizers compute it and leave everything as it is."""
+    nn.utils.clip_grad_norm_(run.lm.parameters(), run.config.train.grad_clip or float("inf"))
+    for optimizer in run.optimizers:
+        optimizer.found_inf = torch.ones((), device=run.device.device)  # type: ignore[attr-defined]
+        optimizer.step()
+        del optimizer.found_inf  # type: ignore[attr-defined]
+
+
+def _compile(run: Run, stopped: Callable[[], int]) -> nn.Module:
+    """The compiled model, tried on one micro-batch. Where `auto` chose it and it fails, the plain model."""
     model: nn.Module = torch.compile(run.lm, dynamic=False)  # type: ignore[assignment]
+    run.tracker.say("compiling, about a minute …")
     before = time.perf_counter()
     try:
-        within_memory(run, lambda: _try_out(run, model))
+        with run.tracker.doing("compiling"):
+            within_memory(run, lambda: _forward_backward(run, model, _micro_batch(run)))
     except InputError:
         raise
     except Exception as error:
+        if stopped():
+            return run.lm
         problem = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
         if run.config.train.compile is True:
             raise InputError(
@@ -96,19 +132,23 @@ def _compile(run: Run) -> nn.Module:
             ) from None
         run.tracker.say(f"compile is off: it failed here ({problem})")
         return run.lm
+    finally:
+        run.forget_gradients()
     run.tracker.say(f"compiled in {time.perf_counter() - before:.0f} s")
     return model
 
 
-def _try_out(run: Run, model: nn.Module) -> None:
-    """Forward and backward on one micro-batch; the random state and the gradients are left as they were."""
+def _micro_batch(run: Run) -> Batch:
+    return run.source.batch(0, run.lm).split(run.state.micro_rows)[0].to(run.device.device)
+
+
+def _forward_backward(run: Run, model: nn.Module, batch: Batch) -> None:
+    """Forward and backward on one micro-batch; the random state is left as it was, the gradients are there."""
     before = random_state(run)
-    batch = run.source.batch(0, run.lm).split(run.state.micro_rows)[0].to(run.device.device)
     try:
         run.lm.train()
         with run.device.autocast():
             loss_sum, _ = run.objective.loss(model, batch)
         loss_sum.backward()
     finally:
-        run.forget_gradients()
         set_random_state(before)

@@ -200,6 +200,8 @@ def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimize
         expected = {"step", "exp_avg", "exp_avg_sq"} if isinstance(optimizer, torch.optim.AdamW) else set()
         expected = expected.union(*(keys for _, _, keys in states))  # of one kind, so all have the same
         for parameter, prefix, keys in states:
+            if not parameter.requires_grad and not keys:
+                continue  # frozen, and nevertheless given to the optimizer
             for key in sorted(expected - keys.keys()):
                 raise ValueError(f"{OPTIMIZER}: {prefix}{key} is missing")
             if not keys:
@@ -208,8 +210,9 @@ def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimize
                 _check_shape(name, tensors[name], parameter)
             left_over -= set(keys.values())
         saved = [{key: _as_held(tensors[name].clone(), p) for key, name in keys.items()} for p, _, keys in states]
+        state = {number: values for number, values in enumerate(saved) if values}
         # load_state_dict puts each tensor where the optimizer wants it: fused AdamW counts steps on the device
-        optimizer.load_state_dict(optimizer.state_dict() | {"state": dict(enumerate(saved))})
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
     for name in sorted(left_over):
         raise ValueError(f"{OPTIMIZER}: {name} is not part of this run")
 

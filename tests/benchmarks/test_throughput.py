@@ -3,19 +3,24 @@
 import dataclasses
 import itertools
 import json
+import runpy
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.ladder import Rung, WithAllLogits, rungs
 from benchmarks.profile import class_of
+from benchmarks.throughput import parse_arguments, run_config
+from benchmarks.timing import alternate, peak_bytes
 from benchmarks.training import Shape, our_loss
 from benchmarks.transformers_model import in_transformers, their_loss
 from configs.loader import InputError
+from data.prepare import prepare
 from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module, write_config
 from train.machine.device import Device
-from train.machine.timing import alternate, peak_bytes, table
 
 CPU = torch.device("cpu")
 
@@ -49,10 +54,6 @@ def test_the_peak_is_what_is_held_at_once():
         return second * 2  # 8 MB again
 
     assert peak_bytes(call, CPU) == pytest.approx(8e6, rel=0.01)
-
-
-def test_a_table_is_aligned_markdown():
-    assert table(["name", "x"], [["a", "1,000"]]) == "| name |     x |\n|------|-------|\n| a    | 1,000 |"
 
 
 @pytest.mark.slow
@@ -102,6 +103,13 @@ def test_bad_arguments_are_named(arguments, message, monkeypatch):
     assert message in done.stderr
 
 
+def test_train_throughput_is_the_same_command(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["throughput", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module("train.throughput", run_name="__main__")
+    assert "Measure speed and memory on this machine." in capsys.readouterr().out
+
+
 def test_packing_is_measured_on_the_data_of_a_config(tmp_path):
     text = "".join(json.dumps({"text": "word " * (1 + i % 9)}) + "\n" for i in range(400))
     (tmp_path / "short.jsonl").write_text(text)
@@ -133,12 +141,25 @@ def test_a_configs_training_steps_are_measured_and_profiled(tmp_path):
     rounded = 0.051  # ms are shown with one digit
     assert 256e3 / float(tokens_per_s.replace(",", "")) == pytest.approx(float(ms.replace(",", "")), abs=rounded)
     assert rows["MFU"] == ["unknown peak"]
-    assert int(rows["parameters"][0].replace(",", "")) > 100_000  # 4,096 ids, although the text has 256
+    assert rows["vocabulary"] == ["320"]  # of bytes, with the special tokens
     assert "* attention sdpa (auto: PyTorch picks its kernel" in done.stdout
     events = json.loads((tmp_path / "traces" / "tiny.trace.json").read_text())["traceEvents"]
     assert any(event.get("name") == "aten::mm" for event in events)
     shares = [float(cells[1].strip("%")) for cells in rows.values() if len(cells) == 3 and cells[1].endswith("%")]
     assert sum(shares) == pytest.approx(100, abs=4)
+
+
+def test_the_model_measured_has_the_vocabulary_of_the_prepared_data(tmp_path, monkeypatch):
+    """A text too small for the ids that it asks for; before it is prepared, the number is called an estimate."""
+    path = write_config(tmp_path, data={"tokenizer": {"kind": "bpe", "vocab_size": 1024}})
+    monkeypatch.setattr(sys, "argv", ["throughput", str(path)])
+    planned, known = run_config(parse_arguments())
+    assert planned.model.vocab_size == 1024
+    assert "an estimate" in known
+    prepared = prepare(planned.data, Path(planned.output_dir), show_progress=False)
+    measured, known = run_config(parse_arguments())
+    assert measured.model.vocab_size == prepared.tokenizer.vocab_size < 1024
+    assert "prepared data" in known
 
 
 @pytest.mark.parametrize(
@@ -204,7 +225,7 @@ def test_each_rung_changes_one_thing_and_keeps_the_rest():
         assert sum(getattr(below, f) != getattr(above, f) for f in fields) == 1, above.name
     assert ladder[-1] == Rung("+ muon", "bf16", True, "blocked", "muon", True, True, True)
     assert not any(rung.compiled for rung in rungs(cpu, ["compile"]))
-    with pytest.raises(InputError, match="--skip flash: there is no such rung here; there are bf16, compile"):
+    with pytest.raises(InputError, match="--skip flash: unknown rung: use bf16, compile"):
         rungs(cpu, ["flash"])
 
 

@@ -1,0 +1,99 @@
+"""`compile: auto` decides by the work that is left, on clocks that the tests move."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from tests.train.helpers import metrics, pretrain, write_config
+from train.machine import timing
+from train.optimizer import Muon
+
+
+class Clock:
+    """Moves by `each` at every look, and by hand."""
+
+    def __init__(self, each: float = 0.0):
+        self.now, self.each = 0.0, each
+
+    def __call__(self) -> float:
+        self.now += self.each
+        return self.now
+
+
+@pytest.fixture
+def clocks(monkeypatch):
+    def moved_by(wall, cpu):
+        monkeypatch.setitem(timing.CLOCKS, "wall", wall)
+        monkeypatch.setitem(timing.CLOCKS, "cpu", cpu)
+
+    return moved_by
+
+
+def plain(tmp_path, **train):
+    sections = {"train": {"max_steps": 12, "checkpoint_every": 0, **train}, "eval": {"every": 0}}
+    return write_config(tmp_path, **sections)
+
+
+def test_a_busy_machine_does_not_make_it_compile(tmp_path, clocks):
+    clocks(wall=Clock(each=1000), cpu=Clock(each=0.001))
+    said = pretrain(plain(tmp_path)).stdout
+    assert "compile off (auto: about " in said
+    assert "; 0.0 if other programs leave the cores alone; compiling pays from about 15 minutes on" in said
+
+
+def test_the_estimate_is_of_whole_steps(tmp_path, clocks, monkeypatch):
+    """Here time passes in the optimizer alone: a minute a step, and 12 steps."""
+    clock, step = Clock(), Muon.step
+
+    def slow(self, closure=None):
+        clock.now += 60
+        return step(self, closure)
+
+    monkeypatch.setattr(Muon, "step", slow)
+    clocks(wall=clock, cpu=clock)
+    said = pretrain(plain(tmp_path)).stdout
+    assert "about 12.0 minutes of training steps, evaluations and checkpoints not counted" in said
+
+
+def test_long_work_is_compiled_after_it_says_so_and_trying_changes_nothing(tmp_path, clocks, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda model, dynamic: model)
+    clocks(wall=Clock(each=1000), cpu=Clock(each=1000))
+    said = pretrain(plain(tmp_path, trace=True), "name=tried").stdout
+    assert "compile on (auto" in said
+    assert said.index("compiling") < said.index("compiled in")
+    pretrain(plain(tmp_path, trace=True), "name=plain", "train.compile=false")
+    tried, untried = (tmp_path / "runs" / name for name in ("tried", "plain"))
+    assert (tried / "trace.jsonl").read_text() == (untried / "trace.jsonl").read_text()
+    assert metrics(tried) == metrics(untried)
+
+
+def test_control_c_while_compiling_stops_the_run_and_is_no_failure(tmp_path, monkeypatch):
+    def interrupted(model, dynamic):
+        def forward(**batch):
+            os.kill(os.getpid(), signal.SIGINT)
+            raise RuntimeError("the compiler's process has ended")
+
+        return forward
+
+    monkeypatch.setattr(torch, "compile", interrupted)
+    done = pretrain(plain(tmp_path, compile=True), code=130)
+    assert "stopped at step 0" in done.stdout
+    assert "failed" not in done.stdout + done.stderr
+
+
+def test_a_compiler_that_fails_is_an_error_only_where_it_was_asked_for(tmp_path, clocks, monkeypatch):
+    def broken(model, dynamic):
+        def forward(**batch):
+            raise RuntimeError("no such instruction")
+
+        return forward
+
+    monkeypatch.setattr(torch, "compile", broken)
+    clocks(wall=Clock(each=1000), cpu=Clock(each=1000))
+    assert (
+        "torch.compile failed (RuntimeError: no such instruction)"
+        in pretrain(plain(tmp_path, compile=True), code=2).stderr
+    )
+    assert "compile is off: it failed here (RuntimeError: no such instruction)" in pretrain(plain(tmp_path)).stdout

@@ -343,7 +343,7 @@ def test_auto_takes_an_apple_gpu_and_says_that_nobody_tried_it(tmp_path, monkeyp
     assert resolve_device(config).device.type == "cuda"
 
 
-@pytest.mark.parametrize(("precision", "problem"), [("bf16", "not trained in on mps"), ("tf32", "CUDA's; on mps")])
+@pytest.mark.parametrize(("precision", "problem"), [("bf16", "does not train on mps"), ("tf32", "needs CUDA: on mps")])
 def test_an_apple_gpu_trains_in_float32_alone(tmp_path, monkeypatch, precision, problem):
     from configs.loader import InputError
 

@@ -70,7 +70,7 @@ def default_folder(runs: Sequence[PlannedRun]) -> Path:
 
 @dataclass
 class Sweep:
-    """The runs of a sweep, and how far they are. By name: finished, exit codes (failed), how long they took (seconds)."""
+    """The runs of a sweep, and how far they are. By name: finished, failed (exit codes), seconds (that a run took)."""
 
     config: str
     runs: list[PlannedRun]

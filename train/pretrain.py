@@ -60,7 +60,8 @@ def run(
             world.say(report.summary(config.directory))
             return 0
         device = resolve_device(config, start.state.resolved if start.state else None)
-        initial = find_initial_weights(config) if start.checkpoint is None else None
+        starts_from = config.init_from if start.checkpoint is None else None
+        initial = find_initial_weights(config, starts_from) if starts_from else None
 
         # 3. Text -> tokens -> rows.
         data = prepare(config.data, Path(config.output_dir))

@@ -1,9 +1,9 @@
-"""Conversations -> token ids, and which of them are trained on, decided together turn by turn.
+"""Conversations -> token ids, and which of them are trained on. Both are decided together, turn by turn.
 
     <|bos|><|im_start|>user⏎Hi!<|im_end|>⏎<|im_start|>assistant⏎Hello!<|im_end|>⏎
                                                                 ~~~~~~~~~~~~~~~~      trained on
 
-chat_template.jinja writes the same text for everyone who loads the model with transformers.
+chat_template.jinja writes the same text for whoever loads the model with transformers.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 from data.reading.records import Conversation, Message, checked_conversation
 from data.tokenizer import Tokenizer
 
-TRAINED, MAY_END = 1, 2  # flags of a token: it is a target; a conversation cut behind it consists of whole turns
+TRAINED, MAY_END = 1, 2  # flags of a token: it is a target; a conversation may be cut after it
 
 
 class Segment(NamedTuple):
-    """A piece of the rendered text that is encoded by itself. special: it is one special token; else it is plain text,
-    whatever it looks like. flags: those of all its tokens, but for MAY_END, which is on the last one only."""
+    """A piece of the rendered text that is encoded on its own. special: it is one special token; otherwise it is plain
+    text, whatever it looks like. flags: TRAINED holds for all its tokens, MAY_END only for the last one."""
 
     text: str
     special: bool
@@ -30,7 +30,7 @@ class Segment(NamedTuple):
 
 
 def segments(conversation: Conversation, bos_token: str = "<|bos|>") -> list[Segment]:
-    """A conversation, rendered. The texts, joined, are what chat_template.jinja writes."""
+    """A conversation, rendered. The joined texts are what chat_template.jinja writes."""
     pieces = [Segment(bos_token, True, 0)]
     for message in _with_tools_described(conversation):
         pieces += _turn(message)
@@ -38,7 +38,7 @@ def segments(conversation: Conversation, bos_token: str = "<|bos|>") -> list[Seg
 
 
 def _with_tools_described(conversation: Conversation) -> tuple[Message, ...]:
-    """The messages, the first of them a system message that ends with the list of tools, if there are tools."""
+    """The messages. If there are tools, the first one is a system message that ends with their list."""
     messages = conversation.messages
     if not conversation.tools:
         return messages
@@ -54,7 +54,7 @@ def _with_tools_described(conversation: Conversation) -> tuple[Message, ...]:
 def _turn(message: Message) -> Iterator[Segment]:
     yield Segment("<|im_start|>", True, 0)
     if message.role == "assistant":
-        yield Segment("assistant\n", False, 0)  # apart from the answer, as it is when the model answers
+        yield Segment("assistant\n", False, 0)  # a segment of its own, as it is when the model answers
         yield from _answer(message)
         yield Segment("<|im_end|>", True, TRAINED)
         yield Segment("\n", False, MAY_END)
@@ -71,11 +71,11 @@ def _turn(message: Message) -> Iterator[Segment]:
 
 
 def _answer(message: Message) -> Iterator[Segment]:
-    """What the assistant itself writes: thinking, text, calls of tools."""
+    """What the assistant itself writes: thinking, text, tool calls."""
     text = message.content
     if message.reasoning_content:
         yield Segment("<think>", True, TRAINED)
-        yield Segment("\n", False, TRAINED)  # apart from the thoughts, as it is behind a prompt that asks for them
+        yield Segment("\n", False, TRAINED)  # a segment of its own, as it is in a prompt that asks to think
         yield Segment(f"{message.reasoning_content}\n", False, TRAINED)
         yield Segment("</think>", True, TRAINED)
         text = f"\n\n{text}"
@@ -101,7 +101,7 @@ def _call_as_json(call: dict) -> str:
 def encode_conversations(
     tokenizer: Tokenizer, conversations: Sequence[Conversation]
 ) -> list[tuple[list[int], np.ndarray]]:
-    """(ids, flags) a conversation; flags is a uint8 array of TRAINED and MAY_END, one a token."""
+    """(ids, flags) of each conversation; flags is a uint8 array of TRAINED and MAY_END, one per token."""
     rendered = [segments(conversation, tokenizer.bos_token) for conversation in conversations]
     ids_of = _encode(tokenizer, rendered)
     result = []
@@ -123,8 +123,8 @@ def prompt_ids(
     tools: Sequence[dict] = (),
     enable_thinking: bool = False,
 ) -> list[int]:
-    """The ids of a conversation up to the point where the assistant answers (enable_thinking: begins to think).
-    They are the ids that precede the same answer in training. Raises BadRecord."""
+    """The ids of a conversation up to where the assistant answers (enable_thinking: begins to think). They are
+    exactly the ids that precede this answer in training. Raises BadRecord."""
     pieces = segments(checked_conversation(messages, tools), tokenizer.bos_token)
     pieces += [Segment("<|im_start|>", True, 0), Segment("assistant\n", False, 0)]
     if enable_thinking:
@@ -134,7 +134,7 @@ def prompt_ids(
 
 
 def _encode(tokenizer: Tokenizer, rendered: Sequence[list[Segment]]) -> dict[tuple[str, bool], list[int]]:
-    """The ids of every different segment, encoded once each, on all cores."""
+    """The ids of every distinct segment, each encoded once, on all cores."""
     different = {(piece.text, piece.special) for pieces in rendered for piece in pieces}
     plain = [text for text, special in different if not special]
     ids_of = {(text, False): ids for text, ids in zip(plain, tokenizer.encode_many(plain), strict=True)}

@@ -1,4 +1,4 @@
-"""A table of what an epoch of a prepared corpus is made of: lengths, padding, what is trained on, what was left out."""
+"""What is an epoch of a prepared corpus made of? Lengths, padding, what is trained on, what was left out."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ BARS, BAR_WIDTH = 8, 40  # of the histogram
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one epoch of a split is made of. lengths: (N,) tokens of each document as it was read; the rest are counts
-    of rows, of places in them, of documents that were cut or left out because they are longer than a row."""
+    """One epoch of a split. lengths: (N,) tokens of each document as it was read. The rest are counts: of rows, of
+    positions in them, and of documents that were cut or left out because they are longer than a row."""
 
     lengths: np.ndarray
     rows: int
     places: int
     padding: int
-    padding_alone: float  # share of the places, if each document began a row of its own
+    padding_alone: float  # share of the positions, if each document began a row of its own
     trained: int
     unknown: int | None  # tokens that stand for a character without an id; None where every character has one
     cut: int = 0
@@ -37,7 +37,7 @@ class Epoch:
 
 
 def measure(config: DataConfig, data: PreparedData, split: Split, rows: Rows) -> Epoch:
-    """Read through a split, a block at a time."""
+    """Read a split, one block at a time."""
     stream, length, counts = data.stream(split), config.sequence_length, data.manifest[split]
     starts = conversation_starts(stream, data.tokenizer.bos_id)
     sizes = np.diff(starts, append=len(stream))
@@ -55,7 +55,7 @@ def measure(config: DataConfig, data: PreparedData, split: Split, rows: Rows) ->
 
 
 def _lost(stream: TokenStream, starts: np.ndarray, sizes: np.ndarray, kept: np.ndarray) -> int:
-    """Trained tokens that are in no row, because what fits of their conversation ends before them."""
+    """Trained tokens that are in no row, because their conversation was cut before them."""
     ends = [(int(starts[i] + kept[i]), int(sizes[i] - kept[i])) for i in np.flatnonzero(kept < sizes)]
     return sum(int(np.count_nonzero(stream.read_flags(*end) & TRAINED)) for end in ends)
 
@@ -96,7 +96,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def histogram(lengths: np.ndarray) -> str:
-    """How many documents are how long: bars of equal width, or of doubling width where lengths differ a lot."""
+    """How many documents have which length: bins of equal width, or of doubling width where lengths differ a lot."""
     low, high = int(lengths.min()), int(lengths.max())
     if high < 8 * low:
         step = max(1, -(-(high - low + 1) // BARS))

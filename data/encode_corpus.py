@@ -20,7 +20,7 @@ from data.reading.records import Conversation
 from data.tokenizer import Tokenizer
 
 BATCH = 1 << 20  # characters encoded at a time, on all cores
-SAVE_SECONDS = 2.0  # between two notes of how far it is
+SAVE_SECONDS = 2.0  # between two notes of progress
 
 Writers = dict[Split, shards.SplitWriter]
 
@@ -33,9 +33,9 @@ def encode_corpus(
     already: int,
     show_progress: bool,
 ) -> None:
-    """Write the tokens of every document but the first `already` ones; the ledger counts all that is read.
+    """Write the tokens of every document but the first `already` ones. The ledger counts everything that is read.
 
-    How far it is, is noted every SAVE_SECONDS. The writers stay open. Raises InputError for what cannot be read.
+    Progress is noted every SAVE_SECONDS. The writers stay open. Raises InputError for text that cannot be read.
     """
     read, saved_at, stamps = 0, time.monotonic(), sources.stamps(config.source)
     batches = prefetched(_batches(sources.read(config, ledger), already))
@@ -57,7 +57,7 @@ def encode_corpus(
 
 
 def _batches(documents: Iterator[Document], already: int) -> Iterator[list[Document]]:
-    """Documents of about BATCH characters together, without those that are on disk already."""
+    """Documents in batches of about BATCH characters, without those that are on disk already."""
     batch: list[Document] = []
     size = 0
     for document in itertools.islice(documents, already, None):
@@ -90,7 +90,7 @@ def _encoded(batch: list[Document], tokenizer: Tokenizer) -> list[tuple[np.ndarr
 
 
 def _count(document: Document, ids: np.ndarray, flags: np.ndarray | None, writer: shards.SplitWriter) -> None:
-    """Add the tokens that can be targets, and the bytes of text that these stand for."""
+    """Count the tokens that can be targets, and the bytes of text that they stand for."""
     if isinstance(document.content, str):
         writer.trained_tokens += len(ids) - document.first  # a document's first token is given, not predicted
         writer.bytes += len(document.content.encode("utf-8", "surrogatepass"))
@@ -100,7 +100,7 @@ def _count(document: Document, ids: np.ndarray, flags: np.ndarray | None, writer
 
 
 class _Progress:
-    """The bar: how much of the source has been read, text a second, time left."""
+    """The progress bar: how much of the source was read, text per second, time left."""
 
     def __init__(self, ledger: Ledger, show: bool):
         from tqdm import tqdm
@@ -115,7 +115,7 @@ class _Progress:
         self._bar.close()
 
     def show(self, characters: int) -> None:
-        """Draw the bar after so many more characters of text."""
+        """Draw the bar after this many more characters of text."""
         self._text += characters
         bar, ledger = self._bar, self._ledger
         bar.total, bar.unit, bar.unit_scale = ledger.total, f" {ledger.unit}", ledger.unit == "B"

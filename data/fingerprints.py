@@ -1,4 +1,4 @@
-"""A number for every document, which decides its split, and a set that remembers the numbers in 8 bytes each."""
+"""Which document is it? A number for every text, which decides its split, and a set that holds many of them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ def number_of(digest: Any) -> int:
 
 
 class Seen:
-    """A set of 64-bit numbers that only grows, for more documents than a Python set could hold: new numbers lie in
-    a small set, older ones in sorted arrays, of which two of like size are merged into one."""
+    """A set of 64-bit numbers, in 8 bytes each, for more documents than a Python set could hold.
+
+    New numbers lie in a small set, older ones in sorted arrays. Two arrays of about the same size become one.
+    """
 
     RECENT = 1 << 16
 

@@ -1,10 +1,10 @@
 """Look at the rows that training will see: `python -m data.inspect configs/x.yaml [section.key=value ...]`
 
-Row p (p = 0, 1, 2, … over all epochs) is the same row whatever the batch size, so they are asked for one at a time,
-with the config's seed. After them comes a summary of the corpus.
+Row p (p = 0, 1, 2, … over all epochs) is the same whatever the batch size, so rows are drawn one at a time, with the
+config's seed. After them comes a summary of the corpus.
 
-Nothing of a row is hidden, and nothing in it can drive the terminal: the marks ⟦ ⟧ ⟨ ⟩ ⏎ ⇥ mean what the legend says,
-and where a text itself holds one of them, or a control character, it is shown by its number: ⟨U+001B⟩.
+Nothing of a row is hidden, and nothing in it can control the terminal. The legend explains the marks ⟦ ⟧ ⟨ ⟩ ⏎ ⇥. Where
+a text itself holds one of them, or a control character, you see its number: ⟨U+001B⟩.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Span(NamedTuple):
 
 
 def spans(ids: Sequence[int], labels: Sequence[int], tokenizer: Tokenizer) -> list[Span]:
-    """(T,) ids and labels -> spans that together are the row. A document's first token is a span by itself."""
+    """(T,) ids and labels -> the spans that make up the row. A document's first token is a span of its own."""
 
     def looks(place: int) -> tuple[str, bool, int]:
         token_id, trained = ids[place], labels[place] != IGNORED
@@ -64,7 +64,7 @@ def spans(ids: Sequence[int], labels: Sequence[int], tokenizer: Tokenizer) -> li
 
 
 class Painter:
-    """Writes rows in ANSI colours, or with plain marks: ⟦ ⟧ around what is trained on, where not all is."""
+    """Writes rows in ANSI colours, or with plain marks: ⟦ ⟧ around what is trained on, unless everything is."""
 
     def __init__(self, tokenizer: Tokenizer, color: bool, conversations: bool, width: int = 100):
         self.tokenizer, self.color, self.marks, self.width = tokenizer, color, conversations and not color, width
@@ -72,14 +72,14 @@ class Painter:
         self._specials = re.compile(f"({'|'.join(map(re.escape, special))})")
 
     def paint(self, text: str, code: str) -> str:
-        """Text in colour, the marks inside it fainter, and each line by itself, as pagers need it."""
+        """Text in colour, with fainter marks. Each line is coloured separately, as pagers need it."""
         if not self.color:
             return text
         parts = [(part, f"\x1b[{code}{';2' * (i % 2)}m") for i, part in enumerate(MARK.split(text))]
         return "".join(re.sub(r"[^\n]+", f"{start}\\g<0>\x1b[0m", part) for part, start in parts)
 
     def row(self, ids: Sequence[int], labels: Sequence[int]) -> str:
-        """A row as text. Without the marks, and the line ends that stand behind no ⏎, it is the decoded row."""
+        """A row as text. Without the marks, and the line ends that follow no ⏎, it is the decoded row."""
         out, document, inside = "", 0, False
         if ids[0] != self.tokenizer.bos_id:
             out = self._boundary("document 0: it began in another row")
@@ -98,7 +98,7 @@ class Painter:
         return out + "⟧" * inside
 
     def row_ids(self, ids: Sequence[int], labels: Sequence[int]) -> str:
-        """A row as `id:label` of each token, in columns."""
+        """A row as `id:label` for each token, in columns."""
         out, column = "", 0
         for span in spans(ids, labels, self.tokenizer):
             names = [f"{i}:{escape(t)}" for i, t in zip(span.ids, self.tokenizer.token_labels(span.ids), strict=True)]
@@ -168,7 +168,7 @@ def _whole_characters(ids: list[int], tokenizer: Tokenizer) -> tuple[int, int]:
 def batches_of(
     config: DataConfig, data: PreparedData, rows: dict[Split, Rows], split: Split, seed: int
 ) -> Iterator[Batch]:
-    """Batches of one row: training row 0, 1, 2, … without end, or the held-out rows in their order."""
+    """Batches of one row: training rows 0, 1, 2, … without end, or the held-out rows in order."""
     packed_as = (config.isolate_documents, config.restart_positions)
     if split == "validation":
         return validation_batches(rows[split], data.tokenizer, 1, *packed_as)
@@ -177,7 +177,7 @@ def batches_of(
 
 
 def print_rows(batches: Iterator[Batch], painter: Painter, rows: Rows, split: Split, with_ids: bool) -> None:
-    """Every row under a title that counts its tokens; with_ids: a second time, token by token."""
+    """Print every row under a title that counts its tokens; with_ids: a second time, token by token."""
     for batch in batches:
         ids, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
         number, trained = batch.row_ids[0], sum(label != IGNORED for label in labels)
@@ -190,7 +190,7 @@ def print_rows(batches: Iterator[Batch], painter: Painter, rows: Rows, split: Sp
 
 
 def print_summary(config: DataConfig, data: PreparedData, rows: dict[Split, Rows], split: Split) -> None:
-    """What an epoch is made of, how long the documents of one split are, and what was left out."""
+    """Print what an epoch is made of, how long the documents of one split are, and what was left out."""
     epochs = {each: measure(config, data, each, rows[each]) for each in SPLITS}
     print(f"prepared data    {escape(str(data.directory))}")
     print(f"tokenizer        {config.tokenizer.kind}, {data.tokenizer.vocab_size:,} ids")
@@ -203,7 +203,7 @@ def print_summary(config: DataConfig, data: PreparedData, rows: dict[Split, Rows
 
 
 def seed_of(loaded: LoadedConfig) -> int:
-    """The run's seed, which draws the order of the rows. Raises InputError if it is none."""
+    """The run's seed, which decides the order of the rows. Raises InputError if it is not one."""
     seed = loaded.values.get("seed", 0)
     if type(seed) is not int or seed < 0:
         raise InputError(f"{loaded.where(('seed',))}: `seed` is {seed!r}: must be a whole number, 0 or more")
@@ -211,14 +211,14 @@ def seed_of(loaded: LoadedConfig) -> int:
 
 
 def rows_of_a_step(loaded: LoadedConfig, sequence_length: int) -> int:
-    """Of train.tokens_per_step, which decides how many rows may be joined."""
+    """Rows of train.tokens_per_step, which limits how many rows may be joined."""
     train = loaded.values.get("train")
     tokens = train.get("tokens_per_step") if isinstance(train, dict) else None
     return max(1, tokens // sequence_length) if isinstance(tokens, int) else max(JOINED)
 
 
 def is_colored(choice: str) -> bool:
-    """auto: in a terminal, unless NO_COLOR (no-color.org) or TERM=dumb ask for none."""
+    """auto: in a terminal, unless NO_COLOR (no-color.org) or TERM=dumb is set."""
     asked_not_to = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return choice == "always" or (choice == "auto" and sys.stdout.isatty() and not asked_not_to)
 
@@ -248,7 +248,7 @@ def main() -> int:
         print_rows(shown, painter, rows[arguments.split], arguments.split, arguments.ids)
         print_summary(config, data, rows, arguments.split)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of a pipe (head, less) has seen enough
+    except BrokenPipeError:  # the other end of the pipe (head, less) was closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 

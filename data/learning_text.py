@@ -1,4 +1,4 @@
-"""The text that a tokenizer is learned from: all of it for char, an even sample for bpe."""
+"""What text does a tokenizer learn from? All of it for char, an even sample for bpe."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PACKED = 4  # how much larger than its file a compressed text may be, about
 
 
 def tokenizer_texts(config: DataConfig) -> Iterator[str]:
-    """What a tokenizer is learned from: for char everything; for bpe about train_bytes of the training part, of
-    files spread evenly over all of them, of other sources the first ones."""
+    """What a tokenizer learns from: for char everything; for bpe about train_bytes of the training part. From files
+    they are spread evenly over all of the text; from other sources they are the first ones."""
     kind, wanted = config.tokenizer.kind, config.tokenizer.train_bytes
     if kind in ("byte", "pretrained"):
         return
@@ -39,7 +39,7 @@ def tokenizer_texts(config: DataConfig) -> Iterator[str]:
 
 
 def _share(source: Any, wanted: int) -> float:
-    """The share of the text that makes about so many bytes; all of it where its size is not known beforehand."""
+    """The share of the text that makes about this many bytes; all of it where its size is unknown."""
     if not isinstance(source, FilesSource) or source.max_records is not None:
         return 1.0
     found = files_of(source)
@@ -49,7 +49,7 @@ def _share(source: Any, wanted: int) -> float:
 
 
 def plain_texts(content: str | Conversation, flag: int = 0) -> list[str]:
-    """The text of a document; of a conversation what is not special, and (where asked) has the flag."""
+    """The text of a document. Of a conversation: what is not special and, if given, has the flag."""
     if isinstance(content, str):
         return [content]
     return [s.text for s in segments(content) if not s.special and s.flags & flag == flag]

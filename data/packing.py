@@ -1,9 +1,9 @@
 """Documents -> fixed-length rows that know their document boundaries.
 
 The shards of a split are one long stream:   bos doc eos  bos doc eos  bos doc …
-Pretraining cuts a row of T tokens out of it wherever they fall. Since every document begins with the bos token, and
-plain text can never produce one, a row needs no index beside it: boundaries are where the bos tokens are.
-Conversations are whole: several that fit share a row, what is left of it is padding.
+Pretraining cuts it into rows of T tokens, wherever the cuts fall. Every document begins with the bos token, and plain
+text never produces one. So a row needs no index: a boundary is where a bos token is.
+Conversations stay whole: several share a row where they fit, and padding fills the rest.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from configs import IGNORED
 from data.chat import MAY_END, TRAINED
 
-IGNORED = -100
 SCAN = 1 << 22  # tokens looked through at a time
 
 
@@ -52,8 +52,10 @@ class TokenStream:
 
 
 class Rows(Protocol):
-    """What batches are made of: `per_epoch` rows of `length` tokens. An epoch may enter the corpus at another place,
-    which is one of `offsets`; row `index` is (ids, labels), each (T,) int64."""
+    """What batches are made of: `per_epoch` rows of `length` tokens. Row `index` is (ids, labels), each (T,) int64.
+
+    An epoch may start at any of `offsets` places of the corpus.
+    """
 
     length: int
     per_epoch: int
@@ -65,7 +67,7 @@ class Rows(Protocol):
 class DocumentRows:
     """The stream cut into rows of T tokens: every token exactly once an epoch, padding in the last row only.
 
-    The stream is a circle that each epoch enters elsewhere, so that it is cut into other rows.
+    The stream is a circle, and each epoch starts at another place in it. So each epoch has other rows.
     """
 
     def __init__(self, stream: TokenStream, length: int, bos_id: int, pad_id: int):
@@ -82,8 +84,10 @@ class DocumentRows:
 
 
 class HeldOutRows(DocumentRows):
-    """The stream in order, in rows that overlap by one token, so that each token is asked for exactly once:
-    a row's first token cannot be predicted in it, but it was the last label of the row before."""
+    """The stream in order, in rows that overlap by one token, so that each token is predicted exactly once.
+
+    A row's first token has nothing before it. It is predicted as the last label of the row before.
+    """
 
     def __init__(self, stream: TokenStream, length: int, bos_id: int, pad_id: int):
         super().__init__(stream, length, bos_id, pad_id)
@@ -95,16 +99,16 @@ class HeldOutRows(DocumentRows):
 
 
 def rows_within(tokens: int, length: int) -> int:
-    """How many held-out rows so many tokens make; at least one."""
+    """How many held-out rows this many tokens make; at least one."""
     return max(1, -(-(tokens - 1) // (length - 1)))
 
 
 class ConversationRows:
-    """Conversations, packed whole: those that fit a row together share it. One that is longer than a row is cut
-    behind the last assistant turn that fits, or left out (too_long="drop", or where not even the first turn fits).
+    """Conversations, packed whole. One that is longer than a row is cut after the last assistant turn that fits.
+    It is left out where not even the first turn fits, or with too_long="drop".
 
-    `cut`, `dropped`: how many; `sizes`: tokens of each conversation that are in a row; `members`: the conversations of
-    each row. Raises ValueError when none is left.
+    `cut`, `dropped`: how many. `sizes`: the tokens of each conversation that are in a row. `members`: the
+    conversations of each row. Raises ValueError when no conversation is left.
     """
 
     def __init__(
@@ -125,7 +129,7 @@ class ConversationRows:
         self.join(1)
 
     def join(self, rows: int) -> float:
-        """Join so many rows into one from now on; returns the share of real tokens in an epoch."""
+        """Join this many rows into one from now on. Returns the share of real tokens in an epoch."""
         self.length = self._longest * rows
         self.members = best_fit(self.sizes, self.length)
         self.per_epoch = len(self.members)
@@ -150,10 +154,10 @@ def conversation_starts(stream: TokenStream, bos_id: int) -> np.ndarray:
 
 
 def best_fit(sizes: np.ndarray, capacity: int) -> list[list[int]]:
-    """Numbers of the items (those of size 0 left out) in each row: best-fit decreasing, so the longest first, each
-    into the row with the least room that is enough. Within a row, and among rows, the order is that of the items."""
+    """The items in each row; those of size 0 are left out. Best-fit decreasing: the longest first, each into the
+    fullest row that still has room. Within a row, and among rows, the order is that of the items."""
     rows: list[list[int]] = []
-    with_room: list[list[int]] = [[] for _ in range(capacity + 1)]  # room -> rows that have just so much
+    with_room: list[list[int]] = [[] for _ in range(capacity + 1)]  # room -> rows with exactly that much
     rooms: list[int] = []  # the rooms that some row has, ascending
     for item in np.argsort(-sizes, kind="stable").tolist():
         size = int(sizes[item])
@@ -191,6 +195,6 @@ def restarted_positions(documents: np.ndarray) -> np.ndarray:
 
 
 def labels(row: np.ndarray, bos_id: int, pad_id: int) -> np.ndarray:
-    """(T,) ids -> (T,) labels, aligned with the row. Nothing can be known about where the next document starts
-    or what padding holds, so the bos and pad tokens are not trained on (-100)."""
+    """(T,) ids -> (T,) labels, aligned with the row. The bos and pad tokens are not trained on (-100): nothing
+    predicts where the next document starts."""
     return np.where((row == bos_id) | (row == pad_id), IGNORED, row)

@@ -1,8 +1,8 @@
 """Documents -> token shards on disk with a manifest. `python -m data.prepare configs/x.yaml`
 
-Prepared data lies in <output_dir>/.prepared/<key>/, where the key is a hash of everything that the shards depend
-on, the text itself included: a changed file or tokenizer makes a new entry, never a stale read. What is not finished
-lies in <key>.partial/; the same command goes on with it.
+Prepared data lies in <output_dir>/.prepared/<key>/. The key is a hash of everything that the shards depend on, the
+text included. So a changed file or tokenizer makes a new entry, and nothing stale is read. Unfinished data lies in
+<key>.partial/; the same command continues with it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ SPLITS: tuple[Split, ...] = ("train", "validation")
 class PreparedData:
     """A prepared corpus: its tokenizer, its two streams of tokens, and the manifest.
 
-    manifest[split]: documents; tokens; trained_tokens, those that can be targets; bytes of the text that these stand
-    for; bytes_per_token; shards with their sha256.
+    manifest[split] holds: documents; tokens; trained_tokens, those that can be targets; bytes, of the text that these
+    stand for; bytes_per_token; shards with their sha256.
     """
 
     directory: Path
@@ -53,7 +53,7 @@ class PreparedData:
 
 
 def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True) -> PreparedData:
-    """Tokenize the corpus once, or find it prepared, or go on where it was stopped.
+    """Tokenize the corpus, continue where this was interrupted, or find it prepared.
 
     Every process of a run may call this at the same time: the first one hashes the files (once, later starts
     remember it) and prepares, the others wait for it at a lock. Raises InputError for a source that cannot be read or
@@ -68,7 +68,7 @@ def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True) ->
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise InputError(
-                f"output_dir: the disk of {output_dir} is full: free some space, the same command goes on from here"
+                f"output_dir: the disk of {output_dir} is full: free some space; the same command continues"
             ) from None
         raise InputError(f"output_dir: {output_dir} cannot be written: {error.strerror}") from None
     return open_prepared(directory)
@@ -90,7 +90,7 @@ def dependencies(config: DataConfig, output_dir: Path) -> dict[str, Any]:
 
 
 def _prepare_alone(config: DataConfig, directory: Path, depends_on: dict[str, Any], show_progress: bool) -> None:
-    """One process prepares; another one that wants the same waits for it."""
+    """Prepare, or wait for the process that prepares the same."""
     from filelock import FileLock, Timeout
 
     partial = directory.with_name(f"{directory.name}.partial")
@@ -99,7 +99,7 @@ def _prepare_alone(config: DataConfig, directory: Path, depends_on: dict[str, An
     try:
         lock.acquire(timeout=0.5)
     except Timeout:
-        print(f"another process prepares {directory}: waiting for it", file=sys.stderr)
+        print(f"waiting for another process, which prepares {directory}", file=sys.stderr)
         lock.acquire()
     try:
         if (directory / "manifest.json").is_file():
@@ -108,21 +108,21 @@ def _prepare_alone(config: DataConfig, directory: Path, depends_on: dict[str, An
         manifest = _write(config, partial, depends_on, show_progress)
         if dependencies(config, directory.parents[1]) != depends_on:
             (partial / shards.PROGRESS).unlink(missing_ok=True)
-            raise InputError("data.source: the text or the tokenizer changed while it was read: prepare it again")
+            raise InputError("data.source: the text or the tokenizer changed while it was being read: prepare it again")
         shards.write_json(partial / "manifest.json", manifest)
         if directory.exists():
-            shutil.rmtree(directory)  # without a manifest it is nothing
+            shutil.rmtree(directory)  # without a manifest it is useless
         partial.replace(directory)
         (directory / shards.PROGRESS).unlink(missing_ok=True)
     finally:
         if not (partial / shards.PROGRESS).is_file():
-            shutil.rmtree(partial, ignore_errors=True)  # nothing in it that would save work
+            shutil.rmtree(partial, ignore_errors=True)  # nothing worth keeping
         lock.release()
 
 
 def open_prepared(directory: Path) -> PreparedData:
     """Read a prepared corpus. Raises InputError for a shard that is not as long as the manifest says."""
-    remedy = f"delete {directory}, it will be prepared afresh"
+    remedy = f"delete {directory}, then it is prepared again"
     try:
         manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
         tokenizer = load_tokenizer(directory)
@@ -137,7 +137,7 @@ def open_prepared(directory: Path) -> PreparedData:
 
 
 def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any], show_progress: bool) -> dict[str, Any]:
-    """Everything but the manifest, which is returned."""
+    """Write everything but the manifest, which is returned."""
     has_flags = config.records == "conversations"
     found = _interrupted(directory, has_flags, sources.stamps(config.source))
     if found is None:
@@ -149,8 +149,8 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any], show
         tokenizer, writers, already = found
     if has_flags and not tokenizer.can_cut:
         raise InputError(
-            "data.tokenizer: this one puts a space before every text that it gets, so turns cannot be encoded one by "
-            "one: use another for conversations (byte-level ones, such as kind: bpe, do not)"
+            "data.tokenizer: this one puts a space before every text, so turns cannot be encoded one by one: use "
+            "another one for conversations, for example kind: bpe"
         )
     ledger = Ledger()
     try:
@@ -169,7 +169,7 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any], show
                 "files or a held-out split (validation_path, validation_split)"
             )
     return {
-        "source": config.source.model_dump(),  # as it was named; what it held is in depends_on
+        "source": config.source.model_dump(),  # as the config names it; depends_on has the hashes of its content
         "depends_on": depends_on,
         "dtype": writers["train"].dtype,
         "vocab_size": tokenizer.vocab_size,
@@ -190,14 +190,14 @@ def _writers(directory: Path, tokenizer: Tokenizer, has_flags: bool) -> Writers:
 
 
 def _interrupted(directory: Path, has_flags: bool, stamps: list) -> tuple[Tokenizer, Writers, int] | None:
-    """What an interrupted run has left to go on with; None if nothing, or if it is not what was noted."""
+    """What an interrupted run left; None if there is nothing, or if it does not match its note."""
     try:
         tokenizer, done = load_tokenizer(directory), shards.load_progress(directory)
         writers = _writers(directory, tokenizer, has_flags)
         if done is None:
             return tokenizer, writers, 0
         if done["stamps"] != stamps:
-            return None  # a file was touched since: what was read of it may have been another text
+            return None  # a file changed since: another text may have been read
         for split, writer in writers.items():
             writer.resume(done[split])
         return tokenizer, writers, done["read"]
@@ -208,11 +208,11 @@ def _interrupted(directory: Path, has_flags: bool, stamps: list) -> tuple[Tokeni
 def _new_tokenizer(config: DataConfig, directory: Path, show_progress: bool) -> Tokenizer:
     if show_progress and sys.stderr.isatty() and config.tokenizer.kind == "bpe":
         megabytes = config.tokenizer.train_bytes / 1e6
-        print(f"learning a tokenizer from up to {megabytes:.0f} MB of the text …", file=sys.stderr)
+        print(f"training a tokenizer on up to {megabytes:.0f} MB of the text …", file=sys.stderr)
     tokenizer = train_tokenizer(config.tokenizer, tokenizer_texts(config))
     scratch = directory / "tokenizer.tmp"
     tokenizer.save(scratch)
-    for name in ("tokenizer_config.json", "tokenizer.json"):  # the second one says that both are there
+    for name in ("tokenizer_config.json", "tokenizer.json"):  # if the second one is there, both are
         shards.sync_file(scratch / name)
         (scratch / name).replace(directory / name)
     scratch.rmdir()
@@ -291,7 +291,7 @@ def main() -> int:
     try:
         prepared = prepare(config, output_dir, show_progress=sys.stderr.isatty())
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
+        print("stopped; run the same command again to continue", file=sys.stderr)
         return 130
     print(f"{prepared.directory}\n{describe(prepared)}")
     return 0

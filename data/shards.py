@@ -1,8 +1,8 @@
-"""Token shards on disk, written so that a killed run goes on where it was and ends with the same bytes.
+"""Token shards on disk. A killed run continues where it was and ends with the same bytes.
 
-A shard is a plain array of token ids; beside it, for conversations, lies an array of flags, one byte a token.
-`progress.json` names how many documents are safely on disk and how long every file was then. What a killed run
-wrote after that is cut off, and the same documents are written again.
+A shard is a plain array of token ids. For conversations, an array of flags lies beside it, one byte a token.
+`progress.json` says how many documents are safely on disk, and how long every file was then. Whatever a killed run
+wrote after that is cut off and written again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PROGRESS = "progress.json"
 
 @dataclass
 class SplitWriter:
-    """The shards of one split, appended to document by document. A shard ends behind the document that fills it."""
+    """The shards of one split, written document by document. A shard ends after the document that fills it."""
 
     directory: Path
     split: str
@@ -56,7 +56,7 @@ class SplitWriter:
             self.close()
 
     def close(self) -> None:
-        """Finish the open shard, if there is one."""
+        """Finish the open shard, if any."""
         if not self._open:
             return
         described: dict[str, Any] = {"tokens": self._size}
@@ -69,20 +69,20 @@ class SplitWriter:
         self._open, self._size = [], 0
 
     def sync(self) -> dict[str, Any]:
-        """Everything written is on disk after this; returns what `resume` needs."""
+        """Make sure that everything written is on disk. Returns what `resume` needs."""
         for file, _ in self._open:
             _sync(file)
         return self.counts() | {"open": self._size if self._open else None}
 
     def counts(self) -> dict[str, Any]:
-        """What a manifest says of a split: documents, tokens, trained_tokens, bytes, and its finished shards."""
+        """What the manifest says about a split: documents, tokens, trained_tokens, bytes, and its finished shards."""
         keys = ("documents", "tokens", "trained_tokens", "bytes", "shards")
         return {key: getattr(self, key) for key in keys}
 
     def resume(self, saved: dict[str, Any]) -> None:
-        """Go on behind what `sync` returned: longer files are cut, later ones deleted.
+        """Continue after what `sync` returned: longer files are cut, later ones are deleted.
 
-        Raises ValueError, KeyError or OSError where the files are not what was noted.
+        Raises ValueError, KeyError or OSError if the files do not match it.
         """
         for key in self.counts():
             setattr(self, key, saved[key])
@@ -104,7 +104,7 @@ class SplitWriter:
         return [self.directory / f"{stem}.{suffix}" for suffix in (["bin", "flags"] if self.has_flags else ["bin"])]
 
     def abandon(self) -> None:
-        """Let go of the files after an error, as they are."""
+        """Close the files as they are, after an error."""
         for file, _ in self._open:
             with contextlib.suppress(OSError):
                 file.close()
@@ -132,13 +132,13 @@ def _sync(file: BinaryIO) -> None:
 
 
 def save_progress(directory: Path, read: int, writers: Sequence[SplitWriter], stamps: list[list[int]]) -> None:
-    """Note that the first `read` documents are on disk, once they are, and the stamps of the files they come from."""
+    """Sync the shards, then note that the first `read` documents are on disk, and the stamps of their source files."""
     synced = {writer.split: writer.sync() for writer in writers}
     write_json(directory / PROGRESS, {"read": read, "stamps": stamps} | synced)
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """All of it or nothing, and on the disk when this returns."""
+    """Write all of it or nothing; it is on disk when this returns."""
     temporary = path.with_name(f"{path.name}.tmp")
     with temporary.open("wb") as file:
         file.write((json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
@@ -147,12 +147,12 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """What was written to this file is on the disk when this returns."""
-    with path.open("r+b") as file:  # Windows syncs only what may be written
+    """Make sure that this file's content is on disk."""
+    with path.open("r+b") as file:  # Windows syncs only files opened for writing
         os.fsync(file.fileno())
 
 
 def load_progress(directory: Path) -> dict[str, Any] | None:
-    """What save_progress noted last; None if nothing."""
+    """The last note of `save_progress`, or None."""
     path = directory / PROGRESS
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None

@@ -1,4 +1,4 @@
-"""Text that is safe and readable in a terminal: nothing is hidden, and nothing can drive it."""
+"""How is text shown in a terminal? Nothing is hidden, and nothing in it can control the terminal."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ JOINERS = "\u200c\u200d"  # invisible too, but parts of Persian words and of emo
 
 
 def escape(text: str) -> str:
-    """One line without a character that moves the cursor, changes colours or does not show."""
+    """One line, with every character replaced that moves the cursor, changes colours or is invisible."""
     return "".join("⏎" if c == "\n" else _by_number(c) if _is_hidden(c) else c for c in text)
 
 
 def visible(text: str, specials: re.Pattern) -> str:
-    """A text with visible line ends, tabs and control characters. What only looks like a special token is marked."""
+    """The text with visible line ends, tabs and control characters. Text that looks like a special token is marked."""
     parts = specials.split(text)
     shown = ["".join(MARKS.get(c) or (_by_number(c) if _is_hidden(c) else c) for c in part) for part in parts]
     return "".join(f"⟨text: {part}⟩" if i % 2 else part for i, part in enumerate(shown))

@@ -1,8 +1,8 @@
-"""Train, load and save a tokenizer. bpe, char and byte are all ordinary tokenizer.json files.
+"""How does text become token ids? Train, load and save a tokenizer; all kinds are ordinary tokenizer.json files.
 
-The special tokens of the chat template have the lowest ids from the start, and the vocabulary is rounded up to a
-multiple of 64 (fast matrix products) by reserved tokens, so a later fine-tune changes no shape. A pretrained
-tokenizer keeps its ids; what it lacks is added behind them.
+The special tokens of the chat template have the lowest ids from the start, so a later fine-tune changes no shape.
+Reserved tokens round the vocabulary up to a multiple of 64 (fast matrix products). A pretrained tokenizer keeps its
+ids; what it lacks is added after them.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ SPECIAL_TOKENS = [PAD, BOS, EOS, UNK, *CHAT, *TOOLS]
 HEADERS = ["system\n", "user\n", "assistant\n", "tool\n"]  # what the chat template itself writes as text
 ROLES = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}  # transformers' names for them
 DEFAULT_VOCAB_SIZE = 2048
-WORD = re.compile(r" ?[^\W\d_]+|[^\S ]+| ?[^\s\w]+")  # about what the pre-tokenizer makes of a text
+WORD = re.compile(r" ?[^\W\d_]+|[^\S ]+| ?[^\s\w]+")  # about the words that the pre-tokenizer finds
 DISTINCT_BYTES = 12_000_000  # of different words; learning from them needs up to 120 bytes of memory for each
 PIECE = 1 << 16  # characters of a text that are encoded at a time
-BETWEEN_WORDS = re.compile(r"(?<=\S)\n(?=\S)|(?<=\S)(?= \S)")  # no token of a byte-level tokenizer reaches over it
+BETWEEN_WORDS = re.compile(r"(?<=\S)\n(?=\S)|(?<=\S)(?= \S)")  # no token of a byte-level tokenizer crosses it
 
 
 class Tokenizer:
-    """Text <-> token ids. Special strings inside a text are plain text: nobody can open a turn by typing.
+    """Text <-> token ids. Special strings inside a text stay plain text: typing one never opens a turn.
 
-    roles: which token has the part of pad_token, bos_token and eos_token.
+    roles: which token is the pad_token, the bos_token and the eos_token.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, roles: dict[str, str] | None = None):
@@ -66,7 +66,7 @@ class Tokenizer:
 
     @property
     def stop_ids(self) -> list[int]:
-        """What ends a document, and what ends a turn."""
+        """The ids that end a document and a turn."""
         return list(dict.fromkeys([self.eos_id, self.special_id("<|im_end|>")]))
 
     @property
@@ -76,7 +76,7 @@ class Tokenizer:
 
     @property
     def unk_id(self) -> int | None:
-        """What stands for a character that `char` has not seen; None where every text has its own ids."""
+        """The id of a character that `char` has not seen; None where every text has ids of its own."""
         unk = getattr(self.backend.model, "unk_token", None)
         return self.backend.token_to_id(unk) if unk else None
 
@@ -90,21 +90,21 @@ class Tokenizer:
         return hashlib.sha256(json.dumps([deciding, self.roles], sort_keys=True).encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without first and last token of a document."""
+        """The ids of a text, without the first and last token of a document."""
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of several texts, on all cores, without first and last token of a document."""
+        """The ids of several texts, on all cores, without the first and last token of a document."""
         return [one.ids for one in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     @cached_property
     def can_cut(self) -> bool:
-        """Whether a text may be encoded in the pieces of `cut`. Not where each text gets a space of its own."""
+        """Whether a text may be encoded in the pieces of `cut`. False if it puts a space before each text."""
         in_pieces = [self.encode(piece) for piece in ("A", " fox\n", "ran", " home")]
         return self.encode("A fox\nran home") == [token_id for ids in in_pieces for token_id in ids]
 
     def pieces(self, text: str) -> list[str]:
-        """A text in pieces whose ids together are its own, so that every core gets some of a long one."""
+        """A text in pieces whose joined ids are its own, so that all cores share a long one."""
         return cut(text, PIECE) if self.can_cut else [text]
 
     def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
@@ -112,35 +112,13 @@ class Tokenizer:
         return [[self.bos_id, *ids, self.eos_id] for ids in self.encode_many(texts)]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """Ids to text; bytes that are no valid UTF-8 show as the replacement character."""
+        """Ids -> text. Bytes that are not valid UTF-8 become the replacement character."""
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def encode_bytes(self, raw: bytes) -> list[int]:
-        """The ids of any bytes, also of such as are no text; `decode_bytes` gives them back exactly.
-
-        What is valid UTF-8 has the ids of the text; each other byte is a token. Raises ValueError for a tokenizer
-        that is not byte-level.
-        """
-        if self.backend.normalizer is not None:
-            raise ValueError("this tokenizer normalizes its text, so bytes do not come back as they were")
-        text, ids, byte = raw.decode("utf-8", "surrogateescape"), list[int](), _byte_letters()
-        for is_text, run in itertools.groupby(text, lambda letter: not "\udc80" <= letter <= "\udcff"):
-            if is_text:
-                ids += self.encode("".join(run))
-            else:
-                ids += [self._byte_id(byte[ord(letter) - 0xDC00]) for letter in run]
-        return ids
-
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The bytes behind ids, special tokens left out. Of a byte-level tokenizer; KeyError for another."""
+        """The bytes that ids stand for, special tokens left out. Needs a byte-level tokenizer; KeyError for another."""
         tokens = [self.backend.id_to_token(token_id) for token_id in ids if token_id not in self.special_ids]
         return b"".join(_bytes_of(token or "") for token in tokens)
-
-    def _byte_id(self, letter: str) -> int:
-        token_id = self.backend.token_to_id(letter)
-        if token_id is None:
-            raise ValueError("this tokenizer has no token for every byte: use kind: bpe or byte")
-        return token_id
 
     def token_labels(self, ids: Iterable[int]) -> list[str]:
         """One readable string an id, for pictures: spaces and line ends are visible, special tokens short."""
@@ -192,7 +170,7 @@ class Tokenizer:
 
 
 def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """Learn a tokenizer from texts; `byte` has nothing to learn, and `pretrained` has learned already."""
+    """Train a tokenizer on texts; `byte` has nothing to learn, and `pretrained` exists already."""
     if config.kind == "pretrained":
         return adopt(str(config.path), config.vocab_size or 0)
     if config.kind == "char":
@@ -223,9 +201,9 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 
 def _affordable(texts: Iterable[str]) -> Iterator[str]:
-    """The texts, up to the point where what they hold of different words would need more than 2 GB of memory.
+    """The texts, up to where their distinct words would need more than 2 GB of memory.
 
-    In English that point is far away; Chinese is written without spaces, so that nearly every clause is a new word.
+    In English that is far away. Chinese has no spaces, so nearly every clause is a new word.
     """
     seen, distinct, total = set[int](), 0, 0
     for text in texts:
@@ -241,10 +219,10 @@ def _affordable(texts: Iterable[str]) -> Iterator[str]:
 
 
 def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
-    """A pretrained tokenizer: its ids stay, and the special tokens that it lacks come behind them.
+    """A pretrained tokenizer: its ids stay, and the special tokens that it lacks are added after them.
 
-    Its own first, last and padding tokens are kept where they can do the work: the first one must be no other's
-    and none of the chat's, since it is what marks where a document begins. Raises InputError.
+    Its own bos, eos and pad tokens are kept if possible. The bos token marks where a document begins, so it must
+    differ from the others and from those of the chat. Raises InputError.
     """
     file = _tokenizer_file(path)
     backend, settings = _read(file), _settings(file)
@@ -267,7 +245,7 @@ def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
 
 
 def _check_typed(tokenizer: Tokenizer, file: Path) -> None:
-    """A special token is one that nobody can type. Raises InputError."""
+    """Typing a special token must not give its id. Raises InputError."""
     for token in (*tokenizer.roles.values(), *CHAT, *TOOLS):
         try:
             typed = tokenizer.encode(f"a {token} b") + tokenizer.encode(token)
@@ -282,7 +260,7 @@ def _check_typed(tokenizer: Tokenizer, file: Path) -> None:
 
 
 def cut(text: str, length: int) -> list[str]:
-    """A text in pieces of about `length` characters, cut between words, whose ids together are those of the text."""
+    """A text in pieces of about `length` characters, cut between words. Their joined ids are those of the text."""
     pieces, start = [], 0
     while match := BETWEEN_WORDS.search(text, start + length):
         pieces.append(text[start : match.end()])
@@ -347,23 +325,14 @@ def round_up(size: int) -> int:
     return -(-size // 64) * 64
 
 
-@cache
-def _byte_letters() -> dict[int, str]:
-    """How byte-level tokenizers write a byte (GPT-2's table: printable bytes stand for themselves)."""
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
-
-
 def _bytes_of(token: str) -> bytes:
-    """The bytes behind a byte-level piece."""
+    """The bytes that a byte-level piece stands for."""
     return bytes(_letter_bytes()[letter] for letter in token)
 
 
 @cache
 def _letter_bytes() -> dict[str, int]:
-    return {letter: byte for byte, letter in _byte_letters().items()}
+    """What each letter of a byte-level tokenizer stands for (GPT-2's table: printable bytes stand for themselves)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

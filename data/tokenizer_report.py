@@ -1,6 +1,6 @@
 """Which vocabulary suits a text? `python -m data.tokenizer_report configs/x.yaml [section.key=value ...]`
 
-Every tokenizer of the table is made as a run would make it, from the same text (learning_text.tokenizer_texts), and
+Every tokenizer of the table is trained as a run would train it, on the same text (learning_text.tokenizer_texts). It is
 measured on a part of that text and on held-out documents, which bpe has not seen.
 """
 
@@ -31,15 +31,15 @@ SMALL_GAIN = 0.05  # of twice the vocabulary: tokens longer by this share
 
 
 class Sample(NamedTuple):
-    """Texts to measure on. ended: how many documents end in them, each with a token of its own."""
+    """Texts to measure on. ended: how many documents end in them; each end is a token."""
 
     texts: list[str]
     ended: int
 
 
 class Candidate(NamedTuple):
-    """A tokenizer of the table. kind: that of TokenizerConfig. seconds: to train it, None where nothing was trained.
-    own: it is the one that the config asks for."""
+    """A tokenizer of the table. kind: as in TokenizerConfig. seconds: to train it; None if it was not trained.
+    own: the config asks for this one."""
 
     kind: str
     name: str
@@ -64,7 +64,7 @@ class Measured:
 
 
 def compare(config: DataConfig, sizes: Sequence[int], also: Sequence[str] = ()) -> list[Measured]:
-    """Bytes; characters, unless there are too many; bpe at every size; and tokenizers that exist (`also`: paths).
+    """Compare byte, char (unless there are too many characters), bpe at every size, and tokenizers at the paths `also`.
 
     Raises InputError for a text or a tokenizer that cannot be read, and where nothing is held out.
     """
@@ -103,7 +103,7 @@ def _candidates(
 
 
 def _with(config: DataConfig, kind: str, size: int | None = None) -> DataConfig:
-    """The config with another tokenizer, learned from as much text."""
+    """The config with another tokenizer, trained on as much text."""
     fields = {"kind": kind, "vocab_size": size, "train_bytes": config.tokenizer.train_bytes}
     return config.model_copy(update={"tokenizer": TokenizerConfig.model_validate(fields)})
 
@@ -115,7 +115,7 @@ def _trained(name: str, config: DataConfig, texts: list[str], own: bool) -> Cand
 
 
 def _alphabet(config: DataConfig) -> str:
-    """Every character of the corpus, once; nothing if there are more than a table of sizes has use for."""
+    """Every character of the corpus, once; "" if there are too many for `char` to make sense."""
     characters: set[str] = set()
     for text in tokenizer_texts(_with(config, "char")):
         characters.update(text)
@@ -129,7 +129,7 @@ def _alphabet(config: DataConfig) -> str:
 
 
 def held_out_sample(config: DataConfig) -> Sample:
-    """The first held-out documents, of conversations their plain text. Raises InputError where there are none."""
+    """The first held-out documents (of conversations: their plain text). Raises InputError if there are none."""
     texts: list[str] = []
     left, ended = MEASURED, 0
     for document in sources.read(config):
@@ -162,7 +162,7 @@ def _measured(candidate: Candidate, sample: Sample, held_out: Sample, row: int) 
 
 
 def count_tokens(tokenizer: Tokenizer, sample: Sample) -> tuple[int, int]:
-    """(tokens, those of them that are unknown)."""
+    """(tokens, unknown ones among them)."""
     tokens, unknown, unk_id = sample.ended, 0, tokenizer.unk_id
     pieces = (piece for text in sample.texts for piece in tokenizer.pieces(text))
     while some := list(islice(pieces, 1000)):
@@ -200,14 +200,14 @@ def report(found: Sequence[Measured], row: int) -> str:
 
 
 def advice(found: Sequence[Measured]) -> str:
-    """What to read from the table."""
+    """What the table shows, in sentences."""
     bpe = [m for m in found if m.kind == "bpe"]
     lines = [
         "Longer tokens: more text in a row, fewer tokens an epoch. The price: the embedding, and as much for the head."
     ]
     for smaller, larger in pairwise(bpe):
         if larger.vocab_size == smaller.vocab_size:
-            lines.append(f"There is nothing left to merge: {larger.name} ends with {larger.vocab_size:,} ids.")
+            lines.append(f"Nothing is left to merge: {larger.name} ends with {larger.vocab_size:,} ids.")
             break
         doublings = math.log2(larger.vocab_size / smaller.vocab_size)
         if (larger.bytes_on_held_out / smaller.bytes_on_held_out) ** (1 / doublings) < 1 + SMALL_GAIN:
@@ -232,7 +232,7 @@ def sizes_of(text: str) -> list[int]:
     sizes = []
     for part in text.split(","):
         if not part.strip().isdecimal() or not smallest <= int(part) <= largest:
-            raise InputError(f"--sizes {text}: `{part}` is no vocabulary size from {smallest} to {largest:,}")
+            raise InputError(f"--sizes {text}: `{part}` is not a vocabulary size from {smallest} to {largest:,}")
         sizes.append(round_up(int(part)))
     return sizes
 

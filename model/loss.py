@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-IGNORED = -100
+from configs import IGNORED
+
 CHUNK = {"cpu": 512}  # positions; on a CPU a chunk's logits then stay in its cache
 CHUNK_ELSEWHERE = 8192
 

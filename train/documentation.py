@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from configs.loader import load_config
-from configs.meaning import fields, is_identity, meanings
+from configs.meaning import fields
 from configs.run_keys import TrackingConfig
 from data.config import (
     DataConfig,
@@ -33,7 +33,7 @@ from data.config import (
 )
 from eval.config import AttentionConfig, EvalConfig, HookConfig
 from model.config import ModelConfig, RopeScaling
-from train.config import OptimizerConfig, RunConfig, TrainConfig
+from train.config import IDENTITY, OptimizerConfig, RunConfig, TrainConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = ROOT / "configs/base.yaml"
@@ -102,12 +102,15 @@ def page() -> str:
 
 
 def _identity_of_train() -> list[str]:
-    return [key for key in TrainConfig.model_fields if is_identity(meanings(RunConfig)[f"train.{key}"])]
+    return [key for key in TrainConfig.model_fields if f"train.{key}" in IDENTITY]
 
 
 def _introduction(model: type[BaseModel]) -> str:
-    """The first paragraph of the model's docstring, which is also its description in the schema."""
-    return " ".join(inspect.cleandoc(model.__doc__ or "").split("\n\n")[0].split())
+    return _first_paragraph(inspect.cleandoc(model.__doc__ or ""))
+
+
+def _first_paragraph(text: str) -> str:
+    return " ".join(text.split("\n\n")[0].split())
 
 
 def _table(model: type[BaseModel], prefix: str, base: dict[str, Any]) -> Iterator[str]:
@@ -243,8 +246,10 @@ def json_schema() -> str:
     """The JSON Schema of a YAML config, for editors. What a file extends may hold the rest, so no key is required."""
     schema = RunConfig.model_json_schema()
     schema["properties"]["extends"] = {"type": "string", "description": "Another YAML file that this one changes."}
-    for section in (FilesSource, HubSource, MixSource, RopeScaling):
-        schema["$defs"][section.__name__].pop("required")
+    for section in schema["$defs"].values():
+        section["description"] = _first_paragraph(section["description"])
+    for model in (FilesSource, HubSource, MixSource, RopeScaling):
+        schema["$defs"][model.__name__].pop("required")
     source = schema["$defs"]["DataConfig"]["properties"]["source"]
     source["anyOf"] = source.pop("oneOf")  # without its kind, a part of a source may be of several
     del source["discriminator"]

@@ -23,7 +23,7 @@ from data.reading.ledger import Document, Ledger, Split
 from data.reading.records import BadRecord, Conversation, conversation_of, text_of
 
 FEW_HELD_OUT = 5  # documents; where a hash would hold out fewer on average, the share is a matter of luck
-REPEATED_WORDS = range(4, 41)  # in a block of a document that repeats itself: near and far copies
+REPEATED_WORDS = range(4, 41)  # words in a block of a document that repeats itself, for near and far copies
 
 
 def files_of(source: FilesSource, held_out: bool = False) -> list[Path]:
@@ -71,7 +71,7 @@ def _storyworld(source: StoryworldSource, config: DataConfig, ledger: Ledger) ->
 
 
 def _invented(source: StoryworldSource, index: int, split: Split, records: str) -> str | Conversation:
-    """A story, a conversation about one, or (at even distances, as often as `repeats` says) words told repeatedly."""
+    """A story, a conversation about one, or random words that repeat (evenly spread, as often as `repeats` says)."""
     from data.storyworld import converse, repeated, tell
 
     if records == "conversations":
@@ -89,7 +89,7 @@ def _number_of(content: str | Conversation) -> int:
 def _contents(
     source: Any, held_out: bool, config: DataConfig, ledger: Ledger, in_pieces: bool = False
 ) -> Iterator[Document]:
-    """Records -> texts or conversations, split not yet known; bad and empty ones are noted in the ledger."""
+    """Records -> texts or conversations, not split yet. Bad and empty ones are noted in the ledger."""
     found = _taken(_records(source, held_out, config, ledger), source.max_records)
     if not in_pieces or config.on_bad_record == "skip":
         found = _whole(found)
@@ -128,11 +128,11 @@ def _taken(found: Iterator[Record], limit: int | None) -> Iterator[Record]:
 
 
 def _whole(found: Iterable[Record]) -> Iterator[Record]:
-    """Texts that come in pieces, put together."""
+    """Join the pieces of texts that come in pieces."""
     pieces: list[Record] = []
     for record in found:
         if record.problem:
-            pieces.clear()  # of the same document: the rest of it does not come
+            pieces.clear()  # of the same document, whose rest is left out
         if record.problem or (record.first and record.last):
             yield record
             continue
@@ -181,7 +181,7 @@ def _joined(pieces: Iterable[Piece], start: re.Pattern) -> Iterator[Piece]:
 
 
 def _unique(found: Iterable[Document], seen: Seen, config: DataConfig, ledger: Ledger) -> Iterator[Document]:
-    """Count what is exactly equal to an earlier document, and leave it out if that is wanted."""
+    """Count documents that equal an earlier one exactly, and leave them out if the config says so."""
     for document in found:
         if document.first and document.last and seen.add(document.number):
             ledger.duplicates += 1

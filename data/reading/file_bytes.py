@@ -1,4 +1,4 @@
-"""The bytes of a file, plain or compressed, and clear errors where it is damaged or ends too early."""
+"""What bytes does a file hold? Plain or compressed, with a clear error where it is damaged or ends too early."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BLOCK = 1 << 20  # bytes read at a time
 
 @contextmanager
 def clear_errors(file: Path) -> Iterator[None]:
-    """What a file system or a compressed file may raise -> InputError."""
+    """Turn what a file system or a compressed file raises into InputError."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -28,7 +28,7 @@ def clear_errors(file: Path) -> Iterator[None]:
 
 
 class _Counted(io.FileIO):
-    """A file that tells how many bytes are taken from it."""
+    """A file that reports how many bytes are read from it."""
 
     def __init__(self, file: Path, on_read: Callable[[int], object]):
         super().__init__(file)
@@ -41,7 +41,7 @@ class _Counted(io.FileIO):
 
 
 class _Zst(io.RawIOBase):
-    """The bytes inside a .zst file. Unlike the library's own reader it notices when the file ends too early."""
+    """The bytes inside a .zst file. Unlike the library's own reader, it notices a file that ends too early."""
 
     def __init__(self, compressed: io.BufferedReader[Any]):
         import zstandard

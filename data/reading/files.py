@@ -1,7 +1,7 @@
-"""Records of local files: .txt .md .jsonl .json .csv .tsv .parquet, plain or as .gz or .zst, one at a time.
+"""Which records does a local file hold? .txt .md .jsonl .json .csv .tsv .parquet, plain or as .gz or .zst.
 
-A record comes with the place where it stands (`file:line`), also when it cannot be read, so that whoever asked can
-stop there or go on. What makes the rest of a file unreadable (a truncated .gz) raises InputError at once.
+Every record comes with its place (`file:line`). So does one that cannot be read: the caller decides whether to stop or
+to skip it. Whatever makes the rest of a file unreadable (a truncated .gz) raises InputError at once.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from data.reading.file_bytes import BLOCK, COMPRESSED, clear_errors, opened
 
 PLAIN = {".txt", ".md"}
 KINDS = [".txt", ".md", ".jsonl", ".json", ".csv", ".tsv", ".parquet"]
-PIECE = 1 << 18  # bytes after which a long text is passed on in pieces
-ENDLESS = 1 << 24  # bytes without a place to end a piece, after which it ends anywhere
+PIECE = 1 << 18  # bytes after which a long text is read in pieces
+ENDLESS = 1 << 24  # bytes; a piece without a good place to end ends here anyway
 ROWS = 1000  # rows of a .parquet file read at a time
-# BETWEEN_WORDS of data.tokenizer once more, in bytes, because a piece is cut before it is decoded: the bytes that end
-# and begin a word, white space of other scripts (U+00A0, U+3000, …) left out
+# BETWEEN_WORDS of data.tokenizer again, for bytes, since a piece is cut before it is decoded: bytes that end and begin
+# a word, without the white space of other scripts (U+00A0, U+3000, …)
 WORD_END = rb"(?:(?<=[!-~])|(?<=[\xc3-\xdf].)|(?<=[\xe0\xe4-\xed\xef]..)|(?<=\xe3\x80[\x81-\xbf])|(?<=[\xf0-\xf4]...))"
 WORD_BEGIN = rb"(?:[!-~\xc3-\xe0\xe4-\xed\xef-\xf4]|\xe3\x80[\x81-\xbf])"
 BETWEEN_WORDS = re.compile(WORD_END + rb"(?:\n(?=" + WORD_BEGIN + rb")|(?= " + WORD_BEGIN + rb"))", re.DOTALL)
-NEWLINE = b"\n"  # by a name, because an f-string of Python 3.11 holds no backslash
+NEWLINE = b"\n"  # a name, because an f-string of Python 3.11 cannot hold a backslash
 JSON_SPACE = (" ", "\n", "\r", "\t")
 
 csv.field_size_limit(1 << 30)  # the library's own limit, 128 kB, is shorter than many documents
 
 
 class Record(NamedTuple):
-    """`value`: a text or a dict. Where `problem` is not empty it could not be read, and value is None.
-    A long text comes in pieces, each a record; `first` and `last` tell where the text begins and ends."""
+    """`value`: a text or a dict; None if it could not be read, and `problem` says why.
+    A long text comes in pieces, each a record; `first` and `last` mark its two ends."""
 
     where: str
     value: Any
@@ -47,9 +47,9 @@ class Record(NamedTuple):
 
 
 def find(path: str | list[str], key: str) -> list[Path]:
-    """The files that a path, a folder, a pattern or a list of these names, in a fixed order, each once.
+    """The files that a path, a folder, a pattern or a list of these names: in a fixed order, each once.
 
-    Raises InputError, naming the config key, for a path that leads to none.
+    Raises InputError, with the config key, for a path that leads to no file.
     """
     found: dict[Path, Path] = {}
     for one in [path] if isinstance(path, str) else path:
@@ -94,8 +94,8 @@ def kind_of(file: Path) -> str:
 def records(
     file: Path, separator: str, on_read: Callable[[int], object], column: str | None = None
 ) -> Iterator[Record]:
-    """The records of one file. on_read is told how many bytes (as they lie on the disk) have been taken; column: the
-    only one that is needed of a table."""
+    """The records of one file. on_read gets the number of bytes (as on disk) of every read; column: the only one that
+    is needed of a table."""
     kind = kind_of(file)
     with clear_errors(file), opened(file, on_read) as stream:
         if kind in PLAIN:
@@ -111,16 +111,16 @@ def records(
 
 
 def _plain(file: Path, stream: BinaryIO, separator: str) -> Iterator[Record]:
-    """The documents between separators (line ends next to one belong to it); without any, the file is one document.
+    """The documents between separators (line ends next to one belong to it). Without any, the file is one document.
 
-    A long one comes in pieces that end between two words, where no token of a byte-level tokenizer reaches from one
-    to the other (in a text that has no such place for a long time, anywhere).
+    A long one comes in pieces that end between two words, where no token of a byte-level tokenizer crosses from one
+    to the other. Where a text has no such place for a long time, a piece ends anywhere.
     """
     mark, left, line, split = separator.encode("utf-8"), b"", 1, False
     first, is_bad = True, False
 
     def record(raw: bytes, last: bool) -> Record | None:
-        """The next piece of the present document; of one that cannot be read, the rest is left out."""
+        """The next piece of the current document; the rest of one that cannot be read is left out."""
         nonlocal first, is_bad, line
         place, was_first, was_bad = line, first, is_bad
         line, first, is_bad = line + raw.count(b"\n"), last, is_bad and not last
@@ -154,7 +154,7 @@ def _plain(file: Path, stream: BinaryIO, separator: str) -> Iterator[Record]:
 
 
 def _clean_end(raw: bytes, margin: int) -> int:
-    """Where a piece of at least PIECE bytes may end, `margin` before what has been read; 0 = no such place yet."""
+    """Where a piece of at least PIECE bytes may end, at least `margin` before the end of `raw`; 0 = nowhere yet."""
     place = BETWEEN_WORDS.search(raw, PIECE, len(raw) - margin)
     if place is not None:
         return place.end()
@@ -162,13 +162,13 @@ def _clean_end(raw: bytes, margin: int) -> int:
 
 
 def _lines(file: Path, stream: BinaryIO) -> Iterator[tuple[str, bytes]]:
-    """(where, line with its end) of every line; a byte order mark at the start is no text."""
+    """(where, line with its end) of every line, without a byte order mark."""
     for number, raw in enumerate(stream, 1):
         yield f"{file}:{number}", raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
 
 
 def _why(raw: bytes, at: int) -> str:
-    """Why these bytes are no text, with the place in their line."""
+    """Why these bytes are not text, with the place in their line."""
     byte = at - raw.rfind(b"\n", 0, at) - 1
     return f"byte {byte} (0x{raw[at]:02x}) is not valid UTF-8: save the file as UTF-8"
 
@@ -188,7 +188,7 @@ def _jsonl(file: Path, stream: BinaryIO) -> Iterator[Record]:
 
 
 def _json(file: Path, stream: Any) -> Iterator[Record]:
-    """[record, record, …], read without holding them all; or {"any key": [record, …]}; or a single record."""
+    """[record, record, …], read without holding them all; or {"any key": [record, …]}; or one record."""
     text = io.TextIOWrapper(stream, encoding="utf-8-sig")
     try:
         begins = text.read(BLOCK).lstrip()
@@ -209,7 +209,7 @@ def _json(file: Path, stream: Any) -> Iterator[Record]:
 
 
 def _elements(buffer: str, text: io.TextIOWrapper) -> Iterator[Any]:
-    """The elements of a JSON list whose opening bracket has been read. Raises ValueError."""
+    """The elements of a JSON list, after its opening bracket. Raises ValueError."""
     decoder, at, may_end, needs_comma = json.JSONDecoder(), 0, True, False
     while True:
         at = _after_space(buffer, at)
@@ -231,7 +231,7 @@ def _elements(buffer: str, text: io.TextIOWrapper) -> Iterator[Any]:
                 problem = f"an element is wrong, or ends too early: {buffer[at : at + 40]!r}"
             else:
                 problem = ""
-            if problem or (end == len(buffer) and isinstance(value, int | float)):  # more may belong to it
+            if problem or (end == len(buffer) and isinstance(value, int | float)):  # the rest of it may not be read yet
                 more = text.read(max(BLOCK, len(buffer)))
                 if more:
                     buffer, at = buffer[at:] + more, 0
@@ -254,7 +254,7 @@ def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Record]:
     names = reader.fieldnames or []
     columns = len(names)
     if columns == 1 and (other := re.search(r"[;|\t]", names[0])):
-        raise InputError(f"{file}:1: its fields seem to be separated by {other[0]!r}: {delimiter!r} is what is read")
+        raise InputError(f"{file}:1: its fields seem to be separated by {other[0]!r}, but {delimiter!r} is expected")
     while True:
         where = f"{file}:{reader.line_num + 1}"
         try:
@@ -264,7 +264,7 @@ def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Record]:
         if row is None:
             return
         if None in row or None in row.values():
-            yield Record(where, None, f"has not as many fields as the first line has names ({columns})")
+            yield Record(where, None, f"has another number of fields than the first line has names ({columns})")
         elif any(re.search("[\udc80-\udcff]", value) for value in row.values()):
             yield Record(where, None, "is not valid UTF-8: save the file as UTF-8")
         else:

@@ -1,4 +1,4 @@
-"""Records of a dataset of the Hugging Face Hub, or of a local folder that `datasets` can read."""
+"""Which records does a dataset of the Hugging Face Hub hold, or a local folder that `datasets` can read?"""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ROWS = 1000  # rows taken from the dataset at a time
 
 
 def records(source: HubSource, split: str) -> Iterator[Record]:
-    """Every row of a split, in its order. Raises InputError when the Hub cannot be reached (its library tries again
-    five times, and says so) or has no such dataset, subset or split."""
+    """Every row of a split, in order. Raises InputError if the Hub cannot be reached (its library retries five times
+    and says so) or has no such dataset, subset or split."""
     import datasets
 
     with _clear_errors(source, split):
@@ -36,7 +36,7 @@ def records(source: HubSource, split: str) -> Iterator[Record]:
 
 
 def count_rows(source: HubSource, split: str) -> int | None:
-    """Rows of a split where that is known without reading them."""
+    """Rows of a split, if that is known without reading them."""
     with _clear_errors(source, split):
         known = _builder(source).info.splits or {}
         return known[split].num_examples if split in known else None

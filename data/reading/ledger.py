@@ -1,4 +1,4 @@
-"""What was read, and what went wrong on the way?"""
+"""What was read so far, and what was wrong with it?"""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ class Document(NamedTuple):
 
 @dataclass
 class Ledger:
-    """What was met on the way: records, empty texts, exact duplicates, what could not be read and where; and how
-    far it is (done / total, in bytes of the files or in records; total None = unknown)."""
+    """What was read: records, empty texts, exact duplicates, and what could not be read and where. Progress is
+    done / total, in bytes of the files or in records; total None = unknown."""
 
     records: int = 0
     empty: int = 0
     duplicates: int = 0
     bad: int = 0
     bad_records: list[str] = field(default_factory=list)
-    parts: list[dict[str, Any]] = field(default_factory=list)  # of a mix: what came of each
+    parts: list[dict[str, Any]] = field(default_factory=list)  # of a mix: what each one gave
     unseparated: int = 0  # plain text files that are one document and have blank lines
     unit: str = "records"
     done: int = 0
     total: int | None = None
 
     def advance(self, count: int, unit: str) -> None:
-        """Count what has been read, if this is the unit in which it is counted here."""
+        """Count what was read, if progress is counted in this unit."""
         self.done += count * (unit == self.unit)
 
     def note_bad(self, where: str, reason: str, skip: bool) -> None:
-        """Raises InputError unless bad records are to be skipped and are fewer than 1 %."""
+        """Count a bad record. Raises InputError unless they are to be skipped and are at most 1 %."""
         if not skip:
             raise InputError(f"{where}: {reason} (or leave such records out: data.on_bad_record=skip)")
         self.bad += 1
@@ -59,10 +59,10 @@ class Ledger:
         self.check_share(at_least=FEW)
 
     def check_share(self, at_least: int = 0) -> None:
-        """Raises InputError if more than 1 % are bad, once there are so many records that a share means something."""
+        """Raises InputError if more than 1 % of the records are bad, once there are at least so many."""
         if self.bad > 0.01 * self.records and self.records >= at_least:
             shown = "; ".join(self.bad_records[:3])
             raise InputError(
                 f"data.source: {self.bad:,} of {self.records:,} records cannot be used, more than 1 %: {shown}"
-                f"{'; …' if self.bad > 3 else ''}: mend them, or name only the files that are meant (data.source.path)"
+                f"{'; …' if self.bad > 3 else ''}: repair them, or name other files (data.source.path)"
             )

@@ -1,7 +1,7 @@
-"""A record (one object of a jsonl, json, csv or parquet file, or of a dataset) -> a text, or a conversation.
+"""What does a record say? One object of a file or of a dataset -> a text, or a conversation.
 
 The usual layouts are recognised by their field names; docs/data_formats.md shows one of each. A field that is null
-counts as a field that is not there (tables have a null in every column that a row does not use).
+counts as missing: tables have a null in every column that a row does not use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REASONING = ("reasoning_content", "thinking", "reasoning")  # in the order in wh
 
 
 class BadRecord(ValueError):
-    """A record that cannot be used. The message is the reason with its remedy; the caller says which record it was."""
+    """A record that cannot be used. The message gives the reason and a remedy; the caller adds which record it was."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def conversation_of(record: Any) -> Conversation:
 
 
 def checked_conversation(messages: Sequence[Message | dict], tools: Any = ()) -> Conversation:
-    """Messages as anyone may write them -> a Conversation, which need not have an answer yet. Raises BadRecord."""
+    """Messages in any of the known spellings -> a Conversation, which needs no answer yet. Raises BadRecord."""
     if not messages:
         raise BadRecord("holds no messages: give one of the user and one of the assistant, or leave it out")
     checked, lists_of_tools = [], [_tools(tools)]
@@ -103,7 +103,7 @@ def checked_conversation(messages: Sequence[Message | dict], tools: Any = ()) ->
 
 
 def _messages_in(fields: dict) -> list[dict]:
-    """A record of any layout -> messages that have a `role` or `from` each, not yet checked."""
+    """A record of any layout -> messages with a `role` or `from` each, not yet checked."""
     for name in LISTS:
         if name in fields:
             messages = _list(fields[name], f"field `{name}`", "messages")
@@ -164,8 +164,8 @@ def _message(raw: dict) -> Message:
 
 
 def split_thinking(content: str) -> tuple[str, str]:
-    """An answer that begins with <think>…</think> -> (reasoning, the rest). The line ends around the two tags belong
-    to the tags: all of those at both ends of the reasoning and before the rest are dropped, nothing else."""
+    """An answer that begins with <think>…</think> -> (reasoning, the rest). Line ends at both ends of the reasoning and
+    before the rest belong to the tags and are dropped, nothing else."""
     if not content.startswith("<think>") or "</think>" not in content:
         return "", content
     reasoning, rest = content.removeprefix("<think>").split("</think>", 1)
@@ -173,7 +173,7 @@ def split_thinking(content: str) -> tuple[str, str]:
 
 
 def _joined(content: Any, name: str) -> Any:
-    """OpenAI's content parts -> one text; anything that is no list stays as it is."""
+    """OpenAI's content parts -> one text; anything but a list stays as it is."""
     if not isinstance(content, list):
         return content
     for part in content:
@@ -214,7 +214,7 @@ def _unwrapped(function: Any) -> Any:
 
 
 def _parsed(value: Any, what: str) -> Any:
-    """A value that many files hold as JSON text."""
+    """A value that may be JSON text."""
     if not isinstance(value, str):
         return value
     try:
@@ -231,7 +231,7 @@ def _list(value: Any, what: str, of_what: str) -> list:
 
 
 def _check_json(value: Any, what: str) -> None:
-    """Tables can hold what JSON cannot (dates, bytes)."""
+    """Refuse what a table can hold and JSON cannot (dates, bytes)."""
     try:
         _checked(json.dumps(value, ensure_ascii=False), what)
     except (TypeError, RecursionError) as error:
@@ -239,7 +239,7 @@ def _check_json(value: Any, what: str) -> None:
 
 
 def _field(fields: dict, name: str) -> str:
-    """A field that must be there and be a text."""
+    """A field that must exist and be a text."""
     if name not in fields:
         raise BadRecord(f"has no field `{name}` (it has {_names(fields)}): add it, or leave the record out")
     return _checked(fields[name], f"field `{name}`")

@@ -84,9 +84,9 @@ def _set_total(source: Any, ledger: Ledger) -> None:
 
 
 def _mix(mix: MixSource, config: DataConfig, ledger: Ledger) -> Iterator[Document]:
-    """Always the next document of the part that lags behind most, in characters read divided by its weight.
+    """Take the next document from the part that lags most, in characters read divided by its weight.
 
-    Held-out documents pass as they come. A document that comes in pieces is passed on whole.
+    Held-out documents are passed on as they come. A document that comes in pieces stays whole.
     """
     weights = [part.weight for part in mix.parts]
     taken, ended = [0.0] * len(weights), [False] * len(weights)
@@ -105,7 +105,7 @@ def _mix(mix: MixSource, config: DataConfig, ledger: Ledger) -> Iterator[Documen
             ledger.parts[i]["read"] += 1
             continue
         if document.split == "validation" and ended[i]:
-            continue  # it was there the first time
+            continue  # it came the first time
         ledger.parts[i]["documents" if document.split == "train" else "validation"] += 1
         yield document
         taken[i] += document.size * (document.split == "train")

@@ -1,4 +1,4 @@
-"""Probes: the fixed token sequences on which heads are looked at, the same at every step of a run.
+"""On which texts are heads measured? Probes: fixed token sequences, the same at every step of a run.
 
     text         texts of your own, or how the first held-out documents begin: what a head does in ordinary reading
     repeated_2   random tokens, and the same again: whoever predicts the second block has looked back
@@ -37,7 +37,7 @@ STORIES, CANDIDATES = 4, 24  # few and short: they are read at every evaluation
 PACKED_ROWS, PACKED_DOCUMENTS, PACKED_TOKENS = 2, 3, 16
 LONGEST = 256  # tokens of any probe; its maps grow with the square
 SCAN = 1 << 17  # held-out tokens that are looked through
-BUILT_IN = ("repeated_2", "repeated_4", "songs", "stories", "packed")
+BUILT_IN_PROBES = ("repeated_2", "repeated_4", "songs", "stories", "packed")
 
 Pairs = list[tuple[int, list[int]]]  # query position, key positions
 Offsets = Sequence[tuple[int, int]]
@@ -102,7 +102,7 @@ class ProbeFile(BaseModel):
     def _check_names(cls, texts: list[ProbeText]) -> list[ProbeText]:
         names = [one.name for one in texts]
         for name in names:
-            if name in BUILT_IN or names.count(name) > 1:
+            if name in BUILT_IN_PROBES or names.count(name) > 1:
                 raise ValueError(f"texts: the name {name} is taken: give each text a name of its own")
         return texts
 
@@ -253,7 +253,7 @@ def _of_stories(
         encoding = tokenizer.backend.encode(story.text, add_special_tokens=False)
         ids = [tokenizer.bos_id, *encoding.ids]
         kept = min(len(ids), longest)
-        targets = {  # counted with the first token; the last token kept has no next one whose loss could be told
+        targets = {  # counted with the first token; the last token kept has no next one to take the loss of
             kind: [(query + 1, [key + 1 for key in keys]) for query, keys in pairs if query + 2 < kept]
             for kind, pairs in pairs_of(story, encoding.offsets).items()
         }

@@ -11,7 +11,7 @@ import torch
 from eval.attention import metrics
 from eval.attention.capture import AttentionMaps, capture
 from eval.attention.controls import ablate_strongest, copy_gain
-from eval.attention.probes import BUILT_IN, Probe
+from eval.attention.probes import BUILT_IN_PROBES, Probe
 from eval.attention.snapshots import ProbeMap, Snapshot
 from eval.config import AttentionConfig
 from model import LanguageModel
@@ -53,7 +53,7 @@ def look(
             alike = similarity.float().numpy()
             scalars["group_gap"] = metrics.group_gap(similarity, captured)
             scalars["sink_rate"] = metrics.sink_rate(captured.weights)
-        if probe.name in MAPS or probe.name not in BUILT_IN:
+        if probe.name in MAPS or probe.name not in BUILT_IN_PROBES:
             most = captured.weights.shape[-1] if probe.name in MAPS else wanted.max_tokens
             maps[probe.name] = shown(captured, probe, most)
     return Snapshot(

@@ -191,7 +191,7 @@ def test_the_rows_shown_are_the_rows_of_training(corpus, tmp_path, monkeypatch, 
     out = run(monkeypatch, capsys, corpus[1], "--ids", "--rows", "4", "data.isolate_documents=true")
     config, data = prepared(corpus[1], tmp_path)
     batches = TrainBatches(make_rows(config, data, "train"), data.tokenizer, 2, seed=5)
-    expected = [row for k in range(2) for row in batches.batch(k).input_ids.tolist()]
+    expected = [row for k in range(2) for row in batches.batch(k)["input_ids"].tolist()]
     parts = re.split(r"^train row \d.*\n", out.split("\nprepared data")[0], flags=re.MULTILINE)[1:]
     assert len(parts) == 4
     for part, ids in zip(parts, expected, strict=True):
@@ -206,7 +206,7 @@ def test_held_out_rows_are_shown_in_order(corpus, tmp_path, monkeypatch, capsys)
     config, data = prepared(corpus[1], tmp_path)
     rows = validation_batches(make_rows(config, data, "validation"), data.tokenizer, 1)
     ids = re.sub(r"\((\d+) × (\S+)\)", lambda match: f"{match[2]} " * int(match[1]), out)
-    assert [int(n) for n in re.findall(r"(\d+):\S", ids)] == [i for b in rows for i in b.input_ids[0].tolist()]
+    assert [int(n) for n in re.findall(r"(\d+):\S", ids)] == [i for b in rows for i in b["input_ids"][0].tolist()]
 
 
 def test_the_summary_counts_what_is_there(corpus, tmp_path, monkeypatch, capsys):
@@ -230,11 +230,11 @@ def test_the_summary_counts_what_is_there(corpus, tmp_path, monkeypatch, capsys)
         alone = sum(-(-n // 32) * 32 for n in lengths)
         assert shown["padding if no documents shared a row"][i] == percent(alone - tokens, alone)
     for i, batches in enumerate(every_row(config, data)):
-        places = sum(b.input_ids.numel() for b in batches)
+        places = sum(b["input_ids"].numel() for b in batches)
         assert shown["rows an epoch"][i] == str(len(batches))
-        padding = sum(int((b.input_ids == data.tokenizer.pad_id).sum()) for b in batches)
+        padding = sum(int((b["input_ids"] == data.tokenizer.pad_id).sum()) for b in batches)
         assert shown["padding in them"][i] == percent(padding, places)
-        asked = sum(int((b.labels[:, i:] != IGNORED).sum()) for b in batches)
+        asked = sum(int((b["labels"][:, i:] != IGNORED).sum()) for b in batches)
         assert shown["trained on"][i] == percent(asked, places)
     assert "unknown tokens" not in shown
 
@@ -264,13 +264,13 @@ def test_the_summary_of_conversations(too_long, cut, dropped, tmp_path, monkeypa
     config, data = prepared(config_file, tmp_path)
     for i, batches in enumerate(every_row(config, data)):
         places = 64 * len(batches)
-        padding = sum(int((b.input_ids == data.tokenizer.pad_id).sum()) for b in batches)
+        padding = sum(int((b["input_ids"] == data.tokenizer.pad_id).sum()) for b in batches)
         alone = 64 * (60 + cut)  # as many fit into a row
         assert shown["documents"][i] == "90"
         assert shown["rows an epoch"][i] == str(len(batches))
         assert shown["padding in them"][i] == percent(padding, places)
         assert shown["padding if no documents shared a row"][i] == percent(alone - (places - padding), alone)
-        assert shown["trained on"][i] == percent(sum(int((b.labels != IGNORED).sum()) for b in batches), places)
+        assert shown["trained on"][i] == percent(sum(int((b["labels"] != IGNORED).sum()) for b in batches), places)
         assert shown["longer than a row"][i] == percent(30, 90)
         assert shown["cut to whole turns that fit"][i] == str(cut)
         assert shown["left out: too long for a row"][i] == str(dropped)

@@ -235,7 +235,7 @@ def test_counting_each_trained_token_once_an_epoch(packed):
     for epoch in range(2):
         seen: Counter = Counter()
         for k in range(rows.per_epoch):
-            labels = batches.batch(epoch * rows.per_epoch + k).labels
+            labels = batches.batch(epoch * rows.per_epoch + k)["labels"]
             seen.update(labels[labels != IGNORED].tolist())
         expected = Counter(
             int(token)

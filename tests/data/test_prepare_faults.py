@@ -219,7 +219,7 @@ def test_a_damaged_manifest_says_what_to_do_and_a_missing_one_is_made_again(tmp_
     directory = prepare(config, tmp_path / "runs").directory
     expected = contents(directory)
     (directory / "manifest.json").write_text("{")
-    with pytest.raises(InputError, match=f"is damaged .*: delete {directory}, it will be prepared afresh"):
+    with pytest.raises(InputError, match=f"is damaged .*: delete {directory}, then it is prepared again"):
         prepare(config, tmp_path / "runs")
     (directory / "manifest.json").unlink()
     assert contents(prepare(config, tmp_path / "runs").directory) == expected
@@ -245,7 +245,7 @@ def test_stopped_by_hand_it_says_that_it_goes_on(tmp_path, number, code):
     (tmp_path / "c.yaml").write_text(json.dumps(values))
     assert exit_code(signalled_child, tmp_path / "c.yaml", number) == code
     said = (tmp_path / "said.txt").read_text()
-    assert ("stopped; the same command goes on from here" in said) == (number == signal.SIGINT)
+    assert ("stopped; run the same command again to continue" in said) == (number == signal.SIGINT)
     assert "Traceback" not in said
     assert notes(tmp_path / "out")
 

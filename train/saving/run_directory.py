@@ -79,6 +79,8 @@ def _newest_of_own(config: RunConfig) -> Path | None:
         if config.resume == "never":
             raise InputError(f"{directory} exists and resume=never: choose another name, or resume=auto to go on")
         _refuse_foreign(config)
+    if not checkpoints.is_dir():
+        return None
     newest = newest_intact(checkpoints)
     if newest is None and any_checkpoint(checkpoints):
         raise InputError(f"{checkpoints}: no checkpoint in it is complete: move {directory} away to start again")

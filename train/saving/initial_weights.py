@@ -16,12 +16,12 @@ from train.config import RunConfig
 WINDOWS = {"sliding_window", "layer_types"}  # set together
 
 
-def find_initial_weights(config: RunConfig, init_from: str) -> Path:
-    """The directory of the model that a run or directory holds.
+def find_initial_weights(config: RunConfig) -> Path:
+    """The directory of the model that `init_from` names; for a config that has one.
 
     Raises InputError unless its architecture is that of `model:`, naming the keys that differ.
     """
-    directory, there = _read(init_from)
+    directory, there = _read(str(config.init_from))
     different = [key for key, value in config.model.model_dump().items() if value != there[key]]
     different = [key for key in different if key not in _free_keys(there)]
     if different:

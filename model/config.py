@@ -226,6 +226,12 @@ class ModelConfig(Section):
         """For every layer, how many tokens it sees, itself included; None = all."""
         return [self.sliding_window if kind == "sliding_attention" else None for kind in self.layer_types or []]
 
+    def in_words(self) -> str:
+        """The shape in a line: "4 layers x 128, 4 query heads / 1 key-value heads (MQA)"."""
+        toggle = {self.num_attention_heads: "MHA", 1: "MQA"}.get(self.kv_heads, "GQA")
+        heads = f"{self.num_attention_heads} query heads / {self.kv_heads} key-value heads ({toggle})"
+        return f"{self.num_hidden_layers} layers x {self.hidden_size}, {heads}"
+
     @property
     def num_key_value_groups(self) -> int:
         """How many query heads share one key/value head."""

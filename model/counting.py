@@ -29,25 +29,5 @@ def parameter_counts(config: ModelConfig) -> dict[str, int]:
 
 
 def flops_per_token(config: ModelConfig, sequence_length: int, *, training: bool = True) -> float:
-    """Floating-point operations a token costs, in rows of `sequence_length` tokens.
-
-    forward = 2 * (matrix parameters, head included, embedding not: it is looked up)
-              + 4 * H * D * (keys that a token sees), summed over the layers
-    training = 3 * forward: the backward pass multiplies twice what the forward pass multiplies once.
-
-    Kaplan et al. 2020 (arXiv 2001.08361), table 1; Chowdhery et al. 2022, PaLM (2204.02311), appendix B. Both count
-    every key of the row. Here a token sees itself and what came before: (T + 1) / 2 keys on average, fewer in a
-    window. Not counted: document boundaries, norms, softmax, RoPE and the optimizer.
-    """
-    forward = _forward_flops(on_meta(config), sequence_length)
-    return 3 * forward if training else forward
-
-
-def _forward_flops(module: nn.Module, sequence_length: int) -> float:
-    """What the module itself says, if it has `flops_per_token`; a linear layer's product; else the sum of its parts."""
-    own = getattr(module, "flops_per_token", None)
-    if own is not None:
-        return own(sequence_length)
-    if isinstance(module, nn.Linear):
-        return 2 * module.weight.numel()
-    return sum(_forward_flops(child, sequence_length) for child in module.children())
+    """Floating-point operations that a token costs in a model of this shape (LanguageModel.flops_per_token)."""
+    return on_meta(config).flops_per_token(sequence_length, training=training)

@@ -266,6 +266,20 @@ class LanguageModel(nn.Module):
         """The attention of every layer, from the first to the last."""
         return [module for module in self.modules() if isinstance(module, Attention)]
 
+    def flops_per_token(self, sequence_length: int, *, training: bool = True) -> float:
+        """Floating-point operations that a token costs, in rows of `sequence_length` tokens.
+
+        forward = 2 * (matrix parameters, head included, embedding not: it is looked up)
+                  + 4 * H * D * (keys that a token sees), summed over the layers
+        training = 3 * forward: the backward pass multiplies twice what the forward pass multiplies once.
+
+        Kaplan et al. 2020 (arXiv 2001.08361), table 1; Chowdhery et al. 2022, PaLM (2204.02311), appendix B. Both count
+        every key of the row. Here a token sees itself and what came before: (T + 1) / 2 keys on average, fewer in a
+        window. Not counted: document boundaries, norms, softmax, RoPE and the optimizer.
+        """
+        forward = _forward_flops(self.model, sequence_length) + _forward_flops(self.lm_head, sequence_length)
+        return 3 * forward if training else forward
+
     def num_parameters(self) -> int:
         """How many numbers the weights are; a tied matrix counts once."""
         return sum(p.numel() for p in self.parameters())
@@ -348,3 +362,13 @@ class LanguageModel(nn.Module):
             if low < 0 or high >= self.model.embed_tokens.num_embeddings:
                 wrong = low if low < 0 else high
                 raise ValueError(f"token id {wrong} is outside the vocabulary (0 to {self.lm_head.out_features - 1})")
+
+
+def _forward_flops(module: nn.Module, sequence_length: int) -> float:
+    """What the module itself says, if it has `flops_per_token`; a linear layer's product; else the sum of its parts."""
+    own = getattr(module, "flops_per_token", None)
+    if own is not None:
+        return own(sequence_length)
+    if isinstance(module, nn.Linear):
+        return 2 * module.weight.numel()
+    return sum(_forward_flops(child, sequence_length) for child in module.children())

@@ -19,7 +19,7 @@ import torch
 from tests.train.helpers import REPOSITORY, write_config
 from train import meters
 from train.config import load_run_config
-from train.machine import allocator, compilation, hardware
+from train.machine import compilation, device, hardware
 from train.machine.device import resolve_device
 from train.run import micro_batch_rows
 from train.saving import commit
@@ -311,7 +311,7 @@ def test_a_sweep_ends_its_runs_as_the_system_can(monkeypatch, system, told):
 
 def test_what_only_some_systems_tell_is_asked_with_a_fallback(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
-    assert allocator.keep_freed_memory() is False
+    assert device.keep_freed_memory() is False
     monkeypatch.setitem(sys.modules, "resource", None)  # importing it fails
     assert meters.memory_gb(torch.device("cpu")) is None
     monkeypatch.setattr(hardware, "Path", lambda name: tmp_path / "missing")

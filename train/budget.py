@@ -100,13 +100,6 @@ def planned_device(run: RunConfig, kind: str | None) -> Device:
 # the command
 
 
-def in_words(config: ModelConfig) -> str:
-    """The shape of a model: "4 layers x 128, 4 query heads / 1 key-value heads (MQA)"."""
-    toggle = {config.num_attention_heads: "MHA", 1: "MQA"}.get(config.kv_heads, "GQA")
-    heads = f"{config.num_attention_heads} query heads / {config.kv_heads} key-value heads ({toggle})"
-    return f"{config.num_hidden_layers} layers x {config.hidden_size}, {heads}"
-
-
 def parameters_table(config: ModelConfig) -> str:
     """Parameters of each part, and its share."""
     from model.counting import parameter_counts
@@ -208,7 +201,7 @@ def main() -> int:
     device = planned_device(run, arguments.device)
     memory = (arguments.memory_gb * 1e9, "--memory-gb") if arguments.memory_gb else device_memory(device.device.type)
     peak = (arguments.tflops, "--tflops") if arguments.tflops else known_peak(device)
-    heading = f"{run.name}: {in_words(run.model)}, vocabulary {run.model.vocab_size:,}\n  ({known})"
+    heading = f"{run.name}: {run.model.in_words()}, vocabulary {run.model.vocab_size:,}\n  ({known})"
     tables = [parameters_table(run.model), memory_table(run, device, memory), cache_table(run.model)]
     print(heading, *tables, compute_table(run, peak, arguments.mfu), sep="\n\n")
     return 0

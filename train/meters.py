@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.counting import flops_per_token
+from model import LanguageModel
 from train.config import RunConfig
 from train.machine.device import Device
 from train.machine.distributed import whole
@@ -62,9 +62,9 @@ class Reading:
 class Meter:
     """Figures since the last line of metrics.jsonl. Losses stay on the device until `read_device`."""
 
-    def __init__(self, config: RunConfig, device: Device, world_size: int = 1) -> None:
+    def __init__(self, config: RunConfig, lm: LanguageModel, device: Device, world_size: int = 1) -> None:
         self.device = device.device
-        self.flops = flops_per_token(config.model, config.data.sequence_length)
+        self.flops = lm.flops_per_token(config.data.sequence_length)
         peak = known_peak(device) if device.device.type == "cuda" else None
         self.peak_flops = peak[0] * 1e12 * world_size if peak else None
         self.last: Reading | None = None

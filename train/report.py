@@ -15,7 +15,6 @@ from data.prepare import describe
 from eval.attention.render import VIEWER
 from eval.hooks import Outcome
 from eval.jsonl import read_lines
-from train.budget import in_words
 from train.machine.device import machine
 from train.run import Run
 from train.saving.run_directory import read_result, write_result
@@ -30,7 +29,7 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
     minutes = f"{c.train.max_minutes} minutes by the clock (so never twice exactly the same) in steps"
     epochs = run.source.epochs(c.max_steps) if c.max_steps else None
     lines = [
-        f"{c.name}: {run.lm.num_parameters():,} parameters, {in_words(c.model)}",
+        f"{c.name}: {run.lm.num_parameters():,} parameters, {c.model.in_words()}",
         "; ".join(run.device.notes),
         f"{f'{c.max_steps:,} steps' if c.max_steps else minutes} of {c.train.tokens_per_step:,} tokens "
         f"({c.rows_per_step} rows of {c.data.sequence_length}, {run.state.micro_rows * run.rows_joined} at a time"

@@ -135,7 +135,7 @@ def open_run(
     state.forward = lm
     state.non_finite = torch.tensor(float(state.skipped), device=device.device)
     tracker = Tracker(config, state.step, state.seconds, state.wandb_id, world.is_first)
-    meter = Meter(config, device, world.size)
+    meter = Meter(config, lm, device, world.size)
     return Run(
         config,
         script,

@@ -7,7 +7,7 @@ import pytest
 
 FAULTS = """
 import resource, sys, torch
-from train.machine.allocator import keep_freed_memory
+from train.machine.device import keep_freed_memory
 if sys.argv[1] == "kept" and not keep_freed_memory():
     print("not here"); sys.exit()
 def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

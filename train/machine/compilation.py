@@ -22,6 +22,7 @@ from train.step import random_state, set_random_state, within_memory
 # minutes of plain training that a run must still have before it, so that compiling pays: it costs about one minute,
 # and saves a tenth of the rest on a CPU and a third on a GPU (EXPERIMENTS.md)
 PAYS_AFTER_MINUTES = {"cpu": 15.0, "cuda": 4.0}
+FEW_STEPS = 100  # for fewer, compiling is not even considered
 TRIALS, TRIAL_S = 6, 3.0  # at most so many trial steps, or as many as fit into this time
 
 
@@ -56,6 +57,8 @@ def _decide(run: Run) -> tuple[bool, str]:
     else:
         assert run.config.max_steps is not None
         steps = run.config.max_steps - run.state.step
+        if steps < FEW_STEPS:
+            return False, f"auto: {steps} steps are too few for it"
         minutes, quiet = (steps * seconds / 60 for seconds in seconds_of_a_step(run, steps))
         shown = f"about {minutes:.1f} minutes of training steps, evaluations and checkpoints not counted"
         if quiet < 0.7 * minutes:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that has to be measured on a GPU, in the order of its worth: bash measure_gpu.sh [python]
-# Tables go to the terminal and to $OUT (default gpu_measurements/); copy the figures into EXPERIMENTS.md.
+# Measures everything that needs a GPU, the most important first: bash measure_gpu.sh [python]
+# Tables go to the terminal and to $OUT (default gpu_measurements/). Copy the figures into EXPERIMENTS.md.
 set -uo pipefail
 cd "$(dirname "$0")"
 PYTHON=${1:-python3}

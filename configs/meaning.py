@@ -55,9 +55,10 @@ def keys_that(schema: type[BaseModel], *any_of: Meaning) -> list[str]:
     return [key for key, found in meanings(schema).items() if found.intersection(any_of)]
 
 
-def is_identity(meaning: frozenset[Meaning]) -> bool:
-    """Whether a key with these meanings makes a run what it is."""
-    return Meaning.IDENTITY in meaning and not meaning & {Meaning.MAY_CHANGE, Meaning.TOKENIZER}
+def identity_keys(schema: type[BaseModel]) -> list[str]:
+    """The dotted keys that make a run what it is."""
+    free = keys_that(schema, Meaning.MAY_CHANGE, Meaning.TOKENIZER)
+    return [key for key in keys_that(schema, Meaning.IDENTITY) if key not in free]
 
 
 def fields(schema: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:

@@ -115,32 +115,10 @@ class Tokenizer:
         """Ids -> text. Bytes that are not valid UTF-8 become the replacement character."""
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def encode_bytes(self, raw: bytes) -> list[int]:
-        """The ids of any bytes, even if they are not text; `decode_bytes` gives them back exactly.
-
-        What is valid UTF-8 has the ids of the text; each other byte is a token. Raises ValueError for a tokenizer
-        that is not byte-level.
-        """
-        if self.backend.normalizer is not None:
-            raise ValueError("this tokenizer normalizes its text, so bytes do not come back as they were")
-        text, ids, byte = raw.decode("utf-8", "surrogateescape"), list[int](), _byte_letters()
-        for is_text, run in itertools.groupby(text, lambda letter: not "\udc80" <= letter <= "\udcff"):
-            if is_text:
-                ids += self.encode("".join(run))
-            else:
-                ids += [self._byte_id(byte[ord(letter) - 0xDC00]) for letter in run]
-        return ids
-
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes that ids stand for, special tokens left out. Needs a byte-level tokenizer; KeyError for another."""
         tokens = [self.backend.id_to_token(token_id) for token_id in ids if token_id not in self.special_ids]
         return b"".join(_bytes_of(token or "") for token in tokens)
-
-    def _byte_id(self, letter: str) -> int:
-        token_id = self.backend.token_to_id(letter)
-        if token_id is None:
-            raise ValueError("this tokenizer has no token for every byte: use kind: bpe or byte")
-        return token_id
 
     def token_labels(self, ids: Iterable[int]) -> list[str]:
         """One readable string an id, for pictures: spaces and line ends are visible, special tokens short."""
@@ -347,18 +325,6 @@ def round_up(size: int) -> int:
     return -(-size // 64) * 64
 
 
-@cache
-def _byte_letters() -> dict[int, str]:
-    """How byte-level tokenizers write a byte (GPT-2's table: printable bytes stand for themselves)."""
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
-
-
 def _bytes_of(token: str) -> bytes:
     """The bytes that a byte-level piece stands for."""
     return bytes(_letter_bytes()[letter] for letter in token)
@@ -366,4 +332,7 @@ def _bytes_of(token: str) -> bytes:
 
 @cache
 def _letter_bytes() -> dict[str, int]:
-    return {letter: byte for byte, letter in _byte_letters().items()}
+    """What each letter of a byte-level tokenizer stands for (GPT-2's table: printable bytes stand for themselves)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -111,10 +111,6 @@ class EvalConfig(Section):
         """When every hook runs, by its name, in the order in which they run."""
         return {hook.name: self._cadence(hook) for hook in map(_named, self.hooks)}
 
-    def is_due(self, step: int) -> bool:
-        """Whether any hook runs after this step, which is not the last one."""
-        return any(cadence.is_due(step, is_last=False) for cadence in self.cadences().values())
-
     def _cadence(self, hook: HookConfig) -> Cadence:
         if hook.name == "attention":
             every = self.attention.every if hook.every is None else hook.every

@@ -1,4 +1,4 @@
-"""The model while it is looked at."""
+"""How is a model evaluated without changing it? In evaluation mode, and back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(lm: nn.Module) -> Iterator[None]:
-    """Within this context lm is in evaluation mode; afterwards every module of it is in the mode that it was in."""
+    """Within this context lm is in evaluation mode; afterwards every module is in its old mode."""
     modes = {module: module.training for module in lm.modules()}
     lm.eval()
     try:

@@ -1,4 +1,4 @@
-"""Files of one JSON object a line: metrics.jsonl and its like."""
+"""How is metrics.jsonl read back? One JSON object a line; a line cut off by a kill is skipped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The records of a .jsonl file; none without the file, and without the lines that were cut off by a kill."""
+    """The records of a .jsonl file that have a step; none without the file. Broken lines are skipped."""
     records = []
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
         try:

@@ -1,8 +1,8 @@
-"""Exact answers to questions about held-out stories: `python -m eval.questions runs/sft_demo`.
+"""Does it answer right about stories it has never seen? `python -m eval.questions runs/sft_demo`
 
-Every question of the built-in world's held-out conversations has one right answer, so a reply is right when it is, to
-the letter, the reply of that conversation. No training text has these stories. They are told twice: with names like
-those of training (Tiko, Belna, Jurim), and with names of a form that training does not have (Belora, Timovu).
+Every question of the built-in world's held-out conversations has one right answer. A reply is right when it equals, to
+the letter, the reply of that conversation. No training text has these stories. Each is asked about twice: with names
+like those of training (Tiko, Belna, Jurim), and with names of a form that training does not have (Belora, Timovu).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from configs import tables
 from configs.loader import InputError, exit_on_bad_input, load_config, validate
 from data.chat import prompt_ids
 from data.config import DataConfig, StoryworldSource
@@ -48,9 +49,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Score:
-    """What came of the questions of one class (or of all): how many were asked, and how many replies were right.
+    """How many questions of one class (or of all) were asked, and how many replies were right.
 
-    chance: share that picking blindly among a question's candidates would get right
+    chance: share that a random pick among a question's candidates gets right
     guess:  share that the best of GUESSES gets right on these very questions: no reading, only looking
     """
 
@@ -127,10 +128,10 @@ def is_right(question: Asked, reply: str | None) -> bool:
 
 
 def _core(candidate: str) -> str:
-    return candidate.split(" the ")[-1]  # "by the river" is told as "to the river", too
+    return candidate.split(" the ")[-1]  # a story also says "to the river"
 
 
-# Answers that nobody needs to understand a story for: (all that was said, the candidates) -> one of these.
+# Answers that need no understanding of the story: (all that was said, the candidates) -> one of these.
 GUESSES: dict[str, Callable[[str, Sequence[str]], str]] = {
     "the first": lambda text, candidates: candidates[0],
     "the last": lambda text, candidates: candidates[-1],
@@ -177,21 +178,19 @@ def figures(scores: dict[str, Score]) -> dict[str, float | int]:
 
 
 def table(columns: dict[str, dict[str, float | int]]) -> str:
-    """A Markdown table: a row a class; exact match of each of `columns` (heading -> figures).
+    """A Markdown table: a row for each class; exact match of each of `columns` (heading -> figures).
 
-    What was asked, chance and the best guess are those of the first column.
+    The number of questions, chance and the best guess are those of the first column.
     """
     first = next(iter(columns.values()))
-    kinds = [kind for kind in KINDS if f"asked_{kind}" in first]
-    lines = [f"| class | asked | {' | '.join(columns)} | chance | best guess |"]
-    lines += [f"|---|---|{'---|' * len(columns)}---|---|"]
-    for kind in [*kinds, ""]:
+    rows = []
+    for kind in [*(kind for kind in KINDS if f"asked_{kind}" in first), ""]:
         ending = f"_{kind}" if kind else ""
         shares = [values.get(f"exact_match{ending}") for values in columns.values()]
+        shares += [first[f"chance{ending}"], first[f"guess{ending}"]]
         shown = ["–" if share is None else f"{share:.1%}" for share in shares]
-        known = [f"{first[f'chance{ending}']:.1%}", f"{first[f'guess{ending}']:.1%}"]
-        lines.append(f"| {' | '.join([kind or 'all', str(first[f'asked{ending}']), *shown, *known])} |")
-    return "\n".join(lines)
+        rows.append([kind or "all", first[f"asked{ending}"], *shown])
+    return tables.table(["class", "asked", *columns, "chance", "best guess"], rows)
 
 
 def source_of(run: str | Path) -> StoryworldSource:
@@ -201,10 +200,12 @@ def source_of(run: str | Path) -> StoryworldSource:
         (at / "config.yaml" for at in (directory, *directory.parents[:2]) if (at / "config.yaml").is_file()), None
     )
     if file is None:
-        raise InputError(f"{run}: no config.yaml beside it says which stories were held out: name a run directory")
+        raise InputError(
+            f"{run}: there is no config.yaml beside it, so the held-out stories are unknown: name a run directory"
+        )
     source = validate(DataConfig, load_config(file), "data").source
     if not isinstance(source, StoryworldSource):
-        raise InputError(f"{file}: data.source is of kind {source.kind}: answers are known in the storyworld only")
+        raise InputError(f"{file}: data.source is of kind {source.kind}: only the storyworld has known answers")
     return source
 
 
@@ -217,14 +218,14 @@ def main() -> int:
     add_device_option(parser)
     given = parser.parse_args()
     if given.kind not in (None, *KINDS):
-        raise InputError(f"--class {given.kind}: there is no such class of questions: use one of {', '.join(KINDS)}")
+        raise InputError(f"--class {given.kind}: unknown class of questions: use one of {', '.join(KINDS)}")
     if given.documents is not None and given.documents < 1:
         raise InputError(f"--documents ({given.documents}) must be 1 or more")
-    lm, tokenizer = open_model(given.run, given.device)
     try:
         source = source_of(given.run)
     except (OSError, ValueError) as error:
         raise InputError(str(error)) from None
+    lm, tokenizer = open_model(given.run, given.device)
     documents = given.documents or source.validation_documents
     source = source.model_copy(update={"validation_documents": documents})
     columns, questions, replies = {}, [], []

@@ -1,4 +1,4 @@
-"""Fixed prompts, continued at every evaluation: `python -m eval.samples runs/demo "Once upon a time"`."""
+"""How does it continue a prompt? `python -m eval.samples runs/demo "Once upon a time"`"""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class RopeScaling(Section):
     """How to bring positions beyond the training length back into the range that the model knows.
 
     linear   every angle divided by `factor` (position interpolation, Chen et al. 2023, arXiv 2306.15595)
-    yarn     slow pairs divided by `factor`, quick ones kept, a ramp in between (Peng et al. 2023, arXiv 2309.00071)
+    yarn     slow pairs divided by `factor`, fast ones kept, a ramp in between (Peng et al. 2023, arXiv 2309.00071)
     """
 
     rope_type: Literal["linear", "yarn"] = Field(
@@ -47,7 +47,7 @@ class RopeScaling(Section):
         return self
 
     def _unset(self) -> set[str]:
-        """Fields that hold their default, however they got it."""
+        """Fields whose value is their default, given or not."""
         return {name for name, field in RopeScaling.model_fields.items() if getattr(self, name) == field.default}
 
 
@@ -234,8 +234,9 @@ class ModelConfig(Section):
 
 def _toggle(kv_heads: Any, heads: int) -> Any:
     """mha, gqa or mqa as a number of key/value heads; anything else as it is. Raises ValueError if it has no number."""
-    between = _divisors(heads)[1:-1]
-    if kv_heads == "gqa" and not between:
+    if kv_heads == "gqa":
+        if between := _divisors(heads)[1:-1]:
+            return min(between, key=lambda divisor: (abs(divisor - heads / 4), -divisor))
         raise ValueError(
             f"num_key_value_heads: gqa shares each key/value head among some of the query heads, and {heads} query "
             f"head{'s have' if heads > 1 else ' has'} no divisor between 1 and {heads}: use "
@@ -246,8 +247,6 @@ def _toggle(kv_heads: Any, heads: int) -> Any:
             "num_key_value_heads: mqa shares one key/value head among several query heads, and there is 1 query head: "
             "use mha, or more num_attention_heads"
         )
-    if kv_heads == "gqa":
-        return min(between, key=lambda divisor: (abs(divisor - heads / 4), -divisor))
     return {"mha": heads, "mqa": 1}.get(kv_heads, kv_heads) if isinstance(kv_heads, str) else kv_heads
 
 

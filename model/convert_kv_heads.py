@@ -1,17 +1,17 @@
 """MHA -> GQA by mean-pooling, and back: `python -m model.convert_kv_heads runs/mha --num-key-value-heads 2 --out DIR`
 
-Fewer heads: the heads that come to share a key/value become one, whose `k_proj` and `v_proj` rows are the mean of
-theirs (Ainslie et al. 2023, arXiv 2305.13245, section 2.1). That is where training goes on from, not the end of it:
-the paper spends another 5 % of the steps. More heads: each head's rows are repeated, which computes the same.
+Fewer heads: the heads that will share a key/value become one, whose `k_proj` and `v_proj` rows are the mean of theirs
+(Ainslie et al. 2023, arXiv 2305.13245, section 2.1). Training must continue from there: the paper spends another 5 %
+of the steps. More heads: each head's rows are repeated, which computes the same.
 
     4 -> 2   k0, k1 -> (k0 + k1) / 2          2 -> 4   k0 -> k0, k0
              k2, k3 -> (k2 + k3) / 2                   k1 -> k1, k1
 
 What QK-norm changes: without it a key is linear in x, RoPE included, so the pooled head's score is the mean of the
-scores that the query would have had with each head of the group. With it, the mean is taken before the norm.
-`k_norm.weight` is one gain per head_dim, shared by all heads: there is nothing to pool, and it stretches the mean of
-keys that disagree, which is short, back to full length. But a head with longer raw keys now outweighs the others,
-although the norm used to divide that length out.
+scores that the query had with each head of the group. With it, the mean is taken before the norm. `k_norm.weight` is
+one gain per head_dim, shared by all heads, so there is nothing to pool. The norm brings the mean of keys that disagree,
+which is short, back to full length. But a head with longer raw keys now outweighs the others, while before the norm
+removed that length.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from configs.loader import InputError, exit_on_bad_input
+from model.attention import Attention
 from model.checkpoint_format import checkpoint_directory, load, read_config, save
 from model.config import ModelConfig
 from model.transformer import LanguageModel
@@ -38,19 +39,19 @@ TOKENIZER_FILES = "tokenizer.json tokenizer_config.json special_tokens_map.json 
 def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageModel:
     """A new model with another number of key/value heads; the one given stays as it is.
 
-    Fewer: the mean of each group of neighbours. More: every head repeated, and the logits stay the same (to the last
-    bit, but for a matrix product that sums in another order because `k_proj` has become wider).
+    Fewer: the mean of each group of neighbours. More: every head is repeated, and the logits stay the same, to the
+    last bit unless the wider `k_proj` makes a matrix product sum in another order.
     Device, dtype, attention backend and training mode are those of `lm`; no random number is drawn.
 
-    Raises ValueError, naming the counts that would do, if the number does not fit the model.
+    Raises ValueError, which names the counts that fit, if the number does not fit the model.
     """
     check_head_count(lm.config, num_key_value_heads)
     config = ModelConfig(**(lm.config.model_dump() | {"num_key_value_heads": num_key_value_heads}))
     tensors = lm.state_dict()
-    for name in tensors:
-        if name.endswith(("k_proj.weight", "v_proj.weight")):
-            tensors[name] = _convert_rows(tensors[name], lm.config.kv_heads, num_key_value_heads)
-    with torch.random.fork_rng(devices=[]):  # the new model's random start is overwritten: let nobody notice it
+    layers = [name for name, module in lm.named_modules() if isinstance(module, Attention)]
+    for name in [f"{layer}.{projection}.weight" for layer in layers for projection in ("k_proj", "v_proj")]:
+        tensors[name] = _convert_rows(tensors[name], lm.config.kv_heads, num_key_value_heads)
+    with torch.random.fork_rng(devices=[]):  # its random start is overwritten, so it draws from nobody's numbers
         converted = LanguageModel(config)
     converted.load_state_dict(tensors)
     converted.set_attn_implementation(lm.attn_implementation)
@@ -79,7 +80,7 @@ def check_head_count(config: ModelConfig, wanted: int) -> None:
 
 
 def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
-    """Convert the model in `source` (a run or a model directory) and write a model directory; what to tell of it.
+    """Convert the model in `source` (a run or a model directory) and write a model directory; returns what to print.
 
     Everything is checked before anything is computed, and `out` appears whole or not at all. Raises InputError.
     """
@@ -103,7 +104,7 @@ def _refuse_occupied(out: Path) -> None:
 
 
 def _write_whole(lm: LanguageModel, directory: Path, out: Path) -> list[str]:
-    """Save beside `out` under a passing name, then rename. Returns the names of the tokenizer files copied."""
+    """Save beside `out` under a temporary name, then rename. Returns the names of the tokenizer files copied."""
     target = out.resolve()
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     copied = [name for name in TOKENIZER_FILES if (directory / name).is_file()]
@@ -138,7 +139,7 @@ def kv_bytes_per_token(config: ModelConfig) -> int:
 
 
 def next_command(source: Path, directory: Path, lm: LanguageModel, out: Path) -> str:
-    """How to train on; with the run's own config where there is one, because data and tokenizer must be the same."""
+    """The command that trains on, with the run's own config if there is one: data and tokenizer must be the same."""
     configs = [source / "config.yaml", directory.parent.parent / "config.yaml"]
     config = next((file for file in configs if file.is_file()), Path("configs/YOURS.yaml"))
     overrides = [f"name={out.resolve().name}_trained", f"init_from={out}"]

@@ -1,11 +1,11 @@
 """Rotary position embedding: turn each pair of a head's numbers by an angle that grows with position.
 
-A query at position i and a key at position j, both turned, have a dot product that depends on i - j only.
+A rotated query at position i and a rotated key at position j have a dot product that depends on i - j only.
 Su et al. 2021, RoFormer (arXiv 2104.09864). The half-split form and the order of the float32 operations are
 transformers' (Llama, Qwen3), so that logits agree to the last bit.
 
-There is no table of angles: they are computed from the positions that are asked for, once for all layers, so
-there is nothing to grow and nothing that could be wrong beyond the training length.
+There is no table of angles. They are computed from the given positions, once for all layers, so nothing must grow
+and nothing can be wrong beyond the training length.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("inv_freq", inv_freq, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryEmbedding:
-        """lm.to(device) moves the frequencies; lm.to(torch.bfloat16) must not round them, or every angle is off."""
+        """lm.to(device) moves the frequencies. lm.to(torch.bfloat16) must not round them, or angles would be wrong."""
         exact = self.inv_freq
         super()._apply(fn, recurse)
         self.inv_freq = exact.to(self.inv_freq.device)
@@ -56,7 +56,7 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def inverse_frequencies(head_dim: int, rope_theta: float, scaling: RopeScaling | None) -> tuple[Tensor, float]:
-    """Radians per position of every pair (head_dim/2,), and the factor for cos and sin (1.0 but for yarn)."""
+    """Radians per position of every pair (head_dim/2,), and the factor for cos and sin (1.0 except for yarn)."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
     wavelengths = rope_theta**exponents
     if scaling is None:
@@ -74,7 +74,7 @@ def _yarn(wavelengths: Tensor, head_dim: int, rope_theta: float, scaling: RopeSc
     assert trained is not None
 
     def pair_that_turns(times: float) -> float:
-        """The (fractional) number of the pair that makes so many turns over the trained length."""
+        """The (fractional) index of the pair that makes this many turns over the trained length."""
         return head_dim * math.log(trained / (times * 2 * math.pi)) / (2 * math.log(rope_theta))
 
     low = max(math.floor(pair_that_turns(scaling.beta_fast)), 0)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model.attention import Attention
-from model.backends.choice import BACKENDS, Situation, check_name, why_not
+from model.backends.choice import BACKENDS, Situation, why_not
 from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache, StaticCache
 from model.feed_forward import FeedForward
@@ -244,7 +244,8 @@ class LanguageModel(nn.Module):
 
         Whether a backend can serve is checked at each forward pass, when device, dtype and masks are known.
         """
-        check_name(name)
+        if name != "auto" and name not in BACKENDS:
+            raise ValueError(f"attn_implementation ({name!r}) is unknown: use auto, {', '.join(BACKENDS)}")
         self.model.backend = "sdpa" if name == "auto" else name
         for attention in self.attention_modules():
             attention.attend = BACKENDS[self.model.backend].compute

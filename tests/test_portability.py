@@ -334,7 +334,7 @@ def test_auto_takes_an_apple_gpu_and_says_that_nobody_tried_it(tmp_path, monkeyp
     config = load_run_config(write_config(tmp_path, train={"precision": "auto"}))
     device = resolve_device(config)
     assert (device.device.type, device.precision, device.attention) == ("mps", "fp32", "sdpa")
-    assert "device mps (auto; not tested: none was at hand)" in device.notes
+    assert "device mps (auto; not tested: no such machine was available)" in device.notes
     assert compilation._cannot_compile("mps") == "not tried on mps"
     assert micro_batch_rows(config, device) == 8
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -343,7 +343,7 @@ def test_auto_takes_an_apple_gpu_and_says_that_nobody_tried_it(tmp_path, monkeyp
     assert resolve_device(config).device.type == "cuda"
 
 
-@pytest.mark.parametrize(("precision", "problem"), [("bf16", "not trained in on mps"), ("tf32", "CUDA's; on mps")])
+@pytest.mark.parametrize(("precision", "problem"), [("bf16", "does not train on mps"), ("tf32", "needs CUDA: on mps")])
 def test_an_apple_gpu_trains_in_float32_alone(tmp_path, monkeypatch, precision, problem):
     from configs.loader import InputError
 

@@ -12,7 +12,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from configs.loader import InputError, LoadedConfig, flatten, load_config, validate
-from configs.meaning import Meaning, Section, is_identity, meanings
+from configs.meaning import Meaning, Section, identity_keys
 from configs.run_keys import RunKeys
 from data.config import DataConfig
 from eval.config import EvalConfig
@@ -193,12 +193,12 @@ class RunConfig(RunKeys):
         values = flatten(self.model_dump())
         if self.init_from is not None:
             values["init_from"] = str(Path(self.init_from))  # whichever way its path is written
-        meaning = meanings(RunConfig)
-        return {key: value for key, value in values.items() if is_identity(meaning[key])}
+        return {key: value for key, value in values.items() if key in IDENTITY}
 
 
 LIMITS = ("max_steps", "max_tokens", "max_minutes")
 DEFAULT_STEPS = 1000
+IDENTITY = frozenset(identity_keys(RunConfig))
 
 
 def load_run_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:

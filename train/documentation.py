@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from configs.loader import load_config
-from configs.meaning import fields, is_identity, meanings
+from configs.meaning import fields
 from configs.run_keys import TrackingConfig
 from data.config import (
     DataConfig,
@@ -33,7 +33,7 @@ from data.config import (
 )
 from eval.config import AttentionConfig, EvalConfig, HookConfig
 from model.config import ModelConfig, RopeScaling
-from train.config import OptimizerConfig, RunConfig, TrainConfig
+from train.config import IDENTITY, OptimizerConfig, RunConfig, TrainConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = ROOT / "configs/base.yaml"
@@ -102,7 +102,7 @@ def page() -> str:
 
 
 def _identity_of_train() -> list[str]:
-    return [key for key in TrainConfig.model_fields if is_identity(meanings(RunConfig)[f"train.{key}"])]
+    return [key for key in TrainConfig.model_fields if f"train.{key}" in IDENTITY]
 
 
 def _introduction(model: type[BaseModel]) -> str:

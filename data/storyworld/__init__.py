@@ -1,7 +1,7 @@
 """The built-in world: short children's stories whose entropy is known exactly.
 
-`tell(seed, index)` writes a story; `parse(text)` recovers every choice that made it and what each one cost
-in bits. On average over stories no language model can pay less than that sum, so a loss curve has a floor.
+`tell(seed, index)` writes a story. `parse(text)` recovers every choice that made it, and what each one cost in
+bits. On average over stories, no language model can pay less than that sum, so a loss curve has a floor.
 Names and songs are invented at random: predicting them means looking back and copying.
 
 A story knows what is true in it (`facts`), so there are questions with known answers (`questions_about`,

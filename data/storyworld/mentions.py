@@ -75,7 +75,7 @@ def align(antecedents: Iterable[Antecedent], offsets: Sequence[tuple[int, int]])
 
     offsets: the characters of every token, as `tokenizers` gives them (Encoding.offsets) for the text of the
     story alone; tokens may take the space before a word along, share a character (bytes) or be empty (special
-    tokens, which are passed over). If documents begin with a special token, add one to all indices.
+    tokens, which are skipped). If documents begin with a special token, add one to all indices.
 
     copies: token by token. The second token of a name goes with the second token of its earlier mention. With
             i copying j, a head's A[i, j] is how much it looks at the same word before; A[i, j + 1], induction,

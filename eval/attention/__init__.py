@@ -1,4 +1,4 @@
-"""Heatmaps of every attention head. `python -m eval.attention runs/demo --text "..."` draws one."""
+"""What does every head look at? `python -m eval.attention runs/demo --text "..."` draws it."""
 
 from eval.attention.capture import AttentionMaps, capture
 

@@ -1,6 +1,6 @@
-"""Look at every head of a trained run.
+"""What does every head of a trained run look at?
 
-python -m eval.attention runs/x                     pictures, time-lapse and viewer, from what was seen in training
+python -m eval.attention runs/x                     pictures, time-lapse and viewer, from the snapshots of training
 python -m eval.attention runs/x --text "..."        the newest checkpoint on a text of yours: text.png, text.html
 python -m eval.attention runs/x --text "..." --head 3,1    that head large: text_L3H1.png
 """
@@ -16,7 +16,7 @@ from typing import Any
 from configs.loader import InputError, exit_on_bad_input
 from eval.opening import add_device_option, open_model
 
-MOST_TOKENS = 256  # of a map: more cannot be told apart
+MOST_TOKENS = 256  # of a map: more are too small to see
 EXAMPLE = "Once there was a fox. The fox saw a bird, and the bird saw the fox."
 
 
@@ -70,7 +70,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def from_snapshots(run: Path, out: Path) -> list[Path]:
-    """Everything that is drawn at the end of a run, once more; a snapshot that is broken is told of and left out."""
+    """Draw again what is drawn at the end of a run; a broken snapshot is reported and skipped."""
     from eval.attention.render import render
     from eval.attention.snapshots import read_all
 
@@ -94,10 +94,10 @@ def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
     lm, tokenizer = open_model(given.run, given.device)
     text = EXAMPLE if given.text is None else given.text
     longest = lm.config.max_position_embeddings
-    probe = _told(lambda: probe_from_text(tokenizer, text, longest), "--text: ")
+    probe = _checked(lambda: probe_from_text(tokenizer, text, longest), "--text: ")
     wanted = AttentionConfig(layers=given.layers, heads=given.heads, max_tokens=given.max_tokens)
     step = re.search(r"step_(\d{8})$", checkpoint_directory(given.run).name)
-    snapshot = _told(lambda: look(lm, [probe], wanted, (int(step[1]) if step else -1, 0, 0.0)))
+    snapshot = _checked(lambda: look(lm, [probe], wanted, (int(step[1]) if step else -1, 0, 0.0)))
     if given.head is not None:
         layer, head = given.head
         if layer not in snapshot.layers or head not in snapshot.heads:
@@ -115,7 +115,7 @@ def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
     return written
 
 
-def _told(make: Callable[[], Any], where: str = "") -> Any:
+def _checked(make: Callable[[], Any], where: str = "") -> Any:
     try:
         return make()
     except ValueError as error:

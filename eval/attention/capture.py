@@ -1,4 +1,4 @@
-"""Take q and k out of every layer while the fast kernel runs, and recompute the weights that it hides.
+"""Which weights did the fast kernel use? It returns none, so q and k are kept and the weights computed again.
 
 A picture cannot lie: weights @ v must equal what the kernel returned, or the capture raises.
 """
@@ -32,7 +32,7 @@ class AttentionMaps:
     tokens (B, T): the input ids. labels: one string per layer and head kept, with their true numbers.
     layers, heads: those numbers. num_attention_heads, num_key_value_heads: of the model, for grouping.
     max_logits (layer, B, head): the largest q · k / sqrt(D) among the keys that may be seen.
-    left_out: what of the rows and tokens that were given is not here, in words, or "".
+    left_out: which of the given rows and tokens are not included, in words, or "".
     With a cache, keys are all tokens so far, and queries the last ones: T queries, S keys.
     """
 
@@ -49,8 +49,8 @@ class AttentionMaps:
 
 @dataclass
 class _Recorder:
-    """What hangs in the layers during one forward pass. It never raises there: under FSDP2 the other processes
-    would wait for ever for a pass that this one has left."""
+    """Hangs in the layers during one forward pass. It never raises there: under FSDP2 the other processes would
+    wait forever for this one."""
 
     heads: list[int]
     specs: dict[int, MaskSpec]

@@ -1,4 +1,4 @@
-"""When a kernel did not compute what capture recomputed: what did it compute instead? Tried only after a mismatch."""
+"""A kernel did not compute what capture recomputed. What did it compute instead? Used only after a mismatch."""
 
 from __future__ import annotations
 

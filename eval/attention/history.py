@@ -1,4 +1,4 @@
-"""What the snapshots of a run tell over time: when the induction head formed, and which of them to show."""
+"""What changed over time? When the induction head formed, curves over training, and which snapshots to show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Head scores: numbers that say what a head does, each a small pure function of attention weights.
+"""What does a head do, in numbers? Head scores, each a small pure function of attention weights.
 
     weights (..., query, key): A[i, j] is how much query i attends to key j ≤ i; every row sums to 1
     rows count from 0, and row 0, usually the first token of a document, can only attend to itself: most means
@@ -82,7 +82,7 @@ PATTERNS = "previous_token duplicate_token induction song_induction sink anteced
 def score(maps: AttentionMaps, probe: Probe) -> dict[str, Tensor]:
     """Every score that this probe serves: name -> (layer, head), the mean over the probe's rows.
 
-    Rows in which a score has nothing to measure are passed over; a head's score is NaN if all are such. Raises
+    Rows in which a score has nothing to measure are skipped; a head's score is NaN if all rows are. Raises
     ValueError for maps of something else than the whole probe.
     """
     if not torch.equal(maps.tokens, probe.input_ids) or maps.weights.shape[-2] != maps.weights.shape[-1]:

@@ -1,4 +1,4 @@
-"""Probes: the fixed token sequences on which heads are looked at, the same at every step of a run.
+"""On which texts are heads measured? Probes: fixed token sequences, the same at every step of a run.
 
     text         texts of your own, or how the first held-out documents begin: what a head does in ordinary reading
     repeated_2   random tokens, and the same again: whoever predicts the second block has looked back
@@ -253,7 +253,7 @@ def _of_stories(
         encoding = tokenizer.backend.encode(story.text, add_special_tokens=False)
         ids = [tokenizer.bos_id, *encoding.ids]
         kept = min(len(ids), longest)
-        targets = {  # counted with the first token; the last token kept has no next one whose loss could be told
+        targets = {  # counted with the first token; the last token kept has no next one to take the loss of
             kind: [(query + 1, [key + 1 for key in keys]) for query, keys in pairs if query + 2 < kept]
             for kind, pairs in pairs_of(story, encoding.offsets).items()
         }

@@ -1,4 +1,4 @@
-"""Everything that is drawn at the end of a run, from the snapshots on disk."""
+"""What is drawn at the end of a run? Everything in its attention folder, from the snapshots on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was seen at one step of training, on disk: attention/step_XXXXXXXX.npz, and its line in attention/index.jsonl.
+"""What did the heads do at one step? On disk: attention/step_XXXXXXXX.npz, and its line in attention/index.jsonl.
 
 Everything that is drawn afterwards (mosaics, curves, time-lapse, viewer, comparison) is drawn from these files.
 """

@@ -1,12 +1,12 @@
-"""Talk to a run in the terminal: `python -m eval.chat runs/sft_demo`.
+"""How do you talk to a run? In the terminal: `python -m eval.chat runs/sft_demo`.
 
-A run that was trained on texts, not on chats, continues what is typed. Lines that are piped in are answered one after
-the other. Within the program:
+A run that was trained on texts, not on chats, continues what you type. Piped lines are answered one after the other.
+Within the program:
 
     /attention [L,H]   what one head looked at while it wrote the last answer; all heads as a picture
-    /temperature [T]   how boldly it draws: 0 = always the likeliest token
+    /temperature [T]   how random the answers are: 0 = always the likeliest token
     /system [TEXT]     a message before all others; without a text, none
-    /cache             how many tokens the last answer had to read, and how many the key-value cache knew
+    /cache             how many tokens the last answer had to read, and how many were in the key-value cache
     /reset             begin a new conversation
     /help              these lines
     /quit              leave, as Ctrl-D does; Ctrl-C stops an answer
@@ -37,7 +37,7 @@ HELP = __doc__[__doc__.index("    /attention") :].rstrip("\n")
 ENDED = {  # how an answer ended, if not by itself
     "stopped": "(stopped)",
     "cut": "(cut after {} tokens: --max-new-tokens gives it more)",
-    "full": "(cut: no more of the model's {} tokens is free)",
+    "full": "(cut: the model's context of {} tokens is full)",
 }
 
 
@@ -177,7 +177,7 @@ class Chat:
         if name not in commands:
             close = difflib.get_close_matches(name, [*commands, "/quit"], 1, 0.5)
             nearest = f"did you mean {close[0]}?" if close else "/help lists the commands"
-            raise ValueError(f"there is no {name}: {nearest}")
+            raise ValueError(f"unknown command {name}: {nearest}")
         commands[name](rest.strip())
 
     def attention(self, rest: str) -> None:
@@ -237,7 +237,7 @@ class Chat:
 
 @contextmanager
 def noted_interrupt(is_interactive: bool) -> Iterator[Callable[[], bool]]:
-    """While inside, Ctrl-C only notes itself; the function given tells. A second one is a KeyboardInterrupt."""
+    """While inside, Ctrl-C is only noted; the function given says whether. A second one is a KeyboardInterrupt."""
     noted = False
 
     def note(number: int, frame: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the model looked at while it wrote an answer: the weights, which head to show, and the pictures."""
+"""What did the model look at while it wrote an answer? The weights, which head to show, and the pictures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from eval.chat.session import Conversation
 from model.checkpoint_format import checkpoint_directory
 from model.decoding.kv_cache import KVCache
 
-MOST_TOKENS = 256  # whose rows are looked at: more cannot be told apart in a picture
+MOST_TOKENS = 256  # whose rows are looked at: more are too small to see in a picture
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def look_back(conversation: Conversation) -> Looked:
 def head_to_show(run: str | Path, looked: Looked) -> tuple[int, int, str]:
     """Layer, head and why this one: the run's strongest induction head, by the last look at its heads in training.
 
-    Where nothing was looked at: the head that rests most on single tokens further back in this very answer.
+    Without snapshots: the head that is most focused on single tokens further back in this answer.
     """
     directory = checkpoint_directory(run)
     files = sorted((directory.parents[1] / "attention").glob("step_*.npz")) if len(directory.parents) > 1 else []
@@ -73,7 +73,7 @@ def head_to_show(run: str | Path, looked: Looked) -> tuple[int, int, str]:
     far = np.where((places > 1) & (np.arange(keys) > 0), weights, 0.0)
     sharpness = far[:, :, looked.first - keys + queries :].max(-1).mean(-1)
     layer, head = divmod(int(sharpness.argmax()), sharpness.shape[1])
-    return layer, head, "of all heads it rests most on single tokens further back"
+    return layer, head, "of all heads the one most focused on single tokens further back"
 
 
 def read_head(text: str, looked: Looked) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""A conversation with a model, or a text that it continues, in token ids: a turn reads only what is new in it.
+"""How does a conversation go on? In token ids, so that a turn reads only what is new in it.
 
-What was said stays in the very ids in which it was read and written, so the key-value cache holds for all of it. Text
-that is encoded anew need not have the ids that the model drew.
+Messages and answers keep the ids in which they were read and written, so the key-value cache stays valid. Encoding the
+text again need not give the ids that the model drew.
 """
 
 from __future__ import annotations

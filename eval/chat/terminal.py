@@ -1,4 +1,4 @@
-"""Writing to a terminal of any width: words that are wrapped while they come, and one head's attention in blocks."""
+"""How does it look in a terminal of any width? Words wrap as they come; a map is drawn in blocks."""
 
 from __future__ import annotations
 

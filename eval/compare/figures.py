@@ -11,7 +11,7 @@ import numpy as np
 
 from eval.compare.runs import Cost, Variant
 
-# Okabe and Ito's colours, told apart by colour-blind readers; the marker tells them apart in greyscale
+# Okabe and Ito's colours, which colour-blind readers can distinguish; in greyscale the markers differ
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8c6bb1"]
 MARKERS = "osD^vPX*"
 SMOOTHED_OVER = 40  # points of a training curve that are left of it

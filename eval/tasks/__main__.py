@@ -1,4 +1,4 @@
-"""What a run knows, in numbers: minimal pairs, multiple choice, perplexity of a text, questions on held-out stories.
+"""How well does a run do on a test set? Minimal pairs, multiple choice, perplexity of a text, questions on stories.
 
 Every number comes with its standard error and its chance level; docs/tasks.md says how each is computed.
 """
@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs import tables
 from configs.loader import InputError, exit_on_bad_input
 from eval.opening import add_device_option, open_model
 
@@ -27,9 +28,9 @@ if TYPE_CHECKING:  # torch is imported after the arguments have been read
 
 @dataclass
 class Result:
-    """What came of a task: name of a file (or a class of questions) -> figures; and one line per record, for --records.
+    """The result of a task: file (or class of questions) -> figures; and one line per record, for --records.
 
-    total: the figures of all together, where there are several. notes: what a reader of the table must know.
+    total: the figures of all files together, where there are several. notes: what a reader of the table must know.
     """
 
     figures: dict[str, dict[str, Any]]
@@ -99,7 +100,7 @@ def text(lm: LanguageModel, tokenizer: Tokenizer, given: argparse.Namespace) -> 
 
 
 def questions(lm: LanguageModel, tokenizer: Tokenizer, given: argparse.Namespace) -> Result:
-    """Exact match on questions about held-out stories, told with names like those of training and with others."""
+    """Exact match on questions about held-out stories, with names like those of training and with others."""
     from eval.questions import Score, ask, held_out_questions, is_right, score, source_of
     from eval.tasks.likelihood import accuracy_error
 
@@ -138,8 +139,8 @@ def _unseen_places(trained: int | None, read: int) -> list[str]:
 
 
 def _unknown(count: int) -> list[str]:
-    told = f"{count} characters are unknown to the tokenizer: one and the same token stands for all of them"
-    return [told] if count else []
+    note = f"{count} characters are unknown to the tokenizer: one and the same token stands for all of them"
+    return [note] if count else []
 
 
 TASKS = {"minimal_pairs": minimal_pairs, "multiple_choice": multiple_choice, "text": text, "questions": questions}
@@ -150,13 +151,10 @@ def table(task: str, result: Result) -> str:
     if task == "text":
         return "\n\n".join(_text_table(name, values) for name, values in result.figures.items())
     rows = result.figures | ({f"mean of {len(result.figures)} files": result.total} if result.total else {})
-    first = next(iter(rows.values()))
-    shown = [key for key in first if not key.endswith("_stderr")]
+    shown = [key for key in next(iter(rows.values())) if not key.endswith("_stderr")]
     heading = "class" if task == "questions" else "file"
-    lines = [f"| {' | '.join([heading, *shown])} |", f"|---|{'---|' * len(shown)}"]
-    for name, values in rows.items():
-        lines.append(f"| {' | '.join([name, *(_cell(values, key) for key in shown)])} |")
-    return "\n".join(lines)
+    cells = [[name, *(_cell(values, key) for key in shown)] for name, values in rows.items()]
+    return tables.table([heading, *shown], cells)
 
 
 def _cell(values: dict[str, Any], key: str) -> str:
@@ -167,15 +165,16 @@ def _cell(values: dict[str, Any], key: str) -> str:
 
 
 def _text_table(name: str, values: dict[str, Any]) -> str:
-    lines = [f"| {name}: {values['tokens']:,} tokens, {values['bytes']:,} bytes | measured | chance |", "|---|---|---|"]
+    rows = []
     for key, shown, digits in (
         ("loss", "loss (nats a token)", 4),
         ("perplexity", "perplexity", 3),
         ("bits_per_byte", "bits per byte", 4),
     ):
         measured = f"{values[key]:,.{digits}f} ± {values[f'{key}_stderr']:,.{digits}f}"
-        lines.append(f"| {shown} | {measured} | {values[f'{key}_chance']:,.{digits}f} |")
-    return "\n".join(lines)
+        rows.append([shown, measured, f"{values[f'{key}_chance']:,.{digits}f}"])
+    size = f"{name}: {values['tokens']:,} tokens, {values['bytes']:,} bytes"
+    return tables.table([size, "measured", "chance"], rows)
 
 
 def parsed() -> argparse.Namespace:
@@ -221,9 +220,11 @@ def main() -> int:
     if given.json:
         from model.checkpoint_format import checkpoint_directory
 
-        told = {"run": given.run, "checkpoint": str(checkpoint_directory(given.run)), "task": given.task}
-        told |= {"results": result.figures} | ({"mean": result.total} if result.total else {}) | {"notes": result.notes}
-        print(json.dumps(_without_nan(told), ensure_ascii=False))
+        answer = {"run": given.run, "checkpoint": str(checkpoint_directory(given.run)), "task": given.task}
+        answer |= (
+            {"results": result.figures} | ({"mean": result.total} if result.total else {}) | {"notes": result.notes}
+        )
+        print(json.dumps(_without_nan(answer), ensure_ascii=False))
     else:
         print(table(given.task, result))
         for note in result.notes:

@@ -1,4 +1,4 @@
-"""The files of `eval.tasks`: read whole, with the file and the line of whatever is wrong with them."""
+"""How are the files of `eval.tasks` read? Whole; an error names the file and the line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ln p of given texts: what minimal pairs, multiple choice and perplexity are made of, and how sure a mean is."""
+"""How likely is a text? ln p of its tokens, which all tasks are made of, and the standard error of a mean."""
 
 from __future__ import annotations
 

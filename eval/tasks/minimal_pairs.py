@@ -1,4 +1,4 @@
-"""Minimal pairs: a sentence and its broken twin, and which of the two a model finds likelier.
+"""Which of two sentences does a model find likelier, the good one or its broken twin? Minimal pairs.
 
 Warstadt et al. 2020, BLiMP (arXiv 1912.00582); Zorro: Huebner et al. 2021, BabyBERTa (CoNLL 2021).
 """
@@ -76,7 +76,7 @@ def _pairs_in(file: Path, limit: int | None) -> Iterator[Pair]:
 
 
 def storyworld_pairs(source: StoryworldSource, limit: int | None = None) -> list[Pair]:
-    """Held-out stories of the built-in world, and their twins: one name, told before, replaced by another of the story.
+    """Held-out stories of the built-in world, and their twins: a name that was mentioned before, replaced by another.
 
     The twin is broken for sure: the world's own reader refuses it. A story with a single name has none.
     """

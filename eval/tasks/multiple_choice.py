@@ -1,4 +1,4 @@
-"""Multiple choice: which of several endings of a context a model finds likeliest.
+"""Which of several endings of a context does a model find likeliest? Multiple choice.
 
 Zellers et al. 2019, HellaSwag (arXiv 1905.07830); the names acc and acc_norm are lm-evaluation-harness's.
 """

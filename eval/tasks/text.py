@@ -1,4 +1,4 @@
-"""Perplexity of a text of any length: every token scored once, in windows that slide over it."""
+"""How well does it predict a text of any length? Every token is scored once, in windows that slide over the text."""
 
 from __future__ import annotations
 

@@ -169,12 +169,6 @@ BACKENDS: dict[str, Backend] = {
 }
 
 
-def check_name(name: str) -> None:
-    """Raises ValueError for a name that is neither `auto` nor a backend."""
-    if name != "auto" and name not in BACKENDS:
-        raise ValueError(f"attn_implementation ({name!r}) is unknown: use auto, {', '.join(BACKENDS)}")
-
-
 def why_not(name: str, here: Situation) -> str | None:
     """One line: why a backend cannot serve, and what to do instead. None if nothing is known against it."""
     limits = BACKENDS[name].limits

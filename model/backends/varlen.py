@@ -1,4 +1,4 @@
-"""Padding-free attention: documents laid end to end, told apart by where each begins (`cu_seqlens`).
+"""Padding-free attention: documents laid end to end, with the place where each begins (`cu_seqlens`).
 
 No mask is read, and no score is computed that a mask would forbid. PyTorch's varlen_attn calls its flash kernel, so
 this needs CUDA, 16-bit numbers and a head of at most 256. It is not tested on a GPU yet. The code around the kernel is

@@ -1,13 +1,13 @@
 """Key-value caches: while decoding, keep the keys and values of every token that was read.
 
-Four ways of keeping them, one interface (`KVCache`):
+Four ways to keep them, one interface (`KVCache`):
 
-    dynamic     grows in blocks, so that appending a token copies nothing but that token
+    dynamic     grows in blocks, so that appending a token copies only that token
     (windows)   the same, for layers with a sliding window: only the last window - 1 tokens stay
     static      room for `capacity` tokens from the start: shapes never change, for torch.compile and CUDA graphs
-    offloaded   layers wait in the CPU's memory and come to the GPU one ahead of their use
+    offloaded   layers wait in the CPU's memory and come to the GPU one layer before they are used
 
-A cache tells the mask where its keys are: `key_positions`. Size: 2 * H_kv * D numbers a token and layer.
+The mask asks a cache where its keys are (`key_positions`). Size: 2 * H_kv * D numbers per token and layer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Layer:
 class KVCache:
     """The dynamic cache, and the interface of all. One cache serves one batch.
 
-    config: says which layers have a sliding window, so that they forget; without it every layer keeps every token.
+    config: which layers have a sliding window, and so forget; without it every layer keeps every token.
     """
 
     def __init__(self, config: ModelConfig | None = None, block_size: int = 256):
@@ -84,7 +84,7 @@ class KVCache:
         return torch.arange(self._kept_from(layer), self._length + count, device=device)
 
     def sees_all(self, layer: int, window: int | None, count: int) -> bool:
-        """Whether the next `count` queries see every key that `update` will return, but for causality from above."""
+        """Whether causality alone hides keys of `update` from the next `count` queries: no window does."""
         start, end = self._kept_from(layer), self._length + count
         fits = window is None or end - start < window or (count == 1 and end - start <= window)
         return fits and (count == 1 or end - start == count)
@@ -94,7 +94,7 @@ class KVCache:
         start, end, held = self._length, self._length + k.shape[2], self._layers.get(layer)
         first = self._kept_from(layer)
         room = held.keys.shape[2] if held is not None else 0
-        # a new buffer if this one is full, or if it still has the room of a long prompt that a window has left behind
+        # a new buffer if this one is full, or far larger than its window since a long prompt was read
         if held is None or end - held.first > room or room > end - first + 2 * self.block_size:
             held = self._layers[layer] = self._make_room(held, k, first, end)
         held.keys[:, :, start - held.first : end - held.first] = k
@@ -103,7 +103,7 @@ class KVCache:
         return held.keys[:, :, visible], held.values[:, :, visible]
 
     def _make_room(self, old: _Layer | None, like: Tensor, first: int, end: int) -> _Layer:
-        """A new buffer with whole blocks for positions first … end, into which what is still needed moves."""
+        """A new buffer with whole blocks for positions first … end, with a copy of what is still needed."""
         batch, heads, _, head_dim = like.shape
         room = (end - first) // self.block_size * self.block_size + self.block_size
         keys = like.new_empty(batch, heads, room, head_dim)
@@ -142,7 +142,7 @@ class KVCache:
 class OffloadedCache(KVCache):
     """Layers wait in (pinned) CPU memory; while one layer computes, the next is copied on a stream of its own.
 
-    Besides the layer that computes, one is on the GPU at a time. On a CPU it is the dynamic cache with one more copy.
+    The GPU holds the layer that computes and one more. On a CPU it is the dynamic cache with an extra copy.
     """
 
     def __init__(self, config: ModelConfig, block_size: int = 256):
@@ -172,7 +172,7 @@ class OffloadedCache(KVCache):
         return keys, values
 
     def _fetch(self, layer: int, device: torch.device) -> None:
-        """Begin to copy a layer to the device: whole buffers, because only those are contiguous."""
+        """Start to copy a layer to the device: whole buffers, because only those are contiguous."""
         if layer not in self._layers:
             return
         held = self._layers[layer]
@@ -247,7 +247,7 @@ class StaticCache(KVCache):
     def positions(self, count: int, device: torch.device) -> Tensor:
         if not torch.compiler.is_compiling() and self.length + count > self.capacity:
             raise ValueError(
-                f"the static cache has room for {self.capacity} tokens, and {self.length} + {count} are asked for: "
+                f"the static cache has room for {self.capacity} tokens, and {self.length} + {count} are needed: "
                 "make it with a larger capacity"
             )
         return torch.arange(count, device=device) + self._position

@@ -1,8 +1,8 @@
-"""Matrix products of one or a few rows on a CPU, as decoding makes them: the same sums by a quicker way.
+"""Matrix products of one or a few rows on a CPU, as in decoding: the same sums, computed faster.
 
-Only inside a compiled model: there (x * w).sum() becomes one loop that reads each weight once, as fast as memory gives
-them; with PyTorch's library call a step took four times as long on an AMD processor (EXPERIMENTS.md). Sums are added
-in another order, so the last bits differ, which is why nothing but compiled decoding uses this.
+Only inside a compiled model: there (x * w).sum() becomes one loop that reads each weight once, at the speed of the
+memory. PyTorch's library call took four times as long on an AMD processor (EXPERIMENTS.md). The sums are added in
+another order, so the last bits differ. That is why only compiled decoding uses this.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FEW = 32
 
 
 class FewRows(TorchFunctionMode):
-    """`with FewRows():` every F.linear without a bias on a CPU takes the quicker way if it has at most FEW rows."""
+    """`with FewRows():` every F.linear on a CPU without a bias and with at most FEW rows is computed this way."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is F.linear and len(args) == 3 and args[2] is None:  # as an nn.Linear without bias calls it
@@ -34,6 +34,6 @@ def one_row(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def few_rows(x: Tensor, weight: Tensor) -> Tensor:
-    """The product the other way round, with the tall weight in front: a step of 16 rows took a fifth less."""
+    """The product with the tall weight in front: it made a step of 16 rows a fifth faster."""
     columns = x.reshape(-1, x.shape[-1]).T.contiguous()
     return (weight @ columns).T.contiguous().view(*x.shape[:-1], -1)

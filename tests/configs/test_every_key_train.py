@@ -114,7 +114,7 @@ def test_compile(tiny, monkeypatch):
 def test_device(tiny, monkeypatch):
     """One that is missing is refused; one that PyTorch says is there is taken (where it says so)."""
     missing = "mps" if not torch.backends.mps.is_available() else "cuda"
-    assert f"train.device is {missing}, but PyTorch" in pretrain(tiny, f"train.device={missing}", code=2).stderr
+    assert f"train.device is {missing}: not available here" in pretrain(tiny, f"train.device={missing}", code=2).stderr
     assert resolve_device(load_run_config(tiny, ["train.device=cpu"])).device.type == "cpu"
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert resolve_device(load_run_config(tiny, ["train.device=mps"])).device.type == "mps"
@@ -122,7 +122,7 @@ def test_device(tiny, monkeypatch):
 
 def test_a_precision_that_the_device_lacks_is_refused(tiny):
     done = pretrain(tiny, "train.device=cpu", "train.precision=tf32", code=2)
-    assert "train.precision is tf32, which is CUDA's" in done.stderr
+    assert "train.precision is tf32, which needs CUDA" in done.stderr
 
 
 def kind_of_model(config_file: Path, parallel: str) -> None:

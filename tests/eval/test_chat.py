@@ -118,9 +118,9 @@ def test_commands(runs, said):
     ("line", "reason"),
     [
         ("", "there is nothing to answer: type a message"),
-        ("/tempature 1", "there is no /tempature: did you mean /temperature?"),
-        ("/quti", "there is no /quti: did you mean /quit?"),
-        ("/xyz", "there is no /xyz: /help lists the commands"),
+        ("/tempature 1", "unknown command /tempature: did you mean /temperature?"),
+        ("/quti", "unknown command /quti: did you mean /quit?"),
+        ("/xyz", "unknown command /xyz: /help lists the commands"),
         ("/temperature warm", "/temperature takes a number, for example /temperature 0.5, not 'warm'"),
         ("/temperature -1", "temperature (-1.0) must be 0 (greedy) or more"),
         ("/attention", "there is no answer yet to look at: ask something first"),
@@ -140,7 +140,7 @@ def test_turns_that_are_forgotten_are_told_of(runs, said):
     code, _, err = said(runs / "chats", "--max-new-tokens", 8, lines=["Who has the kite?"] * 12)
     assert code == 0
     assert "(more than 128 tokens by now: the oldest turn is forgotten)" in err
-    assert said(runs / "chats", lines=["Who?"])[2] == "(cut: no more of the model's 128 tokens is free)\n"
+    assert said(runs / "chats", lines=["Who?"])[2] == "(cut: the model's context of 128 tokens is full)\n"
 
 
 # The map of an answer
@@ -177,7 +177,9 @@ def test_the_head_shown_is_the_one_that_training_found_or_else_the_sharpest_here
     shutil.copytree(runs / "chats", run)
     short, asked = ("--max-new-tokens", 4), {"lines": ["Who?", "/attention"]}
     found = re.search(
-        r"^L(\d) H(\d), of all heads it rests most on single tokens further back$", said(run, *short, **asked)[1], re.M
+        r"^L(\d) H(\d), of all heads the one most focused on single tokens further back$",
+        said(run, *short, **asked)[1],
+        re.M,
     )
     weights = capture(load(run), torch.tensor([chat_again(load(run), load_tokenizer(run))])).weights
     assert int(found[1]) < len(weights)
@@ -221,7 +223,9 @@ def test_bad_input_is_one_line_and_exit_code_2(runs, said, tmp_path):
         shutil.copytree(runs / "chats", folder)
     weights = broken["cut"] / "checkpoints/step_00000010/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    larger = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=384), [chat.__doc__])
+    larger = train_tokenizer(
+        TokenizerConfig(kind="bpe", vocab_size=384), [chat.__doc__, " ".join(map(str, range(500)))]
+    )
     larger.save(broken["mixed"] / "checkpoints/step_00000010")
     (broken["no_tokenizer"] / "checkpoints/step_00000010/tokenizer.json").unlink()
     (broken["latest"] / "checkpoints/latest").write_text("step_00000020")
@@ -230,7 +234,7 @@ def test_bad_input_is_one_line_and_exit_code_2(runs, said, tmp_path):
         ([broken["cut"]], "model.safetensors: cannot be read"),
         ([broken["mixed"]], "the tokenizer has 384 ids, the model 320: they do not belong together"),
         ([broken["no_tokenizer"]], "holds no tokenizer.json"),
-        ([broken["latest"]], "names step_00000020, which is not there"),
+        ([broken["latest"]], "names step_00000020, which does not exist"),
         ([runs / "chats", "--temperature", "-1"], "temperature (-1.0) must be 0 (greedy) or more"),
         ([runs / "chats", "--top-p", "2"], "top_p (2.0) must be in (0, 1]"),
         ([runs / "chats", "--max-new-tokens", "0"], "--max-new-tokens (0) must be 1 or more"),
@@ -242,7 +246,7 @@ def test_bad_input_is_one_line_and_exit_code_2(runs, said, tmp_path):
 
 
 def test_help_needs_no_torch():
-    script = "import sys; from eval.chat import main; sys.argv = ['chat', '--help']\n"
+    script = "import sys; from eval.chat.__main__ import main; sys.argv = ['chat', '--help']\n"
     script += "try: main()\nexcept SystemExit: print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE

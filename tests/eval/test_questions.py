@@ -110,9 +110,8 @@ def test_held_out_conversations_can_hardly_be_guessed():
 def test_the_table_has_a_row_a_class():
     before, after = ([reply, "By the river."] for reply in ("?", "Tiko had it."))
     shown = table({name: figures(score([HAS, SAW], said)) for name, said in (("before", before), ("after", after))})
-    assert shown.splitlines() == [
+    assert [" ".join(line.split()) for line in shown.splitlines() if "---" not in line] == [
         "| class | asked | before | after | chance | best guess |",
-        "|---|---|---|---|---|---|",
         "| who_has | 1 | 0.0% | 100.0% | 50.0% | 100.0% |",
         "| where | 1 | 100.0% | 100.0% | 50.0% | 100.0% |",
         "| all | 2 | 50.0% | 100.0% | 50.0% | 100.0% |",
@@ -232,10 +231,10 @@ def test_the_command_prints_the_table(chat_run, capsys):
     code, out, _ = command(capsys, chat_run / "runs/tiny", "--documents", 6, "--class", "where", "--show", 1)
     asked = list(islice(held_out_questions(SOURCE.model_copy(update={"validation_documents": 6}), "where"), 99))
     assert code == 0
-    assert f"| where | {len(asked)} | 0.0% |" in out
+    assert f"| where | {len(asked)} | 0.0% |" in " ".join(out.split())
     assert f"right: {asked[0].reply}" in out
     whole = command(capsys, next((chat_run / "runs/tiny/checkpoints").glob("step_*4")), "--documents", 6)[1]
-    assert "| all | " in whole  # a checkpoint of the run knows its stories as well
+    assert "| all " in whole  # a checkpoint of the run knows its stories as well
 
 
 def test_bad_input_is_one_line_and_exit_code_2(chat_run, capsys, tmp_path):
@@ -245,10 +244,10 @@ def test_bad_input_is_one_line_and_exit_code_2(chat_run, capsys, tmp_path):
     (foreign / "config.json").write_text(json.dumps({}))
     (foreign / "config.yaml").write_text("data: {source: {kind: files, path: x.txt}}\n")
     for arguments, reason in (
-        ([run, "--class", "why"], "there is no such class of questions: use one of who_has, where"),
+        ([run, "--class", "why"], "unknown class of questions: use one of who_has, where"),
         ([run, "--documents", "0"], "--documents (0) must be 1 or more"),
         ([tmp_path / "nothing"], "is neither a run (checkpoints/latest) nor a model directory"),
-        ([foreign], "data.source is of kind files: answers are known in the storyworld only"),
+        ([foreign], "data.source is of kind files: only the storyworld has known answers"),
     ):
         code, out, err = command(capsys, *arguments)
         assert (code, out, err.count("\n")) == (2, "", 1)

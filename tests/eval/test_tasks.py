@@ -144,8 +144,8 @@ def test_characters_that_the_tokenizer_does_not_know_are_told(checkpoints, capsy
     pairs = blimp(tmp_path / "pairs.jsonl", [("The cat ß.", "The cat Ü."), ("ß ran.", "The fox ran.")])
     code, out, err = command(capsys, checkpoints["char"], "--minimal-pairs", pairs)
     assert code == 0
-    assert "| pairs.jsonl | 2 | " in out
-    assert "| 1 | 50.0% |" in out  # both unknown: a tie
+    assert "| pairs.jsonl | 2 | " in " ".join(out.split())
+    assert "| 1 | 50.0% |" in " ".join(out.split())  # both unknown: a tie
     assert err == "3 characters are unknown to the tokenizer: one and the same token stands for all of them\n"
     assert command(capsys, checkpoints["bpe"], "--minimal-pairs", pairs)[2] == ""
 
@@ -156,9 +156,8 @@ def test_the_table_for_people(checkpoints, capsys, tmp_path):
     out = command(capsys, checkpoints["bpe"], "--minimal-pairs", tmp_path / "folder")[1]
     told = json.loads(command(capsys, checkpoints["bpe"], "--minimal-pairs", tmp_path / "folder", "--json")[1])
     one, mean = told["results"]["a.jsonl"], told["mean"]
-    assert out.splitlines() == [
+    assert [" ".join(line.split()) for line in out.splitlines() if "---" not in line] == [
         "| file | pairs | accuracy | ties | chance |",
-        "|---|---|---|---|---|",
         f"| a.jsonl | 4 | {one['accuracy']:.1%} ± {one['accuracy_stderr']:.1%} | 1 | 50.0% |",
         f"| b.jsonl | 4 | {one['accuracy']:.1%} ± {one['accuracy_stderr']:.1%} | 1 | 50.0% |",
         f"| mean of 2 files | 8 | {mean['accuracy']:.1%} ± {mean['accuracy_stderr']:.1%} | 2 | 50.0% |",
@@ -166,8 +165,10 @@ def test_the_table_for_people(checkpoints, capsys, tmp_path):
     (tmp_path / "a.txt").write_text("ok")
     code, out, err = command(capsys, checkpoints["byte"], "--text", tmp_path / "a.txt")
     assert (code, err) == (0, "")
-    assert out.startswith("| a.txt: 2 tokens, 2 bytes | measured | chance |\n|---|---|---|\n| loss (nats a token) | ")
-    assert f"| {math.log(320):.4f} |\n| perplexity | " in out
+    header, _, loss, *_ = (" ".join(line.split()) for line in out.splitlines())
+    assert header == "| a.txt: 2 tokens, 2 bytes | measured | chance |"
+    assert loss.startswith("| loss (nats a token) | ")
+    assert loss.endswith(f" | {math.log(320):.4f} |")
     (tmp_path / "a.txt").write_text("o")  # a single token says nothing about its scatter
     told = json.loads(command(capsys, checkpoints["byte"], "--text", tmp_path / "a.txt", "--json")[1])
     assert told["results"]["a.txt"]["loss_stderr"] is None
@@ -229,7 +230,7 @@ def test_questions_are_those_of_eval_questions(world_run, capsys, tmp_path):
         assert [record["right"] for record in said] == [question.reply for question in asked]
     code, out, _ = command(capsys, world_run, "--questions", "--limit", 2)
     assert code == 0
-    assert "| all, new names | 2 | 0.0% ± 0.0% |" in out
+    assert "| all, new names | 2 | 0.0% ± 0.0% |" in " ".join(out.split())
 
 
 # Bad input
@@ -292,8 +293,8 @@ def test_bad_input_is_one_line_and_exit_code_2(checkpoints, world_run, capsys, t
         ([run, text, empty, "--delimiter", ""], "--delimiter belongs to --multiple-choice: leave it out with --text"),
         ([run, text, empty, "--window", "97"], "--window (97) must be 2 to 96, this model's max_position_embeddings"),
         ([run, text, empty, "--window", "9", "--stride", "9"], "--stride (9) must be 1 to 8, one less than the window"),
-        ([run, "--questions"], "no config.yaml beside it says which stories were held out"),
-        ([run, pairs, "storyworld"], "no config.yaml beside it says which stories were held out"),
+        ([run, "--questions"], "so the held-out stories are unknown"),
+        ([run, pairs, "storyworld"], "so the held-out stories are unknown"),
         ([run, text, file("a.txt", "a"), "--records", tmp_path], "--records: " + str(tmp_path) + " cannot be written"),
     ]
     if not torch.cuda.is_available():

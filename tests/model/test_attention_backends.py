@@ -1,4 +1,4 @@
-"""The choice of a backend: explicit means explicit, auto says why, and what cannot serve is told before it is tried."""
+"""The choice of a backend: explicit means explicit, auto says why, and what cannot serve is refused first."""
 
 from dataclasses import replace
 
@@ -83,7 +83,7 @@ def test_dropout_is_refused_by_flash_in_training_only():
         lm.train()(ids)
 
 
-def test_an_unknown_name_is_told_the_known_ones():
+def test_an_unknown_name_lists_the_known_ones():
     lm = random_model(tiny_config())
     with pytest.raises(ValueError, match="'flashy'.*auto, eager, flash, flash3, flash4, sdpa"):
         lm.set_attn_implementation("flashy")

@@ -186,7 +186,7 @@ def test_a_full_static_cache_says_so_before_anything_is_computed():
     cache = StaticCache(lm.config, 1, 10, "cpu", torch.float32)
     with torch.no_grad():
         lm(torch.randint(0, 192, (1, 8)), kv_cache=cache)
-        with pytest.raises(ValueError, match=r"room for 10 tokens, and 8 \+ 3 are asked for"):
+        with pytest.raises(ValueError, match=r"room for 10 tokens, and 8 \+ 3 are needed"):
             lm(torch.randint(0, 192, (1, 3)), kv_cache=cache)
     assert cache.length == 8
 

@@ -39,7 +39,7 @@ def test_turning_equals_complex_multiplication_far_beyond_the_training_length(sc
     assert (found - expected).abs().max() <= allowed
 
 
-def test_yarn_keeps_quick_pairs_and_slows_the_others():
+def test_yarn_keeps_fast_pairs_and_slows_the_others():
     plain = RotaryEmbedding(tiny_config(head_dim=64)).inv_freq
     scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4096}
     yarn = RotaryEmbedding(tiny_config(head_dim=64, rope_scaling=scaling))

@@ -173,8 +173,8 @@ def test_a_run_that_fails_is_told_at_the_end_and_the_others_go_on(tmp_path, monk
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     config = write_config(tmp_path, train={"max_steps": 4, "checkpoint_every": 0}, eval={"every": 0})
     done = command(config, "train.optimizer.adamw_lr=1e38,0.005", "--jobs", 2, "--skip-decode", code=3)
-    assert "tiny-1e38-seed0: FAILED, exit code 3 (its loss was not finite any more); the others go on" in done.stdout
-    assert "tiny-1e38-seed0 is left out: its loss was not finite any more" in done.stderr
+    assert "tiny-1e38-seed0: FAILED, exit code 3 (its loss became non-finite); the others go on" in done.stdout
+    assert "tiny-1e38-seed0 is left out: its loss became non-finite" in done.stderr
     page = (tmp_path / "runs/tiny-sweep-adamw_lr/comparison.md").read_text(encoding="utf-8")
     assert "# Comparison: tiny-0.01, tiny-0.005" in page
     assert "> **Warning:** tiny-1e38-seed0 is left out" in page

@@ -1,4 +1,4 @@
-"""Memory of a CPU step is kept for the next one."""
+"""Why give memory back after every step? On a CPU, what a step frees is kept for the next one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ KEPT = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Ask glibc not to give freed blocks back to the system; returns whether it agreed. Elsewhere nothing happens.
+    """Ask glibc not to give freed blocks back to the system; returns whether it agreed. Other C libraries do nothing.
 
-    By default it hands large blocks back and gets them anew in every step, and the system clears each page of them
-    first: 20,000 to 70,000 page faults a step of a 6 x 256 model, 4 to 9 % of its time (EXPERIMENTS.md). The process
-    then holds the most it ever needed at once. Call it before the first step, in any order with everything else.
+    By default glibc returns large blocks and asks for them again in every step, and the system clears each page first.
+    That is 20,000 to 70,000 page faults a step of a 6 x 256 model, 4 to 9 % of its time (EXPERIMENTS.md). In return the
+    process holds the most that it ever needed at once. Call it before the first step.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -1,4 +1,4 @@
-"""Where a run computes and in which precision: what `auto` stands for on this machine, and why."""
+"""Where does a run compute, and in which precision? What `auto` stands for on this machine, and why."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from configs.loader import InputError
+from eval.opening import choose_device
 from model.backends.choice import Situation, choose_attention, why_not
 from train.config import RunConfig
 from train.machine.allocator import keep_freed_memory
@@ -52,25 +53,20 @@ class Device:
 def resolve_device(run_config: RunConfig, resolved: dict[str, Any] | None = None) -> Device:
     """Decide what `auto` stands for. resolved: what a run that goes on had decided; it is kept where it can be.
 
-    Raises InputError for a device or a precision that is asked for and is not there.
+    Raises InputError for a device or a precision that you ask for and this machine does not have.
     """
     config = run_config.train
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    kind = config.device
-    if kind == "auto":
-        kind = "cuda" if available["cuda"] else "mps" if available["mps"] else "cpu"
-    elif not available[kind]:
-        found = ", ".join(name for name, there in available.items() if there)
-        raise InputError(
-            f"train.device is {kind}, but PyTorch {torch.__version__} finds none here: use auto or one of: {found}"
-        )
+    try:
+        kind = choose_device(config.device).type
+    except InputError as error:
+        raise InputError(str(error).replace("--device", "train.device is", 1)) from None
     earlier = resolved if resolved and resolved.get("device") == kind else {}
     precision, reason = resolve_precision(config.precision, kind, earlier.get("precision"))
     compiled, why = config.compile, "asked for"
     if compiled == "auto":
         compiled, why = earlier.get("compile", "auto"), AS_BEFORE
     attention, choice = resolve_attention(run_config, kind, precision, compiled is not False, earlier.get("attention"))
-    untested = "; not tested: none was at hand" if kind == "mps" else ""
+    untested = "; not tested: no such machine was available" if kind == "mps" else ""
     notes = [
         f"device {kind} ({'asked for' if config.device != 'auto' else 'auto'}{untested})",
         f"precision {precision} ({reason})",
@@ -82,22 +78,22 @@ def resolve_device(run_config: RunConfig, resolved: dict[str, Any] | None = None
 
 
 def resolve_precision(wanted: str, kind: str, earlier: str | None = None) -> tuple[str, str]:
-    """The precision, and why. Raises InputError for one that the device lacks."""
+    """The precision, and why. Raises InputError for one that the device does not have."""
     if wanted == "auto":
         return (earlier, AS_BEFORE) if earlier else _quick_precision(kind)
     if wanted == "tf32" and kind != "cuda":
-        raise InputError(f"train.precision is tf32, which is CUDA's; on {kind} use auto or fp32")
+        raise InputError(f"train.precision is tf32, which needs CUDA: on {kind} use auto or fp32")
     if wanted == "bf16" and kind == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise InputError("train.precision is bf16, but this GPU has no bf16 instructions: use auto, fp16 or fp32")
     if wanted in ("bf16", "fp16") and kind == "mps":
-        raise InputError(f"train.precision is {wanted}, which is not trained in on mps: use auto or fp32")
+        raise InputError(f"train.precision is {wanted}, which does not train on mps: use auto or fp32")
     return wanted, "asked for"
 
 
 def resolve_attention(
     run_config: RunConfig, kind: str, precision: str, compiled: bool, earlier: str | None = None
 ) -> tuple[str, str]:
-    """The backend that trains, and why. Raises InputError for one that is asked for and cannot serve this run."""
+    """The backend that trains, and why. Raises InputError for one that you ask for and that cannot serve this run."""
     model, data = run_config.model, run_config.data
     situation = Situation(
         device=kind,
@@ -131,7 +127,7 @@ def _quick_precision(kind: str) -> tuple[str, str]:
 
 
 def cpu_capabilities() -> dict[str, Any]:
-    """What PyTorch knows about the processor; empty where it does not tell."""
+    """What PyTorch knows about the processor; empty where that is unknown."""
     return dict(getattr(torch.cpu, "get_capabilities", dict)())
 
 

@@ -1,4 +1,4 @@
-"""What the machine has: memory, and the peak of its GPU."""
+"""What does the machine have? Its memory, and the peak of its GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 # Dense bf16 peaks of tensor cores in TFLOPS, without sparsity, as NVIDIA's data sheets are quoted (fp32 accumulation
 # for the RTX 4090; the T4 has no bf16, so fp16); none was measured here. Each key is how a device's name ends, so that
-# NVL, PCIe and laptop versions and MIG slices, which have other peaks, are not taken for these.
+# NVL, PCIe and laptop versions and MIG slices, which have other peaks, are not mistaken for these.
 PEAK_TFLOPS = {
     "H200": 989,
     "H100 80GB HBM3": 989,
@@ -25,7 +25,7 @@ PEAK_TFLOPS = {
 
 
 def device_memory(kind: str) -> tuple[float, str] | None:
-    """(bytes, in words where that is from): all that the GPU has, or the RAM that is free; None where nobody tells."""
+    """(bytes, in words where that is from): all that the GPU has, or the RAM that is free; None where it is unknown."""
     import torch
 
     if kind == "cuda":
@@ -41,7 +41,7 @@ def device_memory(kind: str) -> tuple[float, str] | None:
 
 
 def peak_tflops(device_name: str) -> float | None:
-    """The dense 16-bit peak of a GPU, by the name that torch.cuda.get_device_name gives; None if it is not known."""
+    """The dense 16-bit peak of a GPU, by the name that torch.cuda.get_device_name gives; None if it is unknown."""
     return next((peak for key, peak in PEAK_TFLOPS.items() if f" {device_name}".endswith(f" {key}")), None)
 
 

@@ -1,9 +1,9 @@
-"""One key at a time against a fixed baseline, with the same data and budget, then the comparison of all runs:
+"""Train one run for each value of a key, on the same data and budget, and compare them:
 
     python -m train.sweep configs/demo.yaml model.num_key_value_heads=1,2,4 [section.key=value ...] [--seeds 3]
 
 `key=a,b,c` is swept, `key=value` holds for all runs. The baseline is the config itself. Runs are named
-<name>-<value>-seed<seed>; what is already trained is not trained again, so the same command goes on after a stop.
+<name>-<value>-seed<seed>. A finished run is not trained again, so the same command goes on after a stop.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from train.sweep.plan import PlannedRun
 
 POLL_S = 0.1
-COURTESY_S = 1.0  # a terminal's Ctrl-C reaches the runs by itself; after this long they are told once more
-REASONS = {2: "bad input", 3: "its loss was not finite any more"}
+COURTESY_S = 1.0  # Ctrl-C in a terminal reaches the runs by itself; after this long the signal is sent again
+REASONS = {2: "bad input", 3: "its loss became non-finite"}
 
 
 def main() -> int:
@@ -70,7 +70,7 @@ def default_folder(runs: Sequence[PlannedRun]) -> Path:
 
 @dataclass
 class Sweep:
-    """The runs of a sweep and how far they are. finished; failed: exit codes; seconds that a run took: by name."""
+    """The runs of a sweep, and how far they are. By name: finished, failed (exit codes), seconds (that a run took)."""
 
     config: str
     runs: list[PlannedRun]
@@ -80,7 +80,7 @@ class Sweep:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def announce(self) -> None:
-        """What is going to be trained, before it is."""
+        """Say what will be trained."""
         variants = {run.variant.label: run.variant for run in self.runs}
         seeds = len(self.runs) // len(variants)
         print(
@@ -91,7 +91,7 @@ class Sweep:
             print(f"  {variant.label}: {' '.join(variant.changes) or f'the baseline, {self.config}'}")
 
     def train(self) -> int:
-        """Train what is not trained yet, `jobs` runs at a time. Returns 0, or the signal that stopped it."""
+        """Train the runs that are not finished, `jobs` at a time. Returns 0, or the signal that stopped the sweep."""
         from train.machine.signals import stop_signals
 
         waiting = [run for run in self.runs if run.config.name not in self.finished]
@@ -112,7 +112,7 @@ class Sweep:
             return stopped()
 
     def compare(self, out: Path, *, decode: bool) -> int:
-        """Compare what was trained, say what failed. Returns the exit code: 0, or that of a failed run."""
+        """Compare the finished runs and say which ones failed. Returns the exit code: 0, or that of a failed run."""
         from eval.compare.__main__ import compare
 
         labels = list(dict.fromkeys(run.variant.label for run in self.runs))
@@ -130,7 +130,7 @@ class Sweep:
         return 3 if 3 in codes else next((code if code > 0 else 128 - code for code in codes), 0)
 
     def _note(self, name: str, code: int, stopped: int, took: float) -> None:
-        """A process has ended, after so many seconds."""
+        """Note that a process has ended, after so many seconds."""
         if code == 0:
             self.finished.add(name)
             self.seconds[name] = took
@@ -146,12 +146,12 @@ class Sweep:
         print(f"sweep: [{done}/{len(self.runs)}] {name}: {what}", flush=True)
 
     def _time_left(self, to_do: int) -> str:
-        """In words, from the runs that are finished; nothing before the first is."""
+        """In words, from the finished runs; nothing before the first one."""
         from eval.jsonl import read_lines
 
         seconds = []
         for run in self.runs:
-            if run.config.name in self.finished:  # of one that was begun earlier, only metrics.jsonl knows
+            if run.config.name in self.finished:  # metrics.jsonl knows how long an earlier one took
                 lines = read_lines(run.config.directory / "metrics.jsonl")
                 seconds.append(max(self.seconds.get(run.config.name, 0.0), lines[-1]["time_s"] if lines else 0.0))
         if not seconds:
@@ -160,7 +160,7 @@ class Sweep:
 
 
 class Process:
-    """A run as a process of its own, with fresh memory; what it prints bears its name if others run beside it."""
+    """A run in a new process, with fresh memory. If others run beside it, its name is before each line it prints."""
 
     def __init__(self, config: str, run: PlannedRun, jobs: int):
         alone = jobs == 1
@@ -181,19 +181,19 @@ class Process:
             self._output.start()
 
     def poll(self) -> int | None:
-        """Its exit code once it has ended and everything is printed."""
+        """Its exit code, once it has ended and everything is printed."""
         code = self._process.poll()
         if code is not None and self._output is not None:
             self._output.join(timeout=10)
         return code
 
     def pass_on(self, number: int) -> None:
-        """Send a signal on, once, and not before the process had time to end by itself."""
+        """Pass a signal on, once, after the process had time to end by itself."""
         now = time.monotonic()
         if self._signal_at is None:
             self._signal_at = now + COURTESY_S
         elif now > self._signal_at:
-            # either does nothing to a process that has ended; Windows sends no SIGINT, and its Ctrl-C has come already
+            # neither harms a process that has ended; Windows sends no SIGINT, and its Ctrl-C has arrived already
             self._process.terminate() if os.name == "nt" else self._process.send_signal(number)
             self._signal_at = float("inf")
 

@@ -1,4 +1,4 @@
-"""Which runs a sweep is made of: the baseline, and one key at a time changed, each with every seed."""
+"""Which runs make up a sweep? The baseline, and one run for each changed key, all of them with every seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_LABEL = 60  # characters of a value in the name of a run
 
 @dataclass(frozen=True)
 class Variant:
-    """label: what its runs are named after; changes: what it overrides besides the fixed overrides, [] = baseline."""
+    """label: part of the names of its runs. changes: its overrides besides the fixed ones, [] = the baseline."""
 
     label: str
     changes: list[str]
@@ -34,7 +34,7 @@ class PlannedRun:
 
     @property
     def script(self) -> str:
-        """Fine-tuning has a script of its own."""
+        """Fine-tuning has its own script."""
         tunes = self.config.init_from is not None and self.config.data.records == "conversations"
         return "train.sft" if tunes else "train.pretrain"
 
@@ -92,7 +92,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, list[
 
 
 def split_values(text: str) -> list[str]:
-    """`a,b` at the commas that stand in no bracket and no quotes."""
+    """Split `a,b` at the commas outside brackets and quotes."""
     values, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -111,7 +111,7 @@ def split_values(text: str) -> list[str]:
 
 
 def variants_of(path: str, fixed: Sequence[str], swept: dict[str, list[str]]) -> list[Variant]:
-    """The baseline, then a variant for each value that changes it, each config once. Raises InputError."""
+    """The baseline, then a variant for each value that changes it. No config comes twice. Raises InputError."""
     base = load_run_config(path, list(fixed))
     baseline = Variant(_label_of_baseline(base, swept), [], base)
     variants, labels = [baseline], set()
@@ -120,7 +120,9 @@ def variants_of(path: str, fixed: Sequence[str], swept: dict[str, list[str]]) ->
             config = _checked(path, [*fixed, f"{key}={value}"], key, value)
             label = _label(value) if len(swept) == 1 else f"{key.rpartition('.')[2]}-{_label(value)}"
             if config == base:
-                if len(swept) == 1 and baseline is variants[0]:  # its runs bear the value's name as it is written here
+                if (
+                    len(swept) == 1 and baseline is variants[0]
+                ):  # its runs are named after the value as it is written here
                     variants[0] = Variant(label, [], base)
                 continue
             if any(config == variant.config for variant in variants):
@@ -142,7 +144,7 @@ def _checked(path: str, overrides: list[str], key: str, value: str) -> RunConfig
 
 
 def _label_of_baseline(base: RunConfig, swept: dict[str, list[str]]) -> str:
-    """With one key the baseline's own value, so that it is the same run whichever other values it is compared with."""
+    """With one key: the baseline's own value, so that the same run serves every sweep of that key."""
     if len(swept) != 1:
         return "baseline"
     value: Any = base.model_dump()

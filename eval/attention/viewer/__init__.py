@@ -1,1 +1,1 @@
-"""One self-contained page that shows every head over training."""
+"""How do you look around in all heads? One self-contained page that shows them over training."""

@@ -104,14 +104,12 @@ def is_finished(name: str) -> bool:
 
 def checked(name: str) -> Path:
     """The run's directory, as a path from the repository; raises Sentence where its checkpoint cannot be read."""
-    from data import load_tokenizer
-    from model import load
+    from eval.opening import open_model
 
     run = Path("runs") / name
     try:
-        load(run)
-        load_tokenizer(run)
-    except (InputError, ValueError) as error:
+        open_model(run, "cpu")
+    except InputError as error:
         raise Sentence(
             f"{error}. If an older Headlight wrote it: rename {run.as_posix()} and run this cell again."
         ) from error

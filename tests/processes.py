@@ -31,15 +31,20 @@ def run_module(module: str, *arguments, stdin: str = "") -> subprocess.Completed
     found = importlib.import_module(module)
     if hasattr(found, "__path__"):
         found = importlib.import_module(f"{module}.__main__")
+    return run_main(found.main, *arguments, stdin=stdin)
+
+
+def run_main(main: Callable[[], int | None], *arguments, stdin: str = "") -> subprocess.CompletedProcess:
+    """The same of a function that reads the command line itself."""
     out, err = io.StringIO(), io.StringIO()
     with (
-        mock.patch.object(sys, "argv", [module, *map(str, arguments)]),
+        mock.patch.object(sys, "argv", [main.__module__, *map(str, arguments)]),
         mock.patch.object(sys, "stdin", io.StringIO(stdin)),
         redirect_stdout(out),
         redirect_stderr(err),
         pytest.raises(SystemExit) as stopped,
     ):
-        exit_on_bad_input(found.main)
+        exit_on_bad_input(main)
     return subprocess.CompletedProcess(sys.argv, stopped.value.code, out.getvalue(), err.getvalue())
 
 

@@ -9,20 +9,18 @@ from collections.abc import Callable
 from contextlib import closing
 
 import torch
-from torch import Tensor
 
 from configs.loader import InputError
 from train import trace
 from train.machine.compilation import compiled
 from train.machine.distributed import wrap
-from train.machine.memory import within_memory
 from train.machine.signals import stop_signals
 from train.meters import Reading, spike_median
 from train.objective import NextToken
 from train.run import Run
 from train.saving.checkpoint import save_checkpoint
 from train.saving.commit import SaveError
-from train.step import count, training_step
+from train.step import count, training_step, within_memory
 
 EXIT_NON_FINITE = 3
 Signal = Callable[[], int]  # the signal that this process got, 0 = none
@@ -45,23 +43,19 @@ def train(run: Run) -> int:
     state.started = time.perf_counter() - state.seconds  # from here, so that compiling counts
     with stop_signals() as stopped:
         try:
-            return _train_until_stopped(run, stopped)
+            try:
+                state.forward = wrap(compiled(run, stopped), run.world, run.device.device)
+                _train(run, stopped)
+                return 0
+            except Stopped as stop:
+                save(run, needed=True)
+                run.tracker.say(f"stopped at step {state.step:,}; the same command continues from here")
+                return 128 + stop.number
         except NonFiniteLoss as error:
             run.tracker.say(f"stopped: {error}")
             return EXIT_NON_FINITE
         finally:
             state.forward = run.lm  # DDP must not outlive the connection of the processes: its end would wait for ever
-
-
-def _train_until_stopped(run: Run, stopped: Signal) -> int:
-    try:
-        run.state.forward = wrap(compiled(run, stopped), run.world, run.device.device)
-        _train(run, stopped)
-        return 0
-    except Stopped as stop:
-        save(run, needed=True)
-        run.tracker.say(f"stopped at step {run.state.step:,}; the same command goes on from here")
-        return 128 + stop.number
 
 
 def _train(run: Run, stopped: Signal) -> None:
@@ -192,14 +186,12 @@ def evaluate(run: Run, stopped: Signal, is_last: bool = False) -> None:
 def report_initial_loss(run: Run) -> None:
     """The loss before the first step. An untrained model should find every token equally likely."""
 
-    def measure() -> tuple[Tensor, int]:
-        batch = run.source.batch(0, run.lm).split(min(8, run.state.micro_rows))[0]
-        with run.device.autocast():
-            loss_sum, _ = run.objective.loss(run.lm, batch.to(run.device.device))
-        return loss_sum, run.objective.count(batch)
-
     run.lm.eval()
-    loss_sum, counted = within_memory(run, measure)
+    batch = run.source.batch(0, run.lm).split(min(8, run.state.micro_rows))[0]
+    counted = run.objective.count(batch)
+    batch = batch.to(run.device.device)
+    with run.device.autocast():
+        loss_sum, _ = within_memory(run, lambda: run.objective.loss(run.lm, batch))
     expected, vocabulary = "", run.data.tokenizer.vocab_size
     if isinstance(run.objective, NextToken):
         expected = f", and ln(vocabulary {vocabulary:,}) = {math.log(vocabulary):.4f}"
@@ -230,7 +222,7 @@ def save(run: Run, needed: bool) -> None:
     except SaveError as error:
         if needed:
             raise InputError(str(error)) from None
-        run.tracker.say(f"warning: {error}; training goes on")
+        run.tracker.say(f"warning: {error}; training continues")
 
 
 def _due(step: int, every: int) -> bool:

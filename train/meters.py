@@ -65,7 +65,7 @@ class Meter:
     def __init__(self, config: RunConfig, device: Device, world_size: int = 1) -> None:
         self.device = device.device
         self.flops = flops_per_token(config.model, config.data.sequence_length)
-        peak = known_peak(device)
+        peak = known_peak(device) if device.device.type == "cuda" else None
         self.peak_flops = peak[0] * 1e12 * world_size if peak else None
         self.last: Reading | None = None
         self._unread: list[StepFigures] = []

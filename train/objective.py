@@ -1,18 +1,30 @@
-"""What does a step minimise? An objective says what a batch counts for, and what its loss is.
+"""What is learned, and from what? The two choices that make a kind of training: an objective and a batch source.
 
-The loss of a step is the sum of its losses / its count, over all micro-batches and processes. So an objective returns
-sums, never means, and `count` must be known before the first backward pass: it reads the batch alone.
+An objective says what a batch counts for, and what its loss is. The loss of a step is the sum of its losses / its
+count, over all micro-batches and processes. So an objective returns sums, never means, and `count` must be known
+before the first backward pass: it reads the batch alone.
+
+A source makes the batches: from text that was prepared, or with the model itself. Batch k is a function of (seed, k),
+or of (seed, k, weights). So a source has nothing to save, and a run that goes on draws the very batches that it would
+have drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from data.batches import IGNORED, Batch
+from configs.loader import InputError
+from data.batches import IGNORED, Batch, TrainBatches, make_rows, too_long
+from data.prepare import PreparedData
+from model import LanguageModel
+from train.config import RunConfig
+from train.machine.distributed import World
 
+ALONE, CPU = World(), torch.device("cpu")
 Forward = Callable[..., Any]  # the model as training calls it: compiled, or wrapped for several processes
 Figures = dict[str, Tensor]
 
@@ -43,3 +55,63 @@ class NextToken:
         """The model computes it itself (model/loss.py), so that the logits never exist all at once."""
         loss_sum, _ = forward(**batch.tensors)
         return loss_sum, {}
+
+
+class BatchSource:
+    """Subclass it and write `batch`. rows_per_batch: rows of a step, over all processes; row_length: in tokens.
+
+    notes: what the run says about it before it starts; "" = nothing.
+    """
+
+    rows_per_batch: int
+    row_length: int
+    notes: str = ""
+
+    def batch(self, k: int, lm: LanguageModel) -> Batch:
+        """This process's share of batch k, on the CPU. It may ask lm, whose weights have taken k steps by then.
+
+        Draw random numbers from (seed, k) only, with a generator of your own.
+        """
+        raise NotImplementedError
+
+    def upcoming(self, first: int, stop: int, lm: LanguageModel) -> Generator[Batch]:
+        """Batches first … stop - 1, each made when the loop asks for it."""
+        for k in range(first, stop):
+            yield self.batch(k, lm)
+
+    def epochs(self, steps: int) -> float | None:
+        """How often so many steps read everything there is; None where that means nothing."""
+        return None
+
+
+class TextBatches(BatchSource):
+    """Rows of prepared text. Batches do not depend on the weights, so a thread makes them ahead of time."""
+
+    def __init__(self, config: RunConfig, data: PreparedData, world: World = ALONE, device: torch.device = CPU):
+        """Raises InputError if an epoch does not fill one step, or the processes cannot share a step's rows."""
+        rows = make_rows(config.data, data, "train", config.rows_per_step)
+        wanted = config.train.tokens_per_step // rows.length
+        if rows.per_epoch < wanted:
+            raise InputError(
+                f"data.source: the training text has {data.manifest['train']['tokens']:,} tokens, which make "
+                f"{rows.per_epoch:,} rows, fewer than the {wanted:,} of a step (train.tokens_per_step): "
+                "give more text or lower train.tokens_per_step"
+            )
+        if wanted % world.size:
+            raise InputError(
+                f"{world.size} processes cannot share the {wanted} joined rows of a step evenly: set data.rows_joined=1"
+            )
+        restart = config.data.restart_positions or rows.length > config.data.sequence_length
+        self.batches = TrainBatches(rows, data.tokenizer, wanted, config.seed, config.data.isolate_documents, restart)
+        self.rows_per_batch, self.row_length = wanted, rows.length
+        self._share, self._pin = (world.rank, world.size), device.type == "cuda"
+        self.notes = too_long(rows, config.data)
+
+    def batch(self, k: int, lm: LanguageModel) -> Batch:
+        return self.batches.batch(k, *self._share)
+
+    def upcoming(self, first: int, stop: int, lm: LanguageModel) -> Generator[Batch]:
+        return self.batches.prefetch(first, stop, self._pin, *self._share)
+
+    def epochs(self, steps: int) -> float:
+        return steps * self.rows_per_batch / self.batches.rows.per_epoch

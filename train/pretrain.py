@@ -39,11 +39,10 @@ def run(
     from data.prepare import prepare
     from eval.hooks.registry import Hooks
     from train import report
-    from train.batch_source import TextBatches
     from train.loop import train
     from train.machine.device import resolve_device
     from train.machine.distributed import check_shares, processes
-    from train.objective import NextToken
+    from train.objective import NextToken, TextBatches
     from train.run import open_run
     from train.saving.initial_weights import find_initial_weights
     from train.saving.run_directory import find_start
@@ -60,7 +59,7 @@ def run(
             world.say(report.summary(config.directory))
             return 0
         device = resolve_device(config, start.state.resolved if start.state else None)
-        initial = find_initial_weights(config) if start.checkpoint is None else None
+        initial = find_initial_weights(config) if config.init_from and start.checkpoint is None else None
 
         # 3. Text -> tokens -> rows.
         data = prepare(config.data, Path(config.output_dir))

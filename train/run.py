@@ -12,12 +12,11 @@ from data.prepare import PreparedData
 from eval.hooks import EvalEvent
 from eval.hooks.registry import Hooks
 from model import LanguageModel
-from train.batch_source import BatchSource
 from train.config import RunConfig
 from train.machine.device import Device
 from train.machine.distributed import World
 from train.meters import Meter
-from train.objective import Objective
+from train.objective import BatchSource, Objective
 from train.optimizer import build_optimizers
 from train.saving import run_directory
 from train.saving.checkpoint import TrainerState, load_checkpoint

@@ -78,12 +78,12 @@ class Tracker:
             self._wandb.log({f"{split}/{key}": value for key, value in values.items()}, step)
 
     def append(self, file: Path, record: dict[str, Any]) -> None:
-        """A line of a .jsonl file of the run. If it cannot be written, that is reported once, and training goes on."""
+        """A line of a .jsonl file of the run. A failure to write is reported once, and training continues."""
         try:
             append_line(file, record)
         except OSError as error:
             if not self._disk_failed:
-                self.say(f"warning: {file} cannot be written ({error.strerror}); training goes on")
+                self.say(f"warning: {file} cannot be written ({error.strerror}); training continues")
             self._disk_failed = True
 
     def log_image(self, name: str, path: Path, step: int) -> None:

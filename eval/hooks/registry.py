@@ -80,8 +80,9 @@ class Hooks:
 
     def finish(self, event: EvalEvent) -> None:
         """After the last step: what is drawn once. Only the first process draws."""
-        for name in self.hooks if event.writes else ():
-            self._attempt(name, lambda hook: hook.finish(event), replace(event, world=_Alone()))
+        for name in self.hooks:
+            if event.writes:
+                self._attempt(name, lambda hook: hook.finish(event), replace(event, world=_Alone()))
 
     def outcomes(self, directory: Path, metrics: list[dict[str, Any]]) -> list[Outcome]:
         """What each hook adds to the report."""

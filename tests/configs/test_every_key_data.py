@@ -21,8 +21,8 @@ from data.reading.sources import identity, read
 from data.tokenizer import train_tokenizer
 from tests.configs.every_key import Change, each, keys_of, shows, together
 from tests.train.helpers import write_config
-from train.batch_source import TextBatches
 from train.config import load_run_config
+from train.objective import TextBatches
 
 
 @pytest.fixture(scope="module")

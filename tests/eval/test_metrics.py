@@ -179,6 +179,9 @@ def test_the_page_explains_every_score():
     page = (Path(__file__).parents[2] / "docs/attention_scores.md").read_text(encoding="utf-8")
     for name in (*SCORES, "sink_rate", "similarity", "group_gap", "copy_gain", "ablate_strongest"):
         assert f"`{name}`" in page
+    for name, one in SCORES.items():  # one name for a score: its key and its title, once, side by side
+        assert page.count(f"| `{name}`, {one.title} |") == 1
+    assert len({one.title for one in SCORES.values()}) == len(SCORES)
 
 
 def _scores_on(where: str) -> set[str]:

@@ -12,7 +12,8 @@ import torch
 
 import train.loop
 from configs.loader import exit_on_bad_input
-from tests.processes import exit_code, print_to, run_module
+from tests.processes import exit_code, print_to, run_main
+from tests.processes import run_module as run_module
 from train.pretrain import main
 
 REPOSITORY = Path(__file__).parents[2]
@@ -63,7 +64,7 @@ def pretrain(config: Path, *overrides, code: int = 0, script: Callable[[], int] 
 
     script: the main of another module, for example train.sft's.
     """
-    done = run_module(script.__module__, config, *overrides)
+    done = run_main(script, config, *overrides)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 

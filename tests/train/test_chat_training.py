@@ -13,8 +13,8 @@ from data.prepare import prepare
 from eval.samples import complete
 from model import generate, load
 from tests.train.helpers import metrics, pretrain, run_module, write_config
-from train.batch_source import TextBatches
 from train.config import load_run_config
+from train.objective import TextBatches
 
 
 @pytest.fixture(scope="module")

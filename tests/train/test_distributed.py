@@ -95,7 +95,7 @@ def test_a_capture_that_fails_in_one_process_stops_the_hook_in_all_and_nobody_wa
 def gradients_of_rank(config, folder, through_wrapper: bool) -> None:
     """The gradients of a step's own half of the rows, as each process has them afterwards."""
     from data.prepare import prepare
-    from train.batch_source import TextBatches
+    from train.objective import TextBatches
     from train.pretrain import with_tokenizer
 
     run = load_run_config(config)

@@ -166,7 +166,7 @@ def test_figures_that_cannot_be_written_do_not_stop_the_run(tmp_path, name):
     (tmp_path / "runs/tiny" / name).unlink()
     (tmp_path / "runs/tiny" / name).mkdir()
     done = pretrain(config)
-    assert done.stdout.count(f"{name} cannot be written (Is a directory); training goes on") == 1
+    assert done.stdout.count(f"{name} cannot be written (Is a directory); training continues") == 1
     assert "finished at step 12" in done.stdout
 
 

@@ -1,5 +1,6 @@
 """What runs during training, and when: cadences from YAML, hooks of one's own, and hooks that fail."""
 
+import inspect
 import json
 
 import pytest
@@ -47,7 +48,8 @@ def test_a_hook_that_raises_is_reported_once_and_the_run_goes_on(tmp_path):
     hooks = ["tests.train.test_hooks:failing", "validation"]
     done = pretrain(write_config(tmp_path, eval={"every": 4, "hooks": hooks}))
     warning = "warning: the tests.train.test_hooks:failing hook is off from here: RuntimeError: at step 0"
-    assert done.stdout.count(warning) == 1
+    line = inspect.getsourcelines(failing)[1] + 1
+    assert done.stdout.count(f"{warning} ({__file__}, line {line})") == 1
     pretrain(write_config(tmp_path, name="without", eval={"every": 4, "hooks": ["validation"]}))
     assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/without")
 

@@ -15,9 +15,9 @@ from torch import nn
 from configs.loader import InputError
 from data.batches import Batch
 from train.machine.device import resolve_attention
-from train.machine.memory import random_state, set_random_state, within_memory
 from train.machine.timing import timed
 from train.run import Run
+from train.step import random_state, set_random_state, within_memory
 
 # minutes of plain training that a run must still have before it, so that compiling pays: it costs about one minute,
 # and saves a tenth of the rest on a CPU and a third on a GPU (EXPERIMENTS.md)

@@ -24,7 +24,7 @@ def stop_signals() -> Iterator[Callable[[], int]]:
         name = signal.Signals(number).name
         if received:
             os.write(
-                2, f"\n{name} again: stopped at once; the same command goes on from the newest checkpoint\n".encode()
+                2, f"\n{name} again: stopped at once; the same command continues from the newest checkpoint\n".encode()
             )
             os._exit(128 + number)
         received = number

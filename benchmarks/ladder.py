@@ -29,7 +29,7 @@ from train.config import RunConfig
 from train.machine.device import Device, resolve_device
 from train.optimizer import build_optimizers
 from train.pretrain import with_tokenizer
-from train.step_memory import micro_batch_rows
+from train.run import micro_batch_rows
 
 ADAMW_LR = 2e-3
 VALIDATION_TOKENS = 32768

@@ -21,7 +21,7 @@ from train.config import RunConfig
 from train.machine.device import Device, resolve_device
 from train.machine.hardware import known_peak
 from train.optimizer import build_optimizers
-from train.step_memory import micro_batch_rows
+from train.run import micro_batch_rows
 
 DOCUMENT = 150  # tokens; about as long as a story, where documents are isolated
 COUNTED = 0.25  # share of the time after which steps count

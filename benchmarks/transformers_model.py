@@ -16,7 +16,7 @@ from configs.tables import table
 from model import LanguageModel, save
 from train.config import RunConfig
 from train.machine.device import Device, resolve_device
-from train.step_memory import micro_batch_rows
+from train.run import micro_batch_rows
 
 
 def in_transformers(lm: LanguageModel, **options: Any) -> Any:

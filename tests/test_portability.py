@@ -21,8 +21,8 @@ from train import meters
 from train.config import load_run_config
 from train.machine import allocator, compilation, hardware
 from train.machine.device import resolve_device
+from train.run import micro_batch_rows
 from train.saving import commit
-from train.step_memory import micro_batch_rows
 from train.sweep import __main__ as sweep
 
 pytestmark = pytest.mark.slow

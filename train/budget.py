@@ -118,7 +118,8 @@ def parameters_table(config: ModelConfig) -> str:
 
 def memory_table(run: RunConfig, device: Device, memory: tuple[float, str] | None) -> str:
     """A micro-batch as the run would take it, and the largest that fits. memory: bytes, and in words whose."""
-    from train.step_memory import USABLE_SHARE, largest_micro_batch, micro_batch_rows, step_memory
+    from train.run import micro_batch_rows
+    from train.step_memory import USABLE_SHARE, largest_micro_batch, step_memory
 
     kind, rows, a_step = device.device.type, micro_batch_rows(run, device), run.rows_per_step
     half = device.dtype.itemsize == 2

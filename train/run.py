@@ -15,14 +15,16 @@ from model import LanguageModel
 from train.config import RunConfig
 from train.machine.device import Device
 from train.machine.distributed import World
+from train.machine.hardware import device_memory
 from train.meters import Meter
 from train.objective import BatchSource, Objective
 from train.optimizer import build_optimizers
 from train.saving import run_directory
 from train.saving.checkpoint import TrainerState, load_checkpoint
 from train.saving.run_directory import Start
-from train.step_memory import micro_batch_rows
 from train.tracking import Tracker
+
+AUTO_MICRO_TOKENS = {"cpu": 8192, "cuda": 65536, "mps": 16384}
 
 
 @dataclass
@@ -159,3 +161,21 @@ def _rows_at_a_time(config: RunConfig, device: Device, world: World, state: RunS
     if config.train.micro_batch_size == "auto" and (resolved.get("device"), resolved.get("world_size")) == here:
         return resolved["micro_batch_size"]
     return micro_batch_rows(config, device, world.size)
+
+
+def micro_batch_rows(config: RunConfig, device: Device, world_size: int = 1) -> int:
+    """Rows of data.sequence_length in one forward pass of one process.
+
+    auto: the largest divisor of its rows of a step within a fixed number of tokens and, on a GPU, what fits.
+    """
+    rows, wanted = config.rows_per_step // world_size, config.train.micro_batch_size
+    if isinstance(wanted, int):
+        return min(wanted, rows)
+    kind = device.device.type
+    limit = max(1, AUTO_MICRO_TOKENS[kind] // config.data.sequence_length)
+    memory = device_memory(kind) if kind == "cuda" and config.model.vocab_size else None
+    if memory is not None:
+        from train.step_memory import largest_micro_batch  # only a GPU needs it
+
+        limit = min(limit, max(1, largest_micro_batch(config, memory[0], half=device.dtype.itemsize == 2, device=kind)))
+    return max(n for n in range(1, rows + 1) if rows % n == 0 and n <= limit)

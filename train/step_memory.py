@@ -26,30 +26,11 @@ from model.attention import repeat_kv
 from model.backends.choice import BACKENDS, Backend, Situation, choose_attention
 from model.masks import boolean_mask
 from train.config import RunConfig
-from train.machine.device import Device
-from train.machine.hardware import device_memory
 from train.optimizer import Muon, build_optimizers
 
 USABLE_SHARE = 0.9  # of the memory: the rest is for the CUDA context and for fragments
-AUTO_MICRO_TOKENS = {"cpu": 8192, "cuda": 65536, "mps": 16384}
 WRITTEN_OUT = ("eager", "sdpa_math")  # attention that keeps every weight for the backward pass, on any device
 UNMASKED = ("flex", "varlen")  # attention that needs no mask matrix for documents and windows
-
-
-def micro_batch_rows(config: RunConfig, device: Device, world_size: int = 1) -> int:
-    """Rows of data.sequence_length in one forward pass of one process.
-
-    auto: the largest divisor of its rows of a step within a fixed number of tokens and, on a GPU, what fits.
-    """
-    rows, wanted = config.rows_per_step // world_size, config.train.micro_batch_size
-    if isinstance(wanted, int):
-        return min(wanted, rows)
-    kind = device.device.type
-    limit = max(1, AUTO_MICRO_TOKENS[kind] // config.data.sequence_length)
-    memory = device_memory(kind) if kind == "cuda" and config.model.vocab_size else None
-    if memory is not None:
-        limit = min(limit, max(1, largest_micro_batch(config, memory[0], half=device.dtype.itemsize == 2, device=kind)))
-    return max(n for n in range(1, rows + 1) if rows % n == 0 and n <= limit)
 
 
 def largest_micro_batch(run: RunConfig, memory: float, *, half: bool, device: str) -> int:

@@ -4,9 +4,8 @@ far they are above the entropy floor of the built-in world."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import asdict
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +59,12 @@ def held_out_loss(event: EvalEvent, max_tokens: int | None) -> float:
     rows, tokens = event.held_out, event.tokenizer
     isolate, restart = event.data_config.isolate_documents, event.data_config.restart_positions
     shape = (event.rows_per_batch, isolate, restart, max_tokens)
-    mine: Iterable[Batch] = validation_batches(rows, tokens, *shape, share=(event.world.rank, event.world.size))
-    repeated = 0
-    if event.world.shares_model:  # each forward pass is made by all together, so all make as many
-        mine = list(mine)
-        repeated = max(event.world.gather(len(mine))) - len(mine)
-        mine += list(islice(validation_batches(rows, tokens, *shape), 1)) * repeated
-    sums = loss_sums(event.lm, mine, event.autocast, may_retry=not event.world.shares_model)
-    sums = sums[: len(sums) - repeated]
+    mine = list(validation_batches(rows, tokens, *shape, share=(event.world.rank, event.world.size)))
+    extra: list[Batch] = []
+    if event.world.shares_model:  # all make each forward pass together, so they agree on how many before the first
+        most = max(event.world.gather(len(mine)))
+        extra = [next(iter(validation_batches(rows, tokens, *shape)))] * (most - len(mine))
+    sums = loss_sums(event.lm, mine + extra, event.autocast, may_retry=not event.world.shares_model)[: len(mine)]
     total, count = 0.0, 0
     for turn in zip_longest(*event.world.gather(sums)):  # in the order of the rows
         for loss_sum, tokens_of_it in filter(None, turn):

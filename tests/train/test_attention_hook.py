@@ -120,7 +120,7 @@ def test_a_run_that_goes_on_with_other_heads_is_drawn_from_those_alone(tmp_path)
     assert "could not be drawn" not in done.stdout
     assert [len(one.heads) for one in snapshots.read_all(tmp_path / "runs/tiny")[0]] == [2, 2, 2, 2, 2, 4]
     assert not (folder / "induction_head.png").exists()
-    assert "| previous token |" in (tmp_path / "runs/tiny/report.md").read_text(encoding="utf-8")
+    assert "| previous token  |" in (tmp_path / "runs/tiny/report.md").read_text(encoding="utf-8")
 
 
 def test_a_damaged_snapshot_is_told_and_the_run_is_finished_all_the_same(tmp_path, no_pictures):

@@ -6,7 +6,9 @@ all epochs) is row p % n of epoch p // n, so any process can compute its share o
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
@@ -19,7 +21,6 @@ from configs.loader import InputError
 from data import packing
 from data.config import DataConfig
 from data.packing import IGNORED, ConversationRows, DocumentRows, HeldOutRows, Rows
-from data.prefetch import prefetched
 from data.prepare import PreparedData
 from data.reading.sources import Split
 from data.tokenizer import Tokenizer
@@ -28,6 +29,7 @@ __all__ = ["IGNORED", "Batch", "TrainBatches", "make_batch", "make_rows", "too_l
 
 JOINED = (1, 2, 4, 8)  # how many rows data.rows_joined=auto may join: as few as make ENOUGH of their positions real
 ENOUGH = 0.95
+AHEAD = 2  # batches that are made in advance
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,18 @@ class TrainBatches:
     ) -> Generator[Batch]:
         """Batches first … stop - 1, two of them made ahead by a thread. pin: in page-locked memory, from which a
         GPU copies while it computes."""
-        made = (self.batch(k, rank, world_size) for k in range(first, stop))
-        return prefetched(batch.pinned() if pin else batch for batch in made)
+
+        def make(k: int) -> Batch:
+            batch = self.batch(k, rank, world_size)
+            return batch.pinned() if pin else batch
+
+        with ThreadPoolExecutor(1, "prefetch") as thread:
+            ahead = deque(thread.submit(make, k) for k in range(first, min(stop, first + AHEAD)))
+            for k in range(first + AHEAD, stop + AHEAD):
+                batch = ahead.popleft().result()
+                if k < stop:
+                    ahead.append(thread.submit(make, k))
+                yield batch
 
     def _row(self, p: int) -> tuple[np.ndarray, np.ndarray]:
         offset, order = self._order(p // self.rows.per_epoch)

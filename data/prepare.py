@@ -235,7 +235,7 @@ def describe(prepared: PreparedData) -> str:
     notes += [f"{read['empty']:,} empty texts left out"] if read["empty"] else []
     notes += [f"{read['bad']:,} bad records left out (listed in manifest.json)"] if read["bad"] else []
     lines += [*_parts(read["parts"]), *([", ".join(notes)] if notes else []), *_share(prepared.manifest)]
-    if read["unseparated"]:
+    if read.get("unseparated"):
         what = "a file is" if read["unseparated"] == 1 else f"{read['unseparated']:,} files are each"
         lines.append(
             f"hint: {what} one document, with blank lines: if these separate documents, set "

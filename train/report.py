@@ -18,7 +18,7 @@ from eval.jsonl import read_lines
 from train.budget import in_words
 from train.machine.device import machine
 from train.run import Run
-from train.saving.result import read_result, write_result
+from train.saving.run_directory import read_result, write_result
 
 
 def opening(run: Run, checkpoint: Path | None = None) -> str:

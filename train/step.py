@@ -21,9 +21,8 @@ from data.batches import Batch
 from model.memory import is_out_of_memory
 from train.machine.distributed import accumulating, whole
 from train.meters import StepFigures, UpdateRatio
-from train.optimizer import set_learning_rate
+from train.optimizer import lr_factor, set_learning_rate
 from train.run import Run
-from train.schedule import lr_factor
 
 SMALLEST_LOSS_SCALE = 1.0
 Result = TypeVar("Result")

@@ -35,15 +35,15 @@ def document_rows(stream, length=16, kind=DocumentRows):
 
 def test_a_batch_is_a_pure_function_of_seed_and_k(stream):
     one, other = batches(stream), batches(stream)
-    forwards = [one.batch(k).input_ids for k in range(12)]
-    backwards = [other.batch(k).input_ids for k in reversed(range(12))][::-1]
+    forwards = [one.batch(k)["input_ids"] for k in range(12)]
+    backwards = [other.batch(k)["input_ids"] for k in reversed(range(12))][::-1]
     assert all(torch.equal(a, b) for a, b in zip(forwards, backwards, strict=True))
-    assert not torch.equal(forwards[0], batches(stream, seed=1).batch(0).input_ids)
+    assert not torch.equal(forwards[0], batches(stream, seed=1).batch(0)["input_ids"])
 
 
 def test_row_order_does_not_depend_on_the_batch_size(stream):
-    by_four = torch.cat([batches(stream, 4).batch(k).input_ids for k in range(6)])
-    by_six = torch.cat([batches(stream, 6).batch(k).input_ids for k in range(4)])
+    by_four = torch.cat([batches(stream, 4).batch(k)["input_ids"] for k in range(6)])
+    by_six = torch.cat([batches(stream, 6).batch(k)["input_ids"] for k in range(4)])
     assert torch.equal(by_four, by_six)
 
 
@@ -52,7 +52,7 @@ def test_every_token_appears_exactly_once_an_epoch(stream):
     everything = Counter(stream.read(0, len(stream)).tolist())
     for epoch in range(3):
         first = epoch * one_row.rows.per_epoch
-        rows = [one_row.batch(first + r).input_ids.flatten().tolist() for r in range(one_row.rows.per_epoch)]
+        rows = [one_row.batch(first + r)["input_ids"].flatten().tolist() for r in range(one_row.rows.per_epoch)]
         seen = Counter(token for row in rows for token in row)
         padding = seen.pop(TOKENIZER.pad_id, 0)
         assert seen == everything
@@ -62,7 +62,7 @@ def test_every_token_appears_exactly_once_an_epoch(stream):
 def test_two_epochs_cut_the_text_differently(stream):
     one_row = batches(stream, rows=1)
     n = one_row.rows.per_epoch
-    starts = [{int(one_row.batch(e * n + r).input_ids[0, 0]) for r in range(n)} for e in range(2)]
+    starts = [{int(one_row.batch(e * n + r)["input_ids"][0, 0]) for r in range(n)} for e in range(2)]
     assert starts[0] != starts[1]
 
 
@@ -83,7 +83,7 @@ def test_document_ids_change_exactly_at_the_first_token_of_a_document(stream):
         assert torch.equal(steps, (batch["input_ids"][:, 1:] == TOKENIZER.bos_id).long())
         seen_boundary |= bool(steps.any())
     assert seen_boundary
-    assert batches(stream).batch(0).document_ids is None
+    assert batches(stream).batch(0).tensors.get("document_ids") is None
 
 
 def test_validation_asks_for_every_token_exactly_once(stream):
@@ -115,5 +115,5 @@ def test_positions_start_again_in_every_document(stream):
     assert "position_ids" in batch.tensors
     for positions, documents in zip(batch["position_ids"].tolist(), batch["document_ids"].tolist(), strict=True):
         assert positions == [documents[:i].count(documents[i]) for i in range(16)]
-    assert batches(stream).batch(0).position_ids is None
-    assert [part.position_ids.shape[0] for part in batch.split(3)] == [3, 1]
+    assert batches(stream).batch(0).tensors.get("position_ids") is None
+    assert [part["position_ids"].shape[0] for part in batch.split(3)] == [3, 1]

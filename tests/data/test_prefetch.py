@@ -90,7 +90,7 @@ def test_more_processes_than_rows_is_an_error(batches):
 def test_the_ranks_of_any_world_share_a_batch(batches, world_size):
     for k in range(4):
         shares = [batches.batch(k, rank, world_size) for rank in range(world_size)]
-        assert torch.equal(torch.cat([share.input_ids for share in shares]), batches.batch(k)["input_ids"])
+        assert torch.equal(torch.cat([share["input_ids"] for share in shares]), batches.batch(k)["input_ids"])
         assert [row for share in shares for row in share.row_ids] == batches.batch(k).row_ids
         sizes = [len(share.row_ids) for share in shares]
         assert max(sizes) - min(sizes) <= 1

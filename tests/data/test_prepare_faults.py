@@ -20,7 +20,7 @@ from configs.loader import InputError, exit_on_bad_input
 from data import encode_corpus, shards
 from data import prepare as prepare_module
 from data.config import DataConfig
-from data.prepare import open_prepared, prepare
+from data.prepare import dependencies, open_prepared, prepare
 from data.storyworld import tell_many
 from tests.processes import exit_code, print_to, start
 
@@ -206,7 +206,7 @@ def test_a_text_that_changes_while_it_is_read_is_not_kept(tmp_path, monkeypatch)
         return real(*arguments)
 
     monkeypatch.setattr(prepare_module, "_write", edit)
-    with pytest.raises(InputError, match="changed while it was read: prepare it again"):
+    with pytest.raises(InputError, match="changed while it was being read: prepare it again"):
         prepare(config, tmp_path / "runs")
     monkeypatch.setattr(prepare_module, "_write", real)
     file.write_bytes(before)
@@ -263,7 +263,7 @@ def test_a_full_disk_is_one_clear_line_and_the_work_is_kept(tmp_path, small, mon
         real(writer, ids, flags)
 
     monkeypatch.setattr(shards.SplitWriter, "append", append)
-    with pytest.raises(InputError, match="the disk of .* is full: free some space, the same command goes on"):
+    with pytest.raises(InputError, match="the disk of .* is full: free some space; the same command continues"):
         prepare(config, tmp_path / "full")
     assert not list(tmp_path.glob("full/.prepared/*/manifest.json"))
     monkeypatch.setattr(shards.SplitWriter, "append", real)
@@ -292,16 +292,20 @@ def test_a_second_process_waits_and_finds_it_prepared(tmp_path):
 
 def test_a_changed_option_that_changes_the_shards_makes_a_new_entry(tmp_path):
     config = text_config(tmp_path)
-    first = prepare(config, tmp_path / "runs").directory
+
+    def made_of(**changes):
+        return dependencies(config.model_copy(update=changes), tmp_path)
+
+    tokenizer = config.tokenizer.model_copy(update={"vocab_size": 640})
     for changes in (
         {"drop_duplicates": False},
         {"validation_fraction": 0.2},
         {"on_bad_record": "skip"},
-        {"tokenizer": config.tokenizer.model_copy(update={"vocab_size": 640})},
+        {"tokenizer": tokenizer},
     ):
-        assert prepare(config.model_copy(update=changes), tmp_path / "runs").directory != first
+        assert made_of(**changes) != made_of()
     for changes in ({"sequence_length": 16}, {"isolate_documents": True}, {"too_long": "drop"}):
-        assert prepare(config.model_copy(update=changes), tmp_path / "runs").directory == first
+        assert made_of(**changes) == made_of()
 
 
 def test_the_manifest_describes_the_shards(tmp_path, small):

@@ -179,6 +179,7 @@ def test_colours_are_those_of_the_map_and_darken_evenly():
     assert len(drawing.palette()) <= 256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "heads", "tokens", "kilobytes"), [(2, 2, 8, 50), (8, 8, 32, 200), (8, 8, 256, 600), (12, 12, 256, 1200)]
 )

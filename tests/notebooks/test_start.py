@@ -92,7 +92,7 @@ def test_the_demo_run_is_taken_where_it_is_finished_and_left_alone_where_it_is_n
     for name in ("demo", "small"):
         shutil.copytree(trained, tmp_path / "runs" / name)
     assert start.demo() == Path("runs/demo")
-    (tmp_path / "runs" / "demo" / "report.md").unlink()  # half-way: `make demo` may be at it
+    (tmp_path / "runs" / "demo" / "result.json").unlink()  # half-way: `make demo` may be at it
     assert start.demo() == Path("runs/small")
 
 

@@ -60,6 +60,7 @@ def test_so_many_bad_steps_are_passed_over_and_one_more_stops(tmp_path, monkeypa
     assert "skip them with train.skip_non_finite=2" in again.stdout
 
 
+@pytest.mark.slow
 def test_deciding_on_the_device_changes_no_bit_of_a_healthy_run(tmp_path, monkeypatch):
     pretrain(write_config(tmp_path, name="host", train=TRACED))
     monkeypatch.setattr(train.run.Run, "gates_on_device", property(lambda run: True))
@@ -127,7 +128,9 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "place", [place if place == "in an evaluation" else pytest.param(place, marks=pytest.mark.slow) for place in PLACES]
+)
 def test_a_signal_at_any_moment_saves_once_and_the_run_goes_on_exactly(tmp_path, monkeypatch, place):
     changes = {"model": {"hidden_dropout": 0.1}, "train": TRACED | {"micro_batch_size": 2}}
     pretrain(write_config(tmp_path, name="whole", **changes))
@@ -178,6 +181,7 @@ def test_a_line_that_was_cut_off_in_the_middle_of_the_figures_is_left_out(tmp_pa
     assert "finished at step 12" in pretrain(config).stdout
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_while_it_is_tried_whether_to_compile_is_halved_too(tmp_path, monkeypatch):
     compiled = train.loop.compiled
 
@@ -209,6 +213,7 @@ def test_a_validation_for_which_memory_does_not_suffice_is_made_in_smaller_parts
     assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/plenty")
 
 
+@pytest.mark.slow
 def test_a_step_that_no_loss_scale_saves_leaves_the_scale_as_it_was(tmp_path, monkeypatch):
     runs = at_step(monkeypatch, [5], bad_gradient)
     pretrain(write_config(tmp_path, train={"precision": "fp16", "skip_non_finite": 1}))
@@ -223,6 +228,7 @@ def test_bad_steps_are_counted_over_stops(tmp_path, monkeypatch):
     assert "skip them with train.skip_non_finite=2" in pretrain(config, "train.max_steps=12", code=3).stdout
 
 
+@pytest.mark.slow
 def test_a_run_whose_every_step_was_passed_over_goes_on(tmp_path, monkeypatch):
     at_step(monkeypatch, [0, 1], bad_gradient)
     config = write_config(tmp_path, train={"skip_non_finite": 2, "max_steps": 2})
@@ -281,6 +287,7 @@ def test_a_second_ctrl_c_leaves_at_once_and_the_run_goes_on_exactly(tmp_path):
     assert trace(tmp_path / "runs/tiny") == trace(tmp_path / "runs/whole")
 
 
+@pytest.mark.slow
 def test_without_keep_best_only_the_planned_checkpoints_are_written(tmp_path):
     changes = {"keep_best": False, "checkpoint_every": 0}
     pretrain(write_config(tmp_path, train=changes))

@@ -13,8 +13,7 @@ from torch.distributed.tensor import DTensor
 from model import LanguageModel
 from tests.conftest import tiny_config
 from train.config import OptimizerConfig
-from train.optimizer import Muon, build_optimizers, orthogonalize, set_learning_rate
-from train.schedule import lr_factor
+from train.optimizer import Muon, build_optimizers, lr_factor, orthogonalize, set_learning_rate
 
 
 @pytest.mark.parametrize("shape", [(24, 24), (48, 16), (16, 48)])

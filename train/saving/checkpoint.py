@@ -65,10 +65,6 @@ class Tensors:
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for part in (self.weights, self.optimizer) for tensor in part.values())
-
 
 def save_checkpoint(
     checkpoints: Path,
@@ -85,10 +81,21 @@ def save_checkpoint(
     """
     state.world_size, state.torch_version = _world_size(), torch.__version__
     tensors = gather(lm, optimizers)
+
+    def fill(directory: Path) -> None:
+        save(lm, directory, tensors.weights)
+        tokenizer.save(directory, lm.config.max_position_embeddings)
+        card = model_card(checkpoints.parent.name, lm, state.step, state.tokens, state.identity or {})
+        (directory / CARD).write_text(card, encoding="utf-8")
+        save_file(tensors.optimizer, directory / TRAINING / OPTIMIZER)
+        saved = {each.name: getattr(state, each.name) for each in fields(TrainerState)}
+        (directory / TRAINING / STATE).write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
+
     directory, problem = checkpoints / step_name(state.step), None
     if _rank() == 0:
         try:
-            write(checkpoints, lm, tensors, tokenizer, state)
+            size = sum(tensor.nbytes for tensor in [*tensors.weights.values(), *tensors.optimizer.values()])
+            commit(checkpoints, state.step, fill, size)
             drop_old(checkpoints, directory, keep_last, keep_best)
         except SaveError as error:
             problem = error
@@ -108,21 +115,6 @@ def gather(lm: LanguageModel, optimizers: list[torch.optim.Optimizer]) -> Tensor
     if lm.config.tie_word_embeddings:
         del weights["lm_head.weight"]
     return Tensors(_whole_on_first(weights), _whole_on_first(_optimizer_tensors(lm, optimizers)) | _random_states())
-
-
-def write(checkpoints: Path, lm: LanguageModel, tensors: Tensors, tokenizer: Tokenizer, state: TrainerState) -> Path:
-    """Write what `gather` returned: for the first process alone. Raises SaveError."""
-
-    def fill(directory: Path) -> None:
-        save(lm, directory, tensors.weights)
-        tokenizer.save(directory, lm.config.max_position_embeddings)
-        card = model_card(checkpoints.parent.name, lm, state.step, state.tokens, state.identity or {})
-        (directory / CARD).write_text(card, encoding="utf-8")
-        save_file(tensors.optimizer, directory / TRAINING / OPTIMIZER)
-        saved = {each.name: getattr(state, each.name) for each in fields(TrainerState)}
-        (directory / TRAINING / STATE).write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
-
-    return commit(checkpoints, state.step, fill, tensors.nbytes)
 
 
 def read_state(directory: Path) -> TrainerState:

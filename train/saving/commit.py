@@ -65,7 +65,13 @@ def commit(checkpoints: Path, step: int, fill: Callable[[Path], None], tensor_by
         (temporary / TRAINING).mkdir(parents=True)
         fill(temporary)
         _seal(temporary)
-        _put_in_place(temporary, directory)
+        replaced = directory.with_suffix(".old")
+        if directory.exists():  # the same step, saved before
+            directory.rename(replaced)
+        temporary.rename(directory)
+        _flush(checkpoints)
+        if replaced.exists():
+            _remove(replaced)
         point(checkpoints, directory)
     except (OSError, SafetensorError) as error:
         _undo(checkpoints, temporary)
@@ -187,16 +193,6 @@ def _seal(directory: Path) -> None:
     _flush(written)
     for path in [*(path for path in reversed(paths) if path.is_dir()), directory]:
         _flush(path)
-
-
-def _put_in_place(temporary: Path, directory: Path) -> None:
-    replaced = directory.with_suffix(".old")
-    if directory.exists():  # the same step, saved before
-        directory.rename(replaced)
-    temporary.rename(directory)
-    _flush(directory.parent)
-    if replaced.exists():
-        _remove(replaced)
 
 
 def _finish_replacing(checkpoints: Path, intact: Path | None = None) -> None:

@@ -16,14 +16,12 @@ from train.config import RunConfig
 WINDOWS = {"sliding_window", "layer_types"}  # set together
 
 
-def find_initial_weights(config: RunConfig) -> Path | None:
-    """The model directory that `init_from` names; None = random weights.
+def find_initial_weights(config: RunConfig) -> Path:
+    """The directory of the model that `init_from` names; for a config that has one.
 
     Raises InputError unless its architecture is that of `model:`, naming the keys that differ.
     """
-    if config.init_from is None:
-        return None
-    directory, there = _read(config.init_from)
+    directory, there = _read(str(config.init_from))
     different = [key for key, value in config.model.model_dump().items() if value != there[key]]
     different = [key for key in different if key not in _free_keys(there)]
     if different:

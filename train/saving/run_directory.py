@@ -1,7 +1,9 @@
-"""runs/<name>/: what a second run of the same name does. Nothing that exists is overwritten."""
+"""runs/<name>/: where a run starts, what a second run of the same name does, and when a run is finished."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import sys
 import tempfile
@@ -16,9 +18,9 @@ from eval.attention.render import PICTURES, VIEWER
 from train.config import LIMITS, RunConfig, load_run_config
 from train.saving.checkpoint import TrainerState, read_state
 from train.saving.commit import SaveError, any_checkpoint, damage, drop_old, newest_intact, settle
-from train.saving.result import forget_result, read_result
 from train.tracking import truncate_after
 
+RESULT = "result.json"
 CONTENTS = "data.contents"  # key of the identity that says what the prepared data was made of
 
 
@@ -77,6 +79,8 @@ def _newest_of_own(config: RunConfig) -> Path | None:
         if config.resume == "never":
             raise InputError(f"{directory} exists and resume=never: choose another name, or resume=auto to go on")
         _refuse_foreign(config)
+    if not checkpoints.is_dir():
+        return None
     newest = newest_intact(checkpoints)
     if newest is None and any_checkpoint(checkpoints):
         raise InputError(f"{checkpoints}: no checkpoint in it is complete: move {directory} away to start again")
@@ -118,34 +122,63 @@ def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -
 
 
 def open_for(config: RunConfig, start: Start) -> None:
-    """Make the run directory and write config.yaml; remove what an interrupted run left half done, or logged later.
+    """Make the run directory and write config.yaml; tidy up first if it exists.
 
     For one process, after every process has read the checkpoint. Raises InputError if the directory cannot be written.
     """
     directory = config.directory
     checkpoints = directory / "checkpoints"
     try:
+        exists = checkpoints.exists()
         checkpoints.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=checkpoints):
             pass  # better to learn it now than at the first save
-        settle(checkpoints, start.newest)
-        if start.newest is not None:  # a kill may have come before the last save deleted what it replaces
-            drop_old(checkpoints, start.newest, config.train.keep_last, config.train.keep_best)
-        forget_result(directory)
+        if exists:
+            _tidy(config, start)
         temporary = directory / "config.tmp"
         temporary.write_text(config.to_yaml(), encoding="utf-8")
         temporary.replace(directory / "config.yaml")
-        last = -1 if start.state is None else start.state.step
-        for name in ("metrics.jsonl", "samples.jsonl", "trace.jsonl", "attention/index.jsonl"):
-            truncate_after(directory / name, last)
-        for file in (directory / "attention").glob("*"):
-            number = re.fullmatch(r"step_(\d{8})", file.stem)
-            if int(number[1]) > last if number else file.name in (*PICTURES, VIEWER):  # drawn again at the end
-                file.unlink()
     except OSError as error:
         raise InputError(f"output_dir: {directory} cannot be written: {error.strerror}") from None
     except SaveError as error:
         raise InputError(str(error)) from None
+
+
+def _tidy(config: RunConfig, start: Start) -> None:
+    """Remove what an interrupted run left half done, and what it logged and drew after the step where it starts."""
+    directory, last = config.directory, -1 if start.state is None else start.state.step
+    (directory / RESULT).unlink(missing_ok=True)  # from here on it is not finished
+    settle(directory / "checkpoints", start.newest)
+    if start.newest is not None:  # a kill may have come before the last save deleted what it replaces
+        drop_old(directory / "checkpoints", start.newest, config.train.keep_last, config.train.keep_best)
+    for name in ("metrics.jsonl", "samples.jsonl", "trace.jsonl", "attention/index.jsonl"):
+        truncate_after(directory / name, last)
+    for file in (directory / "attention").glob("*"):
+        number = re.fullmatch(r"step_(\d{8})", file.stem)
+        if int(number[1]) > last if number else file.name in (*PICTURES, VIEWER):  # drawn again at the end
+            file.unlink()
+
+
+def write_result(directory: Path, values: dict[str, Any]) -> None:
+    """Write result.json into a run directory, all or nothing: with it, the run is finished at values["step"].
+
+    Raises OSError.
+    """
+    temporary = directory / "result.tmp"
+    with temporary.open("w", encoding="utf-8") as stream:
+        stream.write(json.dumps(values, indent=2) + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(directory / RESULT)
+
+
+def read_result(directory: Path) -> dict[str, Any] | None:
+    """What result.json of a run directory says; None if there is none, or none that can be read."""
+    try:
+        values = json.loads((directory / RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return values if isinstance(values, dict) else None
 
 
 def _refuse_foreign(config: RunConfig) -> None:

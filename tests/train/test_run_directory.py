@@ -1,0 +1,41 @@
+"""The run directory: result.json is complete or absent, and only a finished run has one."""
+
+import pytest
+
+from tests.train.faults import at_step, bad_loss
+from tests.train.helpers import pretrain, write_config
+from train.saving.run_directory import read_result, write_result
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path):
+    assert read_result(tmp_path) is None
+    write_result(tmp_path, {"step": 12, "validation": {"loss": 1.5}})
+    write_result(tmp_path, {"step": 14, "validation": None})
+    assert read_result(tmp_path) == {"step": 14, "validation": None}
+    assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_a_result_that_cannot_be_read_is_none(text, tmp_path):
+    (tmp_path / "result.json").write_text(text)
+    assert read_result(tmp_path) is None
+
+
+def test_a_failed_write_leaves_the_result_before_it(tmp_path):
+    write_result(tmp_path, {"step": 12})
+    with pytest.raises(TypeError):
+        write_result(tmp_path, {"step": object()})
+    assert read_result(tmp_path) == {"step": 12}
+
+
+def test_a_run_that_goes_on_is_finished_only_at_its_new_end(tmp_path, monkeypatch):
+    config, run = write_config(tmp_path, train={"max_steps": 2}, eval={"every": 0}), tmp_path / "runs/tiny"
+    pretrain(config)
+    assert read_result(run)["step"] == 2
+    assert "finished at step 2" in pretrain(config).stdout
+    at_step(monkeypatch, [3], bad_loss)
+    pretrain(config, "train.max_steps=4", code=3)
+    assert read_result(run) is None
+    monkeypatch.undo()
+    pretrain(config, "train.max_steps=4")
+    assert read_result(run)["step"] == 4

@@ -36,6 +36,17 @@ def _seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Runs that end without the pictures of their heads, which take seconds to draw; the viewer is written."""
+    from eval.attention import render
+
+    def write_viewer(run_directory, snapshots):
+        return [render.write_viewer([(run_directory.name, list(snapshots))], run_directory / "attention/viewer.html")]
+
+    monkeypatch.setattr(render, "render", write_viewer)
+
+
 def tiny_config(**changes) -> ModelConfig:
     """2 layers x 32, 4 query heads, 192 ids: a forward pass takes a millisecond."""
     fields = {

@@ -43,6 +43,24 @@ def test_a_busy_machine_does_not_make_it_compile(tmp_path, clocks):
     assert "; 0.0 if other programs leave the cores alone; compiling pays from about 15 minutes on" in said
 
 
+def test_threads_that_wait_for_each_other_do_not_count_as_work(tmp_path, clocks, monkeypatch):
+    """On a busy machine two threads compute far longer than one, because they spin while they wait."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[0])
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: threads.__setitem__(0, count))
+    threads = [2]
+
+    class Spinning(Clock):
+        def __call__(self):
+            self.now += 400 if threads[0] > 1 else 0.001
+            return self.now
+
+    clocks(wall=Clock(each=1000), cpu=Spinning())
+    said = pretrain(plain(tmp_path)).stdout
+    assert "compile off (auto: about " in said
+    assert "; 0.0 if other programs leave the cores alone" in said
+    assert threads == [2]
+
+
 def test_the_estimate_is_of_whole_steps(tmp_path, clocks, monkeypatch):
     """Here time passes in the optimizer alone: a minute a step, and 12 steps."""
     clock, step = Clock(), Muon.step

@@ -45,7 +45,8 @@ def test_one_process_then_two_then_one_is_the_run_of_one(tmp_path, parallel, cha
     assert run_world(1, pretrain_rank, config, chosen, 3) == [143]
     assert run_world(2, pretrain_rank, config, chosen, 7) == [143, 143]
     assert "stopped at step 8" in config.with_name("rank0.txt").read_text()
-    assert config.with_name("rank1.txt").read_text().strip().splitlines() == ["SIGTERM: saving after this step …"]
+    (line,) = config.with_name("rank1.txt").read_text().strip().splitlines()
+    assert line.startswith("SIGTERM: saving after this step …")
     assert run_world(1, pretrain_rank, config, chosen) == [0]
 
     ours, theirs = trace(tmp_path / "runs/tiny"), trace(tmp_path / "runs/whole")

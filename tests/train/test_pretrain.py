@@ -162,7 +162,7 @@ def test_accumulated_micro_batches_give_the_step_of_the_whole_batch(tmp_path):
         assert a["loss"] == pytest.approx(b["loss"], rel=2e-4)  # float32 sums in another order, twelve steps on
 
 
-def test_evaluating_more_often_changes_nothing_in_training(tmp_path):
+def test_evaluating_more_often_changes_nothing_in_training(tmp_path, no_pictures):
     dropout = {"model": {"hidden_dropout": 0.2}, "train": {"max_steps": 6}}
     pretrain(write_config(tmp_path, name="seldom", eval={"every": 0}, **dropout))
     pretrain(

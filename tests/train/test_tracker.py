@@ -71,7 +71,7 @@ def test_a_tracker_that_works_gets_every_line(tmp_path, monkeypatch):
     assert [line["step"] for line in wandb.logged if "train/loss" in line] == list(range(1, 13))
 
 
-def test_a_tracker_gets_a_few_figures_of_the_heads_and_the_viewer_not_hundreds(tmp_path, monkeypatch):
+def test_a_tracker_gets_a_few_figures_of_the_heads_and_the_viewer_not_hundreds(tmp_path, monkeypatch, no_pictures):
     wandb = Broken("nowhere", fails)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     heads = {"every": 6, "early": [1], "max_tokens": 8}

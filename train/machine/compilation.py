@@ -24,6 +24,7 @@ from train.step import random_state, set_random_state, within_memory
 PAYS_AFTER_MINUTES = {"cpu": 15.0, "cuda": 4.0}
 FEW_STEPS = 100  # for fewer, compiling is not even considered
 TRIALS, TRIAL_S = 6, 3.0  # at most so many trial steps, or as many as fit into this time
+BUSY = 0.6  # share of the time that the threads compute; below it, other programs have the cores
 
 
 def compiled(run: Run, stopped: Callable[[], int] = lambda: 0) -> nn.Module:
@@ -61,7 +62,7 @@ def _decide(run: Run) -> tuple[bool, str]:
             return False, f"auto: {steps} steps are too few for it"
         minutes, quiet = (steps * seconds / 60 for seconds in seconds_of_a_step(run, steps))
         shown = f"about {minutes:.1f} minutes of training steps, evaluations and checkpoints not counted"
-        if quiet < 0.7 * minutes:
+        if quiet < BUSY * minutes:
             shown += f"; {quiet:.1f} if other programs leave the cores alone"
     return quiet > pays_after, f"auto: {shown}; compiling pays from about {pays_after:g} minutes on"
 
@@ -77,19 +78,36 @@ def _cannot_compile(kind: str) -> str:
 
 
 def seconds_of_a_step(run: Run, steps: int) -> tuple[float, float]:
-    """(as long as you wait now, as long as each thread computes) of a whole training step; nothing is changed by it.
+    """(as long as you wait now, as long as it takes on a quiet machine) of a training step; nothing is changed by it.
 
-    Medians of a few trials, the first of which does not count. If that one shows that `steps` steps are far too few for
-    compiling to pay, it is the only one. The first process's clock decides how many, because all must take part.
+    Medians of a few trials, the first of which does not count. One is enough if it shows that `steps` steps are far too
+    few for compiling to pay. The first process's clock decides how many there are, because all must take part.
     """
     found: list[tuple[float, float]] = []
     while len(found) < 3 or (len(found) < TRIALS and sum(wall for wall, _ in found) < TRIAL_S):
-        wall, quiet = within_memory(run, lambda: _trial(run))
-        found.append(run.world.first(lambda: (wall, quiet)))  # noqa: B023  it is called at once
-        if found[0][0] * steps / 60 < PAYS_AFTER_MINUTES[run.device.device.type] / 10:
-            return found[0]
+        wall, quiet = _agreed_trial(run)
+        if wall * steps / 60 < PAYS_AFTER_MINUTES[run.device.device.type] / 10:
+            return wall, quiet
+        if quiet < BUSY * wall:
+            return wall, _alone(run)
+        found.append((wall, quiet))
     walls, quiets = zip(*found[1:], strict=True)
     return median(walls), median(quiets)
+
+
+def _alone(run: Run) -> float:
+    """Seconds of a step from the work of one thread. On a busy machine threads that wait for each other compute too."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _agreed_trial(run)[1] / threads
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _agreed_trial(run: Run) -> tuple[float, float]:
+    took = within_memory(run, lambda: _trial(run))
+    return run.world.first(lambda: took)
 
 
 def _trial(run: Run) -> tuple[float, float]:

@@ -37,7 +37,7 @@ def compare_backends(config: ModelConfig, device: torch.device, lengths: list[in
     times, memory = [], []
     for length in lengths:
         for kind, kv_heads in kinds.items():
-            torch.compiler.reset()  # each shape is compiled anew, and PyTorch stops compiling after eight
+            torch.compiler.reset()  # each shape is compiled again, and PyTorch stops compiling after eight
             label = [f"{length} {kind} ({kv_heads})"]
             calls = candidates(names, (tokens // length, heads, kv_heads, length, config.head_size), dtype, device)
             seconds = alternate(calls, rounds, device, clock=clock)

@@ -116,7 +116,7 @@ def climb(config: RunConfig, seconds: float, skip: list[str], clock: Clock) -> N
 def train_rung(
     rung: Rung, config: RunConfig, device: Device, data: PreparedData, seconds: float, clock: Clock
 ) -> Climbed:
-    """Train a new model for so many seconds, then validate it."""
+    """Train a new model for this many seconds, then validate it."""
     torch.compiler.reset()
     torch.backends.cuda.matmul.allow_tf32 = rung.precision != "fp32"
     device = replace(device, precision=rung.precision)

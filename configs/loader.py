@@ -26,7 +26,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class InputError(Exception):
-    """Something a person gave us is wrong. The message says what, where, and what to do."""
+    """Something that the user gave is wrong. The message says what, where, and what to do."""
 
 
 @dataclass
@@ -79,7 +79,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     """
     loaded = LoadedConfig(Path(path))
     _read_file(loaded.path, loaded, seen=())
-    for override in sorted(overrides, key=lambda text: ".kind=" not in text):  # a new kind starts afresh
+    for override in sorted(overrides, key=lambda text: ".kind=" not in text):  # a new kind starts without old keys
         name, equals, text = override.partition("=")
         if not equals or not name:
             raise InputError(f"override `{override}`: write section.key=value, for example model.hidden_size=256")

@@ -1,6 +1,6 @@
 """MHA -> GQA by mean-pooling, and back: `python -m model.convert_kv_heads runs/mha --num-key-value-heads 2 --out DIR`
 
-Fewer heads: the heads that will share a key/value become one, whose `k_proj` and `v_proj` rows are the mean of theirs
+Fewer heads: the heads that will share a key/value become one, whose `k_proj` and `v_proj` rows are their mean
 (Ainslie et al. 2023, arXiv 2305.13245, section 2.1). Training must continue from there: the paper spends another 5 %
 of the steps. More heads: each head's rows are repeated, which computes the same.
 

@@ -62,7 +62,7 @@ class DecoderLayer(nn.Module):
         return x + self.dropout(out), auxiliary
 
     def reset_parameters(self) -> None:
-        """Start every part anew."""
+        """Initialize every part again."""
         for part in (self.input_layernorm, self.self_attn, self.post_attention_layernorm, self.mlp):
             part.reset_parameters()
 
@@ -95,7 +95,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start every layer and the norm anew, then the embedding.
+        """Initialize every layer and the norm again, then the embedding.
 
         A tied matrix meets its own rows in the logits: a token's logit for itself is std * hidden_size, so
         std = 1 / hidden_size keeps it at 1.
@@ -229,7 +229,7 @@ class LanguageModel(nn.Module):
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """The trainable parameters by optimizer group: what each module says of its own. Frozen ones are left out.
 
-        A parameter with fewer than two dimensions (a norm, a bias) is a vector wherever it is. Read the groups anew
+        A parameter with fewer than two dimensions (a norm, a bias) is a vector wherever it is. Read the groups again
         after sharding, which replaces the parameters.
         """
         group_of = dict(labelled(self, "optimizer_group", "matrix"))

@@ -117,7 +117,7 @@ def checked(name: str) -> Path:
 
 
 def play(draw: Callable[..., Any], **controls: Any) -> None:
-    """ipywidgets' `interact`: a control for each argument of `draw`, which is called anew when one moves.
+    """ipywidgets' `interact`: a control for each argument of `draw`, which is called again when one moves.
 
     Without ipywidgets, one sentence says what to install; the figures above stay.
     """

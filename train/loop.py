@@ -55,7 +55,7 @@ def train(run: Run) -> int:
             run.tracker.say(f"stopped: {error}")
             return EXIT_NON_FINITE
         finally:
-            state.forward = run.lm  # DDP must not outlive the connection of the processes: its end would wait for ever
+            state.forward = run.lm  # DDP must not outlive the connection of the processes: its end would wait forever
 
 
 def _train(run: Run, stopped: Signal) -> None:

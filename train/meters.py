@@ -115,7 +115,7 @@ class Meter:
         return self.tokens / max(self.seconds, 1e-9)
 
     def line(self) -> dict[str, Any]:
-        """A line of figures; the next one starts afresh."""
+        """A line of figures; the next one starts from zero."""
         assert self.last is not None
         flops_per_s = self.flops * self.positions / max(self.seconds, 1e-9)
         values = {

@@ -80,7 +80,7 @@ class BatchSource:
             yield self.batch(k, lm)
 
     def epochs(self, steps: int) -> float | None:
-        """How often so many steps read everything there is; None where that means nothing."""
+        """How often this many steps read the whole text; None where that means nothing."""
         return None
 
 

@@ -127,7 +127,7 @@ class Tracker:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def close(self, exit_code: int = 0) -> None:
-        """End the bar, and wandb's run with the exit code of ours."""
+        """Close the bar, and wandb's run with our exit code."""
         self.bar.close()
         if self._wandb is not None:
             self._wandb.close(exit_code)
@@ -166,7 +166,7 @@ class _Wandb:
         self._put(send)
 
     def close(self, exit_code: int) -> None:
-        """Wait for what is still to be sent, but not for ever."""
+        """Wait for what is still to be sent, but not forever."""
         until = time.monotonic() + PATIENCE_S
         for last in (lambda: self._run.finish(exit_code=exit_code), None):
             with suppress(queue.Full):

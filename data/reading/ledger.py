@@ -59,7 +59,7 @@ class Ledger:
         self.check_share(at_least=FEW)
 
     def check_share(self, at_least: int = 0) -> None:
-        """Raises InputError if more than 1 % of the records are bad, once there are at least so many."""
+        """Raises InputError if more than 1 % of the records are bad, once there are enough of them to tell."""
         if self.bad > 0.01 * self.records and self.records >= at_least:
             shown = "; ".join(self.bad_records[:3])
             raise InputError(

@@ -12,7 +12,7 @@ COUNTS = "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
 
 
 def counted(pen: Pen, number: int) -> Entity:
-    """A number that the story has counted itself, as a word. It is known, so writing it is no choice."""
+    """A number that the story has counted itself, as a word. It is known, so it leaves nothing to choose."""
     count = pen.new("count")
     count.texts[""] = COUNTS[number - 2]
     return count

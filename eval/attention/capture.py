@@ -203,7 +203,7 @@ def _recorder(
     kv_cache: KVCache | None,
     heads: list[int],
 ) -> _Recorder:
-    """The masks are built here anew, written out, whatever form the backend's has."""
+    """The masks are built again here, written out, whatever form the backend uses."""
     (B, T), device = input_ids.shape, input_ids.device
     cache = kv_cache if kv_cache is not None else KVCache()
     positions, past = cache.positions(T, device), cache.length

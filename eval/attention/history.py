@@ -68,7 +68,7 @@ def phase_change(snapshots: Sequence[Snapshot], score: str = "induction") -> Pha
 
 
 def choose(snapshots: Sequence[Snapshot], most: int) -> list[Snapshot]:
-    """At most so many snapshots by step, dense early; the first and the last are among them.
+    """At most `most` snapshots by step, dense early; the first and the last are among them.
 
     Evenly spaced in log(1 + 20 x step / last step): a logarithm, but linear in the first twentieth of training, where
     a plain one would take step 1, 2 and 5, which look the same.

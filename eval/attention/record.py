@@ -33,7 +33,7 @@ def look(
     """Capture every probe: the maps of some, the scores of every head on all. moment: step, tokens, seconds.
 
     agree: whether something is true in one of the processes. If a capture fails in one, all stop there: under FSDP2
-    the others would wait for ever in a forward pass of the next probe.
+    the others would wait forever in a forward pass of the next probe.
     """
     device = next(lm.parameters()).device
     maps: dict[str, ProbeMap] = {}

@@ -112,7 +112,7 @@ def read(file: Path) -> Snapshot:
         with np.load(file, allow_pickle=False) as arrays:
             about = json.loads(str(arrays["about"]))
             if about["format"] != FORMAT:
-                raise InputError(f"{file}: format {about['format']}, and this version reads {FORMAT}: make it anew")
+                raise InputError(f"{file}: format {about['format']}, and this version reads {FORMAT}: create it again")
             maps = {
                 name: ProbeMap(arrays[f"map.{name}"].astype(np.float32), **fields)
                 for name, fields in about["maps"].items()

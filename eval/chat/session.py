@@ -77,7 +77,7 @@ class Conversation:
         return self.lm.config.max_position_embeddings
 
     def reset(self) -> None:
-        """Begin anew; system message and settings stay. The same questions get the same answers again."""
+        """Start again; system message and settings stay. The same questions get the same answers again."""
         self.turns: list[list[int]] = []
         self.last: Turn | None = None
         self.forgotten, self._answered, self._document_ended = 0, 0, False

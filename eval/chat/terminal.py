@@ -146,7 +146,7 @@ def _padded(label: str, width: int) -> str:
 
 
 def _fitting(text: str, width: int) -> str:
-    """As much of the beginning of a text as so many columns hold."""
+    """As much of the beginning of a text as this many columns hold."""
     while columns(text) > width:
         text = text[:-1]
     return text

@@ -15,7 +15,7 @@ from model import LanguageModel
 
 NUMBERS = 1 << 24  # logits of one batch: 64 MB in float32, and as much again for their softmax
 BLOCK = 64  # neighbouring tokens that count as one observation
-BLOCKS = 20  # at least so many, in a shorter text of fewer tokens each
+BLOCKS = 20  # at least this many; in a shorter text, of fewer tokens each
 
 
 @torch.no_grad()

@@ -126,7 +126,7 @@ def _steps(
     # with a static cache every width is the cache's, so that prompts of all lengths share compiled code
     width = cache.capacity if isinstance(cache, StaticCache) else input_ids.shape[1] + room
     reader = _Reader(lm, attention_mask, width, cache, compile)
-    if attention_mask is not None:  # padding is no word of the prompt, so the repetition penalty must not see it
+    if attention_mask is not None:  # padding does not belong to the prompt, so the repetition penalty must not see it
         input_ids = torch.where(attention_mask.bool(), input_ids, input_ids[:, -1:])
     written = F.pad(input_ids, (0, width - input_ids.shape[1]))
     count, stopped = input_ids.shape[1], None

@@ -206,12 +206,12 @@ def test_a_page_shows_such_a_sentence_and_no_traceback(trained, tmp_path):
     tiny_config(tmp_path)
     older = (  # a command line would print this as one line, and so does a notebook
         "from configs.loader import InputError\n"
-        "raise InputError('attention/step_00000001.npz: format 1, and this version reads 9: make it anew')"
+        "raise InputError('attention/step_00000001.npz: format 1, and this version reads 9: create it again')"
     )
     _, _, cell, other = run_cells(tmp_path, IMPORTS, ELSEWHERE.format(folder=str(tmp_path)), "run = demo()", older)
     assert shown_error(cell).startswith("runs")
     assert shown_error(cell).endswith("rename runs/demo and run this cell again.")
-    assert shown_error(other) == "attention/step_00000001.npz: format 1, and this version reads 9: make it anew"
+    assert shown_error(other) == "attention/step_00000001.npz: format 1, and this version reads 9: create it again"
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from train.step import random_state, set_random_state, within_memory
 # and saves a tenth of the rest on a CPU and a third on a GPU (EXPERIMENTS.md)
 PAYS_AFTER_MINUTES = {"cpu": 15.0, "cuda": 4.0}
 FEW_STEPS = 100  # for fewer, compiling is not even considered
-TRIALS, TRIAL_S = 6, 3.0  # at most so many trial steps, or as many as fit into this time
+TRIALS, TRIAL_S = 6, 3.0  # at most this many trial steps, or as many as fit into this time
 BUSY = 0.6  # share of the time that the threads compute; below it, other programs have the cores
 
 

@@ -130,7 +130,7 @@ class Sweep:
         return 3 if 3 in codes else next((code if code > 0 else 128 - code for code in codes), 0)
 
     def _note(self, name: str, code: int, stopped: int, took: float) -> None:
-        """Note that a process has ended, after so many seconds."""
+        """Note that a process has ended, after this many seconds."""
         if code == 0:
             self.finished.add(name)
             self.seconds[name] = took

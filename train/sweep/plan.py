@@ -83,7 +83,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, list[
             raise InputError(f"`{argument}`: a value is empty: write it out, or null")
         if key == "seed":
             raise InputError(
-                f"`{argument}`: seeds are not swept: --seeds {len(values)} trains every variant with so many"
+                f"`{argument}`: seeds are not swept: --seeds {len(values)} trains every variant with that many"
             )
         if key.partition(".")[0] in ("extends", *keys_that(RunConfig, Meaning.BOOKKEEPING)):
             raise InputError(f"`{argument}`: {key} changes nothing that is trained, so there is nothing to sweep")

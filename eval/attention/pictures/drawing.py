@@ -73,12 +73,12 @@ def drawn(figure):
 
 
 def group_colour(group: int) -> str:
-    """The frame of a key/value head; after eight the colours begin anew."""
+    """The frame of a key/value head; after eight the colours repeat."""
     return GROUP_COLOURS[group % len(GROUP_COLOURS)]
 
 
 def new_figure(width: float, height: float, **layout):
-    """A white figure of so many pixels. layout: what matplotlib's Figure takes, such as layout="constrained"."""
+    """A white figure of this size in pixels. layout: what matplotlib's Figure takes, such as layout="constrained"."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -136,7 +136,7 @@ def amount(tokens: int) -> str:
 
 
 def style_curve(axes, title: str, tokens_log_from: int | None = None) -> None:
-    """A quiet frame for a curve over tokens seen; tokens_log_from: the scale is logarithmic from so many tokens."""
+    """A quiet frame for a curve over tokens seen; tokens_log_from: the scale is logarithmic from this count on."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     if tokens_log_from:
@@ -183,7 +183,7 @@ def _not_plain(text: str) -> set[int]:
 
 
 def shorten(label: str, longest: int = 12) -> str:
-    """A label of at most so many columns; a Chinese character takes two."""
+    """A label of at most this many columns; a Chinese character takes two."""
     label = readable(label)
     if columns([label]) <= longest:
         return label

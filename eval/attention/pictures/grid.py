@@ -16,7 +16,7 @@ SMALLEST_HEAD = 150  # pixels: room for a name and a badge above the diagonal
 BETWEEN = -1.0  # in the array of all heads, where no head is: under the scale, so white
 SMALLEST_NAMED = 90  # pixels: below, a head has no text of its own
 AXES = "row: the token that looks · column: the token looked at"
-LABEL_PIXELS = 9  # a token label needs so many to stand apart from the next
+LABEL_PIXELS = 9  # a token label needs this many to stand apart from the next
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def tile(weights: np.ndarray, gap: int, pool: int = 1) -> np.ndarray:
     """All heads of weights (layer, head, query, key) in one array, layers downwards, heads to the right.
 
     What lies between them is BETWEEN. Keys after the query are NaN: they are not small weights, they do not exist.
-    pool: the largest of so many queries x keys is kept, since a thin diagonal must not vanish between two pixels.
+    pool: the largest of this many queries x keys is kept, since a thin diagonal must not vanish between two pixels.
     """
     layers, heads, tokens, _ = weights.shape
     weights = np.where(np.tril(np.ones((tokens, tokens), dtype=bool)), weights, np.nan).astype(np.float32)

@@ -129,7 +129,7 @@ class _Kept:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What to try to fit: so many probes of each run, at most so many tokens, at least so many steps of each run."""
+    """What to try to fit: probes of each run, the most tokens, and the least number of steps of each run."""
 
     probes: int
     longest: int
@@ -140,7 +140,7 @@ class _Plan:
         return [name for name in one.probes[: self.probes] if name in one.snapshots[index].maps]
 
     def names(self, kept: list[_Kept]) -> list[str]:
-        """The probes that are in the page, of whichever run."""
+        """The probes that are in the page, of any run."""
         return list(dict.fromkeys(name for one in kept for name in one.probes[: self.probes]))
 
 

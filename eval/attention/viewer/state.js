@@ -1,4 +1,4 @@
-// What is shown. Every change goes through change(), which draws the page anew.
+// What is shown. Every change goes through change(), which draws the page again.
 
 const state = {
   probe: "",

@@ -96,13 +96,14 @@ def no_encoding(node: ast.AST) -> bool:
 
 def no_encoding_of_process(node: ast.AST) -> bool:
     """What another process prints, decoded as this system happens to encode text."""
-    return bool({"text", "universal_newlines"} & _keywords(node)) and "encoding" not in _keywords(node)
+    starts = _called(node)[1] in ("Popen", "run", "check_output")
+    return starts and bool({"text", "universal_newlines"} & _keywords(node)) and "encoding" not in _keywords(node)
 
 
 def renames(node: ast.AST) -> bool:
     """Windows renames nothing onto what exists; replace() does, on every system."""
     owner, name = _called(node)
-    return name == "rename" or (owner, name) == ("shutil", "move")
+    return (name == "rename" and owner != "family") or (owner, name) == ("shutil", "move")  # a family renames tensors
 
 
 def forks(node: ast.AST) -> bool:
@@ -338,6 +339,7 @@ def test_auto_takes_an_apple_gpu_and_says_that_nobody_tried_it(tmp_path, monkeyp
     assert compilation._cannot_compile("mps") == "not tried on mps"
     assert micro_batch_rows(config, device) == 8
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
     assert resolve_device(config).device.type == "cuda"

@@ -1,6 +1,6 @@
 """Which hooks a run has, and running those that are due.
 
-A hook that raises is reported and switched off; the run goes on. Random numbers that a hook draws change nothing in
+A hook that raises is reported and switched off; the run continues. Random numbers that a hook draws change nothing in
 training: the random state around it is put back.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import random
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -93,7 +94,9 @@ class Hooks:
         try:
             with _random_state_kept():
                 found = act(self.hooks[name])
-        except OutOfStep:
+        except OutOfStep as error:
+            if event.world.rank:  # only the first process prints the errors that end a run
+                print(f"error in process {event.world.rank}: {error}", file=sys.stderr)
             raise
         except Exception as error:
             problem = f"{type(error).__name__}: {error}{_place(error, self.hooks[name])}"

@@ -83,7 +83,7 @@ def _half_limits(here: Situation) -> str | None:
 
 
 def _flash_kernel_limits(here: Situation) -> str | None:
-    """What the flash kernel on CUDA takes, whoever calls it."""
+    """What the flash kernel on CUDA takes, called directly or by sdpa."""
     if problem := _half_limits(here):
         return problem
     if here.head_dim > 256:

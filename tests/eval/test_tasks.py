@@ -102,6 +102,7 @@ def test_every_file_counts_alike_in_the_mean(checkpoints, capsys, tmp_path):
     assert told["mean"]["accuracy_stderr"] == pytest.approx(math.sqrt(errors[0] ** 2 + errors[1] ** 2) / 2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"no {SHARED}: set HEADLIGHT_SHARED to look elsewhere")
 @pytest.mark.parametrize("name", ["blimp/npi_present_1.jsonl", "zorro/case-subjective_pronoun.txt"])
 def test_real_minimal_pairs_are_those_of_the_reference(checkpoints, capsys, tmp_path, name):

@@ -1,14 +1,17 @@
 """DDP and FSDP2 on two processes (gloo): the same run as one process, and what goes wrong is said once."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from eval import language_modeling
 from eval.attention import snapshots
-from tests.train.helpers import REPOSITORY, metrics, write_config
+from tests.train.helpers import REPOSITORY, metrics, pretrain, write_config
 from tests.train.worlds import failing_on_rank_1, pretrain_rank, run_world, trace
 from train.config import load_run_config
 from train.machine.distributed import processes, wrap
@@ -157,3 +160,48 @@ def test_the_command_of_the_readme_under_torchrun(tmp_path):
     assert "2 processes, ddp" in done.stdout
     assert done.stdout.count("finished at step 3") == 1
     assert "Warning" not in done.stderr
+
+
+def counting_rank(config: Path, overrides: list[str], fail: bool = False) -> None:
+    """A run that writes how many held-out batches its process read; with `fail`, rank 1 runs out of memory there."""
+    rank, read = os.environ.get("RANK", "0"), []
+    loss_sum = language_modeling._loss_sum
+
+    def counted(lm, batch, may_retry):
+        read.append(len(batch.row_ids))
+        config.with_name(f"read{rank}").write_text(str(len(read)))
+        if fail and rank == "1":
+            lm = refuse
+        return loss_sum(lm, batch, may_retry)
+
+    def refuse(**batch):
+        raise torch.OutOfMemoryError("no memory is left")
+
+    language_modeling._loss_sum = counted
+    pretrain_rank(config, overrides)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_the_processes_share_the_validation_and_find_the_same_loss(tmp_path, parallel):
+    changes = {"eval": {"every": 1, "hooks": ["validation"], "max_tokens": None}, "train": {"max_steps": 1}}
+    config = write_config(tmp_path, **changes)
+    pretrain(config, "name=alone", "train.micro_batch_size=2")
+    options = ["train.micro_batch_size=2", f"train.parallel={parallel}"]
+    assert run_world(2, counting_rank, config, options) == [0, 0]
+    alone, shared = (
+        [line["loss"] for line in metrics(tmp_path / "runs" / name) if line["split"] == "val"]
+        for name in ("alone", "tiny")
+    )
+    assert shared[0] == (alone[0] if parallel == "ddp" else pytest.approx(alone[0], rel=1e-6))  # before the first step
+    counts = [int(config.with_name(f"read{rank}").read_text()) for rank in (0, 1)]
+    assert abs(counts[0] - counts[1]) <= 2  # at the start and at the end
+    assert min(counts) > 5
+
+
+def test_memory_that_runs_out_in_the_validation_of_one_fsdp2_process_ends_the_run(tmp_path):
+    """The forward passes of FSDP2 are made together, so a second try of one process would wait for ever."""
+    config = write_config(tmp_path, eval={"every": 0, "hooks": ["validation"]}, train={"max_steps": 1})
+    codes = run_world(2, counting_rank, config, ["train.parallel=fsdp2"], True)
+    assert codes[1] == 2
+    assert codes[0] not in (0, None)
+    assert "out of memory while evaluating" in config.with_name("rank1.txt").read_text()

@@ -1,6 +1,7 @@
 """What goes wrong while training: numbers that are none, memory that ends, signals, files that cannot be written."""
 
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -288,6 +289,46 @@ def test_a_second_ctrl_c_leaves_at_once_and_the_run_goes_on_exactly(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_signal_during_the_hooks_skips_the_rest_of_them(tmp_path, monkeypatch):
+    """And they run when the run continues, those that had run not again."""
+    changes = {"eval": {"every": 4, "hooks": ["validation", "samples"]}}
+    pretrain(write_config(tmp_path, name="whole", **changes))
+    asked, loss_sums = [], validation.loss_sums
+
+    def signalled(*arguments, **options):
+        asked.append(arguments)
+        if len(asked) == 2:
+            send()
+        return loss_sums(*arguments, **options)
+
+    monkeypatch.setattr(validation, "loss_sums", signalled)
+    config, run = write_config(tmp_path, **changes), tmp_path / "runs/tiny"
+    pretrain(config, code=143)
+    assert [json.loads(line)["step"] for line in (run / "samples.jsonl").read_text().splitlines()] == [0]
+    monkeypatch.undo()
+    pretrain(config)
+    assert (run / "samples.jsonl").read_text() == (tmp_path / "runs/whole/samples.jsonl").read_text()
+    assert metrics(run) == metrics(tmp_path / "runs/whole")
+
+
+def test_a_validation_that_is_non_finite_never_is_the_best(tmp_path, monkeypatch):
+    """Every later loss compares false with nan, so the first one would stay the best for ever."""
+    asked, loss_sums = [], validation.loss_sums
+
+    def spoilt(*arguments, **options):
+        asked.append(arguments)
+        found = loss_sums(*arguments, **options)
+        return [(float("nan"), count) for _, count in found] if len(asked) == 2 else found
+
+    monkeypatch.setattr(validation, "loss_sums", spoilt)
+    pretrain(write_config(tmp_path, eval={"hooks": ["validation"]}))
+    checkpoints = tmp_path / "runs/tiny/checkpoints"
+    assert (checkpoints / "best").read_text().strip() in ("step_00000008", "step_00000012")
+    state = json.loads((checkpoints / "step_00000012/training/trainer_state.json").read_text())
+    assert state["best_step"] > 4
+    assert math.isfinite(state["best_loss"])
+
+
 def test_without_keep_best_only_the_planned_checkpoints_are_written(tmp_path):
     changes = {"keep_best": False, "checkpoint_every": 0}
     pretrain(write_config(tmp_path, train=changes))

@@ -134,6 +134,7 @@ def set_gradients(lm, step):
         parameter.grad = gradient
 
 
+@pytest.mark.slow
 def test_sharded_matrices_take_the_same_steps(tmp_path):
     """Two processes, FSDP2: each holds half of the rows of every matrix and of its momentum."""
     torch.multiprocessing.spawn(sharded_steps, (tmp_path / "rendezvous", tmp_path), nprocs=2)

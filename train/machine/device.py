@@ -53,7 +53,7 @@ class Device:
 
 
 def resolve_device(run_config: RunConfig, resolved: dict[str, Any] | None = None) -> Device:
-    """Decide what `auto` stands for. resolved: what a run that goes on had decided; it is kept where it can be.
+    """Decide what `auto` stands for. resolved: what a resumed run had decided; it is kept where it can be.
 
     Raises InputError for a device or a precision that you ask for and this machine does not have.
     """

@@ -64,7 +64,7 @@ tokenizer = AutoTokenizer.from_pretrained(directory)
 
 @dataclass
 class TrainerState:
-    """What a run needs besides tensors to go on: trainer_state.json.
+    """What a run needs besides tensors to resume: trainer_state.json.
 
     best_tokens: how many held-out tokens the best loss was measured on (None: all). skipped: steps that changed no
     parameter. evaluated_at: step of the newest evaluation. hooks_done: names of hooks that ran at a later one, which a
@@ -200,11 +200,11 @@ def read_state(directory: Path) -> TrainerState:
     try:
         values = dict(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{file}: cannot go on from here: {error}") from None
+        raise InputError(f"{file}: cannot resume from here: {error}") from None
     unknown = values.keys() - {each.name for each in fields(TrainerState)}
     if unknown or not isinstance(values.get("step"), int):
         problem = f"its key {sorted(unknown)[0]!r} is unknown" if unknown else "it has no key 'step'"
-        raise InputError(f"{file}: cannot go on from here: {problem}; was it saved by another version of Headlight?")
+        raise InputError(f"{file}: cannot resume from here: {problem}; was it saved by another version of Headlight?")
     return TrainerState(**values)
 
 
@@ -226,7 +226,7 @@ def load_checkpoint(directory: Path, lm: LanguageModel, optimizers: list[torch.o
             _restore_optimizers(lm, optimizers, tensors)
         _restore_random_state(random)
     except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"{directory}: cannot go on from here: {error}") from None
+        raise InputError(f"{directory}: cannot resume from here: {error}") from None
     _first_says(True)
     return state
 

@@ -26,7 +26,7 @@ class Meaning(Enum):
     """A meaning of a section holds for every key in it; MAY_CHANGE makes an exception to IDENTITY."""
 
     IDENTITY = "makes a run what it is: a run of the same name refuses another value"
-    MAY_CHANGE = "is no part of the run's identity, although the section around it is"
+    MAY_CHANGE = "does not belong to the run's identity, although the section around it does"
     TENSORS = "decides the tensors of a checkpoint: with another value none would fit, or none would mean the same"
     TOKENIZER = "is filled in by the tokenizer, which is compared itself"
     FREE_AT_START = "may differ from the model of init_from: its weights mean the same with another value"

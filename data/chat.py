@@ -3,7 +3,7 @@
     <|bos|><|im_start|>user⏎Hi!<|im_end|>⏎<|im_start|>assistant⏎Hello!<|im_end|>⏎
                                                                 ~~~~~~~~~~~~~~~~      trained on
 
-chat_template.jinja writes the same text for whoever loads the model with transformers.
+chat_template.jinja writes the same text when you load the model with transformers.
 """
 
 from __future__ import annotations

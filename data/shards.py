@@ -1,6 +1,6 @@
 """Token shards on disk. A killed run continues where it was and ends with the same bytes.
 
-A shard is a plain array of token ids. For conversations, an array of flags lies beside it, one byte a token.
+A shard is a plain array of token ids. For conversations, a second array holds flags, one byte a token.
 `progress.json` says how many documents are safely on disk, and how long every file was then. Whatever a killed run
 wrote after that is cut off and written again.
 """

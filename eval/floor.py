@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FloorComparison:
-    """Bits per byte of a model and of the generator that wrote the stories. On average nobody can do better.
+    """Bits per byte of a model and of the generator that wrote the stories. On average no model can do better.
 
     The second pair leaves out the invented names and the nonsense songs where they first occur: bits that only luck
     could save. Both pairs are divided by all bytes.

@@ -18,7 +18,7 @@ from model.memory import is_out_of_memory
 
 
 class OutOfStep(InputError):
-    """One process cannot go on and the others would wait for it for ever: the run must end."""
+    """One process cannot continue and the others would wait for it for ever: the run must end."""
 
 
 def mean_loss(

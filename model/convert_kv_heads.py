@@ -51,7 +51,9 @@ def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageMod
     layers = [name for name, module in lm.named_modules() if isinstance(module, Attention)]
     for name in [f"{layer}.{projection}.weight" for layer in layers for projection in ("k_proj", "v_proj")]:
         tensors[name] = _convert_rows(tensors[name], lm.config.kv_heads, num_key_value_heads)
-    with torch.random.fork_rng(devices=[]):  # its random start is overwritten, so it draws from nobody's numbers
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # its random weights are overwritten, so the global generator stays as it is
         converted = LanguageModel(config)
     converted.load_state_dict(tensors)
     converted.set_attn_implementation(lm.attn_implementation)

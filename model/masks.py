@@ -57,7 +57,7 @@ def same_document(query_documents: Tensor, key_documents: Tensor) -> Tensor:
 
 
 def not_padding(attention_mask: Tensor) -> Tensor:
-    """Keys that are real tokens (1 or True), whoever asks.
+    """Keys that are real tokens (1 or True), for every query.
 
     right padding   1 1 1 0      left padding   0 1 1 1
                     x x x .                     . x x x

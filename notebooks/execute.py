@@ -71,7 +71,7 @@ def execute(path: Path, *, write: bool) -> tuple[int, float]:
 
 
 def read(path: Path) -> Any:
-    """The notebook in a file. Raises InputError if it is none."""
+    """The notebook in a file. Raises InputError if it is not a notebook."""
     import nbformat
 
     try:

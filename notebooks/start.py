@@ -85,7 +85,7 @@ def _start(name: str, overrides: tuple[str, ...], threads: int) -> subprocess.Po
 
 
 def _stop(started: list[subprocess.Popen[str]]) -> None:
-    """No training outlives its cell: each saves its step and ends (on Windows it ends), and another call goes on."""
+    """No training outlives its cell: each saves its step and ends (on Windows it ends), and another call continues."""
     running = [process for process in started if process.poll() is None]
     for process in running:
         process.terminate()

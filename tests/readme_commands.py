@@ -239,7 +239,7 @@ def _plan_of(command: Command, quick: bool, available: tuple[str, ...], in_short
         return Plan(command, "skip", f"not a command: {command.shows}")
     if not _can_run(command, available):
         return Plan(command, "skip", f"needs: {command.needs}")
-    if quick and command.run in in_short:  # also where it is not slow: the run is no longer what it would go on from
+    if quick and command.run in in_short:  # also where it is not slow: the run is no longer what it would resume from
         return Plan(command, "short", f"slow: {command.slow}" if command.slow else "its run is one in short")
     if quick and command.slow:
         return Plan(command, "skip", f"slow: {command.slow}")

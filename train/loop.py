@@ -166,7 +166,7 @@ def raise_if_stopped(run: Run, stopped: Signal) -> None:
 def evaluate(run: Run, stopped: Signal, is_last: bool = False) -> None:
     """Run the hooks in every process. A validation loss that is better than any before makes this the best step.
 
-    Raises Stopped if a signal came; hooks that ran before it are not run again when the run goes on.
+    Raises Stopped if a signal came; hooks that ran before it are not run again when the run resumes.
     """
     state, tokens = run.state, run.config.eval.max_tokens
     raise_if_stopped(run, stopped)

@@ -5,7 +5,7 @@ count, over all micro-batches and processes. So an objective returns sums, never
 before the first backward pass: it reads the batch alone.
 
 A source makes the batches: from text that was prepared, or with the model itself. Batch k is a function of (seed, k),
-or of (seed, k, weights). So a source has nothing to save, and a run that goes on draws the very batches that it would
+or of (seed, k, weights). So a source has nothing to save, and a resumed run draws the very batches that it would
 have drawn.
 """
 

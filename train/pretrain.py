@@ -1,7 +1,7 @@
 """Pretraining: `python -m train.pretrain configs/demo.yaml [section.key=value ...]`
 
 Several GPUs: `torchrun --nproc_per_node=N -m train.pretrain configs/x.yaml`. `run` reads top to bottom: what can be
-wrong, where to go on, data, model, optimizer, train, report. Another kind of training calls it with another objective
+wrong, where to resume, data, model, optimizer, train, report. Another kind of training calls it with another objective
 and another source of batches; train/sft.py only changes the config.
 """
 
@@ -66,7 +66,7 @@ def run(
         batches = (source or TextBatches)(config, data, world, device.device)
         held_out = make_rows(config.data, data, "validation")
 
-        # 4. The network, and how its gradients become steps; where the run stopped, it goes on.
+        # 4. The network, and how its gradients become steps; a stopped run resumes here.
         config = with_tokenizer(config, data.tokenizer)
         lm = build_model(config, device, world, data.tokenizer, initial)
         run = open_run(

@@ -33,7 +33,7 @@ class RunState(TrainerState):
 
     micro_rows: rows of one forward pass. saved_at: step of the newest checkpoint. started: when the run would have
     begun if it had never been interrupted. forward: what training calls: the model, or the model compiled or wrapped.
-    non_finite: steps skipped so far, counted on the device; `skipped` is the same as far as it has been read.
+    non_finite: steps skipped so far, counted on the device; `skipped` is the part of it that has been read.
     """
 
     micro_rows: int = 1
@@ -111,7 +111,7 @@ def open_run(
     lm: LanguageModel,
     hooks: Hooks,
 ) -> Run:
-    """Optimizers, and the state to go on from, with weights and random state as they were; then the directory opens.
+    """Optimizers, and the state to resume from, with weights and random state as they were; then the directory opens.
 
     Raises InputError if the checkpoint does not fit, or the text is not the one that the run was trained on.
     """
@@ -120,7 +120,7 @@ def open_run(
     if start.checkpoint is not None:
         state = RunState(**vars(load_checkpoint(start.checkpoint, lm, optimizers)))
         if not start.is_own(config):
-            state.wandb_id = None  # another run goes on, under a name of its own
+            state.wandb_id = None  # another run continues, under its own name
         state.spikes = state.spikes or {"losses": []}
     run_directory.check_contents(config, state, data)
     world.first(lambda: run_directory.open_for(config, start))
@@ -156,7 +156,7 @@ def open_run(
 
 
 def _rows_at_a_time(config: RunConfig, device: Device, world: World, state: RunState) -> int:
-    """Rows of a forward pass. A run that goes on as it began keeps what `auto` came to (memory may have run out)."""
+    """Rows of a forward pass. A run that resumes as it began keeps what `auto` came to (memory may have run out)."""
     resolved, here = state.resolved, (device.device.type, world.size)
     if config.train.micro_batch_size == "auto" and (resolved.get("device"), resolved.get("world_size")) == here:
         return resolved["micro_batch_size"]

@@ -20,7 +20,7 @@ def main() -> int:
 def as_fine_tuning(config: RunConfig) -> RunConfig:
     """The config with architecture and tokenizer taken over from `init_from`; dropout and the like stay its own.
 
-    Raises InputError without init_from, if that is no model, and if the data is not conversations.
+    Raises InputError without init_from, if that is not a model, and if the data is not conversations.
     """
     from train.saving.initial_weights import take_over_architecture
 
@@ -31,7 +31,7 @@ def as_fine_tuning(config: RunConfig) -> RunConfig:
     if config.data.records != "conversations":
         raise InputError(
             "data.records is text, but fine-tuning needs conversations: set data.records=conversations, or use "
-            "train.pretrain to go on with plain text"
+            "train.pretrain to continue with plain text"
         )
     begun = (config.directory / "checkpoints" / "latest").is_file()  # then it has weights and tokenizer of its own
     source = str(config.directory) if begun else config.init_from

@@ -42,7 +42,7 @@ class Counts:
 
 
 def count(run: Run, batch: Batch, signal_number: int) -> Counts:
-    """What the processes must agree on before a step: counted on the CPU, so that nobody waits for a GPU."""
+    """What the processes must agree on before a step: counted on the CPU, so that no process waits for a GPU."""
     trained, tokens, positions, interrupted, terminated = run.world.sum(
         run.objective.count(batch),
         *batch.token_count(run.data.tokenizer.pad_id),

@@ -25,7 +25,7 @@ WAITING = 1000  # things to log that may wait for wandb; what comes beyond is dr
 
 
 def truncate_after(file: Path, step: int) -> None:
-    """Drop the lines of a .jsonl file that are later than `step`: the run goes on from there."""
+    """Drop the lines of a .jsonl file that are later than `step`: the run resumes from there."""
     if not file.is_file():
         return
     kept = [json.dumps(record, ensure_ascii=False) + "\n" for record in read_lines(file) if record["step"] <= step]
@@ -123,7 +123,7 @@ class Tracker:
         try:
             self.bar.write(text, file=sys.stdout)
             sys.stdout.flush()
-        except OSError:  # the reader (head, less) has left, or the disk is full: the run goes on without
+        except OSError:  # the reader (head, less) has left, or the disk is full: the run continues without it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def close(self, exit_code: int = 0) -> None:

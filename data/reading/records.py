@@ -179,7 +179,7 @@ def _joined(content: Any, name: str) -> Any:
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, dict) else _kind(part)
-            raise BadRecord(f"`{name}` holds a part that is no text ({kind}): only text can be trained on")
+            raise BadRecord(f"`{name}` holds a part that is not text ({kind}): only text can be trained on")
     return "".join(part["text"] for part in content)
 
 
@@ -251,7 +251,7 @@ def _checked(value: Any, what: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise BadRecord(f"{what} holds half a surrogate pair, which is no character: repair or remove it") from None
+        raise BadRecord(f"{what} holds half a surrogate pair, which is not a character: repair or remove it") from None
     return value
 
 
@@ -272,4 +272,4 @@ def _names(record: dict) -> str:
 
 def _kind(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", int: "a number"}
-    return names.get(type(value), "null" if value is None else "a number" if isinstance(value, float) else "no text")
+    return names.get(type(value), "null" if value is None else "a number" if isinstance(value, float) else "not text")

@@ -56,7 +56,7 @@ class Goal:
         self.last = rng.random() < 1 / 3  # whether it is the one whom the story names last
         self.near = rng.random() < 1 / 2  # whether the name before the thing (or, for clauses, the earlier name) is it
         if self.kind == "who_wanted" and not self.near:
-            self.which *= 2 / 3  # whoever is named last of three stands beside what he or she wants, always
+            self.which *= 2 / 3  # the one named last of three always stands beside what he or she wants
         self.names = self.kind != "first" or self.yes_no or rng.random() < 1 / 2  # or a clause
         self.answers, self.plots = self._group(level)
 
@@ -106,13 +106,13 @@ class Goal:
 
 
 def names_in_order(story: Story, question: Question) -> bool | None:
-    """Whether what happened first was done by whoever the story names first; None if both were done by one."""
+    """Whether what happened first was done by the one whom the story names first; None if one did both."""
     first, *others = sorted(dict.fromkeys(one.split()[0] for one in question.candidates), key=story.text.find)
     return question.answer.startswith(f"{first} ") if others else None
 
 
 def name_before_thing(story: Story, question: Question) -> str:
-    """Whoever is named right before the first mention of the thing that the question asks for; "" if nobody is."""
+    """The name right before the first mention of the thing that the question asks for; "" without one."""
     thing = search(r"the (\w+)", question.text)
     mention = thing and search(rf"\b{thing[1]}\b", story.text)
     before = story.text[: mention.start() if mention else 0]

@@ -107,7 +107,7 @@ def with_article(word: str) -> str:
 
 
 def make_role(pool_names: list[str], pools: Mapping[str, Pool]) -> dict[str, Pool | str]:
-    """Which pool settles which form. "name" and "song" are no pools of words: their texts are invented."""
+    """Which pool settles which form. "name" and "song" are not pools of words: their texts are invented."""
     role: dict[str, Pool | str] = {}
     for name in pool_names:
         if name in ("name", "song"):

@@ -103,7 +103,7 @@ def draw_gifts(pen: Pen, host: Entity, gifts: dict[Entity, Entity]) -> dict[Enti
     wanted = OneOf(*(gift for gift, giver in gifts.items() if giver is not wisher.chosen))
     cast = {"host": host, "wisher": wisher, "wanted": wanted}
     pen.say("feast.whisper", **cast)
-    asked = "Who hoped for the {thing}?|Who hoped to get the {thing}?"  # whoever gets it may want to keep it
+    asked = "Who hoped for the {thing}?|Who hoped to get the {thing}?"  # the one who gets it may want to keep it, too
     pen.fact("wants", who=wisher, thing=wanted, asked=asked)
     pen.say("feast.rule", host=host)
     taken: dict[Entity, Entity] = {}  # guest -> gift
@@ -193,7 +193,7 @@ def swap_back(pen: Pen, stalls: list[tuple[Entity, Entity]], cast: Cast) -> dict
 
 
 def note_swap(pen: Pen, one: Entity, got: Entity, other: Entity, for_it: Entity, earlier: bool = False) -> None:
-    """Note that one now has what the other had, and the other way round; earlier: nobody knows since when."""
+    """Note that one now has what the other had, and the other way round; earlier: the moment is unknown."""
     pen.fact("has", who=one, thing=got)
     pen.fact("has", who=other, thing=for_it)
     if not earlier:

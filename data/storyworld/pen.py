@@ -129,7 +129,7 @@ class Pen:
         has    who, thing    from now on who holds the thing, and nobody else does
         at     what, place   from now on a thing or a character is at the place, until somebody has the thing
                              or another "at" moves it
-        lost   what          from now on nobody is known to have the thing (its place may be noted with "at")
+        lost   what          from now on the thing's owner is unknown (its place may be noted with "at")
         wants  who, thing    who would like to have the thing
         did    who, deed     a deed in the past tense without its subject, in the order of the story:
                              "found the {toy}" (with toy=toy). Without `deed` it is not put in order with
@@ -159,7 +159,7 @@ class Pen:
         return key
 
     def decide(self, kind: str, weights: Mapping[str, float], heads: Callable[[str], Iterable[str]]) -> str:
-        """Choose a key of `weights`; `heads(key)` are the ways in which the text may go on with it."""
+        """Choose a key of `weights`; `heads(key)` are the ways in which the text may continue with it."""
         weights = {key: weight for key, weight in weights.items() if weight}
         keys = list(weights)
         cumulative = list(accumulate(weights.values()))

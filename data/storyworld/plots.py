@@ -1,8 +1,8 @@
 """The stories of the world: one short program each, written once for every pen.
 
 A program keeps the state of its story (who holds the kite, who hides where) in plain variables and says
-beats from `beats/<plot>.yaml`. What a later sentence says follows from that state, so whoever wants to
-predict it has to remember what happened.
+beats from `beats/<plot>.yaml`. What a later sentence says follows from that state, so a model that
+predicts it has to remember what happened.
 """
 
 from .pen import Entity, OneOf, Pen
@@ -194,7 +194,7 @@ def tell_wish(pen: Pen) -> None:
     if pen.say_either({"wish.right": 1, "wish.mixed": 1}, **cast) == "wish.mixed":
         pen.fact("has", who=first, thing=wish_of[second])
         pen.say("wish.fix", **cast)
-        pen.fact("lost", what=wish_of[second])  # whether the first or the maker keeps it is not told
+        pen.fact("lost", what=wish_of[second])  # the story does not say whether the first or the maker keeps it
     pen.fact("has", who=first, thing=wish_of[first])
     pen.fact("did", who=first, deed="got the {thing}", thing=wish_of[first])
     pen.say("wish.then", maker=maker, second=second, gift=wish_of[second])

@@ -29,7 +29,7 @@ class Question:
     text:       "Who had the kite at the end of the story?"
     answer:     as short as it can be: "Tiko", "by the river", "sad", "Tiko found the kite", "yes". A place is
                 always named in the same words, "by the river", even if the story says "to the river" or "from
-                the river"; whoever compares should be content with "river"
+                the river"; a comparison should accept "river" alone
     sentence:   the same as a sentence: "Tiko had the kite at the end of the story."
     candidates: what a careless reader could answer, `answer` among them: at least two, of the same sort, and
                 none that the question names
@@ -213,7 +213,7 @@ def ask_first(story: Story) -> Iterator[Question]:
 def ask_feeling(story: Story) -> Iterator[Question]:
     """How did somebody feel: at all, if there is only one answer; else at first, and in the end?
 
-    Nobody is asked for who was introduced as "a sleepy fox" or the like: that would be an answer, too.
+    No question is asked about a character introduced as "a sleepy fox" or the like: that would be an answer, too.
     """
     felt: dict[str, list[str]] = {}
     if len(set(feeling_words().findall(story.text))) < 2:  # most stories, and this is soon seen

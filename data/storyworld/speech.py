@@ -1,7 +1,8 @@
 """Who said what, and who felt how: read from a told story with the help of its mentions.
 
 A mention tells whom the pen meant, be it by name or by "she". A quote belongs to the mention that a verb of
-saying ties it to, a feeling to the mention before "was". Where the text ties them to nobody, nobody is asked.
+saying ties it to, a feeling to the mention before "was". Where the text ties them to no one,
+no question is asked.
 """
 
 import re

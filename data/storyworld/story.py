@@ -119,7 +119,7 @@ def tell_many(
 def read(text: str, level: int = 1, held_out_names: bool = False) -> Story:
     """The whole story behind a text, facts and mentions included: `read(story.text) == story`.
 
-    Raises ValueError naming the character position and what was expected there, if the text is no story of
+    Raises ValueError naming the character position and what was expected there, if the text is not a story of
     this level and these names (or, which the tests look for, could have been told in two ways).
     """
     reader = Reader(lexicon(), text, held_out_names)

@@ -1,7 +1,7 @@
 """What does every head of a trained run look at?
 
 python -m eval.attention runs/x                     pictures, time-lapse and viewer, from the snapshots of training
-python -m eval.attention runs/x --text "..."        the newest checkpoint on a text of yours: text.png, text.html
+python -m eval.attention runs/x --text "..."        the newest checkpoint on your text: text.png, text.html
 python -m eval.attention runs/x --text "..." --head 3,1    that head large: text_L3H1.png
 """
 

@@ -32,7 +32,7 @@ def best_head(snapshot: Snapshot, score: str) -> tuple[int, int] | None:
 def like_the_last(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     """Those that looked at the same heads on the same texts as the last one, by step: only these make a curve.
 
-    A run may go on with other layers, texts or lengths (`eval.attention`); what it saw before is another picture.
+    A run may continue with other layers, texts or lengths (`eval.attention`); what it saw before is another picture.
     """
     ordered = sorted(snapshots, key=lambda snapshot: snapshot.step)
     return [one for one in ordered if _looked_at(one) == _looked_at(ordered[-1])]

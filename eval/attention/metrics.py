@@ -157,7 +157,7 @@ def entropy_normalised(weights: Tensor) -> Tensor:
 def entropy_sink_free(weights: Tensor) -> Tensor:
     """Entropy over the keys j ≥ 1, renormalised; mean over i ≥ 2 (row 1 has one key left), in nats.
 
-    Rows that give less than 1e-6 to these keys are passed over; NaN if all are such. Uniform: mean of ln(i).
+    Rows that give less than 1e-6 to these keys are skipped; NaN if that leaves none. Uniform: mean of ln(i).
     Vig & Belinkov 2019 (arXiv 1906.04284), footnote 4: without it a head with a sink looks focused.
     """
     others = weights[..., 2:, 1:]

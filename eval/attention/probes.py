@@ -1,7 +1,7 @@
 """On which texts are heads measured? Probes: fixed token sequences, the same at every step of a run.
 
     text         texts of your own, or how the first held-out documents begin: what a head does in ordinary reading
-    repeated_2   random tokens, and the same again: whoever predicts the second block has looked back
+    repeated_2   random tokens, and the same again: a model predicts the second block only if it looks back
     repeated_4   the same blocks four times (Olsson et al. 2022, arXiv 2209.11895)
     songs        held-out stories of the built-in world in which a nonsense song comes back word for word
     stories      held-out stories with the earlier mention that every name, noun and pronoun stands for
@@ -349,5 +349,5 @@ def _bytes_of_part(tokenizer: Tokenizer, token: int) -> bytes:
         return b""
     try:
         return tokenizer.decode_bytes([token])
-    except KeyError:  # not byte-level: a token that is no text at all
+    except KeyError:  # not byte-level: a token that is not text at all
         return b""

@@ -36,7 +36,7 @@ def render(
     heads.png           every score of every head in the last snapshot
     curves.png          the scores over training
     induction_head.png  the head that made the phase change, if there was one, on repeated tokens
-    timelapse.gif       the heads while they learn, on repeated tokens where there are such
+    timelapse.gif       the heads while they learn, on repeated tokens if that probe was recorded
     viewer.html         all of it, to look around in
 
     Nothing is drawn of no snapshots, and no scores where none were measured. Only the viewer has snapshots that looked

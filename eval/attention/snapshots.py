@@ -107,7 +107,7 @@ def write(snapshot: Snapshot, folder: Path) -> Path:
 
 
 def read(file: Path) -> Snapshot:
-    """Read one snapshot. Raises InputError for a file that is none, or a broken one."""
+    """Read one snapshot. Raises InputError for any other file, or a broken one."""
     try:
         with np.load(file, allow_pickle=False) as arrays:
             about = json.loads(str(arrays["about"]))

@@ -61,7 +61,7 @@ def head_to_show(run: str | Path, looked: Looked) -> tuple[int, int, str]:
     files = sorted((directory.parents[1] / "attention").glob("step_*.npz")) if len(directory.parents) > 1 else []
     try:
         seen = snapshots.read(files[-1]) if files else None
-    except InputError:  # a broken file is no reason to show nothing
+    except InputError:  # a broken file must not stop the command
         seen = None
     if seen is not None and (place := best_head(seen, "induction")):
         layer, head, score = seen.layers[place[0]], seen.heads[place[1]], float(seen.scores["induction"][place])

@@ -1,4 +1,4 @@
-"""How does a conversation go on? In token ids, so that a turn reads only what is new in it.
+"""How does a conversation continue? In token ids, so that a turn reads only what is new in it.
 
 Messages and answers keep the ids in which they were read and written, so the key-value cache stays valid. Encoding the
 text again need not give the ids that the model drew.
@@ -103,7 +103,7 @@ class Conversation:
         self.system, self.head = text, head
 
     def answer(self, text: str) -> Generator[str, None, None]:
-        """The answer to a message, or how the text goes on, in pieces, as they are decoded. Closing it ends the turn.
+        """The answer to a message, or the text's continuation, piece by piece as decoded. Closing it ends the turn.
 
         Raises ValueError, before anything is read, for an empty message and one that the context has no room for.
         """
@@ -180,7 +180,7 @@ class Conversation:
         return [self.tokenizer.special_id("<|im_start|>"), *self.tokenizer.encode("assistant\n")]
 
     def _end(self) -> list[int]:
-        """The end of the assistant's turn, as data.chat writes it, whoever ended it."""
+        """The end of the assistant's turn, as data.chat writes it, even if you stopped the answer."""
         return [self.tokenizer.special_id("<|im_end|>"), *self.tokenizer.encode("\n")]
 
 

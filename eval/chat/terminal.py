@@ -36,7 +36,7 @@ class Wrapped:
     """Writes text as it comes, word by word; a word that does not fit begins a new line.
 
     Chinese may be broken anywhere. Characters that could drive the terminal are shown by their number. Where the
-    stream is no terminal, lines are left as they are.
+    stream is not a terminal, lines are left as they are.
     """
 
     def __init__(self, stream: TextIO | None = None):

@@ -68,9 +68,9 @@ def compare(
 ) -> Comparison:
     """Write comparison.md and its figures for these runs into `out`, a folder for them alone.
 
-    out: default, compare-<names> in the folder that all of them lie in; a number follows where that name is taken by a
-    comparison of other runs. decode: measure decoding as well, on `device`. notes: warnings of the caller's.
-    Raises InputError for what is no run, has no checkpoint or no evaluation, or is named twice.
+    out: default, compare-<names> in the folder that holds all of them; a number follows if a comparison of
+    other runs has that name. decode: measure decoding as well, on `device`. notes: warnings of the caller's.
+    Raises InputError for a path that is not a run, has no checkpoint or no evaluation, or is named twice.
     """
     runs, broken = read_runs(paths)
     variants = group(runs)

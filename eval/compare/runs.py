@@ -108,7 +108,7 @@ class Cost(NamedTuple):
 def read_runs(paths: Sequence[Path]) -> tuple[list[RunResult], list[str]]:
     """Every run, and a line for each that has snapshots which cannot be read.
 
-    Raises InputError for a directory that is no run, one without checkpoint or evaluation, and one named twice.
+    Raises InputError for a directory that is not a run, one without checkpoint or evaluation, and one named twice.
     """
     known: dict[Path, Path] = {}
     for path in paths:

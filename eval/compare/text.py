@@ -260,7 +260,7 @@ def _notes(variants: Sequence[Variant], decoded: bool) -> list[str]:
     if any(run.snapshots for variant in variants for run in variant.runs):
         notes.append(
             "Head scores: from the last snapshot of each run, on the probes of eval.attention. “Best head”: the "
-            "largest of all heads; which one that is differs between runs. A pattern is no proof of what a head does."
+            "largest of all heads; which one that is differs between runs. A pattern does not prove what a head does."
         )
     if len(variants) > 1:
         notes.append(

@@ -102,11 +102,11 @@ class Attention(Hook):
         looked = [m for m in metrics if m["split"] == "attention"]
         cost = sum(m["attention_seconds"] for m in looked)
         share = cost / max(1e-9, metrics[-1]["time_s"])
-        told = f"{len(looked)} looks at all heads took {cost:.1f} seconds, {share:.1%} of the run."
-        told += " Open attention/viewer.html to look around."
+        looks = f"{len(looked)} looks at all heads took {cost:.1f} seconds, {share:.1%} of the run."
+        looks += " Open attention/viewer.html to look around."
         drawn = [(f"attention/{name}", title) for name, title in PICTURES.items()]
         figures = {"attention": found[-1].scalars, "attention_seconds": cost}
-        return Outcome(figures, sections=["## Attention heads", "", *findings(found), told, ""], pictures=drawn)
+        return Outcome(figures, sections=["## Attention heads", "", *findings(found), looks, ""], pictures=drawn)
 
 
 def _probes_of(event: EvalEvent) -> list[Probe]:

@@ -1,6 +1,6 @@
 """Which hooks a run has, and running those that are due.
 
-A hook that raises is reported and switched off; the run goes on. Random numbers that a hook draws change nothing in
+A hook that raises is reported and switched off; the run continues. Random numbers that a hook draws change nothing in
 training: the random state around it is put back.
 """
 

@@ -74,5 +74,5 @@ def checked_text(where: str, value: Any, what: str, may_be_empty: bool = False) 
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise InputError(f"{where}: {what} holds half a surrogate pair, which is no character: repair it") from None
+        raise InputError(f"{where}: {what} holds half a surrogate pair, which is not a character: repair it") from None
     return value

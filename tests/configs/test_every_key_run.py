@@ -1,4 +1,4 @@
-"""The keys that say which run this is, where it lies, and what it goes on from."""
+"""The keys that say which run this is, where it lies, and what it resumes from."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_allow_mismatch_goes_on_with_other_settings(trained, here):
     changed = ["train.max_steps=6", "train.optimizer.lr=0.01"]
     refused = pretrain(config, *changed, code=2).stderr
     assert "these keys differ: train.optimizer.lr (there 0.02, here 0.01)" in refused
-    assert "going on, because allow_mismatch is set" in pretrain(config, *changed, "allow_mismatch=true").stderr
+    assert "continuing, because allow_mismatch is set" in pretrain(config, *changed, "allow_mismatch=true").stderr
     assert metrics(here / "runs/tiny")[-1]["step"] == 6
 
 

@@ -19,7 +19,7 @@ from train.objective import TextBatches
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory):
-    """A pretrained run `base`, and the config of a chat run that goes on from it."""
+    """A pretrained run `base`, and the config of a chat run that starts from it."""
     folder = tmp_path_factory.mktemp("chat")
     pretrain(write_config(folder, name="base", train={"max_steps": 4}))
 

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: going on from it equals never having stopped, and what does not fit is named."""
+"""What a checkpoint holds: resuming from it equals never having stopped, and what does not fit is named."""
 
 import pytest
 import torch
@@ -227,10 +227,10 @@ def test_what_an_older_version_did_not_write_has_its_default_and_what_a_newer_on
         ('{"step": 3, "stp": 4}', "its key 'stp' is unknown"),
         ('{"tokens": 3}', "no key 'step'"),
         ("[]", "no key 'step'"),
-        ("3", "cannot go on from here"),
-        ("{", "cannot go on from here"),
+        ("3", "cannot resume from here"),
+        ("{", "cannot resume from here"),
     ]:
         file.write_text(text)
-        with pytest.raises(InputError, match="trainer_state.json: cannot go on from here") as caught:
+        with pytest.raises(InputError, match="trainer_state.json: cannot resume from here") as caught:
             read_state(tmp_path)
         assert message in str(caught.value)

@@ -367,7 +367,7 @@ def test_settings_that_differ_are_named_and_may_be_allowed(tmp_path):
         assert told in refused
     allowed = pretrain(config, *other, "allow_mismatch=true")
     assert allowed.stderr.count("warning: ") == 1
-    assert "seed (there 0, here 5), train.grad_clip (there 1.0, here 2.0): going on, because" in allowed.stderr
+    assert "seed (there 0, here 5), train.grad_clip (there 1.0, here 2.0): continuing, because" in allowed.stderr
     assert [m["step"] for m in metrics(tmp_path / "runs/tiny") if m["split"] == "train"] == list(range(1, 7))
     pretrain(config, *other, "train.max_steps=7")  # these are the run's settings from now on
     wrong = pretrain(config, *other, "train.max_steps=8", "model.hidden_size=64", "allow_mismatch=true", code=2)
@@ -375,7 +375,7 @@ def test_settings_that_differ_are_named_and_may_be_allowed(tmp_path):
     (tmp_path / "text.txt").write_text((tmp_path / "text.txt").read_text() + "One more line.\n")
     assert "no longer what this run was" in pretrain(config, *other, "train.max_steps=8", code=2).stderr
     told = pretrain(config, *other, "train.max_steps=8", "allow_mismatch=true").stderr
-    assert "no longer what this run was trained on: going on" in told
+    assert "no longer what this run was trained on: continuing" in told
     pretrain(config, *other, "train.max_steps=9")
 
 
@@ -390,5 +390,5 @@ def test_another_tokenizer_is_named_and_its_embedding_does_not_fit(tmp_path):
 
 
 def test_no_checkpoint_is_an_input_error(tmp_path):
-    with pytest.raises(InputError, match="cannot go on from here"):
+    with pytest.raises(InputError, match="cannot resume from here"):
         training().load(tmp_path)

@@ -1,4 +1,4 @@
-"""On a GPU, if there is one: it learns in every precision, goes on exactly, and passes over a bad step by itself."""
+"""On a GPU, if there is one: it learns in every precision, resumes exactly, and skips a bad step by itself."""
 
 import pytest
 import torch

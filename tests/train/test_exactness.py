@@ -1,4 +1,4 @@
-"""A run that is stopped and goes on is, to the last bit of every step, the run that never stopped."""
+"""A run that is stopped and resumed is, to the last bit of every step, the run that never stopped."""
 
 import json
 

@@ -69,7 +69,9 @@ def test_it_is_a_new_run_in_everything_but_the_weights(trained, here):
     """Its step, its schedule and its optimizer are those of a run that starts at random."""
     pretrain(write_config(here, name="on", model=MHA, init_from=str(trained / "runs/mha")))
     on, mha = here / "runs/on", trained / "runs/mha"
-    assert losses(on, "val")[0] == losses(mha, "val")[-1]  # evaluated as the run that it goes on from was last
+    assert (
+        losses(on, "val")[0] == losses(mha, "val")[-1]
+    )  # evaluated like the last evaluation of the run that it starts from
     for key in ("step", "lr"):
         assert [m.get(key) for m in metrics(on)] == [m.get(key) for m in metrics(mha)]
     directory = here / "fresh"

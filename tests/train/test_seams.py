@@ -1,6 +1,6 @@
 """The loop's seams: an objective, a source of batches and a hook that are written here and nowhere else.
 
-Each trains through the unchanged loop, and goes on exactly after a stop.
+Each trains through the unchanged loop, and resumes exactly after a stop.
 """
 
 import os

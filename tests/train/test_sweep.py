@@ -1,4 +1,4 @@
-"""One key at a time: which runs a sweep is made of, and that it trains them once, goes on, and ends in a comparison."""
+"""One key at a time: which runs a sweep is made of, and that it trains them once, resumes, and ends in a comparison."""
 
 import os
 import re
@@ -173,7 +173,7 @@ def test_a_run_that_fails_is_told_at_the_end_and_the_others_go_on(tmp_path, monk
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     config = write_config(tmp_path, train={"max_steps": 4, "checkpoint_every": 0}, eval={"every": 0})
     done = command(config, "train.optimizer.adamw_lr=1e38,0.005", "--jobs", 2, "--skip-decode", code=3)
-    assert "tiny-1e38-seed0: FAILED, exit code 3 (its loss became non-finite); the others go on" in done.stdout
+    assert "tiny-1e38-seed0: FAILED, exit code 3 (its loss became non-finite); the others continue" in done.stdout
     assert "tiny-1e38-seed0 is left out: its loss became non-finite" in done.stderr
     page = (tmp_path / "runs/tiny-sweep-adamw_lr/comparison.md").read_text(encoding="utf-8")
     assert "# Comparison: tiny-0.01, tiny-0.005" in page
@@ -210,7 +210,7 @@ def test_a_sweep_that_is_stopped_saves_and_goes_on_exactly(tmp_path):
     """SIGTERM reaches the sweep alone, which passes it on."""
     config, printed, code = stopped_sweep(tmp_path, lambda pid: os.kill(pid, signal.SIGTERM))
     assert code == 143, printed
-    assert "sweep: stopped; the same command goes on" in printed
+    assert "sweep: stopped; the same command continues" in printed
     assert "FAILED" not in printed
     assert not (tmp_path / "runs/tiny-1-seed0").exists()  # nothing was begun after the signal
     done = command(config, f"{KEY}=1,2", "--skip-decode")

@@ -28,9 +28,9 @@ BUSY = 0.6  # share of the time that the threads compute; below it, other progra
 
 
 def compiled(run: Run, stopped: Callable[[], int] = lambda: 0) -> nn.Module:
-    """The model as training calls it, compiled or not; says which, and remembers it for when the run goes on.
+    """The model as training calls it, compiled or not; says which, and remembers it for when the run resumes.
 
-    stopped: the signal that asked the run to stop, or 0. Ctrl-C reaches the compiler too, and that is no fault of it.
+    stopped: the signal that asked the run to stop, or 0. Ctrl-C reaches the compiler too, and that is not its fault.
     """
     wanted, why = run.device.compile, ""
     if wanted == "auto":

@@ -15,7 +15,7 @@ def stop_signals() -> Iterator[Callable[[], int]]:
     """While inside, the first SIGINT or SIGTERM is noted; the function that you get returns it (0: none came).
 
     The second one ends the process there and then. Nothing is half-written by that: checkpoints take their name when
-    they are whole, and the run goes on from the newest one.
+    they are whole, and the run resumes from the newest one.
     """
     received = 0
 

@@ -143,7 +143,7 @@ def damage(directory: Path) -> str | None:
 
 
 def settle(checkpoints: Path, intact: Path | None) -> None:
-    """Tidy up after a run that stopped, however it did: for one process, before the run goes on.
+    """Tidy up after a run that stopped, however it did: for one process, before the run continues.
 
     intact: what `newest_intact` found. What was half written or half removed is deleted. The damaged checkpoints after
     `intact` are renamed and reported on stderr. `latest` and `best` point at what is there. Only what is newer than

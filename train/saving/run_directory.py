@@ -37,7 +37,7 @@ class Start:
     newest: Path | None = None
 
     def is_own(self, config: RunConfig) -> bool:
-        """Whether it goes on from a checkpoint of its own, and not from another run's."""
+        """Whether it resumes from its own checkpoint, and not from another run's."""
         return self.checkpoint is not None and _same(self.checkpoint.parent, config.directory / "checkpoints")
 
 
@@ -77,7 +77,7 @@ def _newest_of_own(config: RunConfig) -> Path | None:
     directory, checkpoints = config.directory, config.directory / "checkpoints"
     if directory.exists() and (not directory.is_dir() or any(map(_is_something, directory.iterdir()))):
         if config.resume == "never":
-            raise InputError(f"{directory} exists and resume=never: choose another name, or resume=auto to go on")
+            raise InputError(f"{directory} exists and resume=never: choose another name, or resume=auto to continue")
         _refuse_foreign(config)
     if not checkpoints.is_dir():
         return None
@@ -88,9 +88,9 @@ def _newest_of_own(config: RunConfig) -> Path | None:
 
 
 def _has_result(config: RunConfig, step: int) -> bool:
-    """Whether this step's result was written, for the same text as far as its name goes.
+    """Whether this step's result was written, for a text of the same name.
 
-    With another name for the text, the run goes on until `check_contents` can compare the text itself.
+    With another name for the text, the run continues until `check_contents` can compare the text itself.
     """
     result = read_result(config.directory)
     if result is None or result.get("step") != step:
@@ -110,7 +110,7 @@ def _is_something(path: Path) -> bool:
 def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -> None:
     """The text itself must be what the run was trained on, wherever it lies. Raises InputError if it changed.
 
-    state.identity becomes the identity of the run as it goes on.
+    state.identity becomes the identity of the continued run.
     """
     contents = (state.identity or {}).get(CONTENTS, data.directory.name)
     if contents != data.directory.name:
@@ -202,7 +202,7 @@ def _refuse_as_start(config: RunConfig, checkpoint: Path, newest: Path | None) -
         raise InputError(f"resume: {problem}: give a checkpoint directory, for example runs/x/checkpoints/step_…")
     reached = read_state(newest).step if newest is not None else 0
     if reached > read_state(checkpoint).step:
-        raise InputError(f"resume: {config.directory} already went on to step {reached:,}: choose another name")
+        raise InputError(f"resume: {config.directory} already continued to step {reached:,}: choose another name")
 
 
 def _refuse_other_identity(config: RunConfig, saved: dict[str, Any], where: str) -> None:
@@ -215,7 +215,7 @@ def _refuse_other_identity(config: RunConfig, saved: dict[str, Any], where: str)
     if not config.allow_mismatch:
         raise InputError(
             f"{where} belongs to another run; these keys differ: {listed}: "
-            "choose another name, or set them back; allow_mismatch=true goes on nevertheless"
+            "choose another name, or set them back; allow_mismatch=true continues nevertheless"
         )
     if fixed := [key for key in different if key in keys_that(RunConfig, Meaning.TENSORS)]:
         raise InputError(
@@ -226,4 +226,4 @@ def _refuse_other_identity(config: RunConfig, saved: dict[str, Any], where: str)
 
 
 def _warn(problem: str) -> None:
-    print(f"warning: {problem}: going on, because allow_mismatch is set", file=sys.stderr)
+    print(f"warning: {problem}: continuing, because allow_mismatch is set", file=sys.stderr)

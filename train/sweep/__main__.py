@@ -3,7 +3,7 @@
     python -m train.sweep configs/demo.yaml model.num_key_value_heads=1,2,4 [section.key=value ...] [--seeds 3]
 
 `key=a,b,c` is swept, `key=value` holds for all runs. The baseline is the config itself. Runs are named
-<name>-<value>-seed<seed>. A finished run is not trained again, so the same command goes on after a stop.
+<name>-<value>-seed<seed>. A finished run is not trained again, so the same command continues after a stop.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> int:
     sweep = Sweep(given.config, runs, given.jobs, {run.config.name for run in runs if is_finished(run)})
     sweep.announce()
     if stopped := sweep.train():
-        print("sweep: stopped; the same command goes on from here", file=sys.stderr)
+        print("sweep: stopped; the same command continues from here", file=sys.stderr)
         return 128 + stopped
     return sweep.compare(given.out or default_folder(runs), decode=not given.skip_decode)
 
@@ -139,7 +139,7 @@ class Sweep:
             self._say(name, "stopped")
         else:
             self.failed[name] = code
-            self._say(name, f"FAILED, exit code {code} ({_reason(code)}); the others go on")
+            self._say(name, f"FAILED, exit code {code} ({_reason(code)}); the others continue")
 
     def _say(self, name: str, what: str) -> None:
         done = len(self.finished) + len(self.failed)

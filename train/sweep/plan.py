@@ -139,8 +139,8 @@ def _checked(path: str, overrides: list[str], key: str, value: str) -> RunConfig
     try:
         return load_run_config(path, overrides)
     except InputError as error:
-        told = str(error)
-        raise InputError(told if f"`{key}={value}`" in told else f"`{key}={value}`: {told}") from None
+        message = str(error)
+        raise InputError(message if f"`{key}={value}`" in message else f"`{key}={value}`: {message}") from None
 
 
 def _label_of_baseline(base: RunConfig, swept: dict[str, list[str]]) -> str:

@@ -241,6 +241,6 @@ def _cjk_file() -> str | None:
         try:
             if ord("好") in _characters(file):
                 return file
-        except (OSError, RuntimeError):  # a broken file is none
+        except (OSError, RuntimeError):  # a broken file has no usable font
             continue
     return None

@@ -71,7 +71,7 @@ function readout(head, here) {
   const seen = strongest(range(here + 1, head.length, (q) => head.weight(q, here)));
   return [
     element("b", "", `${labels[here]} (${here})`), " ", element("span", "looks", "looks at"), ` ${looks}. `,
-    element("span", "seen", "Looked at by"), ` ${here + 1 < head.length ? seen : "nobody: it is the last"}.`,
+    element("span", "seen", "Looked at by"), ` ${here + 1 < head.length ? seen : "none: it is the last"}.`,
   ];
 }
 

@@ -172,14 +172,19 @@ def validation_batches(
 ) -> Iterator[Batch]:
     """Held-out rows in order. max_tokens: stop after about as many (always whole rows).
 
-    share: (rank, processes); each process gets every so-many-th batch.
+    share: (rank, processes); batch i is for process i % processes. All get equally many batches: where one has none
+    left, it gets one that asks for no token.
     """
     (rank, world_size), count = share, rows.per_epoch
     if max_tokens is not None:
         count = min(count, packing.rows_within(max_tokens, rows.length))
-    for i in range(rank * rows_per_batch, count, world_size * rows_per_batch):
-        row_ids = list(range(i, min(i + rows_per_batch, count)))
-        yield make_batch([rows.row(r) for r in row_ids], row_ids, tokenizer, isolate_documents, restart_positions)
+    for first in range(0, count, rows_per_batch * world_size):
+        begin = first + rank * rows_per_batch
+        row_ids = list(range(begin, min(begin + rows_per_batch, count))) or [0]
+        batch = make_batch([rows.row(r) for r in row_ids], row_ids, tokenizer, isolate_documents, restart_positions)
+        if begin >= count:
+            batch["labels"].fill_(IGNORED)
+        yield batch
 
 
 def make_batch(

@@ -21,12 +21,15 @@ from typing import Any
 from configs.loader import InputError, LoadedConfig, exit_on_bad_input, load_config, validate
 from data import shards
 from data.chat_template import CHAT_TEMPLATE_VERSION
-from data.config import DataConfig
+from data.config import DataConfig, FilesSource, MixSource, StoryworldSource
 from data.encode_corpus import Writers, encode_corpus
 from data.learning_text import tokenizer_texts
 from data.packing import TokenStream
-from data.reading import sources
+from data.reading import hub, sources
+from data.reading.documents import files_of
+from data.reading.hashes import hashes
 from data.reading.ledger import Ledger, Split
+from data.storyworld.version import STORYWORLD_VERSION
 from data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 FORMAT_VERSION = 4
@@ -82,11 +85,33 @@ def dependencies(config: DataConfig, output_dir: Path) -> dict[str, Any]:
     keys = {"records", "validation_fraction", "drop_duplicates", "on_bad_record"}
     return {
         "format": FORMAT_VERSION,
-        "source": sources.identity(config.source, output_dir / ".prepared" / "hashes.json"),
+        "source": source_identity(config.source, output_dir / ".prepared" / "hashes.json"),
         "tokenizer": tokenizer,
         "chat_template": CHAT_TEMPLATE_VERSION,
         **config.model_dump(include=keys),
     }
+
+
+def source_identity(source: Any, memory: Path) -> dict[str, Any]:
+    """What makes a source itself, contents included: two sources with equal identity give equal text.
+
+    memory: the file that remembers the hashes of text files (data.reading.hashes).
+    """
+    described = source.model_dump()
+    if isinstance(source, MixSource):
+        described["parts"] = [
+            {"weight": part.weight, "source": source_identity(part.source, memory)} for part in source.parts
+        ]
+    elif isinstance(source, FilesSource):
+        parts = {"path": files_of(source), "validation_path": files_of(source, held_out=True)}
+        digests = iter(hashes([file for found in parts.values() for file in found], memory))
+        for key, found in parts.items():  # where they lie does not matter
+            described[key] = [f"{''.join(file.suffixes[-2:])} {next(digests)}" for file in found]
+    elif isinstance(source, StoryworldSource):
+        described["version"] = STORYWORLD_VERSION
+    else:
+        described["dataset"] = hub.identity(source)
+    return described
 
 
 def _prepare_alone(config: DataConfig, directory: Path, depends_on: dict[str, Any], show_progress: bool) -> None:

@@ -27,7 +27,7 @@ def mean_loss(
     autocast: Callable[[], AbstractContextManager] = nullcontext,
 ) -> float:
     """Mean of -ln p over every token that the batches ask for, in nats a token."""
-    sums = loss_sums(lm, batches, autocast)
+    sums = [part for parts in loss_sums(lm, batches, autocast) for part in parts]
     return sum(loss_sum for loss_sum, _ in sums) / max(1, sum(count for _, count in sums))
 
 
@@ -37,10 +37,10 @@ def loss_sums(
     batches: Iterable[Batch],
     autocast: Callable[[], AbstractContextManager] = nullcontext,
     may_retry: bool = True,
-) -> list[tuple[float, int]]:
+) -> list[list[tuple[float, int]]]:
     """For every batch, the sum of -ln p in nats and the number of tokens that it asks for.
 
-    may_retry: where memory runs out, a batch is read again in halves. Where the processes of a run make each forward
+    may_retry: where memory runs out, a batch is read again in halves, and has a sum for each part. Where the processes of a run make each forward
     pass together (FSDP2), one of them cannot do that alone: OutOfStep is raised, and the run must end.
     """
     device = next(lm.parameters()).device
@@ -51,18 +51,18 @@ def loss_sums(
     return found
 
 
-def _loss_sum(lm: LanguageModel, batch: Batch, may_retry: bool) -> tuple[float, int]:
+def _loss_sum(lm: LanguageModel, batch: Batch, may_retry: bool) -> list[tuple[float, int]]:
     try:
         loss_sum, count = lm(**batch.tensors)
-        return float(loss_sum), int(count)
+        return [(float(loss_sum), int(count))]
     except RuntimeError as error:
         rows = len(batch.row_ids)
         if is_out_of_memory(error) and not may_retry:
             raise OutOfStep(f"out of memory while evaluating {rows} rows: lower train.micro_batch_size") from None
         if not is_out_of_memory(error) or rows == 1:
             raise
-    parts = [_loss_sum(lm, half, may_retry) for half in batch.split(-(-len(batch.row_ids) // 2))]
-    return sum(loss_sum for loss_sum, _ in parts), sum(count for _, count in parts)
+    halves = batch.split(-(-len(batch.row_ids) // 2))
+    return [part for half in halves for part in _loss_sum(lm, half, may_retry)]
 
 
 def bits_per_byte(loss: float, predicted_tokens: int, text_bytes: int) -> float:

@@ -23,16 +23,20 @@ def open_model(
 ) -> tuple[LanguageModel, Tokenizer]:
     """The model, in evaluation mode, and the tokenizer of a run (its newest checkpoint) or a checkpoint directory.
 
-    device: see `choose_device`. dtype: of the weights; default: float32, as they are saved.
+    device: see `model.backends.choice.choose_device`. dtype: of the weights; default: float32, as they are saved.
     Raises InputError for a device that is not available or too small, and for a directory that cannot be loaded.
     """
     import torch
 
     from data.tokenizer import load_tokenizer
     from model import load
+    from model.backends.choice import choose_device
     from model.checkpoint_format import checkpoint_directory
 
-    place = choose_device(device)
+    try:
+        place = choose_device(device)
+    except ValueError as error:
+        raise InputError(f"--device {error}") from None
     try:
         directory = checkpoint_directory(path)
         lm, tokenizer = load(directory).to(device=place, dtype=dtype), load_tokenizer(directory)
@@ -44,28 +48,6 @@ def open_model(
         sizes = f"{tokenizer.vocab_size:,} ids, the model {lm.lm_head.out_features:,}"
         raise InputError(f"{path}: the tokenizer has {sizes}: they do not belong together")
     return lm, tokenizer
-
-
-def choose_device(wanted: str = "auto") -> torch.device:
-    """The device to compute on. auto: a CUDA GPU if there is one, else Apple's (mps), else the CPU.
-
-    Raises InputError for a device that this machine does not have.
-    """
-    import torch
-
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    has_mps = torch.backends.mps.is_available()
-    if wanted == "auto":
-        return torch.device("cuda" if gpus else "mps" if has_mps else "cpu")
-    try:
-        device = torch.device(wanted)
-    except RuntimeError:
-        raise InputError(f"--device {wanted}: unknown device: use auto, cpu, cuda, cuda:1 or mps") from None
-    available = {"cpu": 1, "cuda": gpus, "mps": int(has_mps)}
-    if (device.index or 0) >= available.get(device.type, 0):
-        have = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in available.items() if count)
-        raise InputError(f"--device {wanted}: not available here: use auto or one of: {have}")
-    return device
 
 
 def add_device_option(parser: argparse.ArgumentParser) -> None:

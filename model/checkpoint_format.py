@@ -1,7 +1,7 @@
 """Weights + config.json: a saved model directory IS a Hugging Face model directory.
 
 Parameter names and the order of operations are transformers', so `AutoModelForCausalLM.from_pretrained(dir)` gives
-identical logits. model/families/ has what differs between the architectures.
+identical logits. model/families.py has what differs between the architectures.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.families import FAMILIES, family_of
-from model.families.family import Family
+from model.families import FAMILIES, Family, family_of
 from model.transformer import LanguageModel
 
 

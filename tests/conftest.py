@@ -6,10 +6,15 @@ import sys
 os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true", TOKENIZERS_PARALLELISM="true")
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny models are quickest so, and test processes do not get in each other's way
 
+import signal
+
 import pytest
 import torch
 
 from model import LanguageModel, ModelConfig
+
+# a shell that starts the tests in the background lets them ignore Ctrl-C, and their processes with them
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _NoPip:

@@ -186,12 +186,14 @@ def evaluate(run: Run, stopped: Signal, is_last: bool = False) -> None:
 def report_initial_loss(run: Run) -> None:
     """The loss before the first step. An untrained model should find every token equally likely."""
 
+    def measure() -> tuple[torch.Tensor, int]:
+        batch = run.source.batch(0, run.lm).split(min(8, run.state.micro_rows))[0]
+        with run.device.autocast():
+            loss_sum, _ = run.objective.loss(run.lm, batch.to(run.device.device))
+        return loss_sum, run.objective.count(batch)
+
     run.lm.eval()
-    batch = run.source.batch(0, run.lm).split(min(8, run.state.micro_rows))[0]
-    counted = run.objective.count(batch)
-    batch = batch.to(run.device.device)
-    with run.device.autocast():
-        loss_sum, _ = within_memory(run, lambda: run.objective.loss(run.lm, batch))
+    loss_sum, counted = within_memory(run, measure)
     expected, vocabulary = "", run.data.tokenizer.vocab_size
     if isinstance(run.objective, NextToken):
         expected = f", and ln(vocabulary {vocabulary:,}) = {math.log(vocabulary):.4f}"

@@ -6,16 +6,14 @@ A source is read once, from beginning to end, in a fixed order.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from configs.loader import InputError
 from data.config import DataConfig, FilesSource, HubSource, MixSource, StoryworldSource
 from data.reading import hub
 from data.reading.documents import documents_of, files_of
-from data.reading.hashes import hashes, stamp
+from data.reading.hashes import stamp
 from data.reading.ledger import Document, Ledger, Split
-from data.storyworld.version import STORYWORLD_VERSION
 
 
 def read(config: DataConfig, ledger: Ledger | None = None) -> Iterator[Document]:
@@ -32,26 +30,6 @@ def read(config: DataConfig, ledger: Ledger | None = None) -> Iterator[Document]
 def documents(config: DataConfig, split: Split) -> Iterator[Any]:
     """The contents of one split."""
     return (document.content for document in read(config) if document.split == split)
-
-
-def identity(source: Any, memory: Path) -> dict[str, Any]:
-    """What makes a source itself, contents included: two sources with equal identity give equal text.
-
-    memory: the file that remembers the hashes of text files (data.reading.hashes).
-    """
-    described = source.model_dump()
-    if isinstance(source, MixSource):
-        described["parts"] = [{"weight": part.weight, "source": identity(part.source, memory)} for part in source.parts]
-    elif isinstance(source, FilesSource):
-        parts = {"path": files_of(source), "validation_path": files_of(source, held_out=True)}
-        digests = iter(hashes([file for found in parts.values() for file in found], memory))
-        for key, found in parts.items():  # where they lie does not matter
-            described[key] = [f"{''.join(file.suffixes[-2:])} {next(digests)}" for file in found]
-    elif isinstance(source, StoryworldSource):
-        described["version"] = STORYWORLD_VERSION
-    else:
-        described["dataset"] = hub.identity(source)
-    return described
 
 
 def stamps(source: Any) -> list[list[int]]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from data.batches import Batch, validation_batches
+from data.batches import validation_batches
 from data.config import StoryworldSource
 from eval.floor import compare_with_floor, floor_lines
 from eval.hooks.event import EvalEvent, Hook, Outcome
@@ -58,17 +57,13 @@ def held_out_loss(event: EvalEvent, max_tokens: int | None) -> float:
     """Mean loss in nats a token, equal to the last bit whatever the number of processes."""
     rows, tokens = event.held_out, event.tokenizer
     isolate, restart = event.data_config.isolate_documents, event.data_config.restart_positions
-    shape = (event.rows_per_batch, isolate, restart, max_tokens)
-    mine = list(validation_batches(rows, tokens, *shape, share=(event.world.rank, event.world.size)))
-    extra: list[Batch] = []
-    if event.world.shares_model:  # all make each forward pass together, so they agree on how many before the first
-        most = max(event.world.gather(len(mine)))
-        extra = [next(iter(validation_batches(rows, tokens, *shape)))] * (most - len(mine))
-    sums = loss_sums(event.lm, mine + extra, event.autocast, may_retry=not event.world.shares_model)[: len(mine)]
+    share = (event.world.rank, event.world.size)
+    mine = validation_batches(rows, tokens, event.rows_per_batch, isolate, restart, max_tokens, share)
+    sums = loss_sums(event.lm, mine, event.autocast, may_retry=not event.world.shares_model)
     total, count = 0.0, 0
-    for turn in zip_longest(*event.world.gather(sums)):  # in the order of the rows
-        for loss_sum, tokens_of_it in filter(None, turn):
-            total, count = total + loss_sum, count + tokens_of_it
+    for turn in zip(*event.world.gather(sums), strict=True):  # in the order of the rows
+        for loss_sum, asked in (part for parts in turn for part in parts):
+            total, count = total + loss_sum, count + asked
     return total / max(1, count)
 
 

@@ -1,4 +1,4 @@
-"""Which code computes attention: the backends, what each can serve, and the choice that `auto` makes.
+"""Which device computes, and which code computes attention: what each backend can serve, and what `auto` chooses.
 
     eager           the formula, written out (model/attention.py); memory grows with T * S
     sdpa            torch.nn.functional.scaled_dot_product_attention; PyTorch picks the kernel
@@ -167,6 +167,26 @@ BACKENDS: dict[str, Backend] = {
     "flex": Backend(flex, block_mask, _flex_limits),
     "varlen": Backend(varlen, sequences, _varlen_limits),
 }
+
+
+def choose_device(wanted: str = "auto") -> torch.device:
+    """The device to compute on. auto: a CUDA GPU if there is one, else Apple's (mps), else the CPU.
+
+    Raises ValueError for a device that this machine does not have.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    has_mps = torch.backends.mps.is_available()
+    if wanted == "auto":
+        return torch.device("cuda" if gpus else "mps" if has_mps else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise ValueError(f"{wanted}: unknown device: use auto, cpu, cuda, cuda:1 or mps") from None
+    available = {"cpu": 1, "cuda": gpus, "mps": int(has_mps)}
+    if (device.index or 0) >= available.get(device.type, 0):
+        have = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in available.items() if count)
+        raise ValueError(f"{wanted}: not available here: use auto or one of: {have}")
+    return device
 
 
 def why_not(name: str, here: Situation) -> str | None:

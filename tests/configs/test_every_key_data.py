@@ -16,8 +16,8 @@ from configs.loader import InputError, load_config, validate
 from data.batches import too_long
 from data.config import DataConfig, HubSource, TokenizerConfig
 from data.packing import IGNORED
-from data.prepare import SPLITS, describe, prepare
-from data.reading.sources import identity, read
+from data.prepare import SPLITS, describe, prepare, source_identity
+from data.reading.sources import read
 from data.tokenizer import train_tokenizer
 from tests.configs.every_key import Change, each, keys_of, shows, together
 from tests.train.helpers import write_config
@@ -169,7 +169,7 @@ def test_the_revision_is_what_the_hub_is_asked_for(monkeypatch, mixed):
     for name in ("load_dataset", "load_dataset_builder"):
         monkeypatch.setattr(datasets, name, noting(asked, getattr(datasets, name)))
     documents(HUB | {"revision": "v2"}, "text", mixed)
-    identity(HubSource(**HUB, revision="v2"), Path("unused"))
+    source_identity(HubSource(**HUB, revision="v2"), Path("unused"))
     assert len(asked) >= 2
     assert set(asked) == {"v2"}
 

@@ -14,8 +14,8 @@ from configs.loader import InputError
 from data.config import DataConfig
 from data.fingerprints import Seen, fingerprint
 from data.learning_text import tokenizer_texts
-from data.prepare import describe, prepare
-from data.reading import files, sources
+from data.prepare import describe, prepare, source_identity
+from data.reading import files
 from data.reading.documents import split_of
 from data.reading.ledger import Ledger
 from data.reading.records import conversation_of
@@ -33,7 +33,7 @@ def write_jsonl(path, texts):
 
 
 def identity(source, folder):
-    return sources.identity(source, folder / "hashes.json")
+    return source_identity(source, folder / "hashes.json")
 
 
 def numbered(n, start=0):

@@ -89,5 +89,5 @@ def test_a_comment_in_the_source_makes_no_other_data(tmp_path, monkeypatch):
     monkeypatch.setattr(chat_template, "CHAT_TEMPLATE", CHAT_TEMPLATE + "{#- a comment -#}")
     monkeypatch.setattr("data.tokenizer.CHAT_TEMPLATE", CHAT_TEMPLATE + "{#- a comment -#}")
     assert dependencies(config, tmp_path) == before
-    monkeypatch.setattr("data.reading.sources.STORYWORLD_VERSION", STORYWORLD_VERSION + 1)
+    monkeypatch.setattr("data.prepare.STORYWORLD_VERSION", STORYWORLD_VERSION + 1)
     assert dependencies(config, tmp_path) != before

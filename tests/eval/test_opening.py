@@ -7,8 +7,9 @@ from configs.loader import InputError
 from data import load_tokenizer
 from data.config import TokenizerConfig
 from data.tokenizer import train_tokenizer
-from eval.opening import choose_device, open_model
+from eval.opening import open_model
 from model import load, save
+from model.backends.choice import choose_device
 from tests.conftest import random_model, tiny_config
 
 
@@ -56,10 +57,10 @@ def test_auto_takes_a_gpu_if_there_is_one(monkeypatch, gpus, mps, wanted, expect
 def test_a_device_that_is_not_there_is_refused(monkeypatch, wanted, message):
     has(monkeypatch)
     with pytest.raises(InputError, match=message):
-        choose_device(wanted)
+        open_model("nowhere", wanted)
     has(monkeypatch, gpus=2)
     with pytest.raises(InputError, match=r"--device cuda:2: not available here: use auto or one of: cpu, cuda \(2\)"):
-        choose_device("cuda:2")
+        open_model("nowhere", "cuda:2")
 
 
 def test_the_model_is_the_saved_one_in_evaluation_mode(directory):

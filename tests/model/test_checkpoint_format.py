@@ -9,8 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MinistralConfig, Qwe
 
 from model import LanguageModel, checkpoint_format, families, load, save
 from model.checkpoint_format import load_weights
-from model.families import FAMILIES
-from model.families.family import Family
+from model.families import FAMILIES, Family
 from tests.conftest import random_model, tiny_config
 
 LINEAR = {"rope_type": "linear", "factor": 4.0}

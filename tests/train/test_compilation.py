@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.train.helpers import metrics, pretrain, write_config
-from train.machine import timing
+from train.machine import compilation, timing
 from train.optimizer import Muon
 
 
@@ -20,6 +20,11 @@ class Clock:
     def __call__(self) -> float:
         self.now += self.each
         return self.now
+
+
+@pytest.fixture(autouse=True)
+def twelve_steps_may_be_many(monkeypatch):
+    monkeypatch.setattr(compilation, "FEW_STEPS", 12)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from model import LanguageModel
 from tests.conftest import tiny_config
 from tests.train.checkpoints import training
 from train.config import RunConfig
-from train.saving.model_card import model_card
+from train.saving.checkpoint import model_card
 
 
 def card(config: RunConfig, **changes) -> tuple[dict, str]:

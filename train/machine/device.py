@@ -12,8 +12,7 @@ from typing import Any, Literal
 import torch
 
 from configs.loader import InputError
-from eval.opening import choose_device
-from model.backends.choice import Situation, choose_attention, why_not
+from model.backends.choice import Situation, choose_attention, choose_device, why_not
 from train.config import RunConfig
 
 AS_BEFORE = "auto: as this run began"
@@ -61,8 +60,8 @@ def resolve_device(run_config: RunConfig, resolved: dict[str, Any] | None = None
     config = run_config.train
     try:
         kind = choose_device(config.device).type
-    except InputError as error:
-        raise InputError(str(error).replace("--device", "train.device is", 1)) from None
+    except ValueError as error:
+        raise InputError(f"train.device is {error}") from None
     earlier = resolved if resolved and resolved.get("device") == kind else {}
     precision, reason = resolve_precision(config.precision, kind, earlier.get("precision"))
     compiled, why = config.compile, "asked for"

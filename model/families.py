@@ -1,6 +1,8 @@
-"""What a family says of itself, and the spelling of config.json that all of them share.
+"""Which Hugging Face architecture is a model, and what can that architecture express?
 
-Every field for which transformers has a default is written out, because a missing one is silently wrong there.
+A config is written as the first family in FAMILIES that can express it. To add an architecture, write a `Family` and
+add it there. Every field for which transformers has a default is written out, because a missing one is silently wrong
+there.
 """
 
 from __future__ import annotations
@@ -19,11 +21,6 @@ SAME_NAME = keys_that(ModelConfig, Meaning.SAME_NAME)
 Fields = dict[str, Any]
 
 
-def no_windows(_: Any) -> Fields:
-    """For a family without sliding windows."""
-    return {}
-
-
 @dataclass(frozen=True)
 class Family:
     """One architecture of transformers.
@@ -38,8 +35,8 @@ class Family:
     architecture: str
     needs: Fields
     fixed: Fields = field(default_factory=lambda: {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False})
-    write_windows: Callable[[ModelConfig], Fields] = no_windows
-    read_windows: Callable[[Fields], Fields] = no_windows
+    write_windows: Callable[[ModelConfig], Fields] = lambda config: {}
+    read_windows: Callable[[Fields], Fields] = lambda fields: {}
     rename: Callable[[str], str] = str
 
     def cannot_express(self, config: ModelConfig) -> str | None:
@@ -117,3 +114,68 @@ def _read_rope(fields: Fields, file: Path) -> Fields:
         numbers = {k: float(v) if isinstance(v, int) and k[:8] != "original" else v for k, v in rope.items()}
         values["rope_scaling"] = {"rope_type": rope_type, **numbers}
     return values
+
+
+def _qwen3_windows(config: ModelConfig) -> Fields:
+    """transformers forgets the window unless use_sliding_window is true."""
+    return {
+        "use_sliding_window": config.sliding_window is not None,
+        "sliding_window": config.sliding_window,
+        "max_window_layers": config.num_hidden_layers,  # layer_types decides; this must not contradict it
+    }
+
+
+def _read_qwen3_windows(fields: Fields) -> Fields:
+    """Without layer_types, the layers from max_window_layers on slide, 28 being transformers' default."""
+    window, layers = fields.get("sliding_window"), fields.get("num_hidden_layers", 0)
+    if window is None or not fields.get("use_sliding_window", False):
+        return {}
+    full = fields.get("max_window_layers", 28)
+    types = fields.get("layer_types") or ["full_attention" if i < full else "sliding_attention" for i in range(layers)]
+    return {"sliding_window": window, "layer_types": types} if "sliding_attention" in types else {}
+
+
+def _ministral_windows(config: ModelConfig) -> Fields:
+    """layer_types, which every family writes, says where the window is."""
+    return {"sliding_window": config.sliding_window}
+
+
+def _read_ministral_windows(fields: Fields) -> Fields:
+    """Without layer_types every layer slides."""
+    window, layers = fields.get("sliding_window"), fields.get("num_hidden_layers", 0)
+    types = fields.get("layer_types") or ["sliding_attention"] * layers
+    return {"sliding_window": window, "layer_types": types} if window and "sliding_attention" in types else {}
+
+
+# No QK-norm, no sliding window; the widest support elsewhere (llama.cpp, vLLM, …).
+# Touvron et al. 2023 (arXiv 2302.13971); Grattafiori et al. 2024 (2407.21783).
+LLAMA = Family("llama", "LlamaForCausalLM", needs={"qk_norm": False, "sliding_window": None})
+# QK-norm on every head, and sliding windows in any of the layers. Yang et al. 2025 (arXiv 2505.09388).
+QWEN3 = Family(
+    "qwen3",
+    "Qwen3ForCausalLM",
+    needs={"qk_norm": True},
+    write_windows=_qwen3_windows,
+    read_windows=_read_qwen3_windows,
+)
+# No QK-norm, and sliding windows in any of the layers. Not `mistral`, which has a window in all layers or in none.
+# Jiang et al. 2023 (arXiv 2310.06825).
+MINISTRAL = Family(
+    "ministral",
+    "MinistralForCausalLM",
+    needs={"qk_norm": False},
+    write_windows=_ministral_windows,
+    read_windows=_read_ministral_windows,
+)
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, QWEN3, MINISTRAL)}
+
+
+def family_of(config: ModelConfig) -> Family:
+    """The family that a model is saved as. Raises ValueError, with each family's reason, if none can express it."""
+    reasons = []
+    for family in FAMILIES.values():
+        reason = family.cannot_express(config)
+        if reason is None:
+            return family
+        reasons.append(f"{family.model_type}: {reason}")
+    raise ValueError(f"no Hugging Face architecture that Headlight writes can be this model ({'; '.join(reasons)})")

@@ -95,9 +95,9 @@ def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_ste
     return rows
 
 
-def too_long(rows: Rows, config: DataConfig) -> str:
+def too_long(rows: ConversationRows, config: DataConfig) -> str:
     """What did not fit into a row, in a line; empty if everything did."""
-    if not isinstance(rows, ConversationRows) or not rows.cut + rows.dropped:
+    if not rows.cut + rows.dropped:
         return ""
     return (
         f"of {len(rows.sizes):,} conversations, {rows.cut:,} were cut at a turn and {rows.dropped:,} left out, because "
@@ -131,8 +131,11 @@ class TrainBatches:
         if world_size > self.rows_per_batch:
             raise ValueError(f"{self.rows_per_batch} rows of a step cannot be shared by {world_size} processes")
         begin, end = (first + self.rows_per_batch * share // world_size for share in (rank, rank + 1))
-        row_ids = list(range(begin, end))
-        return make_batch([self._row(p) for p in row_ids], row_ids, self.tokenizer, *self.packed_as)
+        row_ids, rows = list(range(begin, end)), []
+        for p in row_ids:
+            offset, order = self._order(p // self.rows.per_epoch)
+            rows.append(self.rows.row(int(order[p % self.rows.per_epoch]), offset))
+        return make_batch(rows, row_ids, self.tokenizer, *self.packed_as)
 
     def prefetch(
         self, first: int, stop: int, pin: bool = False, rank: int = 0, world_size: int = 1
@@ -151,10 +154,6 @@ class TrainBatches:
                 if k < stop:
                     ahead.append(thread.submit(make, k))
                 yield batch
-
-    def _row(self, p: int) -> tuple[np.ndarray, np.ndarray]:
-        offset, order = self._order(p // self.rows.per_epoch)
-        return self.rows.row(int(order[p % self.rows.per_epoch]), offset)
 
     def _draw_order(self, epoch: int) -> tuple[int, np.ndarray]:
         generator = np.random.default_rng([self.seed, epoch])

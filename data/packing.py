@@ -72,14 +72,12 @@ class DocumentRows:
 
     def __init__(self, stream: TokenStream, length: int, bos_id: int, pad_id: int):
         self.stream, self.length, self.bos_id, self.pad_id = stream, length, bos_id, pad_id
-        self.per_epoch, self.offsets = -(-len(stream) // length), len(stream)
+        self.per_epoch, self.offsets, self.stride = -(-len(stream) // length), len(stream), length
 
     def row(self, index: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        start = index * self.length
-        return self._at(offset + start, min(self.length, len(self.stream) - start))
-
-    def _at(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        ids = np.pad(self.stream.read(start, length), (0, self.length - length), constant_values=self.pad_id)
+        start = index * self.stride
+        length = min(self.length, len(self.stream) - start)
+        ids = np.pad(self.stream.read(offset + start, length), (0, self.length - length), constant_values=self.pad_id)
         return ids, labels(ids, self.bos_id, self.pad_id)
 
 
@@ -91,11 +89,7 @@ class HeldOutRows(DocumentRows):
 
     def __init__(self, stream: TokenStream, length: int, bos_id: int, pad_id: int):
         super().__init__(stream, length, bos_id, pad_id)
-        self.per_epoch, self.offsets = rows_within(len(stream), length), 1
-
-    def row(self, index: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        start = index * (self.length - 1)
-        return self._at(start, min(self.length, len(self.stream) - start))
+        self.per_epoch, self.offsets, self.stride = rows_within(len(stream), length), 1, length - 1
 
 
 def rows_within(tokens: int, length: int) -> int:

@@ -259,7 +259,12 @@ def describe(prepared: PreparedData) -> str:
     notes = [f"{read['duplicates']:,} exact duplicates {verb}"] if read["duplicates"] else []
     notes += [f"{read['empty']:,} empty texts left out"] if read["empty"] else []
     notes += [f"{read['bad']:,} bad records left out (listed in manifest.json)"] if read["bad"] else []
-    lines += [*_parts(read["parts"]), *([", ".join(notes)] if notes else []), *_share(prepared.manifest)]
+    if read["parts"]:
+        lines += _parts(read["parts"])
+    if notes:
+        lines.append(", ".join(notes))
+    if prepared.manifest["source"]["kind"] in ("files", "hub"):  # where a hash may decide what is held out
+        lines += _share(prepared.manifest)
     if read.get("unseparated"):
         what = "a file is" if read["unseparated"] == 1 else f"{read['unseparated']:,} files are each"
         lines.append(
@@ -272,7 +277,7 @@ def describe(prepared: PreparedData) -> str:
 def _share(manifest: dict[str, Any]) -> list[str]:
     """A warning where a hash decided what is held out, and that is less than half or more than twice what was asked."""
     source, asked = manifest["source"], manifest["depends_on"]["validation_fraction"]
-    if source["kind"] not in ("files", "hub") or source.get("validation_path") or source.get("validation_split"):
+    if source.get("validation_path") or source.get("validation_split"):
         return []
     held_out = manifest["validation"]["bytes"]
     share = held_out / max(1, held_out + manifest["train"]["bytes"])

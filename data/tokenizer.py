@@ -145,10 +145,9 @@ class Tokenizer:
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         for_others = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        bos = self.roles["bos_token"]
         for_others.post_processor = processors.TemplateProcessing(
-            single=[self.bos_token, "$A"],
-            pair=[self.bos_token, "$A", "$B:1"],
-            special_tokens=[(self.bos_token, self.bos_id)],
+            single=[bos, "$A"], pair=[bos, "$A", "$B:1"], special_tokens=[(bos, self.bos_id)]
         )
         (directory / "tokenizer.json").write_text(for_others.to_str(pretty=True), encoding="utf-8")
         settings: dict[str, Any] = {
@@ -225,7 +224,7 @@ def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
     differ from the others and from those of the chat. Raises InputError.
     """
     file = _tokenizer_file(path)
-    backend, settings = _read(file), _settings(file)
+    backend, settings = _read(file)
     vocabulary = backend.get_vocab(with_added_tokens=True)
     if max(vocabulary.values(), default=-1) + 1 != len(vocabulary):
         last = max(vocabulary.values())
@@ -280,9 +279,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     Raises InputError when there is none.
     """
-    file = _tokenizer_file(path)
-    settings = _settings(file)
-    return Tokenizer(_read(file), {role: _token(settings.get(role)) or ours for role, ours in ROLES.items()})
+    backend, settings = _read(_tokenizer_file(path))
+    return Tokenizer(backend, {role: _token(settings.get(role)) or ours for role, ours in ROLES.items()})
 
 
 def _token(setting: Any) -> str:
@@ -290,8 +288,12 @@ def _token(setting: Any) -> str:
     return str((setting.get("content") if isinstance(setting, dict) else setting) or "")
 
 
-def _settings(file: Path) -> dict[str, Any]:
-    """The tokenizer_config.json beside a tokenizer.json; empty if there is none."""
+def _read(file: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """A tokenizer.json, and the tokenizer_config.json beside it; {} if there is none."""
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing more precise
+        raise InputError(f"{file}: is not a tokenizer.json: {error}") from None
     path = file.with_name("tokenizer_config.json")
     try:
         settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -299,7 +301,7 @@ def _settings(file: Path) -> dict[str, Any]:
         raise InputError(f"{path}: is not valid JSON: {error}") from None
     if not isinstance(settings, dict):
         raise InputError(f"{path}: must hold an object of settings")
-    return settings
+    return backend, settings
 
 
 def _tokenizer_file(path: str | Path) -> Path:
@@ -311,13 +313,6 @@ def _tokenizer_file(path: str | Path) -> Path:
     if not file.is_file():
         raise InputError(f"{path}: holds no tokenizer.json: give a run, a checkpoint directory or the file itself")
     return file
-
-
-def _read(file: Path) -> tokenizers.Tokenizer:
-    try:
-        return tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing more precise
-        raise InputError(f"{file}: is not a tokenizer.json: {error}") from None
 
 
 def round_up(size: int) -> int:

@@ -174,7 +174,14 @@ class ModelConfig(Section):
             values["intermediate_size"] = -(-hidden * 8 // (3 * 32)) * 32
         kv_heads = values.get("num_key_value_heads", cls.model_fields["num_key_value_heads"].default)
         values["num_key_value_heads"] = _toggle(kv_heads, heads)
-        _resolve_layer_types(values, cls.model_fields["num_hidden_layers"].default)
+        layers, types = (
+            values.get("num_hidden_layers", cls.model_fields["num_hidden_layers"].default),
+            values.get("layer_types"),
+        )
+        if types is None:
+            types = ["full_attention" if values.get("sliding_window") is None else "sliding_attention"]
+        if _is_positive_int(layers) and isinstance(types, list) and types and layers % len(types) == 0:
+            values["layer_types"] = types * (layers // len(types))  # a pattern is repeated
         return values
 
     @model_validator(mode="after")
@@ -254,17 +261,6 @@ def _toggle(kv_heads: Any, heads: int) -> Any:
             "use mha, or more num_attention_heads"
         )
     return {"mha": heads, "mqa": 1}.get(kv_heads, kv_heads) if isinstance(kv_heads, str) else kv_heads
-
-
-def _resolve_layer_types(values: dict[str, Any], default_layers: int) -> None:
-    """Write out one layer type a layer, in place; a pattern is repeated."""
-    layers, types = values.get("num_hidden_layers", default_layers), values.get("layer_types")
-    if not _is_positive_int(layers):
-        return
-    if types is None:
-        types = ["full_attention" if values.get("sliding_window") is None else "sliding_attention"]
-    if isinstance(types, list) and types and layers % len(types) == 0:
-        values["layer_types"] = types * (layers // len(types))
 
 
 def _is_positive_int(value: Any) -> bool:

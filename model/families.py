@@ -47,7 +47,11 @@ class Family:
     def write(self, config: ModelConfig) -> Fields:
         """The config.json of a model, in the spelling of transformers 4 and 5."""
         values = config.model_dump()
-        rope = _rope_parameters(config)
+        rope: Fields = {"rope_type": "default"}
+        if (scaling := config.rope_scaling) is not None:
+            linear = {"rope_type", "factor"} if scaling.rope_type == "linear" else None  # its other keys are yarn's
+            rope = scaling.model_dump(include=linear, exclude_none=True)
+        rope["rope_theta"] = config.rope_theta
         return {
             "architectures": [self.architecture],
             "model_type": self.model_type,
@@ -81,15 +85,6 @@ class Family:
             problem = error.errors()[0]
             where = ".".join(map(str, problem["loc"]))
             raise ValueError(f"{file}: {where}: {problem['msg'].removeprefix('Value error, ')}") from None
-
-
-def _rope_parameters(config: ModelConfig) -> Fields:
-    scaling = config.rope_scaling
-    if scaling is None:
-        return {"rope_type": "default", "rope_theta": config.rope_theta}
-    if scaling.rope_type == "linear":
-        return {"rope_type": "linear", "factor": scaling.factor, "rope_theta": config.rope_theta}
-    return {**scaling.model_dump(exclude_none=True), "rope_theta": config.rope_theta}
 
 
 def _read_rope(fields: Fields, file: Path) -> Fields:

@@ -148,7 +148,8 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """-> the hidden states, and the sums of the layers' auxiliary losses by name."""
         T, device = input_ids.shape[1], input_ids.device
-        self.check_backend(input_ids, attention_mask, document_ids, kv_cache)
+        if BACKENDS[self.backend].limits is not None:
+            self.check_backend(input_ids, attention_mask, document_ids, kv_cache)
         # places in the sequence, cached tokens included
         positions = torch.arange(T, device=device) if kv_cache is None else kv_cache.positions(T, device)
         masks = self.build_masks(positions, input_ids.shape[0], attention_mask, document_ids, kv_cache)
@@ -198,9 +199,6 @@ class Decoder(nn.Module):
         kv_cache: KVCache | None,
     ) -> None:
         """Raises ValueError if the backend cannot serve this, with reason and remedy, before anything is computed."""
-        name = self.backend
-        if BACKENDS[name].limits is None:
-            return
         T, device, weights = input_ids.shape[1], input_ids.device, self.embed_tokens.weight
         autocast = torch.is_autocast_enabled(device.type)
         static = isinstance(kv_cache, StaticCache)
@@ -218,7 +216,7 @@ class Decoder(nn.Module):
             static_cache=isinstance(kv_cache, StaticCache) and not kv_cache.is_new,
             compiled=torch.compiler.is_compiling(),
         )
-        if problem := why_not(name, here):
+        if problem := why_not(self.backend, here):
             raise ValueError(problem)
 
 

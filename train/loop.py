@@ -44,7 +44,8 @@ def train(run: Run) -> int:
     with stop_signals() as stopped:
         try:
             try:
-                state.forward = wrap(compiled(run, stopped), run.world, run.device.device)
+                forward = compiled(run, stopped) if run.device.compile else run.lm
+                state.forward = wrap(forward, run.world, run.device.device) if run.world.size > 1 else forward
                 _train(run, stopped)
                 return 0
             except Stopped as stop:
@@ -63,7 +64,7 @@ def _train(run: Run, stopped: Signal) -> None:
     was_over = config.progress(state.step, state.seconds) >= 1
     if state.step == 0:
         report_initial_loss(run)
-    if not was_over and state.evaluated_at != state.step and (state.step == 0 or run.hooks.are_due(state.step)):
+    if not was_over and state.evaluated_at != state.step and run.hooks.are_due(state.step):
         evaluate(run, stopped)  # at the start, or when a signal came just before it
     run.lm.train()
     progress = agreed_progress(run)
@@ -101,7 +102,7 @@ def complete(run: Run, stopped: Signal) -> None:
     state = run.state
     save(run, needed=True)
     raise_if_stopped(run, stopped)
-    if state.evaluated_at != state.step:
+    if state.evaluated_at != state.step and run.hooks.are_due(state.step, is_last=True):
         evaluate(run, stopped, is_last=True)
         state.saved_at = None
         save(run, needed=True)
@@ -129,7 +130,7 @@ def examine(run: Run, reading: Reading) -> None:
     figures, state = reading.figures, run.state
     rows = f"rows {figures.rows[0]} to {figures.rows[1]}"
     values = {"loss": reading.loss, "grad_norm": reading.grad_norm, "rows": list(figures.rows)}
-    if not reading.is_finite:
+    if not (math.isfinite(reading.loss) and math.isfinite(reading.grad_norm)):
         state.skipped += 1
         run.tracker.log("skipped", figures.step + 1, state.tokens, state.seconds, values)
         what = f"loss {reading.loss}, gradient norm {reading.grad_norm} at step {figures.step:,} ({rows})"
@@ -211,15 +212,9 @@ def save(run: Run, needed: bool) -> None:
     state.wandb_id, state.scaler = run.tracker.wandb_id, run.scaler.state_dict()
     try:
         with run.meter.apart("save_s"), run.tracker.doing("saving"):
-            save_checkpoint(
-                run.config.directory / "checkpoints",
-                run.lm,
-                run.optimizers,
-                run.data.tokenizer,
-                state,
-                run.config.train.keep_last,
-                run.config.train.keep_best,
-            )
+            checkpoints, train = run.config.directory / "checkpoints", run.config.train
+            kept = (train.keep_last, train.keep_best)
+            save_checkpoint(checkpoints, run.lm, run.optimizers, run.data.tokenizer, state, *kept, run.world)
         state.saved_at = state.step
     except SaveError as error:
         if needed:

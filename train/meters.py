@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import sys
 import time
@@ -53,10 +52,6 @@ class Reading:
     figures: StepFigures
     loss: float
     grad_norm: float
-
-    @property
-    def is_finite(self) -> bool:
-        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
 class Meter:

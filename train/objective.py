@@ -19,6 +19,7 @@ from torch import Tensor
 
 from configs.loader import InputError
 from data.batches import IGNORED, Batch, TrainBatches, make_rows, too_long
+from data.packing import ConversationRows
 from data.prepare import PreparedData
 from model import LanguageModel
 from train.config import RunConfig
@@ -105,7 +106,8 @@ class TextBatches(BatchSource):
         self.batches = TrainBatches(rows, data.tokenizer, wanted, config.seed, config.data.isolate_documents, restart)
         self.rows_per_batch, self.row_length = wanted, rows.length
         self._share, self._pin = (world.rank, world.size), device.type == "cuda"
-        self.notes = too_long(rows, config.data)
+        if isinstance(rows, ConversationRows):
+            self.notes = too_long(rows, config.data)
 
     def batch(self, k: int, lm: LanguageModel) -> Batch:
         return self.batches.batch(k, *self._share)

@@ -82,9 +82,10 @@ class Muon(torch.optim.Optimizer):
         steps, scales = [], []
         counts = [math.prod(parameter.shape[:-2]) for parameter in parameters]  # 1 for a matrix
         for matrices, parameter in zip(orthogonal.split(counts), parameters, strict=True):
-            matrices = (matrices.mT if _is_tall(parameter) else matrices).reshape(parameter.shape)
-            steps.append(_local(share(matrices, parameter)))
-            scales.append(group["lr"] * math.sqrt(max(1.0, parameter.shape[-2] / parameter.shape[-1])))
+            rows, columns = parameter.shape[-2:]
+            step = (matrices.mT if rows > columns else matrices).reshape(parameter.shape)
+            steps.append(_local(share(step, parameter)) if isinstance(parameter, DTensor) else step)
+            scales.append(group["lr"] * math.sqrt(max(1.0, rows / columns)))
         torch._foreach_mul_(steps, scales)
         if found_inf is not None:
             torch._foreach_mul_(steps, happens)
@@ -104,12 +105,10 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_mul_(buffers, 1 - (1 - momentum) * happens)
         torch._foreach_add_(buffers, grads, alpha=1 - momentum)
         updates = torch._foreach_lerp(grads, buffers, momentum)
-        whole = [_whole(update, p) for update, p in zip(updates, parameters, strict=True)]
-        return torch.cat([(x.mT if _is_tall(x) else x).reshape(-1, *sorted(x.shape[-2:])) for x in whole])
-
-
-def _is_tall(matrices: Tensor) -> bool:
-    return matrices.shape[-2] > matrices.shape[-1]
+        pairs = zip(updates, parameters, strict=True)
+        whole = [_whole(update, p) if isinstance(p, DTensor) else update for update, p in pairs]
+        wide = [x.mT if x.shape[-2] > x.shape[-1] else x for x in whole]
+        return torch.cat([x.reshape(-1, *x.shape[-2:]) for x in wide])
 
 
 def _local(x: Tensor) -> Tensor:
@@ -117,10 +116,8 @@ def _local(x: Tensor) -> Tensor:
     return x.to_local() if isinstance(x, DTensor) else x
 
 
-def _whole(shard: Tensor, like: Tensor) -> Tensor:
+def _whole(shard: Tensor, like: DTensor) -> Tensor:
     """The matrix that the shards of all processes make up."""
-    if not isinstance(like, DTensor):
-        return shard
     sharded = DTensor.from_local(shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
     return sharded.full_tensor()
 

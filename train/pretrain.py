@@ -78,7 +78,7 @@ def run(
         try:
             run.tracker.say(report.opening(run, start.checkpoint))
             exit_code = train(run)
-            if exit_code == 0:
+            if exit_code == 0 and hooks.hooks:
                 with run.tracker.doing("drawing"):
                     hooks.finish(run.event(is_last=True))
         finally:
@@ -98,18 +98,25 @@ def build_model(
     import torch
 
     from model import LanguageModel
-    from train.machine.distributed import seed_rank, shard
+    from train.machine.device import keep_freed_memory
+    from train.machine.distributed import shard
     from train.saving.initial_weights import load_initial_weights
 
-    device.set_up()
+    if device.device.type == "cpu":
+        keep_freed_memory()
+    if device.precision == "tf32":
+        torch.set_float32_matmul_precision("high")
     torch.manual_seed(config.seed)
     lm = LanguageModel(config.model).to(device.device)
     lm.set_attn_implementation(device.attention)
-    lm.set_activation_checkpointing(config.train.activation_checkpointing)
+    if config.train.activation_checkpointing:
+        lm.set_activation_checkpointing(True)
     if initial is not None:
         load_initial_weights(lm, initial, tokenizer)
-    shard(lm, world, device.dtype)
-    seed_rank(world, config.seed)
+    if world.shares_model:
+        shard(lm, device.dtype)
+    if world.rank:  # the weights are drawn, alike everywhere: each process draws its own dropout from here on
+        torch.manual_seed((config.seed * 1_000_003 + world.rank) % 2**63)
     return lm
 
 

@@ -96,17 +96,15 @@ def _page(run: Run, figures: dict[str, Any], outcomes: list[Outcome]) -> str:
 
 def commit() -> str:
     """Headlight's own commit, as "commit 1a2b3c4, " ("-dirty" if files of it have changed); "" without git."""
-
-    def asked(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent), *arguments]
-        return subprocess.run(command, capture_output=True, encoding="utf-8", timeout=10, check=True).stdout.strip()
-
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():  # installed, perhaps within somebody else's repository
+        return ""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        if asked("rev-parse", "--show-prefix") != "train/":  # installed, perhaps within somebody else's repository
-            return ""
-        return f"commit {asked('describe', '--always', '--dirty', '--exclude=*')}, "
+        found = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
+    return f"commit {found.stdout.strip()}, "
 
 
 def summary(directory: Path) -> str:

@@ -118,8 +118,10 @@ def open_run(
     optimizers = build_optimizers(lm, config.train.optimizer)
     state = RunState(identity=config.identity())
     if start.checkpoint is not None:
-        state = RunState(**vars(load_checkpoint(start.checkpoint, lm, optimizers)))
-        if not start.is_own(config):
+        state = RunState(**vars(load_checkpoint(start.checkpoint, lm, optimizers, world)))
+        if start.is_own(config):
+            state.saved_at = state.step
+        else:
             state.wandb_id = None  # another run continues, under its own name
         state.spikes = state.spikes or {"losses": []}
     run_directory.check_contents(config, state, data)
@@ -127,11 +129,13 @@ def open_run(
     scaler = torch.amp.GradScaler(device.device.type, enabled=device.precision == "fp16")
     if state.scaler and scaler.is_enabled():
         scaler.load_state_dict(state.scaler)
-    rows = _rows_at_a_time(config, device, world, state)
+    rows = micro_batch_rows(config, device, world.size)
+    as_it_began = (state.resolved.get("device"), state.resolved.get("world_size")) == (device.device.type, world.size)
+    if config.train.micro_batch_size == "auto" and as_it_began:  # memory may have run out since
+        rows = state.resolved["micro_batch_size"]
     state.resolved |= {"device": device.device.type, "precision": device.precision, "attention": device.attention}
-    state.resolved |= {"micro_batch_size": rows, "world_size": world.size}
+    state.resolved |= {"compile": device.compile, "micro_batch_size": rows, "world_size": world.size}
     state.micro_rows = max(1, rows * config.data.sequence_length // source.row_length)
-    state.saved_at = state.step if start.is_own(config) else None
     state.forward = lm
     state.non_finite = torch.tensor(float(state.skipped), device=device.device)
     tracker = Tracker(config, state.step, state.seconds, state.wandb_id, world.is_first)
@@ -153,14 +157,6 @@ def open_run(
         meter,
         state,
     )
-
-
-def _rows_at_a_time(config: RunConfig, device: Device, world: World, state: RunState) -> int:
-    """Rows of a forward pass. A run that resumes as it began keeps what `auto` came to (memory may have run out)."""
-    resolved, here = state.resolved, (device.device.type, world.size)
-    if config.train.micro_batch_size == "auto" and (resolved.get("device"), resolved.get("world_size")) == here:
-        return resolved["micro_batch_size"]
-    return micro_batch_rows(config, device, world.size)
 
 
 def micro_batch_rows(config: RunConfig, device: Device, world_size: int = 1) -> int:

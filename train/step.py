@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from configs.loader import InputError
 from data.batches import Batch
 from model.memory import is_out_of_memory
-from train.machine.distributed import accumulating, whole
+from train.machine.distributed import sync_gradients, whole
 from train.meters import StepFigures, UpdateRatio
 from train.optimizer import lr_factor, set_learning_rate
 from train.run import Run
@@ -104,7 +104,8 @@ def _loss_and_gradients(run: Run, batch: Batch, trained: int) -> tuple[Tensor, d
         if run.scaler.is_enabled():
             for optimizer in run.optimizers:
                 run.scaler.unscale_(optimizer)
-        grad_norm = _clip(run.lm, run.config.train.grad_clip)
+        longest = run.config.train.grad_clip or math.inf  # 0: only measure
+        grad_norm = whole(nn.utils.clip_grad_norm_(run.lm.parameters(), longest))
         if not run.scaler.is_enabled():
             return loss, figures, grad_norm
         overflowed = bool(loss.isfinite()) and not bool(grad_norm.isfinite())
@@ -124,19 +125,15 @@ def _backward(run: Run, batch: Batch, trained: int) -> tuple[Tensor, dict[str, T
     sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=run.device.device))
     parts = batch.split(run.state.micro_rows)
     for number, part in enumerate(parts, start=1):
-        with accumulating(forward, run.lm, run.world, is_last=number == len(parts)):
-            with run.device.autocast():
-                loss_sum, figures = run.objective.loss(forward, part)
-            run.scaler.scale(loss_sum * (run.world.size / count)).backward()
+        if run.world.size > 1:
+            sync_gradients(forward, run.lm, run.world, wanted=number == len(parts))
+        with run.device.autocast():
+            loss_sum, figures = run.objective.loss(forward, part)
+        run.scaler.scale(loss_sum * (run.world.size / count)).backward()
         for name, value in {"loss": loss_sum, **figures}.items():
             sums[name] += value.detach()
     means = {name: run.world.sum_tensor(value) / count for name, value in sums.items()}
     return means.pop("loss"), means
-
-
-def _clip(lm: nn.Module, largest: float) -> Tensor:
-    """Scale the gradients down to this norm at most; returns the norm before. 0: only measure."""
-    return whole(nn.utils.clip_grad_norm_(lm.parameters(), largest or math.inf))
 
 
 def within_memory(run: Run, attempt: Callable[[], Result]) -> Result:

@@ -34,13 +34,6 @@ def truncate_after(file: Path, step: int) -> None:
     temporary.replace(file)
 
 
-def append_line(file: Path, record: dict[str, Any]) -> None:
-    """A line of JSON; what is non-finite (NaN, infinity) is null."""
-    numbers = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-    with file.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(numbers, ensure_ascii=False) + "\n")
-
-
 class Tracker:
     """One run's metrics.jsonl, progress bar and wandb run. writes=False: of a process that is not the first."""
 
@@ -78,9 +71,14 @@ class Tracker:
             self._wandb.log({f"{split}/{key}": value for key, value in values.items()}, step)
 
     def append(self, file: Path, record: dict[str, Any]) -> None:
-        """A line of a .jsonl file of the run. A failure to write is reported once, and training continues."""
+        """A line of a .jsonl file of the run; what is non-finite (NaN, infinity) is null.
+
+        A failure to write is reported once, and training continues.
+        """
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         try:
-            append_line(file, record)
+            with file.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(finite, ensure_ascii=False) + "\n")
         except OSError as error:
             if not self._disk_failed:
                 self.say(f"warning: {file} cannot be written ({error.strerror}); training continues")

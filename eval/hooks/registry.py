@@ -59,9 +59,9 @@ class Hooks:
         for hook in self.hooks.values():
             hook.check(config, model)
 
-    def are_due(self, step: int) -> bool:
-        """Whether any hook runs after this step, which is not the last one."""
-        return any(cadence.is_due(step, is_last=False) for cadence in self.cadences.values())
+    def are_due(self, step: int, is_last: bool = False) -> bool:
+        """Whether any hook runs after this step."""
+        return any(cadence.is_due(step, is_last) for cadence in self.cadences.values())
 
     def run(self, event: EvalEvent, done: list[str], stopped: Callable[[], int]) -> tuple[float | None, bool]:
         """Run the hooks that are due and not in `done`, which grows. Returns (loss, whether all of them ran).

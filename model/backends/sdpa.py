@@ -56,7 +56,8 @@ def in_kernel_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Te
 
 def any_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """sdpa with PyTorch's own flash kernel among its choices, whichever was set before."""
-    use_flash(None, q)
+    if q.is_cuda:
+        use_flash(None)
     return sdpa(q, k, v, mask, dropout)
 
 
@@ -67,7 +68,8 @@ def only(kernel: SDPBackend, implementation: str | None = None):
     """
 
     def forced(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-        use_flash(implementation, q)
+        if q.is_cuda:
+            use_flash(implementation)
         if kernel == SDPBackend.EFFICIENT_ATTENTION:  # it never takes grouped heads
             k, v = (repeat_kv(x, q.shape[1] // x.shape[1]) for x in (k, v))
         with sdpa_kernel(kernel):
@@ -76,9 +78,9 @@ def only(kernel: SDPBackend, implementation: str | None = None):
     return forced
 
 
-def use_flash(implementation: str | None, q: Tensor) -> None:
+def use_flash(implementation: str | None) -> None:
     """Set which flash kernel PyTorch calls, None = its own. The switch is global, so every call sets it."""
-    if q.is_cuda and current_flash_attention_impl() != implementation:
+    if current_flash_attention_impl() != implementation:
         if implementation is None:
             restore_flash_attention_impl()
         else:

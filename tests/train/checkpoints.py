@@ -5,16 +5,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from data.config import TokenizerConfig
 from data.tokenizer import train_tokenizer
 from model import LanguageModel
 from tests.conftest import tiny_config
 from train.config import OptimizerConfig
+from train.machine.distributed import World
 from train.optimizer import build_optimizers
 from train.saving.checkpoint import TrainerState, load_checkpoint, save_checkpoint
 
 TOKENIZER = train_tokenizer(TokenizerConfig(kind="byte"), [])
+
+
+def world() -> World:
+    return World(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else World()
 
 
 @dataclass
@@ -36,10 +42,12 @@ class Training:
             self.state.step += 1
 
     def save(self, checkpoints: Path, keep_last: int = 2, keep_best: bool = True) -> Path:
-        return save_checkpoint(checkpoints, self.lm, self.optimizers, TOKENIZER, self.state, keep_last, keep_best)
+        return save_checkpoint(
+            checkpoints, self.lm, self.optimizers, TOKENIZER, self.state, keep_last, keep_best, world()
+        )
 
     def load(self, directory: Path) -> "Training":
-        self.state = load_checkpoint(directory, self.lm, self.optimizers)
+        self.state = load_checkpoint(directory, self.lm, self.optimizers, world())
         return self
 
 

@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from configs.loader import InputError
 from tests.train.checkpoints import OPTIMIZERS, Training, as_headlight_0_1, training
-from train.saving import checkpoint
+from train.machine.distributed import World
 from train.saving.checkpoint import TrainerState, load_checkpoint, read_state
 from train.saving.commit import newest_intact, settle
 
@@ -52,15 +52,14 @@ def test_the_random_state_goes_on(tmp_path):
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_a_process_that_is_new_draws_numbers_of_its_own_and_always_the_same(tmp_path, monkeypatch):
+def test_a_process_that_is_new_draws_numbers_of_its_own_and_always_the_same(tmp_path):
     run = training()
     run.steps(1)
     directory = run.save(tmp_path)
     drawn = []
     for rank in (0, 1, 2, 1):
-        monkeypatch.setattr(checkpoint, "_rank", lambda rank=rank: rank)
         torch.manual_seed(5)
-        load_checkpoint(directory, run.lm, run.optimizers)
+        load_checkpoint(directory, run.lm, run.optimizers, World(rank))
         drawn.append(torch.rand(1).item())
     assert len(set(drawn[:3])) == 3
     assert drawn[3] == drawn[1]

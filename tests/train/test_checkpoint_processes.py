@@ -9,7 +9,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from tests.processes import start
-from tests.train.checkpoints import Training, adamw, training
+from tests.train.checkpoints import Training, adamw, training, world
 from train.saving.checkpoint import TrainerState, gather
 from train.saving.commit import SaveError, newest_intact
 
@@ -106,7 +106,7 @@ def theirs_norm(directory: Path) -> torch.Tensor:
 
 def take_over_from_one(rank: int, folder: Path) -> None:
     run = shared(fused=False, tied=True).load(folder / "one/step_00000002")
-    tensors = gather(run.lm, run.optimizers)
+    tensors = gather(run.lm, run.optimizers, world())
     if rank > 0:
         assert not tensors.weights
         assert all(name.startswith("rng.") for name in tensors.optimizer)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.train.helpers import metrics, pretrain, write_config
-from train.machine import compilation, timing
+from train.machine import compilation, device, timing
 from train.optimizer import Muon
 
 
@@ -24,7 +24,8 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def twelve_steps_may_be_many(monkeypatch):
-    monkeypatch.setattr(compilation, "FEW_STEPS", 12)
+    for module in (compilation, device):
+        monkeypatch.setattr(module, "FEW_STEPS", 12)
 
 
 @pytest.fixture

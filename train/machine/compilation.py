@@ -14,7 +14,7 @@ from torch import nn
 
 from configs.loader import InputError
 from data.batches import Batch
-from train.machine.device import resolve_attention
+from train.machine.device import FEW_STEPS, resolve_attention
 from train.machine.timing import timed
 from train.run import Run
 from train.step import random_state, set_random_state, within_memory
@@ -22,7 +22,6 @@ from train.step import random_state, set_random_state, within_memory
 # minutes of plain training that a run must still have before it, so that compiling pays: it costs about one minute,
 # and saves a tenth of the rest on a CPU and a third on a GPU (EXPERIMENTS.md)
 PAYS_AFTER_MINUTES = {"cpu": 15.0, "cuda": 4.0}
-FEW_STEPS = 100  # for fewer, compiling is not even considered
 TRIALS, TRIAL_S = 6, 3.0  # at most this many trial steps, or as many as fit into this time
 BUSY = 0.6  # share of the time that the threads compute; below it, other programs have the cores
 

@@ -16,6 +16,7 @@ from model.backends.choice import Situation, choose_attention, choose_device, wh
 from train.config import RunConfig
 
 AS_BEFORE = "auto: as this run began"
+FEW_STEPS = 100  # for fewer, compiling is not even considered
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 KEPT = 2**31 - 1
 
@@ -37,13 +38,6 @@ class Device:
     def dtype(self) -> torch.dtype:
         """Of matrix products."""
         return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision, torch.float32)
-
-    def set_up(self) -> None:
-        """Before the model is built: quicker memory on a CPU, tf32 products on a GPU where they are wanted."""
-        if self.device.type == "cpu":
-            keep_freed_memory()
-        if self.precision == "tf32":
-            torch.set_float32_matmul_precision("high")
 
     def autocast(self) -> AbstractContextManager:
         """16-bit matrix products over fp32 weights, or nothing."""
@@ -67,6 +61,9 @@ def resolve_device(run_config: RunConfig, resolved: dict[str, Any] | None = None
     compiled, why = config.compile, "asked for"
     if compiled == "auto":
         compiled, why = earlier.get("compile", "auto"), AS_BEFORE
+        steps = run_config.max_steps
+        if compiled == "auto" and steps is not None and steps < FEW_STEPS:
+            compiled, why = False, f"auto: {steps} steps are too few for it"
     attention, choice = resolve_attention(run_config, kind, precision, compiled is not False, earlier.get("attention"))
     untested = "; not tested: no such machine was available" if kind == "mps" else ""
     notes = [

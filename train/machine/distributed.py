@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -132,14 +132,12 @@ def check_shares(config: RunConfig, world: World) -> None:
         raise InputError("train.precision is fp16, which train.parallel: fsdp2 does not scale: use bf16, or ddp")
 
 
-def shard(lm: LanguageModel, world: World, dtype: torch.dtype) -> None:
-    """With fsdp2, leave each process its share of every parameter, gathered block by block when needed.
+def shard(lm: LanguageModel, dtype: torch.dtype) -> None:
+    """For fsdp2: leave each process its share of every parameter, gathered block by block when needed.
 
     Call before the optimizers are built: they hold the shares. dtype: of matrix products; gradients are added up in
     float32. Zhao et al. 2023, PyTorch FSDP (arXiv 2304.11277).
     """
-    if not world.shares_model:
-        return
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     half = dtype if dtype != torch.float32 else None
@@ -171,18 +169,10 @@ def wrap(model: nn.Module, world: World, device: torch.device) -> nn.Module:
     return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
 
 
-def accumulating(forward: nn.Module, lm: LanguageModel, world: World, is_last: bool) -> AbstractContextManager:
-    """Around the passes of one micro-batch: only the last one of a step makes the processes talk."""
-    if world.size == 1:
-        return nullcontext()
+def sync_gradients(forward: nn.Module, lm: LanguageModel, world: World, wanted: bool) -> None:
+    """Whether the next micro-batch makes the processes talk: of each step, only the last one does."""
     if world.parallel == "fsdp2":
-        lm.set_requires_gradient_sync(is_last)  # type: ignore[operator]
-        return nullcontext()
-    assert isinstance(forward, nn.parallel.DistributedDataParallel)
-    return nullcontext() if is_last else forward.no_sync()
-
-
-def seed_rank(world: World, seed: int) -> None:
-    """After the weights are drawn, alike everywhere: each process draws its own dropout from here on."""
-    if world.rank:
-        torch.manual_seed((seed * 1_000_003 + world.rank) % 2**63)
+        lm.set_requires_gradient_sync(wanted)  # type: ignore[operator]
+    else:
+        assert isinstance(forward, nn.parallel.DistributedDataParallel)
+        forward.require_backward_grad_sync = wanted  # what DDP.no_sync() sets

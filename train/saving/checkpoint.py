@@ -24,10 +24,11 @@ from data.tokenizer import Tokenizer
 from model import LanguageModel, save
 from model.checkpoint_format import read_weights
 from model.families import family_of
-from train.machine.distributed import share, whole
+from train.machine.distributed import World, share, whole
 from train.saving.commit import CARD, STATE, TRAINING, SaveError, commit, drop_old, step_name, training_folder
 
 OPTIMIZER = "optimizer.safetensors"
+ALONE = World()
 
 # README.md of a checkpoint, which the Hugging Face Hub shows
 MODEL_CARD = """\
@@ -107,13 +108,14 @@ def save_checkpoint(
     state: TrainerState,
     keep_last: int,
     keep_best: bool = True,
+    world: World = ALONE,
 ) -> Path:
     """Write a checkpoint of this step, point `latest` (and `best`) at it, delete those that are no longer kept.
 
     Every process calls it. All return once the first one has written. Raises SaveError in all of them.
     """
-    state.world_size, state.torch_version = _world_size(), torch.__version__
-    tensors = gather(lm, optimizers)
+    state.world_size, state.torch_version = world.size, torch.__version__
+    tensors = gather(lm, optimizers, world)
 
     def fill(directory: Path) -> None:
         save(lm, directory, tensors.weights)
@@ -125,21 +127,21 @@ def save_checkpoint(
         (directory / TRAINING / STATE).write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
 
     directory, problem = checkpoints / step_name(state.step), None
-    if _rank() == 0:
+    if world.is_first:
         try:
             size = sum(tensor.nbytes for tensor in [*tensors.weights.values(), *tensors.optimizer.values()])
             commit(checkpoints, state.step, fill, size)
             drop_old(checkpoints, directory, keep_last, keep_best)
         except SaveError as error:
             problem = error
-    if not _first_says(problem is None) and problem is None:
+    if not world.gather(problem is None)[0] and problem is None:
         problem = SaveError("the first process could not save; its message says why")
     if problem is not None:
         raise problem
     return directory
 
 
-def gather(lm: LanguageModel, optimizers: list[torch.optim.Optimizer]) -> Tensors:
+def gather(lm: LanguageModel, optimizers: list[torch.optim.Optimizer], world: World = ALONE) -> Tensors:
     """Every tensor of the run, whole, for the first process to write; others keep none. Every process calls it.
 
     Frozen parameters are among the weights; no optimizer holds them, so they have no other tensors.
@@ -147,7 +149,13 @@ def gather(lm: LanguageModel, optimizers: list[torch.optim.Optimizer]) -> Tensor
     weights = lm.state_dict()  # FSDP2 leaves some parameters gathered after an evaluation: this puts the shares back
     if lm.config.tie_word_embeddings:
         del weights["lm_head.weight"]
-    return Tensors(_whole_on_first(weights), _whole_on_first(_optimizer_tensors(lm, optimizers)) | _random_states())
+    moments = {  # muon.model.layers.0….momentum_buffer
+        prefix + key: torch.as_tensor(value)
+        for optimizer in optimizers
+        for parameter, prefix in _prefixes(lm, optimizer)
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+    return Tensors(_whole_on_first(weights, world), _whole_on_first(moments, world) | _random_states(world))
 
 
 def model_card(name: str, lm: LanguageModel, step: int, tokens: int, identity: dict[str, Any]) -> str:
@@ -208,7 +216,9 @@ def read_state(directory: Path) -> TrainerState:
     return TrainerState(**values)
 
 
-def load_checkpoint(directory: Path, lm: LanguageModel, optimizers: list[torch.optim.Optimizer]) -> TrainerState:
+def load_checkpoint(
+    directory: Path, lm: LanguageModel, optimizers: list[torch.optim.Optimizer], world: World = ALONE
+) -> TrainerState:
     """Restore weights, optimizer state and the random state. Every process reads the files and keeps its own share.
 
     All return when all have read, so that one of them can tidy up then. Raises InputError, naming the tensor, if one is
@@ -224,19 +234,19 @@ def load_checkpoint(directory: Path, lm: LanguageModel, optimizers: list[torch.o
         random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
         if state.step > state.skipped or tensors:  # an optimizer that never moved has no state
             _restore_optimizers(lm, optimizers, tensors)
-        _restore_random_state(random)
+        _restore_random_state(random, world.rank)
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{directory}: cannot resume from here: {error}") from None
-    _first_says(True)
+    world.gather(None)
     return state
 
 
-def _whole_on_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _whole_on_first(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
     """Every process goes through all tensors, because gathering one needs them all; only the first one keeps them."""
     kept = {}
     for name, tensor in tensors.items():
         full = whole(tensor)
-        if _rank() == 0:
+        if world.is_first:
             kept[name] = full.cpu().contiguous()
     return kept
 
@@ -246,16 +256,6 @@ def _prefixes(lm: LanguageModel, optimizer: torch.optim.Optimizer) -> list[tuple
     names = {id(p): name for name, p in lm.named_parameters()}
     kind = type(optimizer).__name__.lower()
     return [(p, f"{kind}.{names[id(p)]}.") for group in optimizer.param_groups for p in group["params"]]
-
-
-def _optimizer_tensors(lm: LanguageModel, optimizers: list[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """Optimizer state by parameter name: `muon.model.layers.0….momentum_buffer`."""
-    return {
-        prefix + key: torch.as_tensor(value)
-        for optimizer in optimizers
-        for parameter, prefix in _prefixes(lm, optimizer)
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
 
 
 def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimizer], tensors: dict[str, Tensor]) -> None:
@@ -300,7 +300,7 @@ def _check_shape(name: str, tensor: Tensor, parameter: Tensor) -> None:
         )
 
 
-def _random_states() -> dict[str, Tensor]:
+def _random_states(world: World) -> dict[str, Tensor]:
     """`rng.cpu.0`, `rng.cpu.1`, …, and `rng.cuda.…`: the random states of all processes. Every process calls it."""
     mine = {"rng.cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
@@ -308,16 +308,16 @@ def _random_states() -> dict[str, Tensor]:
     states: dict[str, Tensor] = {}
     for name, state in mine.items():
         everyone = [state]
-        if _world_size() > 1:
-            everyone = [torch.empty_like(state) for _ in range(_world_size())]
+        if world.size > 1:
+            everyone = [torch.empty_like(state) for _ in range(world.size)]
             dist.all_gather(everyone, state)  # over gloo: these are tensors of the CPU
         states |= {f"{name}.{rank}": each for rank, each in enumerate(everyone)}
     return states
 
 
-def _restore_random_state(states: dict[str, Tensor]) -> None:
+def _restore_random_state(states: dict[str, Tensor], rank: int) -> None:
     """A process that did not exist when the run was saved gets a random stream of its own, always the same one."""
-    rank, first = _rank(), states.get("rng.cpu.0")
+    first = states.get("rng.cpu.0")
     if first is None:
         raise ValueError(f"{OPTIMIZER}: rng.cpu.0 is missing")
     digest = hashlib.sha256(first.numpy().tobytes() + str(rank).encode()).digest()
@@ -326,20 +326,3 @@ def _restore_random_state(states: dict[str, Tensor]) -> None:
         torch.set_rng_state(states.get(f"rng.cpu.{rank}", first))
     if torch.cuda.is_initialized() and f"rng.cuda.{rank}" in states:
         torch.cuda.set_rng_state(states[f"rng.cuda.{rank}"])
-
-
-def _first_says(fine: bool) -> bool:
-    """The first process's answer, in every process, once all of them have come here."""
-    if _world_size() == 1:
-        return fine
-    answer = torch.tensor(int(fine and _rank() == 0))
-    dist.all_reduce(answer)  # over gloo
-    return bool(answer)
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _world_size() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1

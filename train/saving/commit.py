@@ -22,7 +22,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 
@@ -61,7 +60,12 @@ def commit(checkpoints: Path, step: int, fill: Callable[[Path], None], tensor_by
         checkpoints.mkdir(parents=True, exist_ok=True)
         _finish_replacing(checkpoints)
         shutil.rmtree(temporary, ignore_errors=True)
-        _check_room(checkpoints, tensor_bytes + SMALL_FILES)
+        needed, free = tensor_bytes + SMALL_FILES, shutil.disk_usage(checkpoints).free
+        if free < needed:
+            raise SaveError(
+                f"no room for a checkpoint in {checkpoints}: it needs {_megabytes(needed)} and {_megabytes(free)} are "
+                "free: free space there or lower train.keep_last; earlier checkpoints are unchanged"
+            )
         (temporary / TRAINING).mkdir(parents=True)
         fill(temporary)
         _seal(temporary)
@@ -88,10 +92,9 @@ def drop_old(checkpoints: Path, newest: Path, keep_last: int, keep_best: bool) -
     best = _read_pointer(checkpoints / "best")
     # checkpoints later than `newest` stay: a run removes only those that it passed itself
     directories = sorted(path for path in checkpoints.glob(STEPS) if path.name <= newest.name)
-    kept = {path.name for path in directories[-max(1, keep_last) :]} | ({best} if keep_best else set())
     try:
-        for directory in directories:
-            if directory.name not in kept:
+        for directory in directories[: -max(1, keep_last)]:
+            if not (keep_best and directory.name == best):
                 if directory.name == best:
                     (checkpoints / "best").unlink()
                 _remove(directory)
@@ -121,7 +124,7 @@ def damage(directory: Path) -> str | None:
     try:
         text = (folder / MANIFEST).read_text(encoding="utf-8")
         manifest = json.loads(text)
-        if text != _manifest_text(manifest):
+        if text != json.dumps(manifest, indent=2) + "\n":
             return f"{folder / MANIFEST} is damaged"
         there = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path != folder}
         there -= {(folder / MANIFEST).relative_to(directory).as_posix(), CARD}
@@ -189,7 +192,7 @@ def _seal(directory: Path) -> None:
         if file != directory / CARD
     }
     written = directory / TRAINING / MANIFEST
-    written.write_text(_manifest_text(manifest), encoding="utf-8")
+    written.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     _flush(written)
     for path in [*(path for path in reversed(paths) if path.is_dir()), directory]:
         _flush(path)
@@ -231,15 +234,6 @@ def _put_aside(directory: Path) -> Path:
     return directory.rename(aside)
 
 
-def _check_room(checkpoints: Path, needed: int) -> None:
-    free = shutil.disk_usage(checkpoints).free
-    if free < needed:
-        raise SaveError(
-            f"no room for a checkpoint in {checkpoints}: it needs {_megabytes(needed)} and {_megabytes(free)} are "
-            "free: free space there or lower train.keep_last; earlier checkpoints are unchanged"
-        )
-
-
 def _free(checkpoints: Path) -> str:
     try:
         return f", {_megabytes(shutil.disk_usage(checkpoints).free)} free"
@@ -257,10 +251,6 @@ def _reason(error: Exception) -> str:
 
 def _read_pointer(pointer: Path) -> str:
     return pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else ""
-
-
-def _manifest_text(manifest: dict[str, Any]) -> str:
-    return json.dumps(manifest, indent=2) + "\n"
 
 
 def _sha256(file: Path) -> str:

@@ -118,7 +118,7 @@ def run_config(arguments: argparse.Namespace) -> tuple[RunConfig, str]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line. Options that do not go together end the program with a line that says so."""
+    """The command line. Options that cannot be combined end the program with one line."""
     parser = argparse.ArgumentParser(description="Measure speed and memory on this machine.")
     parser.add_argument("config", nargs="?", help="a YAML file; default: a 6 x 256 model")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example model.head_dim=64")
@@ -145,9 +145,9 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_intermixed_args()
     others = arguments.ladder or arguments.attention or arguments.packing
     if arguments.versus and others:
-        parser.error("--versus goes with --decode or with no other mode")
+        parser.error("--versus can only be combined with --decode")
     if arguments.profile is not None and (others or arguments.decode or arguments.versus):
-        parser.error("--profile goes with no other mode")
+        parser.error("--profile cannot be combined with another mode")
     arguments.seconds = (20.0 if arguments.ladder else 30.0) if arguments.seconds is None else arguments.seconds
     if arguments.rounds < 1 or min(arguments.lengths) < 1 or not arguments.seconds > 0:
         parser.error("--rounds and --lengths must be 1 or more, --seconds more than 0")

@@ -21,7 +21,7 @@ def number_of(digest: Any) -> int:
 class Seen:
     """A set of 64-bit numbers, in 8 bytes each, for more documents than a Python set could hold.
 
-    New numbers lie in a small set, older ones in sorted arrays. Two arrays of about the same size become one.
+    New numbers are in a small set, older ones in sorted arrays. Two arrays of about the same size become one.
     """
 
     RECENT = 1 << 16

@@ -1,7 +1,7 @@
 """Documents -> token shards on disk with a manifest. `python -m data.prepare configs/x.yaml`
 
-Prepared data lies in <output_dir>/.prepared/<key>/. The key is a hash of everything that the shards depend on, the
-text included. So a changed file or tokenizer makes a new entry, and nothing stale is read. Unfinished data lies in
+Prepared data is in <output_dir>/.prepared/<key>/. The key is a hash of everything that the shards depend on, the
+text included. So a changed file or tokenizer makes a new entry, and nothing stale is read. Unfinished data is in
 <key>.partial/; the same command continues with it.
 """
 
@@ -105,7 +105,7 @@ def source_identity(source: Any, memory: Path) -> dict[str, Any]:
     elif isinstance(source, FilesSource):
         parts = {"path": files_of(source), "validation_path": files_of(source, held_out=True)}
         digests = iter(hashes([file for found in parts.values() for file in found], memory))
-        for key, found in parts.items():  # where they lie does not matter
+        for key, found in parts.items():  # their place does not matter
             described[key] = [f"{''.join(file.suffixes[-2:])} {next(digests)}" for file in found]
     elif isinstance(source, StoryworldSource):
         described["version"] = STORYWORLD_VERSION
@@ -304,7 +304,7 @@ def _parts(parts: list[dict[str, Any]]) -> list[str]:
 
 
 def output_directory(loaded: LoadedConfig) -> Path:
-    """The config's output_dir, under which prepared data lies. Raises InputError unless it is a name."""
+    """The config's output_dir, which holds prepared data. Raises InputError unless it is a name."""
     value = loaded.values.get("output_dir", "runs")
     if not isinstance(value, str) or not value:
         raise InputError(f"{loaded.where(('output_dir',))}: `output_dir` is {value!r}: must be the name of a folder")

@@ -40,8 +40,9 @@ def loss_sums(
 ) -> list[list[tuple[float, int]]]:
     """For every batch, the sum of -ln p in nats and the number of tokens that it asks for.
 
-    may_retry: where memory runs out, a batch is read again in halves, and has a sum for each part. Where the processes of a run make each forward
-    pass together (FSDP2), one of them cannot do that alone: OutOfStep is raised, and the run must end.
+    may_retry: where memory runs out, a batch is read again in halves, and has a sum for each part. Where the processes
+    of a run make each forward pass together (FSDP2), one of them cannot do that alone: OutOfStep is raised, and the run
+    must end.
     """
     device = next(lm.parameters()).device
     found = []

@@ -2,12 +2,12 @@
 
 Every fenced code block counts; its language says what becomes of it:
 
-    none, sh, bash   every line is a command, run by `sh` in the repository's root; a line that ends in \\ goes on in
+    none, sh, bash   every line is a command, run by `sh` in the repository's root; a line that ends in \\ continues in
                      the next; `# comments` may follow. A line is a process of its own: no `cd`, no variables
     python           the block is run as it stands by .venv/bin/python, in the repository's root
     yaml             the block is checked as a config; without `extends` of its own it extends base.yaml
 
-What cannot be run like that is tagged by HTML comments (nobody sees them on the page), each a line of its own
+What cannot be run like that is tagged by HTML comments (a reader does not see them on the page), each on its own line
 directly above the fence, one below the other if there are several:
 
     <!-- needs: network -->           or gpu, windows, person (somebody must type or look), or `data FILE`, a file that

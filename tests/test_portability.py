@@ -329,7 +329,7 @@ def test_what_only_some_systems_tell_is_asked_with_a_fallback(tmp_path, monkeypa
 # Apple's GPUs
 
 
-def test_auto_takes_an_apple_gpu_and_says_that_nobody_tried_it(tmp_path, monkeypatch):
+def test_auto_takes_an_apple_gpu_and_says_that_it_is_untested(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     config = load_run_config(write_config(tmp_path, train={"precision": "auto"}))

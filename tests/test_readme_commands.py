@@ -142,7 +142,7 @@ def test_a_slow_training_is_done_in_short_only_where_a_quick_command_looks_at_it
     assert actions(SLOW_DEMO + also_slow) == ["skip", "skip"]
 
 
-def test_a_chain_of_trainings_is_done_in_short_and_what_goes_on_with_one_is_too():
+def test_a_chain_of_trainings_is_done_in_short_and_what_continues_with_one_is_too():
     tuned = fenced(f"{PYTHON} -m train.sft configs/sft_demo.yaml init_from=runs/demo", "<!-- slow: 6 minutes -->")
     asked = fenced(f"{PYTHON} -m eval.questions runs/sft_demo")
     assert actions(SLOW_DEMO + tuned + asked) == ["short", "short", "run"]
@@ -195,7 +195,7 @@ ready: .venv/ready
 
 @pytest.fixture
 def repository(tmp_path):
-    """A repository with the script in it, files of every state that git knows, and a run that nobody may touch."""
+    """A repository with the script in it, files of every state that git knows, and a run that must not be touched."""
     root = tmp_path / "repository"
     (root / "tests").mkdir(parents=True)
     shutil.copy2(SCRIPT, root / "tests")

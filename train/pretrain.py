@@ -84,7 +84,7 @@ def run(
         finally:
             run.tracker.close(exit_code)
 
-        # 6. What came of it.
+        # 6. The result.
         if exit_code == 0:
             report.write(run)
             world.say(report.summary(config.directory))

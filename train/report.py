@@ -1,4 +1,4 @@
-"""What came of a run: the first lines on the terminal, result.json, report.md and loss.png."""
+"""What does a run report? The first lines on the terminal, result.json, report.md and loss.png."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def commit() -> str:
 
 
 def summary(directory: Path) -> str:
-    """What a finished run has to show: a sample, the figures, and where everything lies."""
+    """The report of a finished run: a sample, the figures, and where every file is."""
     result = read_result(directory) or {}
     latest = directory / "checkpoints" / "latest"
     places = {

@@ -18,7 +18,7 @@ def main() -> int:
 
 
 def as_fine_tuning(config: RunConfig) -> RunConfig:
-    """The config with architecture and tokenizer taken over from `init_from`; dropout and the like stay its own.
+    """The config with architecture and tokenizer taken over from `init_from`; dropout and similar keys stay its own.
 
     Raises InputError without init_from, if that is not a model, and if the data is not conversations.
     """

@@ -56,7 +56,7 @@ def count(run: Run, batch: Batch, signal_number: int) -> Counts:
 def training_step(
     run: Run, batch: Batch, counts: Counts, progress: float, waited: float = 0.0, is_logged: bool = False
 ) -> StepFigures:
-    """One step on a batch, of which this process holds its share.
+    """One step on a batch; this process holds its share of it.
 
     progress: share of the run that is over, which the learning rate follows. is_logged: measure the update.
     A loss or gradient that is non-finite moves nothing: on a GPU that is decided there, and the loop reads it later.

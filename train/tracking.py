@@ -85,12 +85,12 @@ class Tracker:
             self._disk_failed = True
 
     def log_image(self, name: str, path: Path, step: int) -> None:
-        """A picture that lies on the disk, to wandb."""
+        """Send a picture from the disk to wandb."""
         if self._wandb is not None:
             self._wandb.log_image(name, path, step)
 
     def log_html(self, name: str, path: Path, step: int) -> None:
-        """A page that lies on the disk, to wandb."""
+        """Send a page from the disk to wandb."""
         if self._wandb is not None:
             self._wandb.log_html(name, path, step)
 
@@ -121,7 +121,7 @@ class Tracker:
         try:
             self.bar.write(text, file=sys.stdout)
             sys.stdout.flush()
-        except OSError:  # the reader (head, less) has left, or the disk is full: the run continues without it
+        except OSError:  # the reader (head, less) has ended, or the disk is full: the run continues without it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def close(self, exit_code: int = 0) -> None:

@@ -22,7 +22,7 @@ from data.reading.files import Record
 from data.reading.ledger import Document, Ledger, Split
 from data.reading.records import BadRecord, Conversation, conversation_of, text_of
 
-FEW_HELD_OUT = 5  # documents; where a hash would hold out fewer on average, the share is a matter of luck
+FEW_HELD_OUT = 5  # documents; where a hash would hold out fewer on average, the share depends on chance
 REPEATED_WORDS = range(4, 41)  # words in a block of a document that repeats itself, for near and far copies
 
 

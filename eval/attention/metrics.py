@@ -297,7 +297,7 @@ def similarity(weights: Tensor) -> Tensor:
     """
     layers, _, heads, T, _ = weights.shape
     i, j = torch.tril_indices(T, T)
-    flat = weights[..., i, j]  # (layer, B, head, T (T+1) / 2): what lies above the diagonal is 0
+    flat = weights[..., i, j]  # (layer, B, head, T (T+1) / 2): above the diagonal it is 0
     own = torch.special.entr(flat)
     alike = torch.ones(layers, heads, heads, dtype=weights.dtype)
     for head in range(heads - 1):

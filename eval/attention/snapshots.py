@@ -77,7 +77,7 @@ class Snapshot:
 
 
 def file_of(folder: Path, step: int) -> Path:
-    """Where the snapshot of this step lies; the same stem names its picture."""
+    """Path of the snapshot of this step; the same stem names its picture."""
     return folder / f"step_{step:08d}.npz"
 
 

@@ -1,4 +1,4 @@
-"""What is known of a run? What was trained, what came of it, and which runs are seeds of one variant."""
+"""What is known of a run? What was trained, what the result was, and which runs are seeds of one variant."""
 
 from __future__ import annotations
 
@@ -140,13 +140,11 @@ def read_run(path: Path) -> tuple[RunResult, list[str]]:
     train = [line for line in lines if line.get("split") == "train"]
     val = [line for line in lines if line.get("split") == "val" and "bits_per_byte" in line]
     if not val:
-        raise InputError(
-            f"{path}: has no evaluation in metrics.jsonl: let it train until its first one, or leave it out"
-        )
+        raise InputError(f"{path}: has no evaluation in metrics.jsonl: train it until its first one, or leave it out")
     try:
         checkpoint = checkpoint_directory(path)
     except ValueError:
-        raise InputError(f"{path}: has no checkpoint: let it train until its first one, or leave it out") from None
+        raise InputError(f"{path}: has no checkpoint: train it until its first one, or leave it out") from None
     report = (path / "report.md").read_text(encoding="utf-8") if (path / "report.md").is_file() else ""
     last_step = max(line["step"] for line in (*train, *val))
     result_file = path / "result.json"

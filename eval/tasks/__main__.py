@@ -178,7 +178,7 @@ def _text_table(name: str, values: dict[str, Any]) -> str:
 
 
 def parsed() -> argparse.Namespace:
-    """The command line. Raises InputError for options that do not go together."""
+    """The command line. Raises InputError for options that cannot be combined."""
     parser = argparse.ArgumentParser(prog="python -m eval.tasks", description=__doc__)
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
     add = parser.add_argument

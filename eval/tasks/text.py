@@ -60,7 +60,7 @@ def check_windows(lm: LanguageModel, window: int | None, stride: int | None) -> 
 
 
 def trained_length(run: str | Path) -> int | None:
-    """The row length in tokens that a run was trained with; None for a model directory that lies in no run."""
+    """The row length in tokens that a run was trained with; None for a model directory outside of a run."""
     checkpoints = checkpoint_directory(run).resolve().parent
     file = checkpoints.parent / "config.yaml"
     if checkpoints.name != "checkpoints" or not file.is_file():

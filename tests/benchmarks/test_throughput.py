@@ -90,8 +90,8 @@ def test_decoding_is_compared_with_transformers_and_gives_its_tokens(tmp_path):
         (["no.yaml", "--decode"], "no.yaml"),
         (["--clock", "cpu", "--device", "cpu"], "--clock cpu measures a single thread"),
         (["--ladder", "--seconds", "0"], "--seconds more than 0"),
-        (["--ladder", "--versus", "transformers"], "--versus goes with --decode or with no other mode"),
-        (["--decode", "--profile"], "--profile goes with no other mode"),
+        (["--ladder", "--versus", "transformers"], "--versus can only be combined with --decode"),
+        (["--decode", "--profile"], "--profile cannot be combined with another mode"),
         (["model.qk_norm=true"], "model.qk_norm=true"),
     ],
 )

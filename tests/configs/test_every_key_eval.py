@@ -76,7 +76,7 @@ def test_it_changes_what_is_looked_at_and_nothing_else(run, baseline, change):
 
 
 @shows("eval.hooks.name", "eval.hooks.every", "eval.hooks.early")
-def test_a_hook_with_a_cadence_of_its_own(run):
+def test_a_hook_with_its_own_cadence(run):
     """Another name is another hook, here one of this file; the other hooks keep eval.every."""
     steps = {"evaluated": [0, 2, 4], "sampled": [0, 4]}
     found = run([BOTH_HOOKS % (2, "[]")])

@@ -54,7 +54,7 @@ def test_resume_says_what_a_second_run_does(trained, here):
 
 
 @shows("allow_mismatch")
-def test_allow_mismatch_goes_on_with_other_settings(trained, here):
+def test_allow_mismatch_continues_with_other_settings(trained, here):
     config = config_in(here, trained)
     changed = ["train.max_steps=6", "train.optimizer.lr=0.01"]
     refused = pretrain(config, *changed, code=2).stderr

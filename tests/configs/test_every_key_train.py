@@ -162,7 +162,7 @@ def test_the_project_is_in_what_wandb_would_send(tmp_path):
 
 @pytest.mark.slow
 def test_online_asks_for_the_network_and_offline_does_not(tmp_path, run, monkeypatch):
-    """Where nobody is logged in, wandb's own refusal is what shows that it was asked to be online."""
+    """Without a login, wandb's own refusal is what shows that it was asked to be online."""
     for name in ("HOME", "USERPROFILE", "WANDB_CONFIG_DIR"):
         monkeypatch.setenv(name, str(tmp_path))
     for name in ("WANDB_MODE", "WANDB_API_KEY"):

@@ -148,7 +148,7 @@ def test_every_shipped_config_is_valid_and_its_resolved_form_gives_the_same_run(
         ("output_dri: x\ndata: {}\n", "x.yaml:1: unknown key `output_dri`, did you mean `output_dir`.$"),
     ],
 )
-def test_a_program_that_reads_one_section_refuses_a_key_that_is_nobodys(tmp_path, text, message):
+def test_a_program_that_reads_one_section_refuses_a_key_of_no_section(tmp_path, text, message):
     path = write(tmp_path, "x.yaml", text)
     with pytest.raises(InputError, match=message):
         validate(DataConfig, load_config(path), "data")

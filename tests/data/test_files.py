@@ -1,4 +1,4 @@
-"""Files of every kind: the same records come out, and every mistake is told with its file and line."""
+"""Files of every kind: the same records come out, and every mistake is reported with its file and line."""
 
 import gzip
 import json
@@ -65,7 +65,7 @@ def test_every_kind_gives_the_same_texts(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.json", "a.csv"])
-def test_a_byte_order_mark_is_no_text(tmp_path, name):
+def test_a_byte_order_mark_is_not_text(tmp_path, name):
     file = write(tmp_path / name)
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
     assert texts(file) == TEXTS
@@ -293,7 +293,7 @@ def test_only_the_wanted_column_of_a_table_is_read(tmp_path):
     assert record.value == {"text": "a", "n": 1}
 
 
-def test_bytes_read_are_told(tmp_path):
+def test_bytes_read_are_reported(tmp_path):
     for name in KINDS + PACKED:
         file, counts = write(tmp_path / name), []
         list(records(file, SEPARATOR, counts.append))

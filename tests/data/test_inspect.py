@@ -277,7 +277,7 @@ def test_the_summary_of_conversations(too_long, cut, dropped, tmp_path, monkeypa
     assert "177 exact duplicates kept" in out
 
 
-def test_what_was_left_out_is_told_with_file_and_line(tmp_path, monkeypatch, capsys):
+def test_what_was_left_out_is_reported_with_file_and_line(tmp_path, monkeypatch, capsys):
     lines = [json.dumps({"text": f"text {i}"}) for i in range(1500)]
     for number in range(12):
         lines[120 * number + 2] = json.dumps({"bo\x1bdy": "x"})

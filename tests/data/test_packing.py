@@ -168,7 +168,7 @@ def test_rows_are_joined_until_whole_conversations_fill_them(story_chats):
     assert sorted(i for row in joined.members for i in row) == sorted(i for row in alone.members for i in row)
 
 
-def test_rows_are_joined_only_where_a_step_can_be_made_of_them_and_nobody_sees_further(story_chats):
+def test_rows_are_joined_only_where_a_step_can_be_made_of_them_and_no_token_sees_further(story_chats):
     config, data = story_chats
     assert make_rows(config, data, "train", rows_per_step=6).length in (256, 512)
     assert make_rows(config, data, "train", rows_per_step=5).length == 256

@@ -239,7 +239,7 @@ def test_another_first_token_of_a_pretrained_tokenizer_makes_a_new_entry(tmp_pat
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-def test_stopped_by_hand_it_says_that_it_goes_on(tmp_path, number, code):
+def test_stopped_by_hand_it_says_that_it_continues(tmp_path, number, code):
     config = text_config(tmp_path)
     values = {"output_dir": str(tmp_path / "out"), "data": config.model_dump(exclude_none=True)}
     (tmp_path / "c.yaml").write_text(json.dumps(values))

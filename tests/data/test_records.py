@@ -137,7 +137,7 @@ def test_a_literal_think_block_at_the_start_is_the_reasoning(content, parts):
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
-def test_reasoning_in_a_field_of_its_own_leaves_the_content_alone(name):
+def test_reasoning_in_its_own_field_leaves_the_content_alone(name):
     record = {"messages": [{"role": "assistant", "content": "<think>A</think>C", name: "R"}]}
     assert conversation_of(record).messages == (Message("assistant", "<think>A</think>C", "R"),)
 

@@ -241,7 +241,7 @@ def test_progress_is_counted_in_one_unit(tmp_path):
         assert ledger.done == total or (total is None and ledger.done > 30)
 
 
-def test_what_came_of_each_part_is_told(tmp_path):
+def test_what_came_of_each_part_is_reported(tmp_path):
     mix = {"kind": "mix", "parts": parts(tmp_path, [400, 20], [3.0, 1.0]), "stopping_strategy": "all_exhausted"}
     prepared = prepare(config(mix), tmp_path / "runs")
     lines = [line for line in describe(prepared).splitlines() if line.startswith("part ")]

@@ -233,7 +233,7 @@ def test_a_song_comes_back_word_for_word(stories):
         assert len(copies) == len(re.findall(":", story.text)) in (2, 3)
 
 
-def test_the_toy_goes_home_with_whoever_took_it_last(stories):
+def test_the_toy_goes_home_with_the_one_who_took_it_last(stories):
     """Checked with the sentences alone, as a careful reader would."""
     handed = re.compile(
         r"(?:gave|handed|threw|passed) the \w+ to (\w+)\.|(?:asked|wondered|begged) (\w+), and"

@@ -95,7 +95,7 @@ def test_facts_stand_in_order_and_within_the_text(stories):
 # The truth, read from the sentences alone
 
 
-def test_the_toy_is_with_whoever_took_it(stories):
+def test_the_toy_is_with_the_one_who_took_it(stories):
     handed = re.compile(
         r"(?:gave|handed|threw|passed) the \w+ to (\w+)\.|(?:asked|wondered|begged) (\w+), and"
         r"|, and (\w+) (?:took|got) it\.|, (\w+) (?:took|kept|got) the|it landed [a-z ]+ of (\w+)\."

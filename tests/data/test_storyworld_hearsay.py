@@ -67,7 +67,7 @@ def test_the_letter_names_everyone_through_whose_hands_it_went(stories):
         assert holders(story)["letter"] in people(story)[:2]
 
 
-def test_whoever_broke_the_seal_is_blamed_for_it_and_knows_what_the_letter_said(stories):
+def test_the_one_who_broke_the_seal_is_blamed_for_it_and_knows_what_the_letter_said(stories):
     broken = helped = 0
     for story in of_plot(stories, "letter"):
         breakers = [name for _, (name,) in matches({"": SEAL_BREAKERS}, story.text)]
@@ -234,7 +234,7 @@ COUNTED = """
 """
 
 
-def test_a_rumor_is_traced_back_to_whoever_changed_it(stories):
+def test_a_rumor_is_traced_back_to_the_one_who_changed_it(stories):
     numbers = "|".join(lexicon().roles["number"][""].texts)
     outcomes = Counter()
     for story in of_plot(stories, "rumor"):

@@ -158,7 +158,7 @@ def test_no_word_of_a_story_could_be_a_name(stories):
     assert not {word for word in words if word.capitalize() in invented}
 
 
-def test_nobody_is_mentioned_in_passing(stories):
+def test_no_character_is_mentioned_in_passing(stories):
     for story in stories:
         if story.plot in LONG:
             assert all(len(re.findall(rf"\b{name}\b", story.text)) >= 2 for name in people(story)), story.text

@@ -46,7 +46,7 @@ def test_what_happened_at_the_same_time_is_not_put_in_order(stories):
     assert asked > 10
 
 
-def test_whoever_felt_two_things_is_asked_when(stories):
+def test_a_character_who_felt_two_things_is_asked_when(stories):
     asked = 0
     for story in tell_many(seed=6, start=0, stop=1500):
         moods: dict[str, list[str]] = {}
@@ -117,7 +117,7 @@ def test_who_had_it_agrees_with_a_reading_of_the_sentences(stories):
     assert checked > 20
 
 
-def test_whoever_opened_the_wrong_box_is_asked_for_as_far_as_the_story_tells(stories):
+def test_the_one_who_opened_the_wrong_box_is_asked_for_if_the_story_says(stories):
     """Whether the first friend or the maker kept the wrong present until it came to the second is not told."""
     mixed = [story for story in stories if "wish.mixed" in [choice.option for choice in story.choices]]
     assert len(mixed) > 10
@@ -145,7 +145,7 @@ def asked_about(stories: list[Story], kind: str, plot: str = "") -> list[tuple[S
     return [(story, q.text, q.answer, q.candidates) for story in told for q in questions_about(story, kind)]
 
 
-def test_nobody_whom_the_question_names_is_a_candidate(stories, long_stories):
+def test_no_one_whom_the_question_names_is_a_candidate(stories, long_stories):
     for kind in ("who_has", "who_wanted", "who_said", "who_did"):
         for _, text, answer, candidates in asked_about(stories + long_stories, kind):
             assert not [name for name in candidates if re.search(rf"\b{name}\b", text)], (text, answer)
@@ -192,7 +192,7 @@ def test_who_needs_a_thing_for_a_swap_is_not_whom_a_question_of_wishes_means(sto
 
 
 def test_whom_a_present_came_from_is_asked_for_and_not_who_said_thanks(stories):
-    """Whoever got the other box may have thanked for it, too."""
+    """The one who got the other box may have thanked for it, too."""
     thanked = {text for _, text, *_ in asked_about(stories, "who_has", "wish") if "thanked" in text}
     assert len(thanked) > 10
     assert all(re.fullmatch(r"Who thanked \w+ with the \w+\?", text) for text in thanked)

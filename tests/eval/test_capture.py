@@ -206,7 +206,7 @@ def test_padding_looks_at_nothing_and_is_not_looked_at(lm, ids):
     assert torch.allclose(weights[:, 0, :, 3:].sum(-1), torch.ones(()), atol=1e-6)
 
 
-def test_what_is_left_out_is_told_and_the_rest_is_the_same(lm, ids):
+def test_what_is_left_out_is_reported_and_the_rest_is_the_same(lm, ids):
     everything = capture(lm, ids)
     assert everything.left_out == ""
     some = capture(lm, ids, rows=[1], max_tokens=7)

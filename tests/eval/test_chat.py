@@ -128,7 +128,7 @@ def test_commands(runs, said):
         ("kite " * 3000, "tokens, and the model sees 128, its answer included: shorten it"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_the_chat_goes_on(runs, said, line, reason):
+def test_what_cannot_be_done_is_one_line_and_the_chat_continues(runs, said, line, reason):
     code, out, err = said(runs / "chats", "--max-new-tokens", 3, lines=[line, "Who?"])
     assert code == 0
     assert reason in err.splitlines()[0]
@@ -136,7 +136,7 @@ def test_what_cannot_be_done_is_one_line_and_the_chat_goes_on(runs, said, line, 
     assert out.strip()
 
 
-def test_turns_that_are_forgotten_are_told_of(runs, said):
+def test_turns_that_are_forgotten_are_reported(runs, said):
     code, _, err = said(runs / "chats", "--max-new-tokens", 8, lines=["Who has the kite?"] * 12)
     assert code == 0
     assert "(more than 128 tokens by now: the oldest turn is forgotten)" in err

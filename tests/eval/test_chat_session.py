@@ -209,7 +209,7 @@ def test_the_same_seed_gives_the_same_answers_and_a_question_asked_twice_two(tok
     assert asked_twice() != first
 
 
-def test_a_model_without_chats_goes_on_with_the_text(tokenizer):
+def test_a_model_without_chats_continues_the_text(tokenizer):
     conversation = random_conversation(tokenizer, ends=TEXT)
     assert not conversation.is_chat
     first = "".join(conversation.answer("Who has"))

@@ -56,7 +56,7 @@ def test_one_seed_has_no_plus_minus(runs, tmp_path):
     assert "±" not in " ".join(table["validation bits per byte"])
 
 
-def test_the_first_run_named_is_the_baseline_and_a_comparison_has_a_folder_of_its_own(own):
+def test_the_first_run_named_is_the_baseline_and_a_comparison_has_its_own_folder(own):
     before = sorted(own.iterdir())
     done = command(own / "mqa-seed0", own / "mha-seed0", "--skip-decode")
     folder = own / "compare-mqa-mha"
@@ -137,7 +137,7 @@ def test_the_verdict_says_what_the_interval_does(own, bits, said):
     assert "parameters" not in line
 
 
-def test_the_verdict_of_one_seed_is_none_and_another_size_is_told(own):
+def test_the_verdict_of_one_seed_is_none_and_another_size_is_reported(own):
     variants = with_bits(own, {"mha-seed0": 1.0, "mqa-seed0": 2.0})
     (line,) = compare_text.verdicts(variants, COSTS | {"mqa": compare.Cost(900, 16)})
     assert "+1.0000 bits per byte against mha, without a measure of chance" in line
@@ -205,7 +205,7 @@ def test_the_same_settings_over_a_changed_text_are_other_data(tmp_path):
     assert "other data (the text itself" in command(first, second, "--skip-decode").stderr
 
 
-def test_an_unfinished_run_and_an_infinite_loss_are_told(own):
+def test_an_unfinished_run_and_an_infinite_loss_are_reported(own):
     (own / "mha-seed0/result.json").unlink()
     file = own / "mqa-seed0/metrics.jsonl"
     edit(file, lambda text: text.replace(json.dumps(last_val(own / "mqa-seed0")["bits_per_byte"]), "null"))
@@ -242,7 +242,7 @@ def test_runs_limited_by_the_clock_have_the_same_budget_whatever_their_steps(tmp
         (lambda run: next(run.glob("checkpoints/step*/model.safetensors")).write_bytes(b"x"), "cannot be read"),
     ],
 )
-def test_what_is_no_whole_run_is_one_line(own, break_it, message):
+def test_what_is_not_a_whole_run_is_one_line(own, break_it, message):
     break_it(own / "mha-seed0")
     done = command(*every(own), code=2)
     assert message in done.stderr

@@ -66,7 +66,7 @@ def test_the_heads_of_all_variants_are_drawn_beside_each_other(own, tmp_path):
     assert not (tmp_path / "comparison_repeated_2.png").exists()  # one of them was not looked at on it
 
 
-def test_a_broken_snapshot_is_told_and_the_others_are_used(own, tmp_path):
+def test_a_broken_snapshot_is_reported_and_the_others_are_used(own, tmp_path):
     write_snapshots(own)
     broken = own / "mha-seed0/attention/step_00000004.npz"
     broken.write_bytes(broken.read_bytes()[:200])

@@ -127,9 +127,9 @@ def test_zero_is_a_model_without_the_heads_columns(lm, probe, heads):
     with torch.no_grad():
         plain = lm(probe.input_ids)
         with ablated(lm, heads):
-            silenced = lm(probe.input_ids)
-        assert torch.equal(silenced, without_columns(lm, heads)(probe.input_ids))
-        assert torch.equal(silenced, plain) == (not heads)
+            ablated_logits = lm(probe.input_ids)
+        assert torch.equal(ablated_logits, without_columns(lm, heads)(probe.input_ids))
+        assert torch.equal(ablated_logits, plain) == (not heads)
         assert torch.equal(lm(probe.input_ids), plain)  # nothing is left behind
 
 

@@ -77,7 +77,7 @@ def test_weights_get_the_dtype_asked_for(directory):
     assert lm(torch.tensor([tokenizer.encode("a fox")])).isfinite().all()
 
 
-def test_what_is_no_model_or_not_of_its_tokenizer_is_bad_input(directory, tmp_path):
+def test_what_is_not_a_model_or_not_of_its_tokenizer_is_bad_input(directory, tmp_path):
     with pytest.raises(InputError, match=str(tmp_path.name)):
         open_model(tmp_path)
     with pytest.raises(InputError, match="they do not belong together"):

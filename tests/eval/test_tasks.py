@@ -141,7 +141,7 @@ def test_a_twin_of_a_story_has_one_other_name_and_cannot_be_told():
     assert max(swapped) > 3  # not always the first mention after both are known
 
 
-def test_characters_that_the_tokenizer_does_not_know_are_told(checkpoints, capsys, tmp_path):
+def test_characters_that_the_tokenizer_does_not_know_are_reported(checkpoints, capsys, tmp_path):
     pairs = blimp(tmp_path / "pairs.jsonl", [("The cat ß.", "The cat Ü."), ("ß ran.", "The fox ran.")])
     code, out, err = command(capsys, checkpoints["char"], "--minimal-pairs", pairs)
     assert code == 0
@@ -204,7 +204,7 @@ def test_the_pairs_of_the_built_in_world_are_scored(world_run, capsys, tmp_path)
     assert records[0]["log_likelihood_bad"] == pytest.approx(reference.sentence(pairs[0].bad), abs=5 * CLOSE)
 
 
-def test_a_window_longer_than_the_rows_of_training_is_told(world_run, capsys, tmp_path):
+def test_a_window_longer_than_the_rows_of_training_is_reported(world_run, capsys, tmp_path):
     (tmp_path / "text.txt").write_text(tell(0, 3, "validation").text)
     err = command(capsys, world_run, "--text", tmp_path / "text.txt")[2]
     assert re.fullmatch(r"trained on rows of 32 tokens, read in windows of \d+: --window 32 may well do better\n", err)

@@ -275,7 +275,7 @@ def test_it_works_inside_a_notebook_and_a_sandbox(browser, tmp_path, sandbox):
             assert inside.locator(".map-title").first.inner_text().startswith("L1 H1")
 
 
-def test_an_old_browser_is_told(browser, tmp_path):
+def test_an_old_browser_gets_a_message(browser, tmp_path):
     file = write_viewer([("a", [snapshot(0)])], tmp_path / "v.html")
     with opened(browser, file, expect=["too old"], script="delete window.DecompressionStream") as page:
         assert "this browser is too old" in page.locator("#failure").inner_text()

@@ -1,4 +1,4 @@
-"""Attention: every backend equals the formula, nobody sees the future, only relative positions count."""
+"""Attention: every backend equals the formula, no token sees the future, only relative positions count."""
 
 import pytest
 import torch

@@ -113,7 +113,7 @@ def test_a_trial_finds_a_kernel_that_fails_or_computes_something_else(monkeypatc
     assert "differed from eager in a trial" in (try_out("wrong", here) or "")
 
 
-def test_auto_on_a_gpu_takes_the_first_that_passes_and_says_what_it_passed_over(monkeypatch):
+def test_auto_on_a_gpu_takes_the_first_that_passes_and_says_what_it_skipped(monkeypatch):
     """The order and the words; which kernel passes on a real GPU is not yet known."""
     trials = {"varlen": "failed in a trial (RuntimeError: no kernel image)", "flex": None}
     monkeypatch.setattr(attention_backends, "try_out", lambda name, here: trials[name])

@@ -137,7 +137,7 @@ def test_what_headlight_does_not_build_is_refused(tmp_path, change, message):
         load(tmp_path)
 
 
-def test_a_path_that_is_no_model_says_so(tmp_path):
+def test_a_path_that_is_not_a_model_says_so(tmp_path):
     with pytest.raises(ValueError, match="is neither a run"):
         load(tmp_path)
 

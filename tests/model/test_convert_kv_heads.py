@@ -262,7 +262,7 @@ def test_a_count_that_does_not_fit_is_refused_before_anything_is_computed(run, m
     assert not (run.parent / "out").exists()
 
 
-def test_what_is_no_model_is_named(run, monkeypatch, capsys):
+def test_what_is_not_a_model_is_named(run, monkeypatch, capsys):
     convert(monkeypatch, run.parent, "--num-key-value-heads", 2, "--out", run.parent / "out", code=2)
     weights = run / "checkpoints/step_00000004/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])

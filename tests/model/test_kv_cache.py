@@ -159,7 +159,7 @@ def test_appending_a_token_moves_no_memory_until_a_block_is_full():
 
 
 @pytest.mark.parametrize("kind", CACHES)
-def test_a_cropped_cache_goes_on_as_if_nothing_had_been_read(kind):
+def test_a_cropped_cache_continues_as_if_nothing_had_been_read(kind):
     lm = random_model(tiny_config())
     ids, other = torch.randint(0, 192, (2, 12)), torch.randint(0, 192, (2, 5))
     cache = make_cache(kind, lm.config, 2, 40, next(lm.parameters()))

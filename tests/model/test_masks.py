@@ -105,7 +105,7 @@ def test_lengths_say_the_same_as_the_boolean_mask(data):
     assert torch.allclose(out, expected, atol=1e-12)
 
 
-def test_a_document_never_goes_on_in_the_next_row():
+def test_a_document_never_continues_in_the_next_row():
     ids, places = torch.tensor([[0, 0, 1, 1], [1, 1, 2, 2]]), torch.arange(4)
     assert sequences(MaskSpec(places, places, 2, None, ids)).cu_keys.tolist() == [0, 2, 4, 6, 8]
 

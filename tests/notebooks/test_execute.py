@@ -117,14 +117,14 @@ def test_an_error_in_what_play_draws_is_found_although_interact_hides_it(execute
 
 
 @pytest.mark.slow
-def test_a_kernel_that_dies_is_told_of(execute, tmp_path):
+def test_a_kernel_that_dies_is_reported(execute, tmp_path):
     path = write_notebook(tmp_path / "n.ipynb", "import os; os._exit(1)")
     with pytest.raises(InputError, match="n.ipynb, cell 1 failed: .*Kernel died"):
         execute(path, write=False)
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "not JSON", '{"nbformat": 4, "nbformat_minor": 5, "cells": 3}'])
-def test_what_is_no_notebook_is_one_line(execute, tmp_path, monkeypatch, text):
+def test_what_is_not_a_notebook_is_one_line(execute, tmp_path, monkeypatch, text):
     from notebooks import execute as module
 
     path = tmp_path / "n.ipynb"

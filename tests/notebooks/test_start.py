@@ -152,7 +152,7 @@ def stopped_while_training(folder: Path) -> tuple[int, str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process alone")
-def test_a_training_ends_with_its_interrupted_cell_and_the_next_call_goes_on(start, tmp_path):
+def test_a_training_ends_with_its_interrupted_cell_and_the_next_call_continues(start, tmp_path):
     tiny_config(tmp_path, steps=10_000_000)
     pid, said = stopped_while_training(tmp_path)
     assert "KeyboardInterrupt" in said

@@ -1,4 +1,4 @@
-"""The attention hook in real runs: it changes nothing, leaves snapshots that say what it saw, and costs are told."""
+"""The attention hook in real runs: it changes nothing, leaves snapshots that say what it saw, and reports its cost."""
 
 import json
 import math
@@ -92,7 +92,7 @@ def test_some_layers_heads_and_scores_only(tmp_path, no_pictures):
     assert last.group(3) == 1
 
 
-def test_a_run_that_goes_on_forgets_what_it_saw_after_its_checkpoint(tmp_path, no_pictures):
+def test_a_resumed_run_forgets_what_it_saw_after_its_checkpoint(tmp_path, no_pictures):
     config = with_heads(tmp_path, train={"checkpoint_every": 4})
     pretrain(config, "train.max_steps=8")
     folder = tmp_path / "runs/tiny/attention"
@@ -110,7 +110,7 @@ def test_a_run_that_goes_on_forgets_what_it_saw_after_its_checkpoint(tmp_path, n
     assert steps == [0, 1, 2, 4, 8, 12]
 
 
-def test_a_run_that_goes_on_with_other_heads_is_drawn_from_those_alone(tmp_path):
+def test_a_run_resumed_with_other_heads_is_drawn_from_those_alone(tmp_path):
     """The contract lets cadences and what is looked at change; pictures of unlike things would be no time-lapse."""
     config = with_heads(tmp_path)
     pretrain(config, "train.max_steps=8", "eval.attention.heads=[0, 1]", "eval.attention.max_tokens=8")
@@ -123,7 +123,7 @@ def test_a_run_that_goes_on_with_other_heads_is_drawn_from_those_alone(tmp_path)
     assert "| previous token  |" in (tmp_path / "runs/tiny/report.md").read_text(encoding="utf-8")
 
 
-def test_a_damaged_snapshot_is_told_and_the_run_is_finished_all_the_same(tmp_path, no_pictures):
+def test_a_damaged_snapshot_is_reported_and_the_run_is_finished_all_the_same(tmp_path, no_pictures):
     """Whatever byte flips: a snapshot is never worth a run."""
     config = with_heads(tmp_path)
     pretrain(config, "train.max_steps=8")
@@ -153,7 +153,7 @@ def test_a_damaged_snapshot_is_told_and_the_run_is_finished_all_the_same(tmp_pat
         (["eval.attention.max_tokens=1"], "max_tokens"),
     ],
 )
-def test_what_does_not_exist_is_told_before_training(tmp_path, overrides, problem):
+def test_what_does_not_exist_is_reported_before_training(tmp_path, overrides, problem):
     done = pretrain(with_heads(tmp_path), *overrides, code=2)
     assert problem in done.stderr
     assert done.stderr.count("\n") == 1

@@ -72,7 +72,7 @@ def test_the_tokenizer_is_the_pretrained_runs(chat):
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_whoever_generates_stops_at_the_end_of_a_turn(chat):
+def test_generation_stops_at_the_end_of_a_turn(chat):
     folder, _ = chat
     (directory,) = (folder / "runs/sft/checkpoints").glob("step_00000016")
     tokenizer = load_tokenizer(directory)

@@ -43,7 +43,7 @@ def assert_same_state(ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer
             assert torch.equal(found, value), key
 
 
-def test_the_random_state_goes_on(tmp_path):
+def test_the_random_state_continues(tmp_path):
     run = training()
     run.steps(1)
     directory = run.save(tmp_path)
@@ -52,7 +52,7 @@ def test_the_random_state_goes_on(tmp_path):
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_a_process_that_is_new_draws_numbers_of_its_own_and_always_the_same(tmp_path):
+def test_a_process_that_is_new_draws_its_own_numbers_and_always_the_same(tmp_path):
     run = training()
     run.steps(1)
     directory = run.save(tmp_path)
@@ -85,7 +85,7 @@ def freeze(run: Training, optimizer: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"], ids=["left out of the optimizers", "held by the optimizer"])
-def test_with_frozen_parameters_it_goes_on_exactly_and_they_stay_as_they_are(optimizer, tmp_path):
+def test_with_frozen_parameters_it_resumes_exactly_and_they_stay_as_they_are(optimizer, tmp_path):
     whole, resumed = training(), training(seed=1)
     before = freeze(whole, optimizer)
     freeze(resumed, optimizer)

@@ -115,7 +115,7 @@ def test_a_file_that_does_not_belong_is_found(checkpoints):
         (checkpoints / "step_00000002" / name).unlink()
 
 
-def test_a_lost_folder_of_training_state_is_found_and_an_edited_model_card_is_no_damage(checkpoints):
+def test_a_lost_folder_of_training_state_is_found_and_an_edited_model_card_is_not_damage(checkpoints):
     (checkpoints / "step_00000002/README.md").write_text("license: apache-2.0")
     (checkpoints / "step_00000001/README.md").unlink()
     assert damage(checkpoints / "step_00000002") is None
@@ -333,7 +333,7 @@ def test_a_failure_after_the_old_one_of_the_same_step_was_moved_puts_it_back(che
     assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step_00000001", "step_00000002"]
 
 
-def test_a_run_goes_on_past_a_damaged_checkpoint_to_the_same_end(tmp_path):
+def test_a_run_continues_past_a_damaged_checkpoint_to_the_same_end(tmp_path):
     """The command itself: both a damaged newest one and a `latest` that names nothing."""
     (tmp_path / "whole").mkdir()
     (tmp_path / "other").mkdir()

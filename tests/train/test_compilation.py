@@ -93,7 +93,7 @@ def test_long_work_is_compiled_after_it_says_so_and_trying_changes_nothing(tmp_p
     assert metrics(tried) == metrics(untried)
 
 
-def test_control_c_while_compiling_stops_the_run_and_is_no_failure(tmp_path, monkeypatch):
+def test_control_c_while_compiling_stops_the_run_and_is_not_a_failure(tmp_path, monkeypatch):
     def interrupted(model, dynamic):
         def forward(**batch):
             os.kill(os.getpid(), signal.SIGINT)

@@ -34,7 +34,7 @@ def test_every_backend_trains_packed_documents(tmp_path, backend):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_stopped_run_goes_on_exactly(tmp_path, precision):
+def test_a_stopped_run_resumes_exactly(tmp_path, precision):
     changes = {"model": {"hidden_dropout": 0.2}, "train": TRAINED | {"precision": precision, "micro_batch_size": 4}}
     config = write_config(tmp_path, **changes)
     assert run_world(1, pretrain_rank, config, ["name=whole"]) == [0]

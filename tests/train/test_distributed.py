@@ -88,7 +88,7 @@ def test_two_processes_look_at_their_heads_and_are_scored_as_one(tmp_path, paral
     assert config.with_name("rank1.txt").read_text() == ""
 
 
-def test_a_capture_that_fails_in_one_process_stops_the_hook_in_all_and_nobody_waits(tmp_path):
+def test_a_capture_that_fails_in_one_process_stops_the_hook_in_all_and_none_waits(tmp_path):
     config = write_config(tmp_path, eval={"every": 6, "attention": {"every": 6, "early": [], "max_tokens": 8}})
     assert run_world(2, failing_on_rank_1, config, ["train.parallel=fsdp2"]) == [0, 0]
     said = config.with_name("rank0.txt").read_text()
@@ -142,7 +142,7 @@ def test_processes_that_cannot_share_a_step_are_refused_before_anything_is_writt
     assert not (tmp_path / "runs").exists()
 
 
-def test_dropout_differs_between_processes_and_goes_on_exactly(tmp_path):
+def test_dropout_differs_between_processes_and_resumes_exactly(tmp_path):
     """Killed by SIGTERM and resumed with as many processes: every random state is its own process's."""
     config = parallel_config(tmp_path, model={"hidden_dropout": 0.3})
     assert run_world(2, pretrain_rank, config, ["name=whole"]) == [0, 0]

@@ -27,7 +27,7 @@ def weights(lm: LanguageModel) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("fault", [bad_loss, bad_gradient])
 @pytest.mark.parametrize("on_device", [False, True], ids=["", "decided on the device"])
-def test_a_loss_or_gradient_that_is_no_number_moves_nothing_and_stops_with_3(tmp_path, monkeypatch, fault, on_device):
+def test_a_non_finite_loss_or_gradient_moves_nothing_and_stops_with_3(tmp_path, monkeypatch, fault, on_device):
     monkeypatch.setattr(train.run.Run, "gates_on_device", property(lambda run: on_device))
     before = {}
 
@@ -49,7 +49,7 @@ def test_a_loss_or_gradient_that_is_no_number_moves_nothing_and_stops_with_3(tmp
 
 
 @pytest.mark.parametrize("on_device", [False, True], ids=["", "decided on the device"])
-def test_so_many_bad_steps_are_passed_over_and_one_more_stops(tmp_path, monkeypatch, on_device):
+def test_this_many_bad_steps_are_skipped_and_one_more_stops(tmp_path, monkeypatch, on_device):
     monkeypatch.setattr(train.run.Run, "gates_on_device", property(lambda run: on_device))
     at_step(monkeypatch, [3, 5], bad_gradient)
     done = pretrain(write_config(tmp_path, train={"skip_non_finite": 2, "log_every": 2}))
@@ -132,7 +132,7 @@ PLACES = {
 @pytest.mark.parametrize(
     "place", [place if place == "in an evaluation" else pytest.param(place, marks=pytest.mark.slow) for place in PLACES]
 )
-def test_a_signal_at_any_moment_saves_once_and_the_run_goes_on_exactly(tmp_path, monkeypatch, place):
+def test_a_signal_at_any_moment_saves_once_and_the_run_resumes_exactly(tmp_path, monkeypatch, place):
     changes = {"model": {"hidden_dropout": 0.1}, "train": TRACED | {"micro_batch_size": 2}}
     pretrain(write_config(tmp_path, name="whole", **changes))
     owner, name, when = PLACES[place]
@@ -222,7 +222,7 @@ def test_a_step_that_no_loss_scale_saves_leaves_the_scale_as_it_was(tmp_path, mo
 
 
 def test_bad_steps_are_counted_over_stops(tmp_path, monkeypatch):
-    """One is allowed: the second one stops the run although another process passed over the first."""
+    """One is allowed: the second one stops the run although another process skipped the first."""
     config = write_config(tmp_path, train={"skip_non_finite": 1, "max_steps": 4})
     at_step(monkeypatch, [2, 6], bad_gradient)
     assert pretrain(config).stdout.count("skipped: loss") == 1
@@ -230,7 +230,7 @@ def test_bad_steps_are_counted_over_stops(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_whose_every_step_was_passed_over_goes_on(tmp_path, monkeypatch):
+def test_a_run_whose_every_step_was_skipped_resumes(tmp_path, monkeypatch):
     at_step(monkeypatch, [0, 1], bad_gradient)
     config = write_config(tmp_path, train={"skip_non_finite": 2, "max_steps": 2})
     pretrain(config)
@@ -278,7 +278,7 @@ def leave_at_once(config: Path) -> None:
     pretrain_rank(config, [])
 
 
-def test_a_second_ctrl_c_leaves_at_once_and_the_run_goes_on_exactly(tmp_path):
+def test_a_second_ctrl_c_leaves_at_once_and_the_run_resumes_exactly(tmp_path):
     pretrain(write_config(tmp_path, name="whole", train=TRACED))
     config = write_config(tmp_path, train=TRACED)
     assert exit_code(leave_at_once, config) == 130

@@ -44,7 +44,7 @@ def test_every_hook_has_its_own_cadence(tmp_path):
     assert prompts == [12]
 
 
-def test_a_hook_that_raises_is_reported_once_and_the_run_goes_on(tmp_path):
+def test_a_hook_that_raises_is_reported_once_and_the_run_continues(tmp_path):
     hooks = ["tests.train.test_hooks:failing", "validation"]
     done = pretrain(write_config(tmp_path, eval={"every": 4, "hooks": hooks}))
     warning = "warning: the tests.train.test_hooks:failing hook is off from here: RuntimeError: at step 0"
@@ -63,7 +63,7 @@ def test_a_hook_that_raises_is_reported_once_and_the_run_goes_on(tmp_path):
         ("tests.train.test_hooks:NOT_A_FUNCTION", "is a int, not a function of one event"),
     ],
 )
-def test_a_hook_that_does_not_exist_is_told_before_anything_is_read(tmp_path, hook, problem):
+def test_a_hook_that_does_not_exist_is_reported_before_anything_is_read(tmp_path, hook, problem):
     done = pretrain(write_config(tmp_path, eval={"hooks": [hook]}), code=2)
     assert problem in done.stderr
     assert done.stderr.count("\n") == 1

@@ -101,7 +101,7 @@ def test_the_points_below_are_those_of_a_save(whole):
 @pytest.mark.parametrize(
     "point", [point if point in QUICK else pytest.param(point, marks=pytest.mark.slow) for point in POINTS]
 )
-def test_killed_in_a_save_it_goes_on_from_a_whole_checkpoint(point, copy, whole):
+def test_killed_in_a_save_it_resumes_from_a_whole_checkpoint(point, copy, whole):
     checkpoints = copy.parent / "runs/tiny/checkpoints"
     assert exit_code(pretrain_child, copy, point) == KILLED
     survived = newest_intact(checkpoints)

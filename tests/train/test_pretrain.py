@@ -187,7 +187,7 @@ def test_bf16_and_isolated_documents_train(tmp_path):
     assert losses[-1] < losses[0] - 1
 
 
-def test_a_loss_that_is_no_number_stops_with_3_and_keeps_the_last_checkpoint(tmp_path):
+def test_a_non_finite_loss_stops_with_3_and_keeps_the_last_checkpoint(tmp_path):
     done = pretrain(write_config(tmp_path), "train.optimizer.adamw_lr=1e30", "train.optimizer.lr=1e30", code=3)
     assert "no step was taken" in done.stdout
 
@@ -270,7 +270,7 @@ def test_another_run_of_the_same_name_is_refused_and_the_keys_are_named(finished
     pretrain(config, "eval.every=3", "train.checkpoint_every=5")  # cadences may change
 
 
-def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
+def test_a_folder_that_is_not_a_run_is_left_alone(tmp_path):
     config = write_config(tmp_path)
     (tmp_path / "runs/tiny").mkdir(parents=True)
     (tmp_path / "runs/tiny/thesis.doc").write_text("mine")
@@ -278,7 +278,7 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
     assert [p.name for p in (tmp_path / "runs/tiny").iterdir()] == ["thesis.doc"]
 
 
-def test_what_is_left_of_a_run_that_died_before_its_config_is_no_obstacle(tmp_path):
+def test_what_is_left_of_a_run_that_died_before_its_config_is_not_an_obstacle(tmp_path):
     config = write_config(tmp_path)
     (tmp_path / "runs/tiny/checkpoints").mkdir(parents=True)
     (tmp_path / "runs/tiny/config.tmp").write_text("model:")
@@ -287,7 +287,7 @@ def test_what_is_left_of_a_run_that_died_before_its_config_is_no_obstacle(tmp_pa
     assert "is a run, but its config cannot be read: " in pretrain(config, code=2).stderr
 
 
-def test_a_folder_with_any_old_config_yaml_is_no_run(tmp_path):
+def test_a_folder_with_any_old_config_yaml_is_not_a_run(tmp_path):
     config = write_config(tmp_path)
     (tmp_path / "runs/tiny").mkdir(parents=True)
     (tmp_path / "runs/tiny/config.yaml").write_text("mine")

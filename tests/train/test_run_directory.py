@@ -28,7 +28,7 @@ def test_a_failed_write_leaves_the_result_before_it(tmp_path):
     assert read_result(tmp_path) == {"step": 12}
 
 
-def test_a_run_that_goes_on_is_finished_only_at_its_new_end(tmp_path, monkeypatch):
+def test_a_resumed_run_is_finished_only_at_its_new_end(tmp_path, monkeypatch):
     config, run = write_config(tmp_path, train={"max_steps": 2}, eval={"every": 0}), tmp_path / "runs/tiny"
     pretrain(config)
     assert read_result(run)["step"] == 2

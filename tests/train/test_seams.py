@@ -118,7 +118,7 @@ def test_pairs_on_two_processes_go_on_exactly(tmp_path):
     assert [float.fromhex(line["loss"]) for line in trace(tmp_path / "runs/whole")] == pytest.approx(alone, rel=1e-3)
 
 
-def test_text_that_the_model_writes_itself_goes_on_exactly(tmp_path, monkeypatch):
+def test_text_that_the_model_writes_itself_resumes_exactly(tmp_path, monkeypatch):
     config = write_config(tmp_path, train=TRACED, eval={"hooks": []}, model={"hidden_dropout": 0.1})
     pretrain(config, "name=whole", script=rollouts)
     step = train.loop.training_step

@@ -168,7 +168,7 @@ def test_a_sweep_trains_each_run_once_and_ends_in_the_comparison(tmp_path, capfd
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_is_told_at_the_end_and_the_others_go_on(tmp_path, monkeypatch):
+def test_a_run_that_fails_is_reported_at_the_end_and_the_others_continue(tmp_path, monkeypatch):
     """Two at a time, sharing two threads."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     config = write_config(tmp_path, train={"max_steps": 4, "checkpoint_every": 0}, eval={"every": 0})
@@ -201,12 +201,12 @@ def stopped_sweep(tmp_path: Path, stop) -> tuple[Path, str, int]:
     printed, _ = process.communicate(timeout=300)
     assert metrics(runs / "tiny-2-seed0")[-1]["step"] in (9, 10, 11), printed
     with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)  # nobody of it is left
+        os.killpg(process.pid, 0)  # no process of it is left
     return config, printed, process.returncode
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_stopped_saves_and_goes_on_exactly(tmp_path):
+def test_a_sweep_that_is_stopped_saves_and_resumes_exactly(tmp_path):
     """SIGTERM reaches the sweep alone, which passes it on."""
     config, printed, code = stopped_sweep(tmp_path, lambda pid: os.kill(pid, signal.SIGTERM))
     assert code == 143, printed

@@ -110,7 +110,7 @@ def _agreed_trial(run: Run) -> tuple[float, float]:
 
 
 def _trial(run: Run) -> tuple[float, float]:
-    """A step, of which only the first micro-batch is computed and counts for all. The update moves nothing."""
+    """A step that computes only its first micro-batch, which counts for all. The update moves nothing."""
     number, device = run.source.rows_per_batch / run.world.size / run.state.micro_rows, run.device.device
     try:
         batch = timed(lambda: run.source.batch(0, run.lm), device)

@@ -48,7 +48,7 @@ It was trained with Headlight, which trains tiny language models so that you can
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-directory = "."  # where this file lies
+directory = "."  # the folder of this file
 model = AutoModelForCausalLM.from_pretrained(directory)
 tokenizer = AutoTokenizer.from_pretrained(directory)
 ```
@@ -270,7 +270,7 @@ def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimize
         expected = expected.union(*(keys for _, _, keys in states))  # of one kind, so all have the same
         for parameter, prefix, keys in states:
             if not parameter.requires_grad and not keys:
-                continue  # frozen, and nevertheless given to the optimizer
+                continue  # frozen, but given to the optimizer
             for key in sorted(expected - keys.keys()):
                 raise ValueError(f"{OPTIMIZER}: {prefix}{key} is missing")
             if not keys:

@@ -108,7 +108,7 @@ def _is_something(path: Path) -> bool:
 
 
 def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -> None:
-    """The text itself must be what the run was trained on, wherever it lies. Raises InputError if it changed.
+    """The text itself must be what the run was trained on, in any place. Raises InputError if it changed.
 
     state.identity becomes the identity of the continued run.
     """
@@ -215,7 +215,7 @@ def _refuse_other_identity(config: RunConfig, saved: dict[str, Any], where: str)
     if not config.allow_mismatch:
         raise InputError(
             f"{where} belongs to another run; these keys differ: {listed}: "
-            "choose another name, or set them back; allow_mismatch=true continues nevertheless"
+            "choose another name, set them back, or continue anyway with allow_mismatch=true"
         )
     if fixed := [key for key in different if key in keys_that(RunConfig, Meaning.TENSORS)]:
         raise InputError(

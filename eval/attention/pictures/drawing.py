@@ -88,7 +88,7 @@ def new_figure(width: float, height: float, **layout):
 
 
 def fit(figure, margin: float = 0.1) -> None:
-    """Grow the figure until all that hangs out of it (labels, titles, bars) is inside; axes keep their pixels."""
+    """Grow the figure until everything beyond its edges (labels, titles, bars) is inside; axes keep their pixels."""
     box = figure.get_tightbbox().padded(margin)  # inches
     left, bottom, right, top = np.array([np.floor(box.min * DPI), np.ceil(box.max * DPI)]).ravel() / DPI
     old, new = figure.get_size_inches(), np.array([right - left, top - bottom])

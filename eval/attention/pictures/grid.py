@@ -1,4 +1,4 @@
-"""Where does every head lie in a picture? One image for all heads; frames, names, badges and labels over it."""
+"""Where is every head in a picture? One image for all heads; frames, names, badges and labels over it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LABEL_PIXELS = 9  # a token label needs this many to stand apart from the next
 
 @dataclass(frozen=True)
 class Grid:
-    """Where every head lies. A cell is `cell` pixels wide and stands for `pool` tokens; `gap` cells between heads."""
+    """Where every head is. A cell is `cell` pixels wide and stands for `pool` tokens; `gap` cells between heads."""
 
     layers: int
     heads: int
@@ -78,7 +78,7 @@ def lay_out(
 def tile(weights: np.ndarray, gap: int, pool: int = 1) -> np.ndarray:
     """All heads of weights (layer, head, query, key) in one array, layers downwards, heads to the right.
 
-    What lies between them is BETWEEN. Keys after the query are NaN: they are not small weights, they do not exist.
+    The gaps between them are BETWEEN. Keys after the query are NaN: they are not small weights, they do not exist.
     pool: the largest of this many queries x keys is kept, since a thin diagonal must not vanish between two pixels.
     """
     layers, heads, tokens, _ = weights.shape
@@ -191,7 +191,7 @@ def hidden_note(shown: ProbeMap, hide_sink: bool) -> str:
 def draw_heads(figure, left: float, grid: Grid, snapshot: Snapshot, probe: str, hide_sink: bool = False):
     """All maps of one probe as one image, its left edge at this pixel of the figure: (axes, image).
 
-    A cell is a whole number of pixels, so the axes are placed by hand; whatever hangs out of the figure is for
+    A cell is a whole number of pixels, so the axes are placed by hand; what extends beyond the figure is for
     `drawing.fit`.
     """
     shown = snapshot.maps[probe]

@@ -1,0 +1,66 @@
+"""docs/tour.md names every file that a run of the demo enters, and says how long each is."""
+
+import re
+import sys
+from pathlib import Path
+
+from tests.docs.page import ROOT
+from tests.train.helpers import pretrain
+
+TOUR = (ROOT / "docs/tour.md").read_text(encoding="utf-8")
+ROWS = {name: int(lines) for name, lines in re.findall(r"^\| `([\w/]+\.py)` \| (\d+) \|", TOUR, re.MULTILINE)}
+ONE_OF = {"model/backends/sdpa.py", "model/backends/blocked.py"}  # which of them, the machine decides
+
+
+def entered(run) -> set[str]:
+    """The files of the repository in which `run` calls a function; what an import statement calls does not count."""
+    found: set[str] = set()
+
+    def importing(frame) -> bool:
+        while frame is not None:
+            if frame.f_code.co_name == "<module>" and frame.f_code.co_filename.startswith("<frozen importlib"):
+                return True
+            if frame.f_code.co_name == "_find_and_load":
+                return True
+            frame = frame.f_back
+        return False
+
+    def tracer(frame, event, _):
+        file = frame.f_code.co_filename
+        if file not in seen:
+            path = Path(file)
+            inside = path.is_absolute() and path.is_relative_to(ROOT) and ".venv" not in path.parts
+            seen[file] = path.relative_to(ROOT).as_posix() if inside else ""
+        name, function = seen[file], frame.f_code.co_flags & 0x2
+        is_called = function and not frame.f_code.co_name.startswith("<")
+        if name and is_called and name not in found and not name.startswith("tests/") and not importing(frame):
+            found.add(name)
+
+    seen: dict[str, str] = {}
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return found
+
+
+def test_every_file_that_a_run_enters_is_on_the_tour(tmp_path):
+    """The demo, but fewer stories, because preparing them is not part of the tour."""
+    few = ["data.source.documents=60", "data.source.validation_documents=8", "tracking.wandb=disabled"]
+    shape = ["train.max_steps=2", "eval.hooks=[]", f"output_dir={tmp_path}"]
+    demo = ROOT / "configs/demo.yaml"
+    pretrain(demo, "name=first", *few, *shape)  # prepares
+    found = entered(lambda: pretrain(demo, "name=tour", *few, *shape))
+    assert len(found) > 25
+    assert found - ROWS.keys() - ONE_OF == set(), "files that a run enters and docs/tour.md does not name"
+    tour = TOUR.split("## And then")[0]
+    on_the_way = set(re.findall(r"^\| `([\w/]+\.py)`", tour, re.MULTILINE))
+    assert on_the_way - found - ONE_OF == set(), "files that docs/tour.md names and a run does not enter"
+
+
+def test_the_lines_are_counted_rightly_to_a_tenth():
+    for name, lines in ROWS.items():
+        there = len((ROOT / name).read_text(encoding="utf-8").splitlines())
+        assert abs(there - lines) <= max(5, there / 10), f"docs/tour.md: {name} has {there} lines, not {lines}"

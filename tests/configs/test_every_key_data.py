@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from configs.loader import InputError, load_config, validate
-from data.batches import too_long
 from data.config import DataConfig, HubSource, TokenizerConfig
 from data.packing import IGNORED
 from data.prepare import SPLITS, describe, prepare, source_identity
@@ -242,7 +241,8 @@ def observed(overrides: list[str]) -> dict[str, Any]:
     config = load_run_config("tiny.yaml", ["data.source={kind: files, path: stories.jsonl}", *overrides])
     try:
         data = prepare(config.data, Path(config.output_dir))
-        batches = TextBatches(config, data).batches
+        source = TextBatches(config, data)
+        batches = source.batches
     except InputError as error:
         return nothing | {"complaint": str(error)}
     batch = batches.batch(0)
@@ -255,7 +255,7 @@ def observed(overrides: list[str]) -> dict[str, Any]:
         "positions": batch.tensors.get("position_ids"),
         "trained": batch["labels"] != IGNORED,
         "epoch": batches.rows.per_epoch,
-        "left out": (too_long(batches.rows, config.data), describe(data).splitlines()[2:]),
+        "left out": (source.notes, describe(data).splitlines()[2:]),
     }
 
 

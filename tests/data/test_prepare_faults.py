@@ -131,6 +131,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path, small, m
     assert contents(prepare(config, out).directory) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [text_config, chat_config])
 def test_whatever_was_written_behind_the_last_note_is_written_again(tmp_path, small, monkeypatch, make):
     """The same without luck: stopped after every few batches, with torn files behind what was noted."""

@@ -210,6 +210,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(known_names, json_values, max_size=5) | json_values)
 def test_whatever_json_a_record_is_nothing_but_bad_record_is_raised(record):

@@ -58,6 +58,7 @@ def test_a_story_of_a_given_plot():
         tell(0, 0, plot="theft")
 
 
+@pytest.mark.slow
 @both_levels
 def test_kinds_come_equally_often_and_have_many_answers(level):
     for kind, asked in drawn(level).items():

@@ -34,6 +34,7 @@ def stories() -> list[Story]:
 # The floor
 
 
+@pytest.mark.slow
 def test_reader_recovers_every_choice_from_the_text_alone(stories):
     for story in stories:
         assert parse(story.text, level=2) == story.choices

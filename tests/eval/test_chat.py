@@ -171,6 +171,7 @@ def chat_again(lm, tokenizer) -> list[int]:
     return conversation.last.ids
 
 
+@pytest.mark.slow
 def test_the_head_shown_is_the_one_that_training_found_or_else_the_sharpest_here(runs, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # pictures of a checkpoint directory come here
     run = tmp_path / "run"

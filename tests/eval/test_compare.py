@@ -80,6 +80,7 @@ def test_a_comparison_of_other_runs_is_never_overwritten(own):
     assert (own / f"{first.name}-2/comparison.md").is_file()
 
 
+@pytest.mark.slow
 def test_decoding_is_measured_for_every_variant_or_left_out(runs, tmp_path):
     command(runs / "mha-seed0", runs / "mqa-seed0", "--out", tmp_path / "with")
     text = (tmp_path / "with/comparison.md").read_text(encoding="utf-8")
@@ -215,6 +216,7 @@ def test_an_unfinished_run_and_an_infinite_loss_are_reported(own):
     assert "no verdict, because a loss is non-finite" in done.stdout
 
 
+@pytest.mark.slow
 def test_runs_limited_by_the_clock_have_the_same_budget_whatever_their_steps(tmp_path):
     data = {"source": {"kind": "files", "path": str(write_config(tmp_path).parent / "text.txt")}}
     sections = {"data": data, "train": {"max_steps": None, "max_minutes": 0.02, "checkpoint_every": 0}}

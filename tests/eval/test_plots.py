@@ -381,6 +381,7 @@ def test_the_last_frame_is_drawn_as_if_it_were_alone(tmp_path):
     assert np.array_equal(last, pixels(tmp_path / "one.gif"))
 
 
+@pytest.mark.slow
 def test_a_run_is_drawn_whole(tmp_path):
     paths = render(tmp_path / "demo", training(steps=(0, 10, 300, 600, 900, 1200, 2600)), most=3)
     names = {path.relative_to(tmp_path).as_posix() for path in paths}

@@ -159,6 +159,7 @@ def test_names_are_of_the_form_that_was_asked_for():
 # The model
 
 
+@pytest.mark.slow
 def test_a_model_that_knows_two_conversations_by_heart_answers_all_their_questions(tokenizer):
     lm = LanguageModel(tiny_config(vocab_size=tokenizer.vocab_size, max_position_embeddings=1024))
     pairs = [converse(0, index, "validation", kind="questions") for index in (0, 1)]

@@ -56,6 +56,7 @@ def test_training_in_blocks_of_bfloat16_is_one_graph_too(packed):
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 def test_flex_is_one_graph_too(packed):
     """Forward only, which is what FlexAttention has on a CPU."""

@@ -31,6 +31,7 @@ def main(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_notebook_is_run_proven_and_written_with_what_it_shows(execute, tmp_path):
     path = write_notebook(
         tmp_path / "01_good.ipynb",

@@ -110,6 +110,7 @@ def test_a_resumed_run_forgets_what_it_saw_after_its_checkpoint(tmp_path, no_pic
     assert steps == [0, 1, 2, 4, 8, 12]
 
 
+@pytest.mark.slow
 def test_a_run_resumed_with_other_heads_is_drawn_from_those_alone(tmp_path):
     """The contract lets cadences and what is looked at change; pictures of unlike things would be no time-lapse."""
     config = with_heads(tmp_path)

@@ -126,6 +126,7 @@ def test_checkpointing_keeps_less_and_a_gpu_keeps_no_mask_matrix():
     assert with_weights > plain + 4 * 4 * 512 * 512 * (4 + 2)  # of every head too: weights in float32 and 16 bits
 
 
+@pytest.mark.slow
 def test_the_largest_micro_batch_fits_and_a_few_rows_more_do_not():
     """It is extended from two sizes, and right within one percent."""
     run, memory = run_config(), 600e6

@@ -88,6 +88,7 @@ def test_two_processes_look_at_their_heads_and_are_scored_as_one(tmp_path, paral
     assert config.with_name("rank1.txt").read_text() == ""
 
 
+@pytest.mark.slow
 def test_a_capture_that_fails_in_one_process_stops_the_hook_in_all_and_none_waits(tmp_path):
     config = write_config(tmp_path, eval={"every": 6, "attention": {"every": 6, "early": [], "max_tokens": 8}})
     assert run_world(2, failing_on_rank_1, config, ["train.parallel=fsdp2"]) == [0, 0]

@@ -125,7 +125,7 @@ PLACES = {
     "in an evaluation": (validation, "loss_sums", 1),
     "in a save": (train.loop, "save_checkpoint", 1),
     "while waiting for data": (train.loop, "count", 5),
-    "while it is tried whether to compile": (train.loop, "compiled", 0),
+    "before the first step": (train.loop, "report_initial_loss", 0),
 }
 
 
@@ -190,25 +190,25 @@ def test_memory_that_runs_out_while_it_is_tried_whether_to_compile_is_halved_too
         too_large(2)(run)
         return compiled(run, stopped)
 
-    monkeypatch.setattr(train.loop, "compiled", hooked)
+    monkeypatch.setattr(train.loop, "report_initial_loss", hooked)
     done = pretrain(write_config(tmp_path))
     assert "out of memory with 4 rows at a time: 2 from here" in done.stdout
     assert "finished at step 12" in done.stdout
 
 
 def test_a_validation_for_which_memory_does_not_suffice_is_made_in_smaller_parts(tmp_path, monkeypatch):
-    compiled = train.loop.compiled
+    measure = train.loop.report_initial_loss
 
-    def hooked(run, stopped):
+    def hooked(run):
         run.lm.register_forward_pre_hook(check, with_kwargs=True)
-        return compiled(run, stopped)
+        return measure(run)
 
     def check(module, inputs, options):
         if options.get("labels") is not None and len(options["input_ids"]) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     pretrain(write_config(tmp_path, name="plenty"), "train.micro_batch_size=2")
-    monkeypatch.setattr(train.loop, "compiled", hooked)
+    monkeypatch.setattr(train.loop, "report_initial_loss", hooked)
     done = pretrain(write_config(tmp_path))
     assert "hook is off" not in done.stdout
     assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/plenty")

@@ -81,6 +81,7 @@ def test_it_is_a_new_run_in_everything_but_the_weights(trained, here):
     assert metrics(here / "runs/fresh") == metrics(on)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_needs_its_source_no_more(trained, here):
     config = write_config(here, name="gqa", model=GQA, init_from=str(here / "converted"))
     pretrain(config)

@@ -111,6 +111,7 @@ def test_a_finished_run_prints_its_result_again_and_changes_nothing(finished):
     assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_finished_run_may_grow(finished, tmp_path):
     run, _, config = finished
     shutil.copytree(run.parent, tmp_path / "runs")
@@ -345,6 +346,7 @@ def test_the_best_checkpoint_is_kept_even_between_the_planned_ones(tmp_path):
     assert (tmp_path / "runs/tiny/checkpoints" / best / "training/manifest.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_architecture_is_refused(finished, tmp_path):
     run, _, config = finished
     checkpoint = run / "checkpoints/step_00000012"

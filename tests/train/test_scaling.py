@@ -32,6 +32,7 @@ def test_fsdp2_divides_what_lasts_and_nothing_else(monkeypatch):
     assert needs[3] > parts.activations
 
 
+@pytest.mark.slow
 def test_twice_the_gpus_take_half_the_time_and_every_shape_can_be_trained():
     for name, overrides in SHAPES.items():
         assert load_run_config(BASE, overrides).rows_per_step % 16 == 0

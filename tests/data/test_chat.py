@@ -157,6 +157,7 @@ def test_a_prompt_is_what_precedes_the_answer_in_training(both, record):
             assert thinking == ids[: start + 2]
 
 
+@pytest.mark.slow
 @settings(STEADY, max_examples=100)
 @given(conversations(ordinary, ordinary))
 def test_ordinary_conversations_have_transformers_ids_and_mask(both, record):

@@ -263,6 +263,7 @@ def test_a_damaged_document_is_left_out_whole(tmp_path, monkeypatch):
     assert found[bad[0] + 1].first
 
 
+@pytest.mark.slow
 @given(
     st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=9), st.lists, max_leaves=9),
     st.integers(1, 9),

@@ -169,6 +169,7 @@ def test_whatever_was_written_behind_the_last_note_is_written_again(tmp_path, sm
 DAMAGE = "short missing other_text empty_note half_note no_tokenizer bad_tokenizer bad_roles".split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_what_is_left_of_a_killed_run_is_not_trusted(tmp_path, small, monkeypatch, damage):
     config = text_config(tmp_path)
@@ -226,6 +227,7 @@ def test_a_damaged_manifest_says_what_to_do_and_a_missing_one_is_made_again(tmp_
     assert contents(prepare(config, tmp_path / "runs").directory) == expected
 
 
+@pytest.mark.slow
 def test_another_first_token_of_a_pretrained_tokenizer_makes_a_new_entry(tmp_path):
     config = text_config(tmp_path)
     prepare(config, tmp_path / "runs").tokenizer.save(tmp_path / "t")

@@ -92,6 +92,7 @@ def test_every_question_could_be_answered_wrongly(conversations):
                 assert not [name for name in question["candidates"] if re.search(rf"\b{name}\b", asked)], asked
 
 
+@pytest.mark.slow
 def test_no_talk_asks_the_same_thing_twice():
     for index in range(400):
         *earlier, last = [
@@ -104,6 +105,7 @@ def test_no_talk_asks_the_same_thing_twice():
             assert not (last.startswith("Who") and text.endswith(last.removeprefix("Who"))), (text, last)
 
 
+@pytest.mark.slow
 def test_yes_is_as_likely_as_no(conversations):
     answers = Counter(
         question["answer"]

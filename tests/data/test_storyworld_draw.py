@@ -93,6 +93,7 @@ GUESSES = {
 }
 
 
+@pytest.mark.slow
 @both_levels
 @pytest.mark.parametrize("guess", GUESSES)
 def test_no_cheap_guess_of_a_name_pays(level, guess):

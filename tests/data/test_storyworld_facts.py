@@ -37,6 +37,7 @@ def test_stories_of_level_1_are_those_that_recorded_runs_were_trained_on():
     assert told.hexdigest() == "1a6b9db8807b667c6ff39ac96e234c65b4aa57cc797f042cdc5eea049b3457cf"
 
 
+@pytest.mark.slow
 def test_reader_recovers_facts_and_mentions_from_the_text_alone(stories):
     for story in stories:
         again = read(story.text)

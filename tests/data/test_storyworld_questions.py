@@ -163,6 +163,7 @@ def test_candidates_for_a_place_are_of_its_sort(stories, long_stories):
     assert len(found) > 10  # there are other hiding places in the story
 
 
+@pytest.mark.slow
 def test_feelings_are_asked_for_where_somebody_felt_otherwise(stories, long_stories):
     asked = asked_about(tell_many(seed=6, start=0, stop=1500) + long_stories, "feeling")
     for story, text, answer, candidates in asked:
@@ -226,6 +227,7 @@ def test_questions_of_order_ask_for_the_order(stories, long_stories):
 # Good English
 
 
+@pytest.mark.slow
 def test_questions_end_with_one_mark_and_answers_of_place_are_phrases(stories, long_stories):
     quoted = 0
     for story in stories + long_stories:

@@ -83,6 +83,7 @@ HARD = [
 ]
 
 
+@pytest.mark.slow
 def test_ten_thousand_random_byte_strings_come_back_exactly(saved):
     tokenizer, theirs = saved
     strings = random_bytes(10_000)

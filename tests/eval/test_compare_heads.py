@@ -80,6 +80,7 @@ def test_a_broken_snapshot_is_reported_and_the_others_are_used(own, tmp_path):
 # Figures
 
 
+@pytest.mark.slow
 def test_the_figures_show_what_they_are_labelled_with(own, tmp_path, monkeypatch):
     write_snapshots(own)
     kept = keep_figures(monkeypatch)

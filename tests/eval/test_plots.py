@@ -282,6 +282,7 @@ def test_the_scale_of_a_score_is_its_range_or_shared():
     assert score_plots._norm(SCORES["entropy"], [small, large]).vmax == pytest.approx(3.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layers", "heads"), [(2, 2), (48, 4), (2, 64)])
 def test_score_maps_stay_within_a_page(tmp_path, layers, heads):
     score_maps(snapshot(layers=layers, heads=heads), tmp_path / "heads.png")

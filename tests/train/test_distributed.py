@@ -35,7 +35,7 @@ def close(ours: list[dict], theirs: list[dict], key: str) -> float:
     ("parallel", "changes"),
     [
         ("ddp", {"train": {"micro_batch_size": 2}}),
-        ("fsdp2", {"train": {"micro_batch_size": 2}, "model": TIED}),
+        pytest.param("fsdp2", {"train": {"micro_batch_size": 2}, "model": TIED}, marks=pytest.mark.slow),
         pytest.param("fsdp2", {"train": {"optimizer": {"name": "adamw", "lr": 2e-3}}}, marks=pytest.mark.slow),
     ],
     ids=["ddp, muon", "fsdp2, muon, tied", "fsdp2, adamw"],
@@ -64,7 +64,8 @@ def test_one_process_then_two_then_one_is_the_run_of_one(tmp_path, parallel, cha
         assert damage(checkpoint) is None
 
 
-@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 def test_two_processes_look_at_their_heads_and_are_scored_as_one(tmp_path, parallel):
     config = write_config(
         tmp_path, train={"trace": True}, eval={"every": 6, "attention": {"every": 6, "early": [1], "max_tokens": 8}}

@@ -162,6 +162,7 @@ def test_a_signal_at_any_moment_saves_once_and_the_run_resumes_exactly(tmp_path,
     assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["metrics.jsonl", "trace.jsonl"])
 def test_figures_that_cannot_be_written_do_not_stop_the_run(tmp_path, name):
     """The file is a directory, which not even root can write a line to."""
@@ -237,6 +238,7 @@ def test_a_run_whose_every_step_was_skipped_resumes(tmp_path, monkeypatch):
     assert "finished at step 4" in pretrain(config, "train.max_steps=4").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", [3, 4], ids=["before the last evaluation", "in it"])
 def test_a_signal_around_the_last_evaluation_is_heeded_and_the_rest_is_done_later(tmp_path, monkeypatch, call):
     pretrain(write_config(tmp_path, name="whole"))
@@ -356,6 +358,7 @@ def test_a_spike_is_a_loss_far_above_the_ones_before():
     assert len(stays) < 100  # a new level is got used to
 
 
+@pytest.mark.slow
 def test_a_poisoned_batch_is_logged_with_its_rows(tmp_path, monkeypatch):
     def poison(run):
         hook = lambda module, inputs, output: (output[0] * 3, output[1])  # noqa: E731

@@ -6,6 +6,7 @@ These are estimates, with the assumptions that the page names. NOTHING HERE WAS 
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from functools import cache
 from pathlib import Path
@@ -102,7 +103,8 @@ def _duration(in_hours: float) -> str:
 
 def main() -> int:
     argparse.ArgumentParser(description="Print the tables of docs/scaling_out.md.").parse_args()
-    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     print(memory_table(), time_table(), sep="\n\n")
     return 0
 

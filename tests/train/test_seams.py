@@ -7,8 +7,6 @@ import os
 import random
 import re
 import signal
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,12 +14,10 @@ import torch
 import torch.nn.functional as F
 
 import train.loop
-from configs.loader import exit_on_bad_input
 from data.batches import Batch
 from model import generate
-from tests.processes import print_to
 from tests.train.helpers import metrics, pretrain, write_config
-from tests.train.worlds import run_world, trace
+from tests.train.worlds import pretrain_rank, run_world, trace
 from train.config import parse_command_line
 from train.objective import BatchSource
 from train.pretrain import run
@@ -82,21 +78,6 @@ def rollouts() -> int:
     return run(parse_command_line("The model's own text."), "tests", source=Rollouts)
 
 
-def contrast_rank(config: Path, overrides: list[str], stop_at: int | None = None) -> None:
-    """`contrast` as one process of several; the last one sends itself SIGTERM when it comes to `stop_at`."""
-    print_to(config.with_name(f"rank{os.environ.get('RANK', '0')}.txt"))
-    step = train.loop.training_step
-
-    def stopping(run, *arguments, **options):
-        if run.state.step == stop_at and run.world.rank == run.world.size - 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(run, *arguments, **options)
-
-    train.loop.training_step = stopping
-    sys.argv = ["pairs", str(config), *overrides]
-    exit_on_bad_input(contrast)
-
-
 def test_an_objective_on_pairs_learns_through_the_unchanged_loop(tmp_path):
     config = write_config(tmp_path, train=TRACED | {"max_steps": 30, "micro_batch_size": 4}, eval={"hooks": []})
     done = pretrain(config, script=contrast)
@@ -109,9 +90,9 @@ def test_an_objective_on_pairs_learns_through_the_unchanged_loop(tmp_path):
 def test_pairs_on_two_processes_go_on_exactly(tmp_path):
     """Stopped in the fifth step and gone on with: the same losses and gradients to the last bit."""
     config = write_config(tmp_path, train=TRACED, eval={"hooks": []})
-    assert run_world(2, contrast_rank, config, ["name=whole"]) == [0, 0]
-    assert run_world(2, contrast_rank, config, [], 4) == [143, 143]
-    assert run_world(2, contrast_rank, config, []) == [0, 0]
+    assert run_world(2, pretrain_rank, config, ["name=whole"], None, contrast) == [0, 0]
+    assert run_world(2, pretrain_rank, config, [], 4, contrast) == [143, 143]
+    assert run_world(2, pretrain_rank, config, [], None, contrast) == [0, 0]
     assert trace(tmp_path / "runs/tiny") == trace(tmp_path / "runs/whole")
     pretrain(config, "name=alone", script=contrast)
     alone = [float.fromhex(line["loss"]) for line in trace(tmp_path / "runs/alone")]

@@ -38,10 +38,12 @@ def _as_rank(rank: int, size: int, port: int, function: Callable, *arguments) ->
     function(*arguments)
 
 
-def pretrain_rank(config: Path, overrides: list[str], stop_at: int | None = None) -> None:
+def pretrain_rank(
+    config: Path, overrides: list[str], stop_at: int | None = None, script: Callable[[], int] = main
+) -> None:
     """`python -m train.pretrain config overrides…`; the last process sends itself SIGTERM when it comes to `stop_at`.
 
-    What a process prints is in config's folder: rank0.txt, rank1.txt, …
+    script: the main of another module. What a process prints is in config's folder: rank0.txt, rank1.txt, …
     """
     print_to(config.with_name(f"rank{os.environ.get('RANK', '0')}.txt"))
     faulthandler.dump_traceback_later(150, exit=True)
@@ -54,7 +56,7 @@ def pretrain_rank(config: Path, overrides: list[str], stop_at: int | None = None
 
     train.loop.training_step = stopping
     sys.argv = ["pretrain", str(config), *overrides]
-    exit_on_bad_input(main)
+    exit_on_bad_input(script)
 
 
 def failing_on_rank_1(config: Path, overrides: list[str]) -> None:

@@ -81,6 +81,7 @@ def _train(run: Run, stopped: Signal) -> None:
             is_logged = _due(state.step + 1, config.train.log_every)
             figures = training_step(run, batch, counts, progress, waited, is_logged)
             state.step += 1
+            state.hooks_done = []  # of the step before, if a signal cut its hooks short and they are due no more
             state.tokens += counts.tokens
             run.meter.add(figures)
             if config.train.trace:

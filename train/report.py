@@ -51,7 +51,7 @@ def write(run: Run) -> None:
         return
     directory = run.config.directory
     metrics = read_lines(directory / "metrics.jsonl")
-    outcomes = run.hooks.outcomes(directory, metrics)
+    outcomes = list(run.hooks.outcomes(directory, metrics, run.tracker.say))
     figures: dict[str, Any] = {"step": run.state.step, "tokens": run.state.tokens, "seconds": run.state.seconds}
     figures["parameters"] = run.lm.num_parameters()
     train = [m for m in metrics if m["split"] == "train"]

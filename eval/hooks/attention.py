@@ -105,7 +105,8 @@ class Attention(Hook):
         looks = f"{len(looked)} looks at all heads took {cost:.1f} seconds, {share:.1%} of the run."
         looks += " Open attention/viewer.html to look around."
         drawn = [(f"attention/{name}", title) for name, title in PICTURES.items()]
-        figures = {"attention": found[-1].scalars, "attention_seconds": cost}
+        scalars = {name: last[name] for last in looked[-1:] for name in found[-1].scalars if name in last}
+        figures = {"attention": scalars, "attention_seconds": cost}
         return Outcome(figures, sections=["## Attention heads", "", *findings(found), looks, ""], pictures=drawn)
 
 

@@ -85,9 +85,16 @@ class Hooks:
             if event.writes:
                 self._attempt(name, lambda hook: hook.finish(event), replace(event, world=_Alone()))
 
-    def outcomes(self, directory: Path, metrics: list[dict[str, Any]]) -> list[Outcome]:
-        """What each hook adds to the report."""
-        return [hook.outcome(directory, metrics) for hook in self.hooks.values()]
+    def outcomes(
+        self, directory: Path, metrics: list[dict[str, Any]], warn: Callable[[str], None]
+    ) -> Iterator[Outcome]:
+        """What each hook adds to the report. A hook that raises here adds nothing, and `warn` says so."""
+        for name, hook in self.hooks.items():
+            try:
+                yield hook.outcome(directory, metrics)
+            except Exception as error:
+                problem = f"{type(error).__name__}: {error}{_place(error, hook)}"
+                warn(f"warning: the {name} hook adds nothing to the report: {problem}")
 
     def _attempt(self, name: str, act: Callable[[Hook], Any], event: EvalEvent) -> Any:
         found, problem = None, ""

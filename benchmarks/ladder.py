@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from benchmarks.packing import OneDocumentRows
 from benchmarks.timing import Clock, peak_bytes, synchronize
-from configs.loader import InputError
+from configs.command import InputError
 from configs.tables import table
 from data.batches import Batch, TrainBatches, make_rows, validation_batches
 from data.packing import IGNORED

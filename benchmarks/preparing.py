@@ -19,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from configs.loader import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input
 from data.config import DataConfig, FilesSource, TokenizerConfig
 from data.prepare import prepare
 from data.storyworld import tell_many

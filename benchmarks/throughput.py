@@ -19,7 +19,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.loader import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input
 
 if TYPE_CHECKING:
     import torch

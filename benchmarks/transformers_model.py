@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.timing import Clock, alternate
 from benchmarks.training import Shape, Step, fused_adamw, make_step, our_step, seconds_of
-from configs.loader import InputError
+from configs.command import InputError
 from configs.tables import table
 from model import LanguageModel, save
 from train.config import RunConfig

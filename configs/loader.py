@@ -1,17 +1,11 @@
-"""YAML + `extends` + `section.key=value` -> a plain dict that remembers file and line of every key.
-
-`InputError` is the one exception for bad input: a command prints its message and exits with code 2.
-"""
+"""YAML + `extends` + `section.key=value` -> a plain dict that remembers file and line of every key."""
 
 from __future__ import annotations
 
 import difflib
-import io
 import json
-import os
 import re
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,14 +13,11 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from configs.command import InputError
 from configs.meaning import fields
 
 KeyPath = tuple[str, ...]
 Model = TypeVar("Model", bound=BaseModel)
-
-
-class InputError(Exception):
-    """Something that the user gave is wrong. The message says what, where, and what to do."""
 
 
 @dataclass
@@ -263,25 +254,3 @@ def _nearest(key: KeyPath, known: list[KeyPath]) -> str:
     elsewhere = [".".join(path) for path in known if path[-1] == key[-1]]
     close = elsewhere[:1] or difflib.get_close_matches(".".join(key), [".".join(p) for p in known], 1, 0.0)
     return f", did you mean `{close[0]}`?" if close else ""
-
-
-def _harmless(message: str) -> str:
-    """One line without control characters: data and file names may hold any character."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
-
-
-def exit_on_bad_input(command: Callable[[], int | None]) -> None:
-    """Run a command: exit code 0 when it is done, one clear line and exit code 2 for bad input."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal without some letter still gets the line
-            stream.reconfigure(errors="backslashreplace")
-    try:
-        code = command()
-    except InputError as error:
-        if os.environ.get("RANK", "0") == "0":  # under torchrun every process finds the same error
-            print(f"error: {_harmless(str(error))}", file=sys.stderr)
-        code = 2
-    except KeyboardInterrupt:
-        print("stopped; run the same command again to continue", file=sys.stderr)
-        code = 130
-    sys.exit(code or 0)

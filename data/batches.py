@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.loader import InputError
+from configs.command import InputError
 from data import packing
 from data.config import DataConfig
 from data.packing import IGNORED, ConversationRows, DocumentRows, HeldOutRows, Rows

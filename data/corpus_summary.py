@@ -7,13 +7,13 @@ from itertools import pairwise
 
 import numpy as np
 
+from configs.shown_text import escape
 from configs.tables import table
 from data.chat import TRAINED
 from data.config import DataConfig
 from data.packing import SCAN, ConversationRows, HeldOutRows, Rows, TokenStream, conversation_starts
 from data.prepare import SPLITS, PreparedData
 from data.reading.ledger import Split
-from data.terminal_text import escape
 
 LENGTHS = ["tokens a document: fewest", "10 % have at most", "median", "90 % have at most", "most"]
 LISTED = 10  # bad records

@@ -18,7 +18,9 @@ from collections.abc import Iterator, Sequence
 from itertools import count, groupby, islice
 from typing import NamedTuple
 
-from configs.loader import InputError, LoadedConfig, exit_on_bad_input, load_config, validate
+from configs.command import InputError, exit_on_bad_input
+from configs.loader import LoadedConfig, load_config, validate
+from configs.shown_text import escape, visible
 from configs.tables import columns
 from data.batches import JOINED, Batch, TrainBatches, make_rows, validation_batches
 from data.config import DataConfig
@@ -26,7 +28,6 @@ from data.corpus_summary import histogram, measure, notes, summary
 from data.packing import IGNORED, Rows
 from data.prepare import SPLITS, PreparedData, output_directory, prepare
 from data.reading.ledger import Split
-from data.terminal_text import escape, visible
 from data.tokenizer import Tokenizer
 
 # SGR codes. What is trained on is green, special tokens are in reverse video.

@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.loader import InputError, LoadedConfig, exit_on_bad_input, load_config, validate
+from configs.command import InputError, exit_on_bad_input
+from configs.loader import LoadedConfig, load_config, validate
 from data import shards
 from data.chat_template import CHAT_TEMPLATE_VERSION
 from data.config import DataConfig, FilesSource, MixSource, StoryworldSource

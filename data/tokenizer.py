@@ -20,7 +20,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from configs.loader import InputError
+from configs.command import InputError
 from data.chat_template import CHAT_TEMPLATE
 from data.config import TokenizerConfig
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import NamedTuple
 
-from configs.loader import InputError, exit_on_bad_input, load_config, validate
+from configs.command import InputError, exit_on_bad_input
+from configs.loader import load_config, validate
+from configs.shown_text import escape
 from configs.tables import table
 from data.config import DataConfig, TokenizerConfig
 from data.learning_text import plain_texts, tokenizer_texts
 from data.reading import sources
-from data.terminal_text import escape
 from data.tokenizer import DEFAULT_VOCAB_SIZE, Tokenizer, adopt, round_up, train_tokenizer
 
 SIZES = "512,1024,2048,4096,8192"

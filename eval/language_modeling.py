@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import torch.nn.functional as F
 
-from configs.loader import InputError
+from configs.command import InputError
 from data.batches import Batch
 from data.tokenizer import Tokenizer
 from eval.eval_mode import evaluating

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.loader import InputError
+from configs.command import InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     import torch

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from configs import tables
-from configs.loader import InputError, exit_on_bad_input, load_config, validate
+from configs.command import InputError, exit_on_bad_input
+from configs.loader import load_config, validate
 from data.chat import prompt_ids
 from data.config import DataConfig, StoryworldSource
 from data.storyworld import converse

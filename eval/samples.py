@@ -6,7 +6,7 @@ import argparse
 
 import torch
 
-from configs.loader import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input
 from data.chat import prompt_ids
 from data.tokenizer import Tokenizer
 from eval.opening import add_device_option, open_model

@@ -26,7 +26,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from configs.loader import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input
 from model.attention import Attention
 from model.checkpoint_format import checkpoint_directory, load, read_config, save
 from model.config import ModelConfig

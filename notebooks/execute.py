@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from configs.loader import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input
 
 FOLDER = Path(__file__).parent
 CELL_SECONDS = 900  # a cell that hangs ends here; a slow machine does not

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from configs.loader import InputError
+from configs.command import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "configs/small.yaml"

@@ -7,6 +7,7 @@ os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true",
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny models are quickest so, and test processes do not get in each other's way
 
 import signal
+from collections import Counter
 
 import pytest
 import torch
@@ -34,6 +35,20 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """How the attacks of tests/attack ended, by class."""
+    ended: dict[str, Counter] = {}
+    for report in [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]:
+        for key, value in report.user_properties:
+            if key == "attack":
+                ended.setdefault(value["name"], Counter()).update(value["kinds"])
+    if ended:
+        terminalreporter.section("attacks")
+        for name, kinds in [*sorted(ended.items()), ("all", sum(ended.values(), Counter()))]:
+            listed = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
+            terminalreporter.write_line(f"{name}: {kinds.total():,} tried: {listed}")
 
 
 @pytest.fixture(autouse=True)

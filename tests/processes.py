@@ -17,7 +17,7 @@ from unittest import mock
 
 import pytest
 
-from configs.loader import exit_on_bad_input
+from configs.command import exit_on_bad_input
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(

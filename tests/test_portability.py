@@ -347,7 +347,7 @@ def test_auto_takes_an_apple_gpu_and_says_that_it_is_untested(tmp_path, monkeypa
 
 @pytest.mark.parametrize(("precision", "problem"), [("bf16", "does not train on mps"), ("tf32", "needs CUDA: on mps")])
 def test_an_apple_gpu_trains_in_float32_alone(tmp_path, monkeypatch, precision, problem):
-    from configs.loader import InputError
+    from configs.command import InputError
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.loader import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input
 from configs.tables import table
 from model.config import ModelConfig
 from train.config import RunConfig, load_run_config

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, model_validator
 
-from configs.loader import InputError, LoadedConfig, flatten, load_config, validate
+from configs.command import InputError
+from configs.loader import LoadedConfig, flatten, load_config, validate
 from configs.meaning import Meaning, Section, identity_keys
 from configs.run_keys import RunKeys
 from data.config import DataConfig

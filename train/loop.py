@@ -10,7 +10,7 @@ from contextlib import closing
 
 import torch
 
-from configs.loader import InputError
+from configs.command import InputError
 from train import trace
 from train.machine.compilation import compiled
 from train.machine.distributed import wrap

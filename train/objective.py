@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from configs.loader import InputError
+from configs.command import InputError
 from data.batches import IGNORED, Batch, TrainBatches, make_rows, too_long
 from data.packing import ConversationRows
 from data.prepare import PreparedData

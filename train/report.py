@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from configs.loader import InputError
+from configs.command import InputError
 from data.prepare import describe
 from eval.attention.render import VIEWER
 from eval.hooks import Outcome

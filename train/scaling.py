@@ -11,7 +11,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from configs.loader import exit_on_bad_input
+from configs.command import exit_on_bad_input
 from configs.tables import table
 from model.counting import flops_per_token, parameter_counts
 from train.config import RunConfig, load_run_config

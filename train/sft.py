@@ -6,7 +6,7 @@ Only what the assistant says is trained on (data/chat.py).
 
 from __future__ import annotations
 
-from configs.loader import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input
 from train.config import RunConfig, parse_command_line
 
 

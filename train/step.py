@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from configs.loader import InputError
+from configs.command import InputError
 from data.batches import Batch
 from model.memory import is_out_of_memory
 from train.machine.distributed import sync_gradients, whole

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from configs.loader import InputError
+from configs.command import InputError
 from data.config import DataConfig, FilesSource, HubSource, StoryworldSource
 from data.fingerprints import Seen, fingerprint, number_of
 from data.reading import files, hub

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from configs.loader import InputError
+from configs.command import InputError
 
 COMPRESSED = {".gz", ".zst"}
 BLOCK = 1 << 20  # bytes read at a time

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from configs.loader import InputError
+from configs.command import InputError
 from data.reading.file_bytes import BLOCK, COMPRESSED, clear_errors, opened
 
 PLAIN = {".txt", ".md"}

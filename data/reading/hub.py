@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from configs.loader import InputError
+from configs.command import InputError
 from data.config import HubSource
 from data.reading.files import Record
 

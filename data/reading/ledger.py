@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from configs.loader import InputError
+from configs.command import InputError
 from data.reading.records import Conversation
 
 Split = Literal["train", "validation"]

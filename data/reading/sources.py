@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from configs.loader import InputError
+from configs.command import InputError
 from data.config import DataConfig, FilesSource, HubSource, MixSource, StoryworldSource
 from data.reading import hub
 from data.reading.documents import documents_of, files_of

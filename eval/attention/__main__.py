@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from configs.loader import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input
 from eval.opening import add_device_option, open_model
 
 MOST_TOKENS = 256  # of a map: more are too small to see

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from configs.loader import InputError
+from configs.command import InputError
 
 Head = tuple[int, int]  # layer, head
 FORMAT = 1

@@ -27,7 +27,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.loader import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input
 from eval.opening import add_device_option
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from configs.loader import InputError
+from configs.command import InputError
 from eval.attention import snapshots
 from eval.attention.capture import AttentionMaps, capture
 from eval.attention.history import best_head

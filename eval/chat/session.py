@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from configs.loader import InputError, load_config
+from configs.command import InputError
+from configs.loader import load_config
 from data.chat import prompt_ids
 from data.tokenizer import Tokenizer
 from eval.opening import open_model

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from configs.loader import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input
 from eval.compare import figures as compare_figures
 from eval.compare import text as compare_text
 from eval.compare.runs import Cost, Variant, group, read_runs

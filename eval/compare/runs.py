@@ -11,7 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from configs.loader import InputError, flatten, load_config
+from configs.command import InputError
+from configs.loader import flatten, load_config
 from configs.meaning import Meaning, keys_that
 from configs.run_keys import RunKeys
 from data.config import DataConfig

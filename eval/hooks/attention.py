@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from configs.loader import InputError
+from configs.command import InputError
 from eval.attention import metrics as scores
 from eval.attention import snapshots
 from eval.attention.pictures.plots import quick_mosaic

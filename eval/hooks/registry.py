@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from configs.loader import InputError
+from configs.command import InputError
 from eval.config import EvalConfig
 from eval.hooks.event import EvalEvent, Hook, Outcome
 from eval.language_modeling import OutOfStep

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs import tables
-from configs.loader import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input
 from eval.opening import add_device_option, open_model
 
 if TYPE_CHECKING:  # torch is imported after the arguments have been read

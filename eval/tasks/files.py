@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from configs.loader import InputError
+from configs.command import InputError
 from data.reading.files import clear_errors, kind_of, opened, records
 
 JSON = (".jsonl", ".json")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from configs.loader import InputError
+from configs.command import InputError
 from data.tokenizer import Tokenizer
 from eval.eval_mode import evaluating
 from model import LanguageModel

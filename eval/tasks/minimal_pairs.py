@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.loader import InputError
+from configs.command import InputError
 from data.config import StoryworldSource
 from data.reading.files import kind_of
 from data.storyworld import Story, parse, tell

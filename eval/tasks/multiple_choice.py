@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.loader import InputError
+from configs.command import InputError
 from data.tokenizer import Tokenizer
 from eval.tasks.files import checked_text, field, json_records
 from eval.tasks.likelihood import accuracy_error, begun, check_length, token_log_probs

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from configs.loader import InputError, load_config, validate
+from configs.command import InputError
+from configs.loader import load_config, validate
 from data.config import DataConfig
 from data.tokenizer import Tokenizer, cut
 from eval.language_modeling import bits_per_byte

@@ -16,7 +16,7 @@ from benchmarks.throughput import parse_arguments, run_config
 from benchmarks.timing import alternate, peak_bytes
 from benchmarks.training import Shape, our_loss
 from benchmarks.transformers_model import in_transformers, their_loss
-from configs.loader import InputError
+from configs.command import InputError
 from data.prepare import prepare
 from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module, write_config

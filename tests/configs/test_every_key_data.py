@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from configs.loader import InputError, load_config, validate
+from configs.command import InputError
+from configs.loader import load_config, validate
 from data.config import DataConfig, HubSource, TokenizerConfig
 from data.packing import IGNORED
 from data.prepare import SPLITS, describe, prepare, source_identity

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.loader import InputError, load_config, validate
+from configs.command import InputError
+from configs.loader import load_config, validate
 from data.config import DataConfig
 from train.config import load_run_config
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from configs.loader import InputError
+from configs.command import InputError
 from data.config import TokenizerConfig
 from data.reading import files
 from data.reading.files import find, records

@@ -10,7 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from configs.loader import InputError, load_config, validate
+from configs.command import InputError
+from configs.loader import load_config, validate
 from data import inspect as inspect_module
 from data.batches import TrainBatches, make_rows, validation_batches
 from data.chat import encode_conversations

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from configs.loader import InputError
+from configs.command import InputError
 from data import encode_corpus, shards
 from data import prepare as prepare_module
 from data import tokenizer as tokenizer_module

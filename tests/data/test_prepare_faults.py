@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.loader import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input
 from data import encode_corpus, shards
 from data import prepare as prepare_module
 from data.config import DataConfig

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from configs.loader import InputError
+from configs.command import InputError
 from data.config import DataConfig
 from data.fingerprints import Seen, fingerprint
 from data.learning_text import tokenizer_texts

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from configs.loader import InputError
+from configs.command import InputError
 from data import tokenizer as tokenizer_module
 from data.chat import prompt_ids
 from data.config import TokenizerConfig

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from configs.loader import InputError
+from configs.command import InputError
 from data import tokenizer_report
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import prepare

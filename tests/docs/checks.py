@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from configs.loader import InputError
+from configs.command import InputError
 from data.config import Source
 from eval.attention.probes import ProbeFile
 from tests.docs import tree

@@ -9,7 +9,7 @@ import sys
 import termios
 import threading
 
-from configs.loader import exit_on_bad_input
+from configs.command import exit_on_bad_input
 from eval.chat import __main__ as chat
 from eval.chat import session as chat_session
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from configs.loader import exit_on_bad_input
+from configs.command import exit_on_bad_input
 from data.config import TokenizerConfig
 from data.tokenizer import train_tokenizer
 from eval.tasks import __main__ as tasks

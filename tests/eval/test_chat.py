@@ -14,7 +14,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from configs.loader import exit_on_bad_input
+from configs.command import exit_on_bad_input
 from configs.tables import columns
 from data.config import TokenizerConfig
 from data.tokenizer import load_tokenizer, train_tokenizer

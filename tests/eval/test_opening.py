@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from configs.loader import InputError
+from configs.command import InputError
 from data import load_tokenizer
 from data.config import TokenizerConfig
 from data.tokenizer import train_tokenizer

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from configs.loader import InputError
+from configs.command import InputError
 from data.config import DataConfig, FilesSource, MixPart, MixSource, StoryworldSource, TokenizerConfig
 from data.storyworld import tell
 from data.tokenizer import Tokenizer, train_tokenizer

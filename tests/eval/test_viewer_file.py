@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from configs.loader import InputError
+from configs.command import InputError
 from eval.attention.snapshots import ProbeMap
 from eval.attention.viewer.page import _by_importance, notebook, quantise, write_viewer
 from tests.eval.viewer_helpers import causal, chromium, opened, snapshot

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from configs.loader import exit_on_bad_input
+from configs.command import exit_on_bad_input
 from data import load_tokenizer
 from data.config import TokenizerConfig
 from data.tokenizer import train_tokenizer

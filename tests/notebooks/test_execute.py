@@ -10,7 +10,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_markdown_cell
 
-from configs.loader import InputError
+from configs.command import InputError
 from tests.notebooks.making import ROOT, environment, exercise, write_notebook
 
 IMPORTS = "from notebooks.start import check, play"

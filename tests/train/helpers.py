@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import train.loop
-from configs.loader import exit_on_bad_input
+from configs.command import exit_on_bad_input
 from tests.processes import exit_code, print_to, run_main
 from tests.processes import run_module as run_module
 from train.pretrain import main

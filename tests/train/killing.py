@@ -13,7 +13,7 @@ import torch
 import model.checkpoint_format
 import train.loop
 import train.saving.checkpoint
-from configs.loader import exit_on_bad_input
+from configs.command import exit_on_bad_input
 from tests.processes import print_to
 from train.pretrain import main
 

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from configs.loader import exit_on_bad_input
+from configs.command import exit_on_bad_input
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import prepare
 from data.storyworld import tell

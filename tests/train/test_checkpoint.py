@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from configs.loader import InputError
+from configs.command import InputError
 from tests.train.checkpoints import OPTIMIZERS, Training, as_headlight_0_1, training
 from train.machine.distributed import World
 from train.saving.checkpoint import TrainerState, load_checkpoint, read_state

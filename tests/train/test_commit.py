@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.loader import InputError
+from configs.command import InputError
 from model import load
 from tests.train.checkpoints import training
 from tests.train.helpers import metrics, pretrain, write_config

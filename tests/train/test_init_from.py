@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from configs.loader import InputError
+from configs.command import InputError
 from data import load_tokenizer
 from data.batches import TrainBatches, make_rows
 from data.config import TokenizerConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import train.loop
-from configs.loader import exit_on_bad_input
+from configs.command import exit_on_bad_input
 from tests.processes import print_to, start
 from train.pretrain import main
 

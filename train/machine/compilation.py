@@ -12,7 +12,7 @@ from statistics import median
 import torch
 from torch import nn
 
-from configs.loader import InputError
+from configs.command import InputError
 from data.batches import Batch
 from train.machine.device import FEW_STEPS, resolve_attention
 from train.machine.timing import timed

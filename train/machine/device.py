@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from configs.loader import InputError
+from configs.command import InputError
 from model.backends.choice import Situation, choose_attention, choose_device, why_not
 from train.config import RunConfig
 

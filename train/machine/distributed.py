@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from configs.loader import InputError
+from configs.command import InputError
 from model import LanguageModel
 from train.config import RunConfig
 

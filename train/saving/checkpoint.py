@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from configs.loader import InputError
+from configs.command import InputError
 from data.tokenizer import Tokenizer
 from model import LanguageModel, save
 from model.checkpoint_format import read_weights

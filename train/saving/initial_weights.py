@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from configs.loader import InputError
+from configs.command import InputError
 from configs.meaning import Meaning, keys_that
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import LanguageModel, ModelConfig

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.loader import InputError
+from configs.command import InputError
 from configs.meaning import Meaning, keys_that
 from data.prepare import PreparedData
 from eval.attention.render import PICTURES, VIEWER

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from configs.loader import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input
 
 if TYPE_CHECKING:
     from train.sweep.plan import PlannedRun

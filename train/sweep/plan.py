@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from configs.loader import InputError
+from configs.command import InputError
 from configs.meaning import Meaning, keys_that
 from train.config import RunConfig, load_run_config
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from configs.loader import InputError
+from configs.command import InputError
 from eval.attention.metrics import SCORES
 from eval.attention.pictures.drawing import GROUP_COLOURS
 from eval.attention.snapshots import ProbeMap, Snapshot

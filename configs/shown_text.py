@@ -1,4 +1,4 @@
-"""How is text shown in a terminal? Nothing is hidden, and nothing in it can control the terminal."""
+"""How is text shown that somebody else wrote? As text: it cannot control the terminal, and no mark in it works."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import unicodedata
 
 MARKS = {"\n": "⏎\n", "\t": "⇥", "\r": "␍"} | {mark: f"⟨U+{ord(mark):04X}⟩" for mark in "⟦⟧⟨⟩⏎⇥␍"}
 INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode categories
+MARKDOWN, HTML = set("\\`*_[]#|~!"), {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 JOINERS = "\u200c\u200d"  # invisible too, but parts of Persian words and of emoji
 
 
@@ -28,3 +29,8 @@ def _is_hidden(character: str) -> bool:
 
 def _by_number(character: str) -> str:
     return f"⟨U+{ord(character):04X}⟩"
+
+
+def markdown(text: str) -> str:
+    """One line that Markdown and HTML show as it is: no mark, link, picture or tag in it works."""
+    return "".join("\\" + c if c in MARKDOWN else HTML.get(c, c) for c in escape(text))

@@ -1,0 +1,1 @@
+"""One file a class of attacks, each with `cases()`."""

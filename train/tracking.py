@@ -17,21 +17,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from eval.jsonl import read_lines
 from train.config import RunConfig
 
 PATIENCE_S = 60.0  # how long the end of a run waits for wandb
 WAITING = 1000  # things to log that may wait for wandb; what comes beyond is dropped there (it is on the disk)
-
-
-def truncate_after(file: Path, step: int) -> None:
-    """Drop the lines of a .jsonl file that are later than `step`: the run resumes from there."""
-    if not file.is_file():
-        return
-    kept = [json.dumps(record, ensure_ascii=False) + "\n" for record in read_lines(file) if record["step"] <= step]
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(file)
 
 
 class Tracker:

@@ -68,6 +68,11 @@ def parse_json(text: str, where: str, kind: Any = dict[str, Any]) -> Any:
         raise DamagedFile(f"{where}: is not valid JSON: {error}") from None
     if _is_deeper(value, MOST_DEPTH):
         raise DamagedFile(f"{where}: is nested too deep")
+    return checked(value, where, kind)
+
+
+def checked(value: Any, where: str, kind: Any) -> Any:
+    """This value as a pydantic model or a type. where: its file. Raises DamagedFile that names the first problem."""
     try:
         return TypeAdapter(kind).validate_python(value, strict=True)
     except ValidationError as error:

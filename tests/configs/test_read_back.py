@@ -62,7 +62,8 @@ def test_a_log_torn_at_any_byte_is_read_and_repaired_without_a_word(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "damaged", [b'{"step": 4, "los{"step": 5}', b"\xff\xfe", b"[1]", b"1" * 5000, b"[" * 9000, b'{"step": -1}', b"\0" * 99]
+    "damaged",
+    [b'{"step": 4, "los{"step": 5}', b"\xff\xfe", b"[1]", b"1" * 5000, b"[" * 9000, b'{"step": -1}', b"\0" * 99],
 )
 def test_a_damaged_line_in_the_middle_is_named_and_skipped_and_stays_where_it_is(tmp_path, damaged):
     file, said = tmp_path / "log.jsonl", []

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ class DamagedFile(InputError, ValueError):
 def read_text(file: Path, most_bytes: int = MOST_BYTES) -> str:
     """The text of a UTF-8 file. Raises DamagedFile."""
     try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise DamagedFile(f"{file}: is a folder or a device, not a file")
         with file.open("rb") as stream:
             raw = stream.read(most_bytes + 1)
         text = raw.decode("utf-8")

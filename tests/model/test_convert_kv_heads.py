@@ -1,6 +1,7 @@
 """Fewer key/value heads: means of neighbours. More: the same function. And a directory that appears whole or not."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch

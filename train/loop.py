@@ -14,6 +14,7 @@ from configs.command import InputError
 from train import trace
 from train.machine.compilation import compiled
 from train.machine.distributed import wrap
+from train.machine.exactness import differences, in_words
 from train.machine.signals import stop_signals
 from train.meters import Reading, spike_median
 from train.objective import NextToken
@@ -47,6 +48,7 @@ def train(run: Run) -> int:
             try:
                 forward = compiled(run, stopped) if run.device.compile else run.lm
                 state.forward = wrap(forward, run.world, run.device.device) if run.world.size > 1 else forward
+                say_if_inexact(run)
                 _train(run, stopped)
                 return 0
             except Stopped as stop:
@@ -93,6 +95,14 @@ def _train(run: Run, stopped: Signal) -> None:
             if not is_last:
                 evaluate_and_save(run, stopped)
     complete(run, stopped)
+
+
+def say_if_inexact(run: Run) -> None:
+    """Say and note that a resumed run computes otherwise from here, if it does. A clock is never exact anyway."""
+    state = run.state
+    if (what := differences(state.before, state.resolved)) and run.config.max_steps is not None:
+        state.breaks.append({"step": state.step, "what": what})
+        run.tracker.say(in_words(state.breaks[-1]))
 
 
 def evaluate_and_save(run: Run, stopped: Signal) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import queue
@@ -17,6 +16,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from configs.read_back import append_line
+from eval.run_files import METRICS
 from train.config import RunConfig
 
 PATIENCE_S = 60.0  # how long the end of a run waits for wandb
@@ -29,7 +30,7 @@ class Tracker:
     def __init__(
         self, config: RunConfig, start_step: int, start_seconds: float, wandb_id: str | None, writes: bool = True
     ):
-        self.file = config.directory / "metrics.jsonl"
+        self.file = config.directory / METRICS
         self.writes = writes
         self._minutes = config.train.max_minutes if config.max_steps is None else None
         self._disk_failed = False
@@ -66,8 +67,7 @@ class Tracker:
         """
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         try:
-            with file.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(finite, ensure_ascii=False) + "\n")
+            append_line(file, finite)
         except OSError as error:
             if not self._disk_failed:
                 self.say(f"warning: {file} cannot be written ({error.strerror}); training continues")

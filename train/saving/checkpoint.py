@@ -19,13 +19,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from configs.checkpoints import CARD, STATE, TRAINING, training_folder
 from configs.command import InputError
 from data.tokenizer import Tokenizer
 from model import LanguageModel, save
 from model.checkpoint_format import read_weights
 from model.families import family_of
 from train.machine.distributed import World, share, whole
-from train.saving.commit import CARD, STATE, TRAINING, SaveError, commit, drop_old, step_name, training_folder
+from train.saving.commit import SaveError, commit, drop_old, step_name
 
 OPTIMIZER = "optimizer.safetensors"
 ALONE = World()
@@ -69,9 +70,10 @@ class TrainerState:
 
     best_tokens: how many held-out tokens the best loss was measured on (None: all). skipped: steps that changed no
     parameter. evaluated_at: step of the newest evaluation. hooks_done: names of hooks that ran at a later one, which a
-    signal cut short. logged: bytes of each log. identity: RunConfig.identity() of the run that saved. resolved: what `auto` stood for. scaler:
-    state of the loss scaler (fp16). spikes: the last losses, from which a spike stands out. world_size, torch_version:
-    of the process that saved.
+    signal cut short. logged: bytes of each log. identity: RunConfig.identity() of the run that saved. resolved: what
+    `auto` stood for, and what else the last bits depend on. breaks: where that changed at a resume: {step, what}.
+    scaler: state of the loss scaler (fp16). spikes: the last losses, from which a spike stands out. world_size,
+    torch_version: of the process that saved.
     """
 
     step: int = 0
@@ -87,6 +89,7 @@ class TrainerState:
     wandb_id: str | None = None
     identity: dict[str, Any] | None = None
     resolved: dict[str, Any] = field(default_factory=dict)
+    breaks: list[dict[str, Any]] = field(default_factory=list)
     scaler: dict[str, Any] | None = None
     spikes: dict[str, list[float]] = field(default_factory=lambda: {"losses": []})
     world_size: int = 1

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import os
+import sys
 from pathlib import Path
 
-LOGS = ("metrics.jsonl", "samples.jsonl", "trace.jsonl", "attention/index.jsonl")
+from configs.read_back import DamagedFile, keep_lines
+from configs.shown_text import escape
+from eval.run_files import METRICS, SAMPLES, STEPPED
+
+LOGS = (METRICS, SAMPLES, "trace.jsonl", "attention/index.jsonl")
 
 
 def log_sizes(directory: Path) -> dict[str, int]:
@@ -15,21 +20,19 @@ def log_sizes(directory: Path) -> dict[str, int]:
 
 
 def truncate_after(file: Path, step: int, size: int | None = None) -> None:
-    """Keep of a log the lines up to `step`, and of these only what is in its first `size` bytes.
+    """Drop the lines of a .jsonl file that are later than `step`, or beyond its first `size` bytes. Raises OSError.
 
-    The step alone does not say it: an evaluation may have logged some lines at the step where the run resumes, and it
-    comes again. A line that is damaged, or that a kill cut off, is dropped.
+    The step alone does not say enough: an evaluation may have logged at the step where the run resumes and been killed
+    before it was saved, and it comes again. A damaged line is reported and stays; a file that cannot be read at all is
+    reported and left alone.
     """
-    if not file.is_file():
-        return
-    lines = file.read_bytes()[:size].splitlines(keepends=True)
-    temporary = file.with_suffix(".tmp")
-    temporary.write_bytes(b"".join(line for line in lines if _is_up_to(step, line)))
-    temporary.replace(file)
 
+    def warn(problem: str) -> None:
+        print(escape(f"warning: {problem}"), file=sys.stderr)
 
-def _is_up_to(step: int, line: bytes) -> bool:
     try:
-        return bool(json.loads(line)["step"] <= step) and line.endswith(b"\n")
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False
+        if size is not None and file.is_file() and file.stat().st_size > size:
+            os.truncate(file, size)
+        keep_lines(file, lambda record: record["step"] <= step, warn, STEPPED)
+    except DamagedFile as error:
+        warn(f"{error}: training continues without it")

@@ -15,12 +15,12 @@ from configs.command import InputError
 from configs.meaning import Meaning, keys_that
 from data.prepare import PreparedData
 from eval.attention.render import PICTURES, VIEWER
+from eval.run_files import RESULT, read_result
 from train.config import LIMITS, RunConfig, load_run_config
 from train.saving.checkpoint import TrainerState, read_state
 from train.saving.commit import SaveError, any_checkpoint, damage, drop_old, newest_intact, settle
 from train.saving.logs import LOGS, truncate_after
 
-RESULT = "result.json"
 CONTENTS = "data.contents"  # key of the identity that says what the prepared data was made of
 
 
@@ -92,7 +92,7 @@ def _has_result(config: RunConfig, step: int) -> bool:
 
     With another name for the text, the run continues until `check_contents` can compare the text itself.
     """
-    result = read_result(config.directory)
+    result = read_result(config.directory, lambda problem: None)  # without one that can be read, it is written again
     if result is None or result.get("step") != step:
         return False
     return load_run_config(config.directory / "config.yaml").data.source == config.data.source
@@ -171,15 +171,6 @@ def write_result(directory: Path, values: dict[str, Any]) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     temporary.replace(directory / RESULT)
-
-
-def read_result(directory: Path) -> dict[str, Any] | None:
-    """What result.json of a run directory says; None if there is none, or none that can be read."""
-    try:
-        values = json.loads((directory / RESULT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return values if isinstance(values, dict) else None
 
 
 def _refuse_foreign(config: RunConfig) -> None:

@@ -32,7 +32,9 @@ def main() -> int:
     given = parser.parse_args()
     if given.capability == "avx2":
         os.environ.update(WITHOUT_AVX512)
-    os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="offline", OMP_NUM_THREADS="2", WANDB_SILENT="true")
+    os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true")
+    # two threads, which sleep while they wait: on a busy machine they would wait for each other most of the time
+    os.environ.update(OMP_NUM_THREADS="2", OMP_WAIT_POLICY="passive", KMP_BLOCKTIME="0")
     # started before torch is imported anywhere: the fork server takes over the environment
     burners = [multiprocessing.get_context("spawn").Process(target=burn, daemon=True) for _ in range(given.load)]
     for burner in burners:

@@ -12,14 +12,18 @@ from typing import Any
 
 CLOCKS = {"time_s", "seconds", "tokens_per_s", "data_wait_share", "memory_gb", "tflops", "eval_s", "save_s"}
 CLOCKS |= {"attention_seconds", "wandb_id", "logged"}
-# lines that tell minutes, how the run was resumed, or where fine-tuning finds its tokenizer (at first in the other run)
-SPOKEN = re.compile(r"^    path: runs/|% of the run\. Open |\d minutes \(|^resumed from|as this run began|\(auto: |\(asked for\)|^from step ")
+# lines that tell minutes, how the run was resumed, or where fine-tuning finds its tokenizer, at first in the other run
+SPOKEN = re.compile(
+    r"^    path: runs/|% of the run\. Open |\d minutes \(|^resumed from|as this run began|\(auto: |\(asked for\)"
+)
 
 
-def difference(ours: Path, theirs: Path, extra: set[str]) -> str:
-    """The first difference, in words, or "". extra: checkpoints that only ours may have."""
-    here, there = _files(ours), _files(theirs)
-    here = {name for name in here if not (name.startswith("checkpoints/") and name.split("/")[1] in extra)}
+def difference(ours: Path, theirs: Path, apart: set[str]) -> str:
+    """The first difference, in words, or "". apart: checkpoints that only one of them may have."""
+    here, there = (
+        {name for name in _files(run) if not (name.startswith("checkpoints/") and name.split("/")[1] in apart)}
+        for run in (ours, theirs)
+    )
     for what, names in (("only in the killed run", here - there), ("missing in the killed run", there - here)):
         for name in sorted(names):
             return f"{name}: {what}"

@@ -60,7 +60,12 @@ class Pace:
 
 
 class _SigEvent(ctypes.Structure):
-    _fields_ = [("value", ctypes.c_void_p), ("signo", ctypes.c_int), ("notify", ctypes.c_int), ("pad", ctypes.c_int * 12)]
+    _fields_ = [
+        ("value", ctypes.c_void_p),
+        ("signo", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("pad", ctypes.c_int * 12),
+    ]
 
 
 def signal_after(seconds: float, number: int, clock: int, again: bool = False) -> None:
@@ -85,6 +90,8 @@ def live(module: str, folder: Path, config: str, threads: int, draws: bool, end:
 
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     torch.set_num_threads(threads)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup and a shell's background jobs ignore these
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)
     print_to(folder.with_suffix(".out"))
     found = importlib.import_module(module)

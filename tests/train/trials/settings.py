@@ -10,7 +10,7 @@ from typing import Any
 
 LENGTH = 32  # tokens in a row; conversations need more
 CHAT_LENGTH = 96
-QUESTIONS_LENGTH = 192
+QUESTIONS_LENGTH = 512
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def draw(seed: int, number: int, *, compiles: bool = False) -> Setting:
         "compile": "compiled" if compiles else "plain",
         "length": amounts,
     }
-    return Setting(number, values, base, threads, dice.random() < 0.04, kinds)
+    return Setting(number, values, base, threads, dice.random() < 0.02, kinds)
 
 
 def write(setting: Setting, folder: Path) -> Path:
@@ -134,7 +134,7 @@ def _data(dice: random.Random, kind: str, length: int) -> dict[str, Any]:
         "storyworld": stories | {"repeats": dice.choice((0.0, 0.3))},
         "mix": {"kind": "mix", "parts": [{"weight": 2, "source": _text()}, {"source": stories}]},
         "chats": {"kind": "files", "path": "chats.jsonl"},
-        "questions": stories | {"chats": dice.choice(("mixed", "questions"))},
+        "questions": stories | {"chats": "questions"},
         "sft": {"kind": "files", "path": "chats.jsonl"},
     }[kind]
     is_chat = kind in ("chats", "questions", "sft")
@@ -149,7 +149,7 @@ def _data(dice: random.Random, kind: str, length: int) -> dict[str, Any]:
         "validation_fraction": 0.1,
     }
     if kind == "questions" or (kind == "storyworld" and dice.random() < 0.5):
-        data["tokenizer"] = {"kind": "bpe", "vocab_size": 512}
+        data["tokenizer"] = {"kind": "bpe", "vocab_size": 1024 if kind == "questions" else 512}
     if is_chat:
         data["rows_joined"] = dice.choice(("auto", 1))
     return data
@@ -158,7 +158,10 @@ def _data(dice: random.Random, kind: str, length: int) -> dict[str, Any]:
 def _train(
     dice: random.Random, length: int, precision: str, optimizer: str, compiles: bool
 ) -> tuple[dict[str, Any], str]:
-    rows, steps = dice.choice((4, 8) if length > LENGTH else (4, 8, 12)), dice.randint(20, 44)
+    rows, steps = (
+        dice.choice((2, 4) if length > CHAT_LENGTH else (4, 8) if length > LENGTH else (4, 8, 12)),
+        dice.randint(20, 44),
+    )
     tokens = rows * length
     by = dice.choice(("max_steps", "max_tokens"))
     micro = dice.choice(("auto", "auto", 2, rows // 2))

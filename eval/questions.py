@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs import tables
 from configs.command import InputError, exit_on_bad_input
@@ -25,9 +25,9 @@ from data.storyworld import converse
 from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer
 from eval.opening import add_device_option, open_model
-from model import LanguageModel, generate
-from model.checkpoint_format import checkpoint_directory
-from model.decoding.generation import left_pad
+
+if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
+    from model import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,8 @@ def ask(
     None for a prompt that, with its reply, does not fit into max_position_embeddings. A reply that does not end
     within the longest right one is cut there and ends in "…".
     """
+    from model import generate, left_pad
+
     prompts = [prompt_ids(tokenizer, question.messages) for question in questions]
     room = [len(ids) + 1 for ids in tokenizer.encode_many([question.reply for question in questions])]
     longest = lm.config.max_position_embeddings
@@ -196,6 +198,8 @@ def table(columns: dict[str, dict[str, float | int]]) -> str:
 
 def source_of(run: str | Path) -> StoryworldSource:
     """The built-in world that a run was trained on. Raises InputError if it was another source."""
+    from model.checkpoint_format import checkpoint_directory
+
     directory = checkpoint_directory(run)
     file = next(
         (at / "config.yaml" for at in (directory, *directory.parents[:2]) if (at / "config.yaml").is_file()), None

@@ -1,9 +1,27 @@
 """How does it compute? The network, and nothing else: it never sees a tokenizer or a file of text."""
 
-from model.checkpoint_format import load, save
-from model.config import ModelConfig
-from model.decoding.generation import generate, left_pad, stream
-from model.decoding.sampling import Sampling
-from model.transformer import LanguageModel
+from typing import TYPE_CHECKING
+
+import configs.command  # noqa: F401  # first: from here on Ctrl-C ends a command in one line
+from configs.later import imported_later
+
+if TYPE_CHECKING:
+    from model.checkpoint_format import load, save
+    from model.config import ModelConfig
+    from model.decoding.generation import generate, left_pad, stream
+    from model.decoding.sampling import Sampling
+    from model.transformer import LanguageModel
 
 __all__ = ["LanguageModel", "ModelConfig", "Sampling", "generate", "left_pad", "load", "save", "stream"]
+
+_PLACES = {
+    "LanguageModel": "model.transformer",
+    "ModelConfig": "model.config",
+    "Sampling": "model.decoding.sampling",
+    "generate": "model.decoding.generation",
+    "left_pad": "model.decoding.generation",
+    "load": "model.checkpoint_format",
+    "save": "model.checkpoint_format",
+    "stream": "model.decoding.generation",
+}
+__getattr__ = imported_later(__name__, _PLACES)  # a command that only reads model.config does not wait for torch

@@ -7,7 +7,7 @@
     a full disk (`> /dev/full`) ends it with one line and code 2
     a stream that the shell closed (`>&-`) is /dev/null
 
-A training run continues without its terminal: `survive_lost_output`. What goes to stderr is lost in silence.
+A training run continues without its terminal: `survive_lost_output`. A stderr that cannot be written is ignored.
 """
 
 from __future__ import annotations

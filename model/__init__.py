@@ -18,10 +18,7 @@ _PLACES = {
     "LanguageModel": "model.transformer",
     "ModelConfig": "model.config",
     "Sampling": "model.decoding.sampling",
-    "generate": "model.decoding.generation",
-    "left_pad": "model.decoding.generation",
-    "load": "model.checkpoint_format",
-    "save": "model.checkpoint_format",
-    "stream": "model.decoding.generation",
+    **dict.fromkeys(("generate", "left_pad", "stream"), "model.decoding.generation"),
+    **dict.fromkeys(("load", "save"), "model.checkpoint_format"),
 }
-__getattr__ = imported_later(__name__, _PLACES)  # a command that only reads model.config does not wait for torch
+__getattr__ = imported_later(__name__, _PLACES)  # torch takes seconds, and a config is checked without it

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs import tables
+from configs.checkpoints import checkpoint_directory
 from configs.command import InputError, exit_on_bad_input
 from configs.loader import load_config, validate
 from data.chat import prompt_ids
@@ -198,8 +199,6 @@ def table(columns: dict[str, dict[str, float | int]]) -> str:
 
 def source_of(run: str | Path) -> StoryworldSource:
     """The built-in world that a run was trained on. Raises InputError if it was another source."""
-    from model.checkpoint_format import checkpoint_directory
-
     directory = checkpoint_directory(run)
     file = next(
         (at / "config.yaml" for at in (directory, *directory.parents[:2]) if (at / "config.yaml").is_file()), None

@@ -18,6 +18,7 @@ from typing import Any
 
 from configs import tables
 from configs.bounds import MOST_QUESTIONS, whole
+from configs.checkpoints import checkpoint_directory
 from configs.command import InputError, exit_on_bad_input
 from configs.loader import load_config, validate
 from data.chat import prompt_ids
@@ -27,7 +28,6 @@ from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer
 from eval.opening import add_device_option, open_model
 from model import LanguageModel, generate
-from model.checkpoint_format import checkpoint_directory
 from model.decoding.generation import left_pad
 
 

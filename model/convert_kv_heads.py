@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
+from configs.bounds import MOST_HEADS, whole
 from configs.checkpoints import check_files, read_checkpoint
 from configs.command import InputError, exit_on_bad_input
 from model.config import ModelConfig
@@ -163,7 +164,13 @@ def next_command(source: Path, directory: Path, lm: LanguageModel, out: Path) ->
 def main() -> int:
     parser = argparse.ArgumentParser(description="Give a trained model fewer or more key/value heads.")
     parser.add_argument("source", type=Path, help="a run (its newest checkpoint) or a model directory")
-    parser.add_argument("--num-key-value-heads", type=int, required=True, metavar="N", help="heads afterwards")
+    parser.add_argument(
+        "--num-key-value-heads",
+        type=whole("--num-key-value-heads", 1, MOST_HEADS),
+        required=True,
+        metavar="N",
+        help="heads afterwards",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model directory to write")
     given = parser.parse_args()
     print(write_converted(given.source, given.num_key_value_heads, given.out))

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count, groupby, islice
 from typing import NamedTuple
 
+from configs.bounds import MOST_DOCUMENTS, whole
 from configs.command import InputError, exit_on_bad_input
 from configs.loader import LoadedConfig, load_config, validate
 from configs.shown_text import escape, visible
@@ -228,13 +229,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Show the rows that training will see, and what the corpus is like.")
     parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example data.sequence_length=64")
-    parser.add_argument("--rows", type=int, default=3, metavar="N", help="how many rows (default 3)")
+    parser.add_argument(
+        "--rows", type=whole("--rows", 0, MOST_DOCUMENTS), default=3, metavar="N", help="how many rows (default 3)"
+    )
     parser.add_argument("--ids", action="store_true", help="also show each token with its id")
     parser.add_argument("--split", choices=SPLITS, default="train", help="which rows (default train)")
     parser.add_argument("--color", choices=["auto", "always", "never"], default="auto", help="default: in a terminal")
     arguments = parser.parse_intermixed_args()
-    if arguments.rows < 0:
-        raise InputError(f"--rows {arguments.rows}: must be 0 (only the summary) or more")
     loaded = load_config(arguments.config, arguments.overrides)
     config, seed = validate(DataConfig, loaded, "data"), seed_of(loaded)
     data = prepare(config, output_directory(loaded), show_progress=sys.stderr.isatty())

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from configs import tables
+from configs.bounds import MOST_QUESTIONS, whole
+from configs.checkpoints import checkpoint_directory
 from configs.command import InputError, exit_on_bad_input
 from configs.loader import load_config, validate
 from data.chat import prompt_ids
@@ -26,7 +28,6 @@ from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer
 from eval.opening import add_device_option, open_model
 from model import LanguageModel, generate
-from model.checkpoint_format import checkpoint_directory
 from model.decoding.generation import left_pad
 
 
@@ -213,15 +214,23 @@ def source_of(run: str | Path) -> StoryworldSource:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Ask a run about held-out stories: exact match, class by class.")
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/sft_demo")
-    parser.add_argument("--documents", type=int, help="held-out conversations to ask about; default: all of them")
+    parser.add_argument(
+        "--documents",
+        type=whole("--documents", 1, MOST_QUESTIONS),
+        help="held-out conversations to ask about; default: all of them",
+    )
     parser.add_argument("--class", dest="kind", metavar="CLASS", help=f"only one of {', '.join(KINDS)}")
-    parser.add_argument("--show", type=int, default=0, metavar="N", help="print the first N wrong replies as well")
+    parser.add_argument(
+        "--show",
+        type=whole("--show", 0, MOST_QUESTIONS),
+        default=0,
+        metavar="N",
+        help="print the first N wrong replies as well",
+    )
     add_device_option(parser)
     given = parser.parse_args()
     if given.kind not in (None, *KINDS):
         raise InputError(f"--class {given.kind}: unknown class of questions: use one of {', '.join(KINDS)}")
-    if given.documents is not None and given.documents < 1:
-        raise InputError(f"--documents ({given.documents}) must be 1 or more")
     try:
         source = source_of(given.run)
     except (OSError, ValueError) as error:

@@ -50,7 +50,7 @@ def start_of_owner(config: RunConfig, ours: Owner) -> Start:
         start = find_start(config)
         if start.finished or not ours.problem:
             return start
-    elif read_result(config.directory) is not None:
+    elif (config.directory / RESULT).is_file():
         with suppress(InputError):  # the owner may be changing what is read here
             start = find_start(config)
             if start.finished:

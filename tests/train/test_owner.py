@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,9 +18,10 @@ import pytest
 from configs import locks
 from tests.processes import start
 from tests.train.double_starts import checked, undisturbed
-from tests.train.helpers import metrics, pretrain, write_config
+from tests.train.helpers import REPOSITORY, metrics, pretrain, write_config
 from train.saving import owner
 from train.saving.owner import CARD, FILES, LEASE, LOCK, holder, owned
+from train.sweep import __main__ as sweep
 
 HERE = socket.gethostname()
 SHORT = {"train": {"max_steps": 4, "checkpoint_every": 2}, "eval": {"every": 0}}
@@ -254,6 +256,89 @@ def test_checkpoints_that_were_deleted_under_a_run_are_reported_and_made_again(t
     done = pretrain(config)
     assert done.stdout.count(f"warning: {checkpoints} was moved or deleted; it is made again") == 1
     assert (checkpoints / "latest").read_text() == "step_00000004\n"
+
+
+# Sweeps
+
+
+KEY = "model.num_key_value_heads=1,2"
+
+
+def on_first_look(monkeypatch, act) -> None:
+    """Do this when a sweep that waits looks for the first time whether the other process has ended."""
+    has_ended, looks = sweep.Adopted.has_ended, []
+
+    def looked(adopted):
+        if not looks:
+            act()
+        looks.append(adopted)
+        return has_ended(adopted)
+
+    monkeypatch.setattr(sweep.Adopted, "has_ended", looked)
+
+
+def test_a_second_sweep_is_refused_and_trains_nothing(tmp_path, holding):
+    config, folder = write_config(tmp_path, **SHORT), tmp_path / "runs/tiny-sweep-num_key_value_heads"
+    process = holding(folder)
+    done = pretrain(config, KEY, code=2, script=sweep.main)
+    assert done.stderr.startswith(f"error: {folder} is in use by process {process.pid} on {HERE}, since ")
+    assert done.stderr.count("\n") == 1
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [folder.name]
+
+
+def test_a_sweep_waits_for_a_run_that_another_process_trains(tmp_path, holding, monkeypatch):
+    config = write_config(tmp_path, train={"max_steps": 4, "checkpoint_every": 2}, eval={"every": 2})
+    for heads in (1, 2):
+        pretrain(config, f"model.num_key_value_heads={heads}", f"name=tiny-{heads}-seed0")
+    process = holding(tmp_path / "runs/tiny-1-seed0")
+    on_first_look(monkeypatch, process.kill)
+    done = pretrain(config, KEY, "--skip-decode", script=sweep.main)
+    assert "2 runs, 1 of them already trained" in done.stdout
+    waited = f"[1/2] tiny-1-seed0: is trained by process {process.pid} on {HERE}, since "
+    assert waited in done.stdout
+    assert "[2/2] tiny-1-seed0: trained" in done.stdout
+
+
+def test_a_sweep_that_waits_can_be_stopped(tmp_path, holding, monkeypatch):
+    config = write_config(tmp_path, **SHORT)
+    process = holding(tmp_path / "runs/tiny-1-seed0")
+    on_first_look(monkeypatch, lambda: os.kill(os.getpid(), signal.SIGINT))
+    done = pretrain(config, KEY, code=130, script=sweep.main)
+    assert "tiny-1-seed0: is not waited for any more; its process continues" in done.stdout
+    assert "FAILED" not in done.stdout
+    assert process.is_alive()
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_with_the_runs_that_a_killed_sweep_left_behind(tmp_path):
+    hooks = ["validation", {"name": "tests.train.holding:while_held", "every": 2}]
+    config = write_config(tmp_path, train=SHORT["train"], eval={"every": 2, "hooks": hooks})
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    (runs / "hold").touch()
+    command = [sys.executable, "-u", "-m", "train.sweep", str(config), KEY, "--skip-decode"]
+    both = {"cwd": REPOSITORY, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with (tmp_path / "first.txt").open("w") as told:
+        first = subprocess.Popen(command, cwd=REPOSITORY, stdout=told, stderr=told)
+    wait_for(runs / "held")
+    first.kill()
+    first.wait()
+    second = subprocess.Popen(command, **both)
+    lines = []
+    while not lines or "waiting until that ends" not in lines[-1]:
+        lines.append(second.stdout.readline())
+        assert lines[-1], lines
+    assert "is in use by process" in pretrain(config, KEY, code=2, script=sweep.main).stderr
+    (runs / "hold").unlink()
+    printed, _ = second.communicate(timeout=300)
+    assert second.returncode == 0, printed
+    assert "FAILED" not in printed
+    assert "[1/2] tiny-2-seed0: trained" in printed
+    pretrain(config, "name=alone")
+    assert metrics(runs / "tiny-2-seed0") == metrics(runs / "alone")
+
+
+# Double starts
 
 
 @pytest.mark.parametrize("starts", [6, pytest.param(50, marks=pytest.mark.slow)])

@@ -47,10 +47,11 @@ class Owner:
     """The folder and, in the process that owns it, its lock. holder: another process that owns it, in words, or "".
 
     problem: why the folder cannot be taken, one line for the user: somebody holds it, or it cannot be written.
+    named: the key or option that names the folder.
     """
 
-    def __init__(self, directory: Path):
-        self.directory = directory
+    def __init__(self, directory: Path, named: str):
+        self.directory, self.named = directory, named
         self.holder = self.problem = ""
         self._lock: BaseFileLock | None = None
         self._identity, self._card = (0, 0), ""
@@ -94,7 +95,7 @@ class Owner:
             self.holder = _described(self.directory)
             self.problem = f"{self.directory} is in use by {self.holder}: wait until it ends, or stop it"
         except (OSError, ValueError) as error:  # ValueError: a path with a NUL character
-            self.problem = _problem(self.directory, error)
+            self.problem = f"{self.named}: {_problem(self.directory, error)}"
 
     def release(self) -> None:
         """Give the folder back. It is as if it had never been made if nothing else was written into it."""
@@ -115,9 +116,9 @@ class Owner:
 
 
 @contextmanager
-def owned(directory: Path, is_first: bool = True) -> Iterator[Owner]:
+def owned(directory: Path, is_first: bool = True, named: str = "output_dir") -> Iterator[Owner]:
     """While inside, this process owns the folder, or `problem` says why not. is_first: others need no lock."""
-    owner = Owner(directory)
+    owner = Owner(directory, named)
     if is_first:
         owner.take()
     try:
@@ -177,4 +178,4 @@ def _problem(directory: Path, error: OSError | ValueError) -> str:
     file = Path(getattr(error, "filename", None) or directory)
     if file.name in FILES and os.path.lexists(file):
         return f"{file} cannot be used: {reason}: delete it if no other process uses {directory}"
-    return f"output_dir: {directory if file.name in FILES else file} cannot be written: {reason}"
+    return f"{directory if file.name in FILES else file} cannot be written: {reason}"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from configs.bounds import MOST_RUNS, whole
 from configs.command import InputError, exit_on_bad_input
+from configs.streams import survive_lost_output
 from train.sweep.processes import Adopted, Process
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def main() -> int:
         if owner.problem:
             raise InputError(owner.problem)
         sweep = Sweep(given.config, runs, given.jobs, {run.config.name for run in runs if is_finished(run)})
+        survive_lost_output()
         sweep.announce()
         if stopped := sweep.train():
             print("sweep: stopped; the same command continues from here", file=sys.stderr)

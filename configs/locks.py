@@ -22,7 +22,7 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)  # what
 def locked(file: Path, wait_s: float, note_lost: Callable[[object], None] | None = None) -> AcquireReturnProxy:
     """Lock this file: `with locked(file, 10):`, or `lock = locked(file, 10).lock` and later `lock.release()`.
 
-    wait_s: how long to wait for another process that holds it, -1: for ever. note_lost: called if a lease ends too
+    wait_s: how long to wait for another process that holds it, -1: forever. note_lost: called if a lease ends too
     early, because this process was silent for LEASE_S.
     Raises filelock.Timeout if another process still holds it, OSError if the file cannot be used.
     """

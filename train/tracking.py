@@ -18,6 +18,7 @@ from tqdm import tqdm
 from configs.read_back import append_line
 from eval.run_files import METRICS
 from train.config import RunConfig
+from train.saving.owner import Owner
 
 PATIENCE_S = 60.0  # how long the end of a run waits for wandb
 WAITING = 1000  # things to log that may wait for wandb; what comes beyond is dropped there (it is on the disk)
@@ -27,10 +28,17 @@ class Tracker:
     """One run's metrics.jsonl, progress bar and wandb run. writes=False: of a process that is not the first."""
 
     def __init__(
-        self, config: RunConfig, start_step: int, start_seconds: float, wandb_id: str | None, writes: bool = True
+        self,
+        config: RunConfig,
+        start_step: int,
+        start_seconds: float,
+        wandb_id: str | None,
+        writes: bool = True,
+        owner: Owner | None = None,
     ):
         self.file = config.directory / METRICS
         self.writes = writes
+        self._owner = owner
         self._minutes = config.train.max_minutes if config.max_steps is None else None
         self._disk_failed = False
         initial = start_step if config.max_steps else start_seconds / 60
@@ -62,8 +70,11 @@ class Tracker:
     def append(self, file: Path, record: dict[str, Any]) -> None:
         """A line of a .jsonl file of the run; what is non-finite (NaN, infinity) is null.
 
-        A failure to write is reported once, and training continues.
+        A failure to write is reported once, and training continues. Nothing is written if the run directory is no
+        longer this run's; the loop finds that out and stops.
         """
+        if self._owner is not None and self._owner.lost:
+            return
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         try:
             append_line(file, finite)

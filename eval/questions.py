@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs import tables
 from configs.bounds import MOST_QUESTIONS, whole
@@ -27,8 +27,9 @@ from data.storyworld import converse
 from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer
 from eval.opening import add_device_option, open_model
-from model import LanguageModel, generate
-from model.decoding.generation import left_pad
+
+if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
+    from model import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ def ask(
     None for a prompt that, with its reply, does not fit into max_position_embeddings. A reply that does not end
     within the longest right one is cut there and ends in "…".
     """
+    from model import generate, left_pad
+
     prompts = [prompt_ids(tokenizer, question.messages) for question in questions]
     room = [len(ids) + 1 for ids in tokenizer.encode_many([question.reply for question in questions])]
     longest = lm.config.max_position_embeddings

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-
-import torch
+from typing import TYPE_CHECKING
 
 from configs.bounds import MOST_QUESTIONS, MOST_SEED, MOST_TEMPERATURE, number, whole
 from configs.command import InputError, exit_on_bad_input
 from data.chat import prompt_ids
 from data.tokenizer import Tokenizer
 from eval.opening import add_device_option, open_model
-from model import LanguageModel, generate
+
+if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
+    from model import LanguageModel
 
 
 def complete(
@@ -30,6 +31,10 @@ def complete(
     begin_document puts the first token of a document in front, as training did; an empty prompt needs it.
     Raises InputError for a prompt that fills the context.
     """
+    import torch
+
+    from model import generate
+
     if chat and prompt:
         ids = prompt_ids(tokenizer, [{"role": "user", "content": prompt}])
     else:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import io
-import os
 import re
 import shutil
 import signal
@@ -50,9 +49,6 @@ def main() -> int:
         return Chat(given).run()
     except KeyboardInterrupt:  # while it loads, or between piped lines
         return 130
-    except BrokenPipeError:  # the reader of our output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def parse() -> argparse.Namespace:

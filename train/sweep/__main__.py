@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from configs.bounds import MOST_RUNS, whole
 from configs.command import exit_on_bad_input
+from configs.streams import survive_lost_output
 
 if TYPE_CHECKING:
     from train.sweep.plan import PlannedRun
@@ -51,6 +52,7 @@ def main() -> int:
 
     runs = plan(given.config, given.overrides, given.seeds)
     sweep = Sweep(given.config, runs, given.jobs, {run.config.name for run in runs if is_finished(run)})
+    survive_lost_output()
     sweep.announce()
     if stopped := sweep.train():
         print("sweep: stopped; the same command continues from here", file=sys.stderr)

@@ -30,6 +30,9 @@ from train.optimizer import Muon, build_optimizers
 
 USABLE_SHARE = 0.9  # of the memory: the rest is for the CUDA context and for fragments
 WRITTEN_OUT = ("eager", "sdpa_math")  # attention that keeps every weight for the backward pass, on any device
+MOST_CHUNKS = (
+    512  # of the loss: more than 260,000 tokens are measured as if the chunks were larger, or it takes minutes
+)
 UNMASKED = ("flex", "varlen")  # attention that needs no mask matrix for documents and windows
 
 
@@ -100,6 +103,8 @@ def _measured(run: RunConfig, rows: int, types: list[Any], half: bool, device: s
     model = run.model.model_copy(update={"num_hidden_layers": len(types), "layer_types": types})
     run = run.model_copy(update={"model": model})
     with ExitStack() as stack:
+        most = max(loss.CHUNK["cpu"], rows * run.data.sequence_length // MOST_CHUNKS)
+        stack.enter_context(mock.patch.dict(loss.CHUNK, cpu=most))
         stack.enter_context(FakeTensorMode())
         held = stack.enter_context(Held())
         lm = LanguageModel(run.model).train()
@@ -163,7 +168,7 @@ def _as_on(device: str) -> Iterator[None]:
     # a norm's own backward pass (model/norm.py) is for a CPU that does not compile; a chunk of the loss is larger
     with (
         mock.patch.object(torch.compiler, "is_compiling", return_value=True),
-        mock.patch.dict(loss.CHUNK, cpu=loss.CHUNK_ELSEWHERE),
+        mock.patch.dict(loss.CHUNK, cpu=max(loss.CHUNK["cpu"], loss.CHUNK_ELSEWHERE)),
     ):
         yield
 

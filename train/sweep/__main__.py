@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from configs.bounds import MOST_RUNS, whole
 from configs.command import exit_on_bad_input
 from configs.streams import survive_lost_output
+from train.config import add_trust_option
 
 if TYPE_CHECKING:
     from train.sweep.plan import PlannedRun
@@ -47,10 +48,11 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="folder of comparison.md; default: <output_dir>/<name>-sweep-<keys>")
     parser.add_argument("--skip-decode", action="store_true", help="do not measure decoding in the comparison")
+    add_trust_option(parser)
     given = parser.parse_intermixed_args()
     from train.sweep.plan import plan  # heavy: --help answers at once
 
-    runs = plan(given.config, given.overrides, given.seeds)
+    runs = plan(given.config, given.overrides, given.seeds, trust_hooks=given.trust_hooks)
     sweep = Sweep(given.config, runs, given.jobs, {run.config.name for run in runs if is_finished(run)})
     survive_lost_output()
     sweep.announce()
@@ -175,7 +177,7 @@ class Process:
         threads = int(os.environ.get("OMP_NUM_THREADS") or _cores())
         share = {} if alone else {"OMP_NUM_THREADS": str(max(1, threads // jobs)), "PYTHONIOENCODING": "utf-8"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", run.script, config, *run.overrides],
+            [sys.executable, "-m", run.script, config, *run.overrides, *["--trust-hooks"] * run.trust_hooks],
             env=os.environ | share,
             stdout=None if alone else subprocess.PIPE,
             stderr=None if alone else subprocess.STDOUT,

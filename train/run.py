@@ -132,7 +132,7 @@ def open_run(
     rows = micro_batch_rows(config, device, world.size)
     as_it_began = (state.resolved.get("device"), state.resolved.get("world_size")) == (device.device.type, world.size)
     if config.train.micro_batch_size == "auto" and as_it_began:  # memory may have run out since
-        rows = state.resolved["micro_batch_size"]
+        rows = min(state.resolved.get("micro_batch_size") or rows, config.rows_per_step // world.size)
     state.resolved |= {"device": device.device.type, "precision": device.precision, "attention": device.attention}
     state.resolved |= {"compile": device.compile, "micro_batch_size": rows, "world_size": world.size}
     state.micro_rows = max(1, rows * config.data.sequence_length // source.row_length)

@@ -31,14 +31,14 @@ class NonFiniteLoss(Exception):
 
 
 class Stopped(Exception):
-    """SIGINT or SIGTERM came to one of the processes, and all of them know."""
+    """A signal that asks to stop came to one of the processes, and all of them know."""
 
     def __init__(self, number: int):
         self.number = number
 
 
 def train(run: Run) -> int:
-    """Train from run.state to the end of the run. Returns the exit code: 0, 3 (non-finite), 130 / 143 (signal)."""
+    """Train from run.state to the end of the run. Returns the exit code: 0, 3 (non-finite), 128 + signal."""
     state = run.state
     state.started = time.perf_counter() - state.seconds  # from here, so that compiling counts
     with stop_signals() as stopped:
@@ -123,6 +123,7 @@ def read_figures(run: Run, is_last: bool) -> None:
     loss, lr = f"{meter.last.loss:.3f}", f"{meter.last.figures.lr:.1e}"
     run.tracker.progress(state.step, state.seconds, loss=loss, lr=lr, tok_s=f"{meter.tokens_per_s:,.0f}")
     if logs:
+        run.check_owner()
         run.tracker.log("train", state.step, state.tokens, state.seconds, meter.line())
 
 
@@ -172,6 +173,7 @@ def evaluate(run: Run, stopped: Signal, is_last: bool = False) -> None:
     """
     state, tokens = run.state, run.config.eval.max_tokens
     raise_if_stopped(run, stopped)
+    run.check_owner()
     with run.meter.apart("eval_s"), run.tracker.doing("evaluating"), run.device.autocast():
         loss, is_complete = run.hooks.run(run.event(is_last), state.hooks_done, stopped)
     if state.step and loss is not None and math.isfinite(loss):
@@ -209,15 +211,19 @@ def save(run: Run, needed: bool) -> None:
         return
     for reading in run.meter.read_device():  # nothing is saved before its loss was looked at
         examine(run, reading)
+    run.check_owner()
     state.seconds = time.perf_counter() - state.started
     state.wandb_id, state.scaler = run.tracker.wandb_id, run.scaler.state_dict()
     try:
         with run.meter.apart("save_s"), run.tracker.doing("saving"):
             checkpoints, train = run.config.directory / "checkpoints", run.config.train
+            if not checkpoints.is_dir():
+                run.tracker.say(f"warning: {checkpoints} was moved or deleted; it is made again for this checkpoint")
             kept = (train.keep_last, train.keep_best)
             save_checkpoint(checkpoints, run.lm, run.optimizers, run.data.tokenizer, state, *kept, run.world)
         state.saved_at = state.step
     except SaveError as error:
+        run.check_owner()
         if needed:
             raise InputError(str(error)) from None
         run.tracker.say(f"warning: {error}; training continues")

@@ -21,6 +21,7 @@ from train.objective import BatchSource, Objective
 from train.optimizer import build_optimizers
 from train.saving import run_directory
 from train.saving.checkpoint import TrainerState, load_checkpoint
+from train.saving.owner import Owner
 from train.saving.run_directory import Start
 from train.tracking import Tracker
 
@@ -49,6 +50,7 @@ class Run:
 
     config: RunConfig
     script: str
+    owner: Owner
     device: Device
     world: World
     data: PreparedData
@@ -78,6 +80,10 @@ class Run:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
+    def check_owner(self) -> None:
+        """Raises InputError in every process if the run directory is no longer this run's: it was moved or deleted."""
+        self.world.first(self.owner.check)
+
     def event(self, is_last: bool) -> EvalEvent:
         """This moment, for the hooks."""
         return EvalEvent(
@@ -102,6 +108,7 @@ def open_run(
     config: RunConfig,
     script: str,
     start: Start,
+    owner: Owner,
     device: Device,
     world: World,
     data: PreparedData,
@@ -125,6 +132,7 @@ def open_run(
             state.wandb_id = None  # another run continues, under its own name
         state.spikes = state.spikes or {"losses": []}
     run_directory.check_contents(config, state, data)
+    world.first(owner.check)
     world.first(lambda: run_directory.open_for(config, start))
     scaler = torch.amp.GradScaler(device.device.type, enabled=device.precision == "fp16")
     if state.scaler and scaler.is_enabled():
@@ -138,11 +146,12 @@ def open_run(
     state.micro_rows = max(1, rows * config.data.sequence_length // source.row_length)
     state.forward = lm
     state.non_finite = torch.tensor(float(state.skipped), device=device.device)
-    tracker = Tracker(config, state.step, state.seconds, state.wandb_id, world.is_first)
+    tracker = Tracker(config, state.step, state.seconds, state.wandb_id, world.is_first, owner)
     meter = Meter(config, lm, device, world.size)
     return Run(
         config,
         script,
+        owner,
         device,
         world,
         data,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import queue
 import secrets
 import sys
@@ -20,6 +19,7 @@ from configs.read_back import DamagedFile, append_line, keep_lines
 from configs.shown_text import escape
 from eval.run_files import METRICS, STEPPED
 from train.config import RunConfig
+from train.saving.owner import Owner
 
 PATIENCE_S = 60.0  # how long the end of a run waits for wandb
 WAITING = 1000  # things to log that may wait for wandb; what comes beyond is dropped there (it is on the disk)
@@ -44,10 +44,17 @@ class Tracker:
     """One run's metrics.jsonl, progress bar and wandb run. writes=False: of a process that is not the first."""
 
     def __init__(
-        self, config: RunConfig, start_step: int, start_seconds: float, wandb_id: str | None, writes: bool = True
+        self,
+        config: RunConfig,
+        start_step: int,
+        start_seconds: float,
+        wandb_id: str | None,
+        writes: bool = True,
+        owner: Owner | None = None,
     ):
         self.file = config.directory / METRICS
         self.writes = writes
+        self._owner = owner
         self._minutes = config.train.max_minutes if config.max_steps is None else None
         self._disk_failed = False
         initial = start_step if config.max_steps else start_seconds / 60
@@ -79,8 +86,11 @@ class Tracker:
     def append(self, file: Path, record: dict[str, Any]) -> None:
         """A line of a .jsonl file of the run; what is non-finite (NaN, infinity) is null.
 
-        A failure to write is reported once, and training continues.
+        A failure to write is reported once, and training continues. Nothing is written if the run directory is no
+        longer this run's; the loop finds that out and stops.
         """
+        if self._owner is not None and self._owner.lost:
+            return
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         try:
             append_line(file, finite)
@@ -123,11 +133,8 @@ class Tracker:
         """Print a line without tearing the progress bar."""
         if not self.writes:
             return
-        try:
-            self.bar.write(text, file=sys.stdout)
-            sys.stdout.flush()
-        except OSError:  # the reader (head, less) has ended, or the disk is full: the run continues without it
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        self.bar.write(text, file=sys.stdout)
+        sys.stdout.flush()
 
     def close(self, exit_code: int = 0) -> None:
         """Close the bar, and wandb's run with our exit code."""

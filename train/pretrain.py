@@ -121,6 +121,8 @@ def build_model(
 
     if device.device.type == "cpu":
         keep_freed_memory()
+    if device.threads is not None:
+        torch.set_num_threads(device.threads)
     if device.precision == "tf32":
         torch.set_float32_matmul_precision("high")
     torch.manual_seed(config.seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from model import LanguageModel
 from train.config import RunConfig
 from train.machine.device import Device
 from train.machine.distributed import World
+from train.machine.exactness import decided_by
 from train.machine.hardware import device_memory
 from train.meters import Meter
 from train.objective import BatchSource, Objective
@@ -32,11 +34,13 @@ AUTO_MICRO_TOKENS = {"cpu": 8192, "cuda": 65536, "mps": 16384}
 class RunState(TrainerState):
     """What changes: what checkpoints save (TrainerState), and what belongs to this process alone.
 
-    micro_rows: rows of one forward pass. saved_at: step of the newest checkpoint. started: when the run would have
-    begun if it had never been interrupted. forward: what training calls: the model, or the model compiled or wrapped.
-    non_finite: steps skipped so far, counted on the device; `skipped` is the part of it that has been read.
+    before: `resolved` of the checkpoint. micro_rows: rows of one forward pass. saved_at: step of the newest checkpoint.
+    started: when the run would have begun if it had never been interrupted. forward: what training calls: the model, or
+    the model compiled or wrapped. non_finite: steps skipped so far, counted on the device; `skipped` is the part of it
+    that has been read.
     """
 
+    before: dict[str, Any] = field(default_factory=dict)
     micro_rows: int = 1
     saved_at: int | None = None
     started: float = 0.0
@@ -141,8 +145,7 @@ def open_run(
     as_it_began = (state.resolved.get("device"), state.resolved.get("world_size")) == (device.device.type, world.size)
     if config.train.micro_batch_size == "auto" and as_it_began:  # memory may have run out since
         rows = min(state.resolved.get("micro_batch_size") or rows, config.rows_per_step // world.size)
-    state.resolved |= {"device": device.device.type, "precision": device.precision, "attention": device.attention}
-    state.resolved |= {"compile": device.compile, "micro_batch_size": rows, "world_size": world.size}
+    state.before, state.resolved = state.resolved, decided_by(device, rows, world.size)
     state.micro_rows = max(1, rows * config.data.sequence_length // source.row_length)
     state.forward = lm
     state.non_finite = torch.tensor(float(state.skipped), device=device.device)

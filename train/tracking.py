@@ -15,29 +15,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from configs.read_back import DamagedFile, append_line, keep_lines
-from configs.shown_text import escape
-from eval.run_files import METRICS, STEPPED
+from configs.read_back import append_line
+from eval.run_files import METRICS
 from train.config import RunConfig
 from train.saving.owner import Owner
 
 PATIENCE_S = 60.0  # how long the end of a run waits for wandb
 WAITING = 1000  # things to log that may wait for wandb; what comes beyond is dropped there (it is on the disk)
-
-
-def truncate_after(file: Path, step: int) -> None:
-    """Drop the lines of a .jsonl file that are later than `step`: the run resumes from there. Raises OSError.
-
-    A damaged line is reported and stays; a file that cannot be read at all is reported and left alone.
-    """
-
-    def warn(problem: str) -> None:
-        print(escape(f"warning: {problem}"), file=sys.stderr)
-
-    try:
-        keep_lines(file, lambda record: record["step"] <= step, warn, STEPPED)
-    except DamagedFile as error:
-        warn(f"{error}: training continues without it")
 
 
 class Tracker:

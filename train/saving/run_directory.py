@@ -16,13 +16,13 @@ from configs.command import InputError
 from configs.meaning import Meaning, keys_that
 from data.prepare import PreparedData
 from eval.attention.render import PICTURES, VIEWER
-from eval.run_files import METRICS, RESULT, SAMPLES, read_result
+from eval.run_files import RESULT, read_result
 from train.config import LIMITS, RunConfig, load_run_config
 from train.saving.checkpoint import TrainerState, read_state
 from train.saving.commit import SaveError, any_checkpoint, damage, drop_old, newest_intact, settle
+from train.saving.logs import LOGS, truncate_after
 from train.saving.owner import FILES as OWNER_FILES
 from train.saving.owner import Owner
-from train.tracking import truncate_after
 
 CONTENTS = "data.contents"  # key of the identity that says what the prepared data was made of
 
@@ -168,8 +168,9 @@ def _tidy(config: RunConfig, start: Start) -> None:
     settle(directory / "checkpoints", start.newest)
     if start.newest is not None:  # a kill may have come before the last save deleted what it replaces
         drop_old(directory / "checkpoints", start.newest, config.train.keep_last, config.train.keep_best)
-    for name in (METRICS, SAMPLES, "trace.jsonl", "attention/index.jsonl"):
-        truncate_after(directory / name, last)
+    sizes = start.state.logged if start.state is not None and start.is_own(config) else {}
+    for name in LOGS:
+        truncate_after(directory / name, last, sizes.get(name))
     for file in (directory / "attention").glob("*"):
         number = re.fullmatch(r"step_(\d{8})", file.stem)
         if int(number[1]) > last if number else file.name in (*PICTURES, VIEWER):  # drawn again at the end

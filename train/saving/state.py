@@ -28,7 +28,7 @@ SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growt
 
 
 class Resolved(BaseModel):
-    """What `auto` stood for."""
+    """What `auto` stood for, and what else the last bits depend on (train/machine/exactness.py)."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -38,6 +38,27 @@ class Resolved(BaseModel):
     compile: bool | Literal["auto"] | None = None
     micro_batch_size: Positive | None = None
     world_size: Positive | None = None
+    torch: Text | None = None
+    gpu: Text | None = None
+    cpu: Text | None = None
+    kernels: Text | None = None
+    instructions: list[Text] | None = None
+    threads: Annotated[int, Field(ge=1, le=10_000)] | None = None
+
+
+class Break(BaseModel):
+    """Where the last bits changed at a resume."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    step: Step
+    what: Annotated[str, Field(max_length=10_000)]
+
+
+def _are_breaks(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for value in values:
+        Break.model_validate(value)
+    return values
 
 
 def _is_resolved(values: dict[str, Any]) -> dict[str, Any]:
@@ -63,9 +84,10 @@ class TrainerState:
 
     best_tokens: how many held-out tokens the best loss was measured on (None: all). skipped: steps that changed no
     parameter. evaluated_at: step of the newest evaluation. hooks_done: names of hooks that ran at a later one, which a
-    signal cut short. identity: RunConfig.identity() of the run that saved. resolved: what `auto` stood for. scaler:
-    state of the loss scaler (fp16). spikes: the last losses, from which a spike stands out. world_size, torch_version:
-    of the process that saved.
+    signal cut short. logged: bytes of each log. identity: RunConfig.identity() of the run that saved. resolved: what
+    `auto` stood for, and what else the last bits depend on. breaks: where that changed at a resume: {step, what}.
+    scaler: state of the loss scaler (fp16). spikes: the last losses, from which a spike stands out. world_size,
+    torch_version: of the process that saved.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -79,9 +101,11 @@ class TrainerState:
     skipped: Count = 0
     evaluated_at: Step | None = None
     hooks_done: list[Text] = field(default_factory=list)
+    logged: dict[Text, Count] = field(default_factory=dict)
     wandb_id: Name | None = None
     identity: dict[str, Any] | None = None
     resolved: Annotated[dict[str, Any], AfterValidator(_is_resolved)] = field(default_factory=dict)
+    breaks: Annotated[list[dict[str, Any]], AfterValidator(_are_breaks)] = field(default_factory=list)
     scaler: Annotated[dict[str, Loss], AfterValidator(_is_scaler)] | None = None
     spikes: Annotated[dict[str, list[Loss]], AfterValidator(_is_spikes)] = field(default_factory=lambda: {"losses": []})
     world_size: Positive = 1

@@ -44,6 +44,8 @@ FIELDS = {  # and the wrong values that are right here
     "skipped": (),
     "evaluated_at": ("null",),
     "hooks_done": ("a list",),
+    "logged": ("an object",),
+    "breaks": ("a list",),
     "wandb_id": ("text", "null"),
     "identity": (),
     "resolved": ("an object",),
@@ -53,7 +55,8 @@ FIELDS = {  # and the wrong values that are right here
     "torch_version": ("text", "a control character"),
 }
 INSIDE = {  # of objects in the state
-    "resolved": ["device", "precision", "attention", "compile", "micro_batch_size", "world_size"],
+    "resolved": ["device", "precision", "attention", "compile", "micro_batch_size", "world_size", "threads"],
+    "logged": ["metrics.jsonl"],
     "spikes": ["losses", "others"],
     "identity": ["seed", "model.hidden_size", "data.contents", "train.max_steps"],
 }

@@ -43,7 +43,7 @@ class Resolved(BaseModel):
     cpu: Text | None = None
     kernels: Text | None = None
     instructions: list[Text] | None = None
-    threads: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
 
 
 class Break(BaseModel):

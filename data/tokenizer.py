@@ -224,8 +224,7 @@ def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
     Its own bos, eos and pad tokens are kept if possible. The bos token marks where a document begins, so it must
     differ from the others and from those of the chat. Raises InputError.
     """
-    file = _tokenizer_file(path)
-    backend, settings = _read(file)
+    backend, settings, file = _read_from(path)
     vocabulary = backend.get_vocab(with_added_tokens=True)
     if max(vocabulary.values(), default=-1) + 1 != len(vocabulary):
         last = max(vocabulary.values())
@@ -280,11 +279,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     Raises InputError when there is none.
     """
-    backend, settings = _read_from(path)
+    backend, settings, _ = _read_from(path)
     return Tokenizer(backend, {role: _token(settings.get(role)) or ours for role, ours in ROLES.items()})
 
 
-def _read_from(path: str | Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+def _read_from(path: str | Path) -> tuple[tokenizers.Tokenizer, dict[str, Any], Path]:
+    """The tokenizer of a run, a directory or a file: tokenizer.json, its settings, and where it is."""
     if is_file(Path(path) / "checkpoints" / "latest"):
         return read_checkpoint(path, lambda directory: _read(_tokenizer_file(directory)))
     return _read(_tokenizer_file(path))
@@ -295,7 +295,7 @@ def _token(setting: Any) -> str:
     return str((setting.get("content") if isinstance(setting, dict) else setting) or "")
 
 
-def _read(file: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+def _read(file: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any], Path]:
     """A tokenizer.json, and the tokenizer_config.json beside it; {} if there is none."""
     check_files(file.parent, file.name, "tokenizer_config.json")
     try:
@@ -309,7 +309,7 @@ def _read(file: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
         raise InputError(f"{path}: is not valid JSON: {error}") from None
     if not isinstance(settings, dict):
         raise InputError(f"{path}: must hold an object of settings")
-    return backend, settings
+    return backend, settings, file
 
 
 def _tokenizer_file(path: str | Path) -> Path:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-
-LEAST, MOST = 1e-6, 1e6  # of a temperature, of top_p, of a penalty: float32 divides by these without infinities
+from configs.bounds import LEAST_DRAWN as LEAST
+from configs.bounds import MOST_FACTOR as MOST
 
 
 @dataclass(frozen=True)

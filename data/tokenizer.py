@@ -91,12 +91,18 @@ class Tokenizer:
         return hashlib.sha256(json.dumps([deciding, self.roles], sort_keys=True).encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without the first and last token of a document."""
-        return self.backend.encode(text, add_special_tokens=False).ids
+        """The ids of a text, without the first and last token of a document. Raises ValueError for half a character."""
+        try:
+            return self.backend.encode(text, add_special_tokens=False).ids
+        except TypeError:
+            raise ValueError(_half_of(text)) from None
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of several texts, on all cores, without the first and last token of a document."""
-        return [one.ids for one in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        """The ids of several texts, on all cores, without the first and last token of a document; see `encode`."""
+        try:
+            return [one.ids for one in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        except TypeError:
+            raise ValueError(_half_of("".join(texts))) from None
 
     @cached_property
     def can_cut(self) -> bool:
@@ -224,8 +230,7 @@ def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
     Its own bos, eos and pad tokens are kept if possible. The bos token marks where a document begins, so it must
     differ from the others and from those of the chat. Raises InputError.
     """
-    file = _tokenizer_file(path)
-    backend, settings = _read(file)
+    backend, settings, file = _read_from(path)
     vocabulary = backend.get_vocab(with_added_tokens=True)
     if max(vocabulary.values(), default=-1) + 1 != len(vocabulary):
         last = max(vocabulary.values())
@@ -280,11 +285,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     Raises InputError when there is none.
     """
-    backend, settings = _read_from(path)
+    backend, settings, _ = _read_from(path)
     return Tokenizer(backend, {role: _token(settings.get(role)) or ours for role, ours in ROLES.items()})
 
 
-def _read_from(path: str | Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+def _read_from(path: str | Path) -> tuple[tokenizers.Tokenizer, dict[str, Any], Path]:
+    """The tokenizer of a run, a directory or a file: tokenizer.json, its settings, and where it is."""
     if is_file(Path(path) / "checkpoints" / "latest"):
         return read_checkpoint(path, lambda directory: _read(_tokenizer_file(directory)))
     return _read(_tokenizer_file(path))
@@ -295,7 +301,7 @@ def _token(setting: Any) -> str:
     return str((setting.get("content") if isinstance(setting, dict) else setting) or "")
 
 
-def _read(file: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+def _read(file: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any], Path]:
     """A tokenizer.json, and the tokenizer_config.json beside it; {} if there is none."""
     check_files(file.parent, file.name, "tokenizer_config.json")
     try:
@@ -309,7 +315,7 @@ def _read(file: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
         raise InputError(f"{path}: is not valid JSON: {error}") from None
     if not isinstance(settings, dict):
         raise InputError(f"{path}: must hold an object of settings")
-    return backend, settings
+    return backend, settings, file
 
 
 def _tokenizer_file(path: str | Path) -> Path:
@@ -323,6 +329,11 @@ def _tokenizer_file(path: str | Path) -> Path:
 def round_up(size: int) -> int:
     """The vocabulary size that this one becomes: the next multiple of 64."""
     return -(-size // 64) * 64
+
+
+def _half_of(text: str) -> str:
+    half = next(c for c in text if "\ud800" <= c <= "\udfff")
+    return f"a text holds {half!a}, half a character: it is not valid UTF-8"
 
 
 def _bytes_of(token: str) -> bytes:

@@ -84,7 +84,7 @@ def file_of(folder: Path, step: int) -> Path:
 
 def write(snapshot: Snapshot, folder: Path) -> Path:
     """Write the snapshot, whole or not at all, and its line in index.jsonl."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)  # not its parents: a run directory that was moved away is not made again
     maps = {
         name: {"labels": one.labels, "documents": one.documents, "left_out": one.left_out}
         for name, one in snapshot.maps.items()

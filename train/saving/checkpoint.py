@@ -71,9 +71,10 @@ class TrainerState:
 
     best_tokens: how many held-out tokens the best loss was measured on (None: all). skipped: steps that changed no
     parameter. evaluated_at: step of the newest evaluation. hooks_done: names of hooks that ran at a later one, which a
-    signal cut short. identity: RunConfig.identity() of the run that saved. resolved: what `auto` stood for. scaler:
-    state of the loss scaler (fp16). spikes: the last losses, from which a spike stands out. world_size, torch_version:
-    of the process that saved.
+    signal cut short. logged: bytes of each log. identity: RunConfig.identity() of the run that saved. resolved: what
+    `auto` stood for, and what else the last bits depend on. breaks: where that changed at a resume: {step, what}.
+    scaler: state of the loss scaler (fp16). spikes: the last losses, from which a spike stands out. world_size,
+    torch_version: of the process that saved.
     """
 
     step: int = 0
@@ -85,9 +86,11 @@ class TrainerState:
     skipped: int = 0
     evaluated_at: int | None = None
     hooks_done: list[str] = field(default_factory=list)
+    logged: dict[str, int] = field(default_factory=dict)
     wandb_id: str | None = None
     identity: dict[str, Any] | None = None
     resolved: dict[str, Any] = field(default_factory=dict)
+    breaks: list[dict[str, Any]] = field(default_factory=list)
     scaler: dict[str, Any] | None = None
     spikes: dict[str, list[float]] = field(default_factory=lambda: {"losses": []})
     world_size: int = 1

@@ -9,7 +9,7 @@ MARKS = {"\n": "⏎\n", "\t": "⇥", "\r": "␍"} | {mark: f"⟨U+{ord(mark):04X
 INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode categories
 HTML = {"<": "&lt;", "&": "&amp;"}
 # what means something within a line: not the `_` of words_like_this, a * alone, the brackets of [0, 1], p < 0.05
-WORKING = re.compile(r"[\\`|~]|\*(?=\S)|(?<=\S)\*|(?<!\w)_|_(?!\w)|<(?=[A-Za-z/!?])|&(?=#?\w+;)")
+WORKING = re.compile(r"[\\`|~]|\*(?=\S)|(?<=\S)\*|(?<![^\W_])_|_(?![^\W_])|<(?=[A-Za-z/!?])|&(?=#?\w+;)")
 LINK = re.compile(r"\]\s*[(\[:]")
 JOINERS = "\u200c\u200d"  # invisible too, but parts of Persian words and of emoji
 

@@ -19,20 +19,15 @@ RUNS = ["eval.attention", "eval.chat", "eval.compare", "eval.tasks", "eval.sampl
 OTHERS = ["model.convert_kv_heads", "train.scaling", "train.throughput", "train.documentation", "notebooks.execute"]
 OTHERS += ["benchmarks.preparing"]
 COMMANDS = [*CONFIGS, *RUNS, *OTHERS]
-WATCHED = f"""
-import atexit, runpy, sys
-sys.argv = sys.argv[1:]
-atexit.register(lambda: print("heavy:", *[name for name in {HEAVY} if name in sys.modules], file=sys.stderr))
-runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-"""
 
 
 def heavy_imports(*command: str) -> tuple[int, list[str]]:
     """Of `python -m command`: its exit code, and which heavy modules it imported."""
-    done = subprocess.run(
-        [sys.executable, "-c", WATCHED, *command], cwd=ROOT, capture_output=True, encoding="utf-8", timeout=300
-    )
-    return done.returncode, done.stderr.splitlines()[-1].split()[1:]
+    asked = [sys.executable, "-X", "importtime", "-m", *command]
+    done = subprocess.run(asked, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=300)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "configs.command" in imported
+    return done.returncode, [name for name in HEAVY if name in imported]
 
 
 def test_the_commands_are_all_that_there_are():

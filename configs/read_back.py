@@ -24,6 +24,14 @@ from configs.command import InputError
 
 MOST_BYTES = 100_000_000  # of a file that is read whole; the largest that Headlight writes are viewers of some MB
 MOST_DEPTH = 100  # of nested JSON; tokenizer.json, the deepest that is known, has 8
+DEMANDS = {  # pydantic's words, and ours
+    "^Value error, ": "",
+    "^Input should be": "must be",
+    "^Field required$": "is missing",
+    "^Extra inputs are not permitted$": "is unknown here",
+    r"a valid dictionary( or instance of \w+)?$": "an object of keys and values",
+    "^must be None$": "must be null",
+}
 NAME = re.compile(r"[\w.\-]{1,255}")
 
 
@@ -76,9 +84,10 @@ def checked(value: Any, where: str, kind: Any) -> Any:
     try:
         return TypeAdapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
-        problem = error.errors(include_input=False, include_url=False)[0]
-        key = ".".join(map(str, problem["loc"]))
-        raise DamagedFile(f"{where}: {f'`{key}`: ' if key else ''}{_as_demand(problem['msg'])}") from None
+        problem = error.errors(include_url=False)[0]
+        key, given = ".".join(map(str, problem["loc"])), problem["input"]
+        found = f", and is {given!r:.60}" if isinstance(given, str | int | float) and key else ""
+        raise DamagedFile(f"{where}: {f'`{key[:200]}`: ' if key else ''}{_as_demand(problem['msg'])}{found}") from None
 
 
 def read_lines(file: Path, warn: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
@@ -145,8 +154,6 @@ def _inside(value: dict[Any, Any] | list[Any]) -> Any:
 
 
 def _as_demand(message: str) -> str:
-    return (
-        message.removeprefix("Value error, ")
-        .replace("Input should be", "must be")
-        .replace("Field required", "is missing")
-    )
+    for pattern, plain in DEMANDS.items():
+        message = re.sub(pattern, plain, message)
+    return message

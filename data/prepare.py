@@ -53,7 +53,7 @@ class PreparedData:
         """The tokens of a split. Its files are opened once."""
         if split not in self._streams:
             shards = self.manifest[split]["shards"]
-            flags = [self.directory / shard["flags_file"] for shard in shards if "flags_file" in shard]
+            flags = [self.directory / shard["flags_file"] for shard in shards if shard.get("flags_file")]
             files = [self.directory / shard["file"] for shard in shards]
             self._streams[split] = TokenStream(files, self.manifest["dtype"], flags)
         return self._streams[split]

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from configs.command import InputError
 from configs.read_back import checked, read_json
 from data.manifest import Count, Digest, Shard
+from data.reading.hashes import sha256
 
 SHARD_TOKENS = 100_000_000
 PROGRESS = "progress.json"
@@ -94,7 +95,7 @@ class SplitWriter:
             setattr(self, key, saved[key])
         for shard in self.shards:
             for key in [key for key in ("", "flags_") if f"{key}file" in shard]:
-                _check_size(self.directory / shard[f"{key}file"], shard[f"{key}bytes"], exactly=True)
+                _check_content(self.directory / shard[f"{key}file"], shard[f"{key}sha256"])
         known = {shard[key] for shard in self.shards for key in ("file", "flags_file") if key in shard}
         if saved["open"] is not None:
             self._size = saved["open"]
@@ -104,7 +105,7 @@ class SplitWriter:
                 self._open.append(_reopened(path, self._size * width))
                 known.add(path.name)
                 if self._open[-1][1].hexdigest() != wanted:
-                    raise ValueError(f"{path}: its bytes have changed since they were written")
+                    raise ValueError(f"{path}: its bytes have changed since it was written")
         for path in self.directory.glob(f"{self.split}_*"):
             if path.name not in known:
                 path.unlink()
@@ -120,14 +121,14 @@ class SplitWriter:
                 file.close()
 
 
-def _check_size(path: Path, size: int, exactly: bool) -> None:
-    there = path.stat().st_size
-    if there < size or (exactly and there > size):
-        raise ValueError(f"{path}: has {there:,} bytes, not {size:,}")
+def _check_content(path: Path, wanted: str) -> None:
+    if sha256(path) != wanted:
+        raise ValueError(f"{path}: its bytes have changed since it was written")
 
 
 def _reopened(path: Path, length: int) -> tuple[BinaryIO, Any]:
-    _check_size(path, length, exactly=False)
+    if (there := path.stat().st_size) < length:
+        raise ValueError(f"{path}: has {there:,} bytes, not {length:,}")
     file = path.open("r+b")
     file.truncate(length)
     digest = hashlib.sha256()

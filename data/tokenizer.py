@@ -10,17 +10,21 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+from pydantic import BaseModel
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from configs.command import InputError
+from configs.read_back import read_json, read_text
 from data.chat_template import CHAT_TEMPLATE
 from data.config import TokenizerConfig
 
@@ -66,13 +70,14 @@ class Tokenizer:
 
     @property
     def stop_ids(self) -> list[int]:
-        """The ids that end a document and a turn."""
-        return list(dict.fromkeys([self.eos_id, self.special_id("<|im_end|>")]))
+        """The ids that end a document and a turn. A foreign model may have no turns."""
+        turn = self.backend.token_to_id("<|im_end|>")
+        return list(dict.fromkeys([self.eos_id, *([] if turn is None else [turn])]))
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
-        """Number of ids, special and reserved ones included; a multiple of 64."""
-        return self.backend.get_vocab_size(with_added_tokens=True)
+        """Number of ids, special and reserved ones included; a multiple of 64. Unused ids between them count too."""
+        return 1 + max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @property
     def unk_id(self) -> int | None:
@@ -231,7 +236,7 @@ def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
         raise InputError(f"{file}: its ids have gaps ({len(vocabulary):,} tokens, the last one is {last:,})")
     roles = {}
     for role, ours in ROLES.items():
-        theirs = _token(settings.get(role))
+        theirs = _token(getattr(settings, role))
         roles[role] = theirs if theirs in vocabulary else ours
     if roles["bos_token"] in (roles["eos_token"], roles["pad_token"], *CHAT):
         roles["bos_token"] = BOS
@@ -277,31 +282,79 @@ def _with_reserved(backend: tokenizers.Tokenizer, at_least: int = 0) -> tokenize
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a run (its newest checkpoint), of a checkpoint directory, or of a tokenizer.json.
 
-    Raises InputError when there is none.
+    A foreign one may lack roles: then the token that ends a text begins and pads it too. Raises InputError when there
+    is none, and for one that cannot be used.
     """
-    backend, settings = _read(_tokenizer_file(path))
-    return Tokenizer(backend, {role: _token(settings.get(role)) or ours for role, ours in ROLES.items()})
+    file = _tokenizer_file(path)
+    backend, settings = _read(file)
+    named = {role: _token(setting) for role, setting in settings}
+    own = {role: ours for role, ours in ROLES.items() if backend.token_to_id(ours) is not None}
+    end = named["eos_token"] or own.get("eos_token") or named["pad_token"] or EOS
+    others = {"eos_token": end, "pad_token": end, "bos_token": named["pad_token"] or end}
+    with _clear_errors(file):
+        tokenizer = Tokenizer(backend, {role: named[role] or own.get(role) or others[role] for role in ROLES})
+        tokenizer.decode(tokenizer.encode("A fox, 7 foxes and an é.\n"))
+    return tokenizer
 
 
-def _token(setting: Any) -> str:
-    """The text of a token in tokenizer_config.json, which may be an object; "" where there is none."""
-    return str((setting.get("content") if isinstance(setting, dict) else setting) or "")
+def _token(setting: str | _Token | None) -> str:
+    """The text of a token; "" where there is none."""
+    return setting.content if isinstance(setting, _Token) else setting or ""
 
 
-def _read(file: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """A tokenizer.json, and the tokenizer_config.json beside it; {} if there is none."""
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing more precise
-        raise InputError(f"{file}: is not a tokenizer.json: {error}") from None
+class _Token(BaseModel):
+    """How transformers 4 writes a token."""
+
+    content: str
+
+
+class _Settings(BaseModel):
+    """What is read of tokenizer_config.json."""
+
+    pad_token: str | _Token | None = None
+    bos_token: str | _Token | None = None
+    eos_token: str | _Token | None = None
+
+
+def _read(file: Path) -> tuple[tokenizers.Tokenizer, _Settings]:
+    """A tokenizer.json, and the tokenizer_config.json beside it, if there is one. Raises InputError."""
+    text = read_text(file)
+    with _clear_errors(file):
+        backend = tokenizers.Tokenizer.from_str(text)
     path = file.with_name("tokenizer_config.json")
+    return backend, read_json(path, _Settings) if path.is_file() else _Settings()
+
+
+@contextmanager
+def _clear_errors(file: Path) -> Iterator[None]:
+    """Turn whatever the library raises into InputError, the panics of its Rust code too, which print a page first."""
     try:
-        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise InputError(f"{path}: is not valid JSON: {error}") from None
-    if not isinstance(settings, dict):
-        raise InputError(f"{path}: must hold an object of settings")
-    return backend, settings
+        with _quiet():
+            yield
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic is no Exception, and the library raises nothing more precise
+        reason = str(error).partition("\n")[0][:200]
+        raise InputError(f"{file}: is not a tokenizer.json that works: {reason}") from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Nothing reaches the terminal: a Rust panic writes to file descriptor 2, past Python's sys.stderr."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # closed by whoever started this
+        yield
+        return
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _tokenizer_file(path: str | Path) -> Path:

@@ -21,12 +21,14 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from configs.command import InputError
+from configs.shown_text import escape
 
 MOST_BYTES = 100_000_000  # of a file that is read whole; the largest that Headlight writes are viewers of some MB
 MOST_OF_A_LOG = 4_000_000_000  # bytes: ten million lines
@@ -50,18 +52,16 @@ class DamagedFile(InputError, ValueError):
 
 
 @contextmanager
-def opened(file: Path, most_bytes: int) -> Iterator[BinaryIO]:
+def opened(file: Path, most_bytes: int) -> Iterator[BufferedReader]:
     """A regular file of at most this size, to read bytes from. Raises DamagedFile, also for an error while reading."""
     try:
-        handle = os.open(file, os.O_RDONLY | AT_ONCE)
+        stream = open(file, "rb", opener=lambda path, flags: os.open(path, flags | AT_ONCE))  # noqa: SIM115
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
         raise DamagedFile(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode):
-        os.close(handle)
-        what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
-        raise DamagedFile(f"{file}: is {what}, not a file")
-    with os.fdopen(handle, "rb") as stream:
+    with stream:
+        found = os.fstat(stream.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise DamagedFile(f"{file}: is a pipe or a device, not a file")
         if found.st_size > most_bytes:
             raise DamagedFile(f"{file}: is larger than {most_bytes:,} bytes, so it is not what its name says")
         try:
@@ -112,9 +112,9 @@ def checked(value: Any, where: str, kind: Any, strict: bool = True) -> Any:
         return _adapter(kind).validate_python(value, strict=strict)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        key, given = ".".join(map(str, problem["loc"])), problem["input"]
+        key, given = escape(".".join(map(str, problem["loc"])))[:200], problem["input"]
         found = f", and is {given!r:.60}" if isinstance(given, str | int | float) and key else ""
-        raise DamagedFile(f"{where}: {f'`{key:.200}`: ' if key else ''}{_as_demand(problem['msg'])}{found}") from None
+        raise DamagedFile(f"{where}: {f'`{key}`: ' if key else ''}{_as_demand(problem['msg'])}{found}") from None
 
 
 def read_lines(
@@ -203,7 +203,7 @@ def _lines(file: Path, warn: Callable[[str], None] | None, kind: Any) -> Iterato
             except ValueError as error:  # UnicodeDecodeError and DamagedFile
                 if warn is not None and raw.endswith(b"\n") and raw.strip():
                     problem = error if isinstance(error, DamagedFile) else f"{where}: is not UTF-8 text"
-                    warn(f"warning: {problem}: this line is skipped")
+                    warn(f"{problem}: this line is skipped")
             yield raw, record
 
 

@@ -23,6 +23,7 @@ import tokenizers
 from pydantic import BaseModel
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
+from configs.checkpoints import check_files, is_file, read_checkpoint
 from configs.command import InputError
 from configs.read_back import read_json, read_text
 from data.chat_template import CHAT_TEMPLATE
@@ -285,8 +286,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     A foreign one may lack roles: then the token that ends a text begins and pads it too. Raises InputError when there
     is none, and for one that cannot be used.
     """
-    file = _tokenizer_file(path)
-    backend, settings = _read(file)
+    file, backend, settings = _read_from(path)
     named = {role: _token(setting) for role, setting in settings}
     own = {role: ours for role, ours in ROLES.items() if backend.token_to_id(ours) is not None}
     end = named["eos_token"] or own.get("eos_token") or named["pad_token"] or EOS
@@ -295,6 +295,14 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         tokenizer = Tokenizer(backend, {role: named[role] or own.get(role) or others[role] for role in ROLES})
         tokenizer.decode(tokenizer.encode("A fox, 7 foxes and an é.\n"))
     return tokenizer
+
+
+def _read_from(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, _Settings]:
+    def read(directory: Path) -> tuple[Path, tokenizers.Tokenizer, _Settings]:
+        file = _tokenizer_file(directory)
+        return file, *_read(file)
+
+    return read_checkpoint(path, read) if is_file(Path(path) / "checkpoints" / "latest") else read(Path(path))
 
 
 def _token(setting: str | _Token | None) -> str:
@@ -318,6 +326,7 @@ class _Settings(BaseModel):
 
 def _read(file: Path) -> tuple[tokenizers.Tokenizer, _Settings]:
     """A tokenizer.json, and the tokenizer_config.json beside it, if there is one. Raises InputError."""
+    check_files(file.parent, file.name, "tokenizer_config.json")
     text = read_text(file)
     with _clear_errors(file):
         backend = tokenizers.Tokenizer.from_str(text)
@@ -359,9 +368,6 @@ def _quiet() -> Iterator[None]:
 
 def _tokenizer_file(path: str | Path) -> Path:
     path = Path(path)
-    latest = path / "checkpoints" / "latest"
-    if latest.is_file():
-        path = latest.parent / latest.read_text(encoding="utf-8").strip()
     file = path if path.is_file() else path / "tokenizer.json"
     if not file.is_file():
         raise InputError(f"{path}: holds no tokenizer.json: give a run, a checkpoint directory or the file itself")

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from safetensors.torch import save_file
 from torch import Tensor
 
+from configs.checkpoints import check_files, read_checkpoint
 from configs.command import InputWarning
 from configs.read_back import DamagedFile, read_json
 from model import weight_files
@@ -25,6 +26,8 @@ from model.counting import on_meta
 from model.families import FAMILIES, Family, family_of
 from model.memory import free_ram
 from model.transformer import LanguageModel
+
+WEIGHTS = "model.safetensors"
 
 
 class Generation(BaseModel):
@@ -47,25 +50,32 @@ def save(lm: LanguageModel, directory: str | Path, weights: dict[str, Tensor] | 
     _write_json(directory / "generation_config.json", tokens)
     weights = lm.state_dict() if weights is None else weights
     tensors = {family.rename(name): weights[name].contiguous() for name in _stored_names(lm)}
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
     """Load a run (its newest checkpoint) or a checkpoint directory, in evaluation mode.
 
     Warns (InputWarning) of weights that are not finite. Raises ValueError that names the file for anything that is not
-    such a directory, does not fit, or needs more memory than there is.
+    such a directory, is damaged, does not fit, or needs more memory than there is.
     """
-    directory = checkpoint_directory(path)
+    return read_checkpoint(path, _load).to(device).eval()
+
+
+def _load(directory: Path) -> LanguageModel:
     config = read_config(directory)
     _check_size(config, directory)
     lm = LanguageModel(config)
     load_weights(lm, directory)
-    return lm.to(device).eval()
+    return lm
 
 
 def load_weights(lm: LanguageModel, directory: Path) -> None:
-    """Copy a directory's weights into a model. Every tensor must be there and fit, and none may be left over."""
+    """Copy a directory's weights into a model. Every tensor must be there and fit, and none may be left over.
+
+    Raises ValueError that names the file.
+    """
+    check_files(directory, WEIGHTS)
     lm.load_state_dict(read_weights(lm, directory), strict=not lm.config.tie_word_embeddings)
 
 
@@ -129,27 +139,12 @@ def _stored_names(lm: LanguageModel) -> list[str]:
     return [name for name in lm.state_dict() if not (lm.config.tie_word_embeddings and name == "lm_head.weight")]
 
 
-def checkpoint_directory(path: str | Path) -> Path:
-    """The directory that holds config.json: `path` itself, or the newest checkpoint of the run at `path`."""
-    path = Path(path)
-    if (path / "config.json").is_file():
-        return path
-    latest = path / "checkpoints" / "latest"
-    if latest.is_file():
-        newest = latest.parent / latest.read_text(encoding="utf-8").strip()
-        if not (newest / "config.json").is_file():
-            raise ValueError(
-                f"{latest}: names {newest.name}, which does not exist: give a checkpoint directory instead"
-            )
-        return newest
-    raise ValueError(f"{path}: is neither a run (checkpoints/latest) nor a model directory (config.json)")
-
-
 def read_config(directory: Path) -> ModelConfig:
     """config.json -> ModelConfig. Raises ValueError for an architecture that Headlight does not build.
 
     The tokens that end a text are those of generation_config.json where that has some, as in transformers.
     """
+    check_files(directory, "config.json", "generation_config.json")
     family, fields = _family(directory)
     file = directory / "generation_config.json"
     ends = read_json(file, Generation).eos_token_id if file.is_file() else None

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
+from configs.bounds import MOST_LAYERS
 from model.config import LayerType
 
 Size = Annotated[int, Field(ge=1, le=1 << 28)]  # of a tensor, in one direction
@@ -57,7 +58,7 @@ class ConfigJson(BaseModel):
     vocab_size: Size
     hidden_size: Size
     intermediate_size: Size
-    num_hidden_layers: Annotated[int, Field(ge=1, le=1 << 16)]
+    num_hidden_layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
     num_attention_heads: Size
     num_key_value_heads: Size | None = None
     head_dim: Size | None = None

@@ -21,21 +21,23 @@ import os
 import shlex
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from safetensors import SafetensorError
-from torch import Tensor
 
+from configs.bounds import MOST_HEADS, whole
+from configs.checkpoints import check_files, read_checkpoint
 from configs.command import InputError, exit_on_bad_input
-from model.attention import Attention
-from model.checkpoint_format import checkpoint_directory, load, read_config, save
 from model.config import ModelConfig
-from model.transformer import LanguageModel
+
+if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
+    from torch import Tensor
+
+    from model.transformer import LanguageModel
 
 TOKENIZER_FILES = "tokenizer.json tokenizer_config.json special_tokens_map.json chat_template.jinja".split()
 
 
-@torch.no_grad()
 def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageModel:
     """A new model with another number of key/value heads; the one given stays as it is.
 
@@ -45,15 +47,18 @@ def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageMod
 
     Raises ValueError, which names the counts that fit, if the number does not fit the model.
     """
+    import torch
+
+    from model.attention import Attention
+    from model.transformer import LanguageModel
+
     check_head_count(lm.config, num_key_value_heads)
     config = ModelConfig(**(lm.config.model_dump() | {"num_key_value_heads": num_key_value_heads}))
     tensors = lm.state_dict()
     layers = [name for name, module in lm.named_modules() if isinstance(module, Attention)]
     for name in [f"{layer}.{projection}.weight" for layer in layers for projection in ("k_proj", "v_proj")]:
         tensors[name] = _convert_rows(tensors[name], lm.config.kv_heads, num_key_value_heads)
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # its random weights are overwritten, so the global generator stays as it is
+    with torch.random.fork_rng(devices=[]):  # its random weights are overwritten: the global generator stays as it is
         converted = LanguageModel(config)
     converted.load_state_dict(tensors)
     converted.set_attn_implementation(lm.attn_implementation)
@@ -86,15 +91,21 @@ def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
 
     Everything is checked before anything is computed, and `out` appears whole or not at all. Raises InputError.
     """
-    try:
-        directory = checkpoint_directory(source)
+    from model.checkpoint_format import load, read_config
+
+    def read(directory: Path) -> tuple[Path, LanguageModel, dict[str, bytes]]:
         check_head_count(read_config(directory), num_key_value_heads)
         _refuse_occupied(out)
-        lm = load(directory)
+        check_files(directory, *TOKENIZER_FILES)
+        copied = {name: (directory / name).read_bytes() for name in TOKENIZER_FILES if (directory / name).is_file()}
+        return directory, load(directory), copied
+
+    try:
+        directory, lm, copied = read_checkpoint(source, read)
     except (OSError, ValueError) as error:
         raise InputError(str(error)) from None
     converted = convert_kv_heads(lm, num_key_value_heads)
-    copied = _write_whole(converted, directory, out)
+    _write_whole(converted, copied, out)
     if "tokenizer.json" not in copied:
         return summary(lm, converted) + f"\n{directory} holds no tokenizer.json, so {out} has none either"
     return summary(lm, converted) + f"\ntrain on:  {next_command(source, directory, converted, out)}"
@@ -105,15 +116,16 @@ def _refuse_occupied(out: Path) -> None:
         raise InputError(f"--out: {out} exists and is not empty: choose another directory")
 
 
-def _write_whole(lm: LanguageModel, directory: Path, out: Path) -> list[str]:
-    """Save beside `out` under a temporary name, then rename. Returns the names of the tokenizer files copied."""
+def _write_whole(lm: LanguageModel, copied: dict[str, bytes], out: Path) -> None:
+    """Save beside `out` under a temporary name, with these files, then rename."""
+    from model.checkpoint_format import save
+
     target = out.resolve()
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    copied = [name for name in TOKENIZER_FILES if (directory / name).is_file()]
     try:
         save(lm, temporary)
-        for name in copied:
-            shutil.copyfile(directory / name, temporary / name)
+        for name, raw in copied.items():
+            (temporary / name).write_bytes(raw)
         if target.exists():
             target.rmdir()  # empty; Windows renames onto nothing that exists
         temporary.rename(target)
@@ -121,7 +133,6 @@ def _write_whole(lm: LanguageModel, directory: Path, out: Path) -> list[str]:
         raise InputError(f"--out: {out} cannot be written: {error}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return copied
 
 
 def summary(before: LanguageModel, after: LanguageModel) -> str:
@@ -153,7 +164,13 @@ def next_command(source: Path, directory: Path, lm: LanguageModel, out: Path) ->
 def main() -> int:
     parser = argparse.ArgumentParser(description="Give a trained model fewer or more key/value heads.")
     parser.add_argument("source", type=Path, help="a run (its newest checkpoint) or a model directory")
-    parser.add_argument("--num-key-value-heads", type=int, required=True, metavar="N", help="heads afterwards")
+    parser.add_argument(
+        "--num-key-value-heads",
+        type=whole("--num-key-value-heads", 1, MOST_HEADS),
+        required=True,
+        metavar="N",
+        help="heads afterwards",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model directory to write")
     given = parser.parse_args()
     print(write_converted(given.source, given.num_key_value_heads, given.out))

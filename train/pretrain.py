@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.command import InputError, exit_on_bad_input
+from configs.streams import survive_lost_output
 from train.config import RunConfig, parse_command_line
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ def run(
     from train.saving.initial_weights import find_initial_weights
     from train.saving.run_directory import find_start
 
+    survive_lost_output()
+
     # 1. This process and the others, if torchrun started several. What can be wrong is found before text is read.
     with processes(config.train.parallel, config.train.device) as world:
         check_shares(config, world)
@@ -59,7 +62,8 @@ def run(
             world.say(report.summary(config.directory))
             return 0
         device = resolve_device(config, start.state.resolved if start.state else None)
-        initial = find_initial_weights(config) if config.init_from and start.checkpoint is None else None
+        starts_from = config.init_from is not None and start.checkpoint is None
+        initial = world.first(lambda: find_initial_weights(config)) if starts_from else None
 
         # 3. Text -> tokens -> rows.
         data = prepare(config.data, Path(config.output_dir))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import queue
 import secrets
 import sys
@@ -17,7 +15,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from eval.jsonl import read_lines
+from configs.read_back import DamagedFile, append_line, keep_lines
+from configs.shown_text import escape
+from eval.run_files import METRICS, STEPPED
 from train.config import RunConfig
 
 PATIENCE_S = 60.0  # how long the end of a run waits for wandb
@@ -25,13 +25,18 @@ WAITING = 1000  # things to log that may wait for wandb; what comes beyond is dr
 
 
 def truncate_after(file: Path, step: int) -> None:
-    """Drop the lines of a .jsonl file that are later than `step`: the run resumes from there."""
-    if not file.is_file():
-        return
-    kept = [json.dumps(record, ensure_ascii=False) + "\n" for record in read_lines(file) if record["step"] <= step]
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(file)
+    """Drop the lines of a .jsonl file that are later than `step`: the run resumes from there. Raises OSError.
+
+    A damaged line is reported and stays; a file that cannot be read at all is reported and left alone.
+    """
+
+    def warn(problem: str) -> None:
+        print(escape(f"warning: {problem}"), file=sys.stderr)
+
+    try:
+        keep_lines(file, lambda record: record["step"] <= step, warn, STEPPED)
+    except DamagedFile as error:
+        warn(f"{error}: training continues without it")
 
 
 class Tracker:
@@ -40,7 +45,7 @@ class Tracker:
     def __init__(
         self, config: RunConfig, start_step: int, start_seconds: float, wandb_id: str | None, writes: bool = True
     ):
-        self.file = config.directory / "metrics.jsonl"
+        self.file = config.directory / METRICS
         self.writes = writes
         self._minutes = config.train.max_minutes if config.max_steps is None else None
         self._disk_failed = False
@@ -77,8 +82,7 @@ class Tracker:
         """
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         try:
-            with file.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(finite, ensure_ascii=False) + "\n")
+            append_line(file, finite)
         except OSError as error:
             if not self._disk_failed:
                 self.say(f"warning: {file} cannot be written ({error.strerror}); training continues")
@@ -118,11 +122,8 @@ class Tracker:
         """Print a line without tearing the progress bar."""
         if not self.writes:
             return
-        try:
-            self.bar.write(text, file=sys.stdout)
-            sys.stdout.flush()
-        except OSError:  # the reader (head, less) has ended, or the disk is full: the run continues without it
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        self.bar.write(text, file=sys.stdout)
+        sys.stdout.flush()
 
     def close(self, exit_code: int = 0) -> None:
         """Close the bar, and wandb's run with our exit code."""

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from configs.bounds import MOST_HEADS, MOST_LAYERS, numbers, whole
 from configs.command import InputError, exit_on_bad_input
-from eval.opening import add_device_option, open_model
+from eval.opening import add_device_option, open_checkpoint
 
 MOST_TOKENS = 256  # of a map: more are too small to see
 EXAMPLE = "Once there was a fox. The fox saw a bird, and the bird saw the fox."
@@ -47,26 +48,28 @@ def parse() -> argparse.Namespace:
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
     parser.add_argument("--text", help="what the heads look at; without it and without snapshots, an example")
     parser.add_argument("--out", help="folder of the pictures; default: the run's attention folder, or this one")
-    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of the text that are shown (64)")
-    parser.add_argument("--layers", type=_numbers, metavar="N,N", help="which layers; default: all")
-    parser.add_argument("--heads", type=_numbers, metavar="N,N", help="which query heads; default: all")
-    parser.add_argument("--head", type=_numbers, metavar="LAYER,HEAD", help="draw this one large, too")
+    parser.add_argument(
+        "--max-tokens",
+        type=whole("--max-tokens", 2, MOST_TOKENS),
+        default=64,
+        help="tokens of the text that are shown (64)",
+    )
+    parser.add_argument(
+        "--layers", type=numbers("--layers", 0, MOST_LAYERS - 1), metavar="N,N", help="which layers; default: all"
+    )
+    parser.add_argument(
+        "--heads", type=numbers("--heads", 0, MOST_HEADS - 1), metavar="N,N", help="which query heads; default: all"
+    )
+    parser.add_argument(
+        "--head", type=numbers("--head", 0, MOST_HEADS - 1), metavar="LAYER,HEAD", help="draw this one large, too"
+    )
     parser.add_argument("--hide-sink", action="store_true", help="leave the first token out of the picture")
     parser.add_argument("--svg", action="store_true", help="draw .svg, not .png")
     add_device_option(parser)
     given = parser.parse_args()
     if given.head is not None and len(given.head) != 2:
         raise InputError("--head: give a layer and a head, for example --head 3,1")
-    if not 2 <= given.max_tokens <= MOST_TOKENS:
-        raise InputError(f"--max-tokens ({given.max_tokens}) must be 2 to {MOST_TOKENS}")
     return given
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: give numbers, for example 0,3") from None
 
 
 def from_snapshots(run: Path, out: Path) -> list[Path]:
@@ -89,14 +92,13 @@ def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
     from eval.attention.record import look
     from eval.attention.viewer.page import write_viewer
     from eval.config import AttentionConfig
-    from model.checkpoint_format import checkpoint_directory
 
-    lm, tokenizer = open_model(given.run, given.device)
+    lm, tokenizer, directory = open_checkpoint(given.run, given.device)
     text = EXAMPLE if given.text is None else given.text
     longest = lm.config.max_position_embeddings
     probe = _checked(lambda: probe_from_text(tokenizer, text, longest), "--text: ")
     wanted = AttentionConfig(layers=given.layers, heads=given.heads, max_tokens=given.max_tokens)
-    step = re.search(r"step_(\d{8})$", checkpoint_directory(given.run).name)
+    step = re.search(r"step_(\d{8})$", directory.name)
     snapshot = _checked(lambda: look(lm, [probe], wanted, (int(step[1]) if step else -1, 0, 0.0)))
     if given.head is not None:
         layer, head = given.head

@@ -71,7 +71,7 @@ def test_a_damaged_line_in_the_middle_is_named_and_skipped_and_stays_where_it_is
     file.write_bytes(file.read_bytes() + damaged + b"\n")
     whole = written(file, RECORDS[2:])
     assert [line["step"] for line in read_lines(file, said.append) if line["step"] >= 0] == [0, 1, 2, 3]
-    assert [line.startswith(f"warning: {file}:3: ") for line in said] == [True] * (damaged != b'{"step": -1}')
+    assert [line.startswith(f"{file}:3: ") for line in said] == [True] * (damaged != b'{"step": -1}')
     keep_lines(file, lambda record: record["step"] <= 2)
     assert file.read_bytes() == b"".join(whole.splitlines(True)[:4])
     keep_lines(file, lambda record: record["step"] == 0)

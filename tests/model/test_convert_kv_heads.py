@@ -1,7 +1,7 @@
 """Fewer key/value heads: means of neighbours. More: the same function. And a directory that appears whole or not."""
 
-import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -254,7 +254,7 @@ def test_an_out_that_holds_something_is_left_alone(run, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("heads", "value"), [(3, "(3)"), (0, "(0)"), (-1, "(-1)"), (8, "(8)")])
 def test_a_count_that_does_not_fit_is_refused_before_anything_is_computed(run, monkeypatch, capsys, heads, value):
-    monkeypatch.setattr(module, "load", lambda path: pytest.fail("the weights were read"))
+    monkeypatch.setattr("model.checkpoint_format.load", lambda path: pytest.fail("the weights were read"))
     convert(monkeypatch, run, "--num-key-value-heads", heads, "--out", run.parent / "out", code=2)
     printed = capsys.readouterr()
     assert printed.err == f"error: num_key_value_heads {value} does not divide the 4 query heads: use 1, 2, 4\n"
@@ -274,10 +274,10 @@ def test_what_is_not_a_model_is_named(run, monkeypatch, capsys):
 
 
 def test_a_disk_that_fills_up_leaves_nothing_behind(run, monkeypatch, capsys):
-    def full(source, target):
+    def full(path, raw):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shutil, "copyfile", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     before = everything_in(run.parent)
     convert(monkeypatch, run, "--num-key-value-heads", 2, "--out", run.parent / "out", code=2)
     assert everything_in(run.parent) == before

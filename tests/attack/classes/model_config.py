@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.attack.attack import Case
 from tests.attack.mutations import WRONG, change_json
-from tests.attack.victims import trained
+from tests.attack.victims import foreign
 
 SIZES = """vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
 max_position_embeddings""".split()
@@ -38,13 +38,13 @@ WHOLE: dict[str, dict[str, Any]] = {
     "rope by kind of layer": {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
 }
 COMMANDS = [
-    ("eval.chat", "runs/tiny", "--max-new-tokens", "2"),
-    ("eval.samples", "runs/tiny", "a", "--device", "cpu"),
-    ("model.convert_kv_heads", "runs/tiny", "--num-key-value-heads", "2", "--out", "out"),
-    ("train.pretrain", "tiny.yaml", "name=other", "init_from=runs/tiny"),
-    ("train.sft", "tiny.yaml", "name=other", "init_from=runs/tiny", "data.records=conversations"),
-    ("eval.attention", "runs/tiny", "--text", "a", "--out", "out"),
-    ("eval.tasks", "runs/tiny", "--text", "text.txt"),
+    ("eval.chat", "model", "--max-new-tokens", "2"),
+    ("eval.samples", "model", "a", "--device", "cpu"),
+    ("model.convert_kv_heads", "model", "--num-key-value-heads", "2", "--out", "out"),
+    ("train.pretrain", "tiny.yaml", "name=other", "init_from=model"),
+    ("train.sft", "tiny.yaml", "name=other", "init_from=model", "data.records=conversations"),
+    ("eval.attention", "model", "--text", "a", "--out", "out"),
+    ("eval.tasks", "model", "--text", "text.txt"),
 ]
 
 
@@ -79,11 +79,11 @@ def _case(
 
 
 def damage(folder: Path, change: dict[str, Any] | str, file: str) -> None:
-    """Put these fields into a file of the newest checkpoint, or leave one out."""
+    """Put these fields into a file of a model directory, or leave one out."""
 
     def changed(fields: dict[str, Any]) -> dict[str, Any]:
         if isinstance(change, str):
             return {key: value for key, value in fields.items() if key != change}
         return fields | change
 
-    change_json(trained(folder) / "checkpoints" / "step_00000004" / file, changed)
+    change_json(foreign(folder) / file, changed)

@@ -9,11 +9,11 @@ from typing import Any
 
 from tests.attack.attack import Case
 from tests.attack.mutations import WRONG, change_json, mutated
-from tests.attack.victims import trained
+from tests.attack.victims import foreign
 
-CHAT = ("eval.chat", "runs/tiny", "--max-new-tokens", "2")
-ADOPT = ("data.prepare", "tiny.yaml", "data.tokenizer={kind: pretrained, path: runs/tiny}")
-INIT = ("train.pretrain", "tiny.yaml", "name=other", "init_from=runs/tiny")
+CHAT = ("eval.chat", "model", "--max-new-tokens", "2")
+ADOPT = ("data.prepare", "tiny.yaml", "data.tokenizer={kind: pretrained, path: model}")
+INIT = ("train.pretrain", "tiny.yaml", "name=other", "init_from=model")
 SETTINGS = ("pad_token", "bos_token", "eos_token")
 PARTS = "version truncation padding added_tokens normalizer pre_tokenizer post_processor decoder model".split()
 MODEL = (
@@ -116,8 +116,8 @@ def _case(file: str, name: str, change: Callable[[Any], Any], command: tuple[str
 
 
 def damage(folder: Path, file: str, change: Callable[[Any], Any]) -> None:
-    """Change a file of the newest checkpoint."""
-    change_json(trained(folder) / "checkpoints" / "step_00000004" / file, change)
+    """Change a file of a model directory."""
+    change_json(foreign(folder) / file, change)
 
 
 def _with(values: dict[str, Any], key: str, value: Any, inside: str | None = None) -> dict[str, Any]:

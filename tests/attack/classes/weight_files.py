@@ -13,13 +13,13 @@ from typing import Any
 
 from tests.attack.attack import Case
 from tests.attack.mutations import WRONG, mutated
-from tests.attack.victims import trained
+from tests.attack.victims import foreign
 
-CHAT = ("eval.chat", "runs/tiny", "--max-new-tokens", "2")
+CHAT = ("eval.chat", "model", "--max-new-tokens", "2")
 COMMANDS = [
     CHAT,
-    ("model.convert_kv_heads", "runs/tiny", "--num-key-value-heads", "2", "--out", "out"),
-    ("train.pretrain", "tiny.yaml", "name=other", "init_from=runs/tiny"),
+    ("model.convert_kv_heads", "model", "--num-key-value-heads", "2", "--out", "out"),
+    ("train.pretrain", "tiny.yaml", "name=other", "init_from=model"),
 ]
 FIRST = "model.embed_tokens.weight"
 DTYPES = "F64 I64 I32 I8 U8 BOOL F8_E4M3 F8_E5M2 BF16 F16 C64 F4 XX".split()
@@ -83,7 +83,7 @@ def cases() -> Iterator[Case]:
 
 
 def _checkpoint(folder: Path) -> Path:
-    return trained(folder) / "checkpoints" / "step_00000004"
+    return foreign(folder)
 
 
 def _bytes(folder: Path, change: Callable[[bytes], bytes]) -> None:
@@ -150,7 +150,7 @@ FILES = {
     "weights of nothing but zeros": partial(_bytes, change=lambda raw: bytes(len(raw))),
 }
 INDEXES: dict[str, Any] = {
-    "a file above": {"weight_map": {FIRST: "../step_00000002/model.safetensors"}},
+    "a file above": {"weight_map": {FIRST: "../runs/tiny/checkpoints/step_00000002/model.safetensors"}},
     "an absolute path": {"weight_map": {FIRST: "/etc/passwd.safetensors"}},
     "a file that is not there": {"weight_map": {FIRST: "part2.safetensors"}},
     "a NUL character": {"weight_map": {FIRST: "a\0.safetensors"}},

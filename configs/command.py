@@ -5,7 +5,7 @@
     130    stopped by Ctrl-C
 
 `InputError` is the one exception for bad input: a command prints its message, one line, and exits with code 2.
-`warnings.warn(message, InputWarning)` is for input that a command goes on with: it prints one line, `warning: …`.
+`warnings.warn(message, InputWarning)` is for input that a command can still use: it prints one line, `warning: …`.
 
 Each room imports this file first. Where `python -m` starts a command, Ctrl-C is heard from there on: an import that is
 interrupted raises whatever it likes. A program or a notebook that imports a room keeps its own Ctrl-C and streams.
@@ -31,7 +31,7 @@ class InputError(Exception):
 
 
 class InputWarning(UserWarning):
-    """Something that the user gave is suspicious, and the command goes on. The message says what and where."""
+    """Something that the user gave is suspicious, and the command continues. The message says what and where."""
 
 
 def exit_on_bad_input(command: Callable[[], int | None]) -> None:

@@ -10,24 +10,21 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from pydantic import BaseModel
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from configs.checkpoints import check_files, is_file, read_checkpoint
+from configs.checkpoints import is_file, read_checkpoint
 from configs.command import InputError
-from configs.read_back import read_json, read_text
 from data.chat_template import CHAT_TEMPLATE
 from data.config import TokenizerConfig
+from data.tokenizer_files import Settings, clear_errors, read_tokenizer, text_of, tokenizer_file
 
 PAD, BOS, EOS, UNK = "<|pad|>", "<|bos|>", "<|eos|>", "<|unk|>"
 CHAT = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
@@ -229,15 +226,15 @@ def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
     Its own bos, eos and pad tokens are kept if possible. The bos token marks where a document begins, so it must
     differ from the others and from those of the chat. Raises InputError.
     """
-    file = _tokenizer_file(path)
-    backend, settings = _read(file)
+    file = tokenizer_file(path)
+    backend, settings = read_tokenizer(file)
     vocabulary = backend.get_vocab(with_added_tokens=True)
     if max(vocabulary.values(), default=-1) + 1 != len(vocabulary):
         last = max(vocabulary.values())
         raise InputError(f"{file}: its ids have gaps ({len(vocabulary):,} tokens, the last one is {last:,})")
     roles = {}
     for role, ours in ROLES.items():
-        theirs = _token(getattr(settings, role))
+        theirs = text_of(getattr(settings, role))
         roles[role] = theirs if theirs in vocabulary else ours
     if roles["bos_token"] in (roles["eos_token"], roles["pad_token"], *CHAT):
         roles["bos_token"] = BOS
@@ -287,91 +284,22 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     is none, and for one that cannot be used.
     """
     file, backend, settings = _read_from(path)
-    named = {role: _token(setting) for role, setting in settings}
+    named = {role: text_of(setting) for role, setting in settings}
     own = {role: ours for role, ours in ROLES.items() if backend.token_to_id(ours) is not None}
     end = named["eos_token"] or own.get("eos_token") or named["pad_token"] or EOS
     others = {"eos_token": end, "pad_token": end, "bos_token": named["pad_token"] or end}
-    with _clear_errors(file):
+    with clear_errors(file):
         tokenizer = Tokenizer(backend, {role: named[role] or own.get(role) or others[role] for role in ROLES})
         tokenizer.decode(tokenizer.encode("A fox, 7 foxes and an é.\n"))
     return tokenizer
 
 
-def _read_from(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, _Settings]:
-    def read(directory: Path) -> tuple[Path, tokenizers.Tokenizer, _Settings]:
-        file = _tokenizer_file(directory)
-        return file, *_read(file)
+def _read_from(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settings]:
+    def read(directory: Path) -> tuple[Path, tokenizers.Tokenizer, Settings]:
+        file = tokenizer_file(directory)
+        return file, *read_tokenizer(file)
 
     return read_checkpoint(path, read) if is_file(Path(path) / "checkpoints" / "latest") else read(Path(path))
-
-
-def _token(setting: str | _Token | None) -> str:
-    """The text of a token; "" where there is none."""
-    return setting.content if isinstance(setting, _Token) else setting or ""
-
-
-class _Token(BaseModel):
-    """How transformers 4 writes a token."""
-
-    content: str
-
-
-class _Settings(BaseModel):
-    """What is read of tokenizer_config.json."""
-
-    pad_token: str | _Token | None = None
-    bos_token: str | _Token | None = None
-    eos_token: str | _Token | None = None
-
-
-def _read(file: Path) -> tuple[tokenizers.Tokenizer, _Settings]:
-    """A tokenizer.json, and the tokenizer_config.json beside it, if there is one. Raises InputError."""
-    check_files(file.parent, file.name, "tokenizer_config.json")
-    text = read_text(file)
-    with _clear_errors(file):
-        backend = tokenizers.Tokenizer.from_str(text)
-    path = file.with_name("tokenizer_config.json")
-    return backend, read_json(path, _Settings) if path.is_file() else _Settings()
-
-
-@contextmanager
-def _clear_errors(file: Path) -> Iterator[None]:
-    """Turn whatever the library raises into InputError, the panics of its Rust code too, which print a page first."""
-    try:
-        with _quiet():
-            yield
-    except InputError as error:
-        raise InputError(f"{file}: {error}") from None
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a panic is no Exception, and the library raises nothing more precise
-        reason = str(error).partition("\n")[0][:200]
-        raise InputError(f"{file}: is not a tokenizer.json that works: {reason}") from None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Nothing reaches the terminal: a Rust panic writes to file descriptor 2, past Python's sys.stderr."""
-    try:
-        kept = os.dup(2)
-    except OSError:  # closed by whoever started this
-        yield
-        return
-    with Path(os.devnull).open("wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
-def _tokenizer_file(path: str | Path) -> Path:
-    path = Path(path)
-    file = path if path.is_file() else path / "tokenizer.json"
-    if not file.is_file():
-        raise InputError(f"{path}: holds no tokenizer.json: give a run, a checkpoint directory or the file itself")
-    return file
 
 
 def round_up(size: int) -> int:

@@ -29,7 +29,6 @@ WHOLE: dict[str, dict[str, Any]] = {
     },
     "65,000 layers": {"num_hidden_layers": 65_000, "layer_types": None},
     "10 million layer types": {"layer_types": ["full_attention"] * 1_000_000},
-    "a window without layer types": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0},
     "layer types without a window": {"layer_types": ["sliding_attention"] * 2},
     "an unknown activation": {"hidden_act": "gelu"},
     "weights in 4 bits": {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},

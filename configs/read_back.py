@@ -40,7 +40,7 @@ DEMANDS = {  # pydantic's words, and ours
     "^Value error, ": "",
     "^Input should be": "must be",
     "^Field required$": "is missing",
-    "^Extra inputs are not permitted$": "is unknown here",
+    "^(Extra inputs are not permitted|Unexpected keyword argument)$": "is unknown",
     r"a valid dictionary( or instance of \w+)?$": "an object of keys and values",
     "^must be None$": "must be null",
 }
@@ -103,8 +103,8 @@ def parse_json(text: str, where: str, kind: Any = dict[str, Any]) -> Any:
     return checked(value, where, kind)
 
 
-def checked(value: Any, where: str, kind: Any, strict: bool = True) -> Any:
-    """The value, of this kind. strict=False: for a dataclass, whose fields say themselves how strict they are.
+def checked(value: Any, where: str, kind: Any, strict: bool | None = True) -> Any:
+    """The value, of this kind. strict=None: for a dataclass, whose fields say themselves how strict they are.
 
     Raises DamagedFile that names the key.
     """

@@ -17,6 +17,7 @@ from typing import Any
 
 from configs.command import InputError, exit_on_bad_input
 from configs.loader import LoadedConfig, load_config, validate
+from configs.locks import locked
 from configs.shown_text import escape
 from data import shards
 from data.chat_template import CHAT_TEMPLATE_VERSION
@@ -119,16 +120,16 @@ def source_identity(source: Any, memory: Path) -> dict[str, Any]:
 
 def _prepare_alone(config: DataConfig, directory: Path, depends_on: dict[str, Any], show_progress: bool) -> None:
     """Prepare, or wait for the process that prepares the same."""
-    from filelock import FileLock, Timeout
+    from filelock import Timeout
 
     partial = directory.with_name(f"{directory.name}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(directory.with_name(f"{directory.name}.lock"))
+    file = directory.with_name(f"{directory.name}.lock")
     try:
-        lock.acquire(timeout=0.5)
+        lock = locked(file, 0.5).lock
     except Timeout:
         print(f"waiting for another process, which prepares {directory}", file=sys.stderr)
-        lock.acquire()
+        lock = locked(file, -1).lock
     try:
         if (directory / "manifest.json").is_file():
             return

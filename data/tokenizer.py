@@ -20,11 +20,10 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from configs.checkpoints import is_file, read_checkpoint
 from configs.command import InputError
 from data.chat_template import CHAT_TEMPLATE
 from data.config import TokenizerConfig
-from data.tokenizer_files import Settings, clear_errors, read_tokenizer, text_of, tokenizer_file
+from data.tokenizer_files import clear_errors, open_tokenizer, text_of
 
 PAD, BOS, EOS, UNK = "<|pad|>", "<|bos|>", "<|eos|>", "<|unk|>"
 CHAT = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
@@ -226,8 +225,7 @@ def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
     Its own bos, eos and pad tokens are kept if possible. The bos token marks where a document begins, so it must
     differ from the others and from those of the chat. Raises InputError.
     """
-    file = tokenizer_file(path)
-    backend, settings = read_tokenizer(file)
+    file, backend, settings = open_tokenizer(path)
     vocabulary = backend.get_vocab(with_added_tokens=True)
     if max(vocabulary.values(), default=-1) + 1 != len(vocabulary):
         last = max(vocabulary.values())
@@ -283,7 +281,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     A foreign one may lack roles: then the token that ends a text begins and pads it too. Raises InputError when there
     is none, and for one that cannot be used.
     """
-    file, backend, settings = _read_from(path)
+    file, backend, settings = open_tokenizer(path)
     named = {role: text_of(setting) for role, setting in settings}
     own = {role: ours for role, ours in ROLES.items() if backend.token_to_id(ours) is not None}
     end = named["eos_token"] or own.get("eos_token") or named["pad_token"] or EOS
@@ -292,14 +290,6 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         tokenizer = Tokenizer(backend, {role: named[role] or own.get(role) or others[role] for role in ROLES})
         tokenizer.decode(tokenizer.encode("A fox, 7 foxes and an é.\n"))
     return tokenizer
-
-
-def _read_from(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settings]:
-    def read(directory: Path) -> tuple[Path, tokenizers.Tokenizer, Settings]:
-        file = tokenizer_file(directory)
-        return file, *read_tokenizer(file)
-
-    return read_checkpoint(path, read) if is_file(Path(path) / "checkpoints" / "latest") else read(Path(path))
 
 
 def round_up(size: int) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import tokenizers
 from pydantic import BaseModel
 
-from configs.checkpoints import check_files
+from configs.checkpoints import check_files, is_file, read_checkpoint
 from configs.command import InputError
 from configs.read_back import read_json, read_text
 
@@ -29,7 +29,19 @@ class Settings(BaseModel):
     eos_token: str | Token | None = None
 
 
-def read_tokenizer(file: Path) -> tuple[tokenizers.Tokenizer, Settings]:
+def open_tokenizer(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settings]:
+    """The tokenizer of a run, a directory or a file: where it is, tokenizer.json, its settings. Raises InputError."""
+
+    def read(path: Path) -> tuple[Path, tokenizers.Tokenizer, Settings]:
+        file = path if is_file(path) else path / "tokenizer.json"
+        if not is_file(file):
+            raise InputError(f"{path}: holds no tokenizer.json: give a run, a checkpoint directory or the file itself")
+        return file, *_read(file)
+
+    return read_checkpoint(path, read) if is_file(Path(path) / "checkpoints" / "latest") else read(Path(path))
+
+
+def _read(file: Path) -> tuple[tokenizers.Tokenizer, Settings]:
     """A tokenizer.json, and the tokenizer_config.json beside it, if there is one. Raises InputError."""
     check_files(file.parent, file.name, "tokenizer_config.json")
     text = read_text(file)
@@ -74,11 +86,3 @@ def _quiet() -> Iterator[None]:
 def text_of(setting: str | Token | None) -> str:
     """The text of a token; "" where there is none."""
     return setting.content if isinstance(setting, Token) else setting or ""
-
-
-def tokenizer_file(path: str | Path) -> Path:
-    path = Path(path)
-    file = path if path.is_file() else path / "tokenizer.json"
-    if not file.is_file():
-        raise InputError(f"{path}: holds no tokenizer.json: give a run, a checkpoint directory or the file itself")
-    return file

@@ -17,6 +17,7 @@ from eval.attention.render import VIEWER
 from eval.hooks import Outcome
 from eval.run_files import read_metrics, read_result
 from train.machine.device import machine
+from train.machine.exactness import in_words
 from train.run import Run
 from train.saving.run_directory import write_result
 
@@ -41,6 +42,7 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
         describe(run.data),
         run.source.notes,
         f"resumed from {checkpoint}, step {run.state.step:,}" if checkpoint is not None else "",
+        *map(in_words, run.state.breaks),
     ]
     return "\n".join(filter(None, lines))
 

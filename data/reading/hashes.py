@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from configs.locks import locked
 from configs.read_back import read_json
 from data.reading.file_bytes import clear_errors
 
@@ -27,10 +28,8 @@ def hashes(files: list[Path], memory: Path) -> list[str]:
     memory: a JSON file, path -> [size, time of change, SHA-256]. A lock beside it makes the processes of a run take
     turns: the first one hashes, the others find the result. A file that has just changed is not remembered yet.
     """
-    from filelock import FileLock
-
     memory.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(memory.with_suffix(".lock")):
+    with locked(memory.with_suffix(".lock"), -1):
         known, now = _remembered(memory), time.time_ns()
         keys = [str(file.resolve()) for file in files]
         stamps = dict(zip(keys, map(stamp, files), strict=True))

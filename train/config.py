@@ -23,7 +23,7 @@ from configs.command import InputError
 from configs.loader import LoadedConfig, flatten, load_config, shortened, validate
 from configs.meaning import Meaning, Section, identity_keys
 from configs.paths import PathText
-from configs.run_keys import RunKeys
+from configs.run_keys import RunKeys, problem_of_name
 from configs.trust import is_own
 from data.config import DataConfig
 from eval.config import EvalConfig
@@ -253,8 +253,10 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
     if not trust_hooks:
         _refuse_foreign_hooks(loaded, config)
     name = config.name or Path(path).stem
-    if Path(name).name != name or name.startswith("."):
-        raise InputError(f"{loaded.where(('name',))}: `name` is {name!r}: it must be a plain folder name")
+    if problem := problem_of_name(name):
+        whose = "`name` is" if config.name else "the run has no `name`, and would be called"
+        advice = "" if config.name else ", or set name=…"
+        raise InputError(f"{loaded.where(('name',))}: {whose} {name[:120]!r}, which {problem}{advice}")
     try:
         os.fsencode(str(Path(config.output_dir) / name))
     except UnicodeEncodeError as error:  # on Linux, without a UTF-8 locale

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,7 +145,7 @@ def open_run(
     rows = micro_batch_rows(config, device, world.size)
     as_it_began = (state.resolved.get("device"), state.resolved.get("world_size")) == (device.device.type, world.size)
     if config.train.micro_batch_size == "auto" and as_it_began:  # memory may have run out since
-        rows = state.resolved["micro_batch_size"]
+        rows = min(state.resolved.get("micro_batch_size") or rows, config.rows_per_step // world.size)
     state.before, state.resolved = state.resolved, decided_by(device, rows, world.size)
     state.micro_rows = max(1, rows * config.data.sequence_length // source.row_length)
     state.forward = lm
@@ -186,4 +187,10 @@ def micro_batch_rows(config: RunConfig, device: Device, world_size: int = 1) -> 
         from train.step_memory import largest_micro_batch  # only a GPU needs it
 
         limit = min(limit, max(1, largest_micro_batch(config, memory[0], half=device.dtype.itemsize == 2, device=kind)))
-    return max(n for n in range(1, rows + 1) if rows % n == 0 and n <= limit)
+    return largest_divisor(rows, limit)
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is `most` or less; 0 if there is none."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return max((n for n in (*small, *(number // n for n in small)) if n <= most), default=0)

@@ -24,7 +24,7 @@ def pretrain_child(config: Path, kill_at: str | None = None, trace: Path | None 
     torch.set_num_threads(1)
     print_to(config.with_name("child.txt"))
     watch_operations(kill_at, trace)
-    sys.argv = ["pretrain", str(config)]
+    sys.argv = ["pretrain", str(config), "--trust-hooks"]
     exit_on_bad_input(main)
 
 

@@ -85,13 +85,13 @@ def live(module: str, folder: Path, config: str, threads: int, draws: bool, end:
     NAME.lives, a line a life."""
     import torch
 
-    from configs.command import exit_on_bad_input
+    import configs.command
     from tests.processes import print_to
 
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     torch.set_num_threads(threads)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup and a shell's background jobs ignore these
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, configs.command._on_ctrl_c)  # as `python -m` does
     os.chdir(folder)
     print_to(folder.with_suffix(".out"))
     found = importlib.import_module(module)
@@ -104,7 +104,7 @@ def live(module: str, folder: Path, config: str, threads: int, draws: bool, end:
     if end is not None and pace is not None and end.where == "start":
         signal_after(time.process_time() + end.at * pace.start, end.number, WORK, end.again)
     sys.argv = [module, config]
-    exit_on_bad_input(found.main)
+    configs.command.exit_on_bad_input(found.main)
 
 
 class _Note:

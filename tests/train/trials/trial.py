@@ -87,7 +87,8 @@ def attempt(number: int, seed: int, setting: Setting, whole: Undisturbed, folder
         shutil.copytree(whole.folder.with_suffix(".base"), folder / "runs")
     code, stops = None, set()
     while len(trial.ends) < MOST_KILLS and (len(trial.ends) < KILLS or not trial.resumed):
-        end = _end(dice, setting, whole, is_last=len(trial.ends) == KILLS - 1, is_extra=len(trial.ends) >= KILLS)
+        is_last = len(trial.ends) == KILLS - 1 and trial.resumed > 0
+        end = _end(dice, setting, whole, is_last=is_last, is_extra=len(trial.ends) >= KILLS)
         before = len(_notes(folder))
         code = _life(setting.module, setting, folder, "tiny.yaml", end, whole.pace)
         stops |= _stops(folder)

@@ -95,8 +95,8 @@ def parse_json(text: str, where: str, kind: Any = dict[str, Any]) -> Any:
     return checked(value, where, kind)
 
 
-def checked(value: Any, where: str, kind: Any, strict: bool = True) -> Any:
-    """The value, of this kind. strict=False: for a dataclass, whose fields say themselves how strict they are.
+def checked(value: Any, where: str, kind: Any, strict: bool | None = True) -> Any:
+    """The value, of this kind. strict=None: for a dataclass, whose fields say themselves how strict they are.
 
     Raises DamagedFile that names the key.
     """
@@ -221,4 +221,6 @@ def _as_demand(message: str) -> str:
         message.removeprefix("Value error, ")
         .replace("Input should be", "must be")
         .replace("Field required", "is missing")
+        .replace("Unexpected keyword argument", "is unknown")
+        .replace("Extra inputs are not permitted", "is unknown")
     )

@@ -144,7 +144,7 @@ def open_run(
     rows = micro_batch_rows(config, device, world.size)
     as_it_began = (state.resolved.get("device"), state.resolved.get("world_size")) == (device.device.type, world.size)
     if config.train.micro_batch_size == "auto" and as_it_began:  # memory may have run out since
-        rows = state.resolved["micro_batch_size"]
+        rows = min(state.resolved.get("micro_batch_size") or rows, config.rows_per_step // world.size)
     state.before, state.resolved = state.resolved, decided_by(device, rows, world.size)
     state.micro_rows = max(1, rows * config.data.sequence_length // source.row_length)
     state.forward = lm

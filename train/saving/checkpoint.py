@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from model.checkpoint_format import read_weights
 from model.families import family_of
 from train.machine.distributed import World, share, whole
 from train.saving.commit import SaveError, commit, drop_old, step_name
+from train.saving.state import TrainerState, read_state
 
 OPTIMIZER = "optimizer.safetensors"
 ALONE = World()
@@ -62,38 +63,6 @@ tokenizer = AutoTokenizer.from_pretrained(directory)
 - Leave the optimizer's state out: `hf upload NAME . --exclude "training/*"`
 - This model is small. It makes up facts, so do not rely on what it writes.
 """
-
-
-@dataclass
-class TrainerState:
-    """What a run needs besides tensors to resume: trainer_state.json.
-
-    best_tokens: how many held-out tokens the best loss was measured on (None: all). skipped: steps that changed no
-    parameter. evaluated_at: step of the newest evaluation. hooks_done: names of hooks that ran at a later one, which a
-    signal cut short. logged: bytes of each log. identity: RunConfig.identity() of the run that saved. resolved: what
-    `auto` stood for, and what else the last bits depend on. breaks: where that changed at a resume: {step, what}.
-    scaler: state of the loss scaler (fp16). spikes: the last losses, from which a spike stands out. world_size,
-    torch_version: of the process that saved.
-    """
-
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    best_loss: float | None = None
-    best_step: int | None = None
-    best_tokens: int | None = None
-    skipped: int = 0
-    evaluated_at: int | None = None
-    hooks_done: list[str] = field(default_factory=list)
-    logged: dict[str, int] = field(default_factory=dict)
-    wandb_id: str | None = None
-    identity: dict[str, Any] | None = None
-    resolved: dict[str, Any] = field(default_factory=dict)
-    breaks: list[dict[str, Any]] = field(default_factory=list)
-    scaler: dict[str, Any] | None = None
-    spikes: dict[str, list[float]] = field(default_factory=lambda: {"losses": []})
-    world_size: int = 1
-    torch_version: str = torch.__version__
 
 
 @dataclass(frozen=True)
@@ -206,20 +175,6 @@ def _text_in_words(source: dict[str, Any]) -> tuple[str, list[str]]:
     return {"storyworld": "stories that Headlight generates", "files": "local text files"}.get(kind, "unknown"), []
 
 
-def read_state(directory: Path) -> TrainerState:
-    """trainer_state.json of a checkpoint; a key that is missing there has its default. Raises InputError."""
-    file = training_folder(directory) / STATE
-    try:
-        values = dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{file}: cannot resume from here: {error}") from None
-    unknown = values.keys() - {each.name for each in fields(TrainerState)}
-    if unknown or not isinstance(values.get("step"), int):
-        problem = f"its key {sorted(unknown)[0]!r} is unknown" if unknown else "it has no key 'step'"
-        raise InputError(f"{file}: cannot resume from here: {problem}; was it saved by another version of Headlight?")
-    return TrainerState(**values)
-
-
 def load_checkpoint(
     directory: Path, lm: LanguageModel, optimizers: list[torch.optim.Optimizer], world: World = ALONE
 ) -> TrainerState:
@@ -297,6 +252,8 @@ def _as_held(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 def _check_shape(name: str, tensor: Tensor, parameter: Tensor) -> None:
     """Raises ValueError unless it is a number, or has the parameter's shape, with 1 allowed in any dimension."""
+    if not tensor.dtype.is_floating_point:
+        raise ValueError(f"{OPTIMIZER}: {name} holds {tensor.dtype}, not floating-point numbers")
     pairs = zip(tensor.shape, parameter.shape, strict=False)
     if tensor.ndim not in (0, parameter.ndim) or any(there not in (1, here) for there, here in pairs):
         raise ValueError(
@@ -324,9 +281,19 @@ def _restore_random_state(states: dict[str, Tensor], rank: int) -> None:
     first = states.get("rng.cpu.0")
     if first is None:
         raise ValueError(f"{OPTIMIZER}: rng.cpu.0 is missing")
+    devices = {"rng.cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        devices["rng.cuda"] = torch.cuda.get_rng_state()
+    for name, state in states.items():
+        alike = devices.get(name.rpartition(".")[0], state)
+        if state.dtype != torch.uint8 or state.shape != alike.shape:
+            raise ValueError(f"{OPTIMIZER}: {name} is not a random state of PyTorch")
     digest = hashlib.sha256(first.numpy().tobytes() + str(rank).encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:7], "big"))
-    if rank == 0 or f"rng.cpu.{rank}" in states:
-        torch.set_rng_state(states.get(f"rng.cpu.{rank}", first))
-    if torch.cuda.is_initialized() and f"rng.cuda.{rank}" in states:
-        torch.cuda.set_rng_state(states[f"rng.cuda.{rank}"])
+    try:
+        if rank == 0 or f"rng.cpu.{rank}" in states:
+            torch.set_rng_state(states.get(f"rng.cpu.{rank}", first))
+        if torch.cuda.is_initialized() and f"rng.cuda.{rank}" in states:
+            torch.cuda.set_rng_state(states[f"rng.cuda.{rank}"])
+    except RuntimeError as error:
+        raise ValueError(f"{OPTIMIZER}: rng.cpu.{rank} is not a random state of PyTorch: {error}") from None

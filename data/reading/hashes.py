@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.locks import locked
+from configs.read_back import read_json
 from data.reading.file_bytes import clear_errors
 
 SETTLED = 2_000_000_000  # nanoseconds after which a second change of a file cannot have the same time as the first
@@ -52,7 +53,7 @@ def sha256(file: str | Path) -> str:
 
 def _remembered(memory: Path) -> dict[str, list[Any]]:
     try:
-        known = json.loads(memory.read_text(encoding="utf-8"))
+        known = read_json(memory, dict[str, list[int | str]])
         return {key: [int(size), int(changed), str(digest)] for key, (size, changed, digest) in known.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+    except ValueError:
         return {}  # not there yet, or damaged: hash again

@@ -201,5 +201,6 @@ def _judged(case: Case, code: int | None, printed: str, hung: bool) -> tuple[str
 def _lost(before: dict[str, str], after: dict[str, str], may_change: Iterable[str]) -> list[str]:
     """Files whose content is nowhere any more; one that was moved aside is not lost."""
     still = set(after.values())
-    gone = [name for name, digest in before.items() if digest not in still]
+    memory = "runs/.prepared/hashes.json"  # of what was hashed before: any start may add to it
+    gone = [name for name, digest in before.items() if digest not in still and name != memory]
     return [name for name in gone if not any(Path(name).match(pattern) for pattern in may_change)]

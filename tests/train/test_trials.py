@@ -23,6 +23,12 @@ CAREFUL = {  # which kills, one after the other; `at` 0 is the beginning of it, 
         End(SIGKILL, "save", at=1, entry=1),
         End(SIGKILL, "evaluate", at=1, entry=2),
     ],
+    "the same before the first step": [
+        End(SIGTERM, "evaluate", at=0, entry=1),
+        End(SIGKILL, "evaluate", at=1, entry=1),
+        End(SIGTERM, "evaluate", at=1, entry=1),
+        End(SIGKILL, "save", at=0, entry=2),
+    ],
     "kills around the evaluation at the end": [
         End(SIGKILL, "save", at=1, entry=3),
         End(SIGTERM, "evaluate", at=0, entry=0, steps=99),

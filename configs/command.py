@@ -113,7 +113,12 @@ def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
     os._exit(130)
 
 
-if sys.argv[:1] == ["-m"]:  # `python -m`, which has not found its module yet: this is the beginning of a command
+def is_starting() -> bool:
+    """Whether `python -m` is still looking for its module: a command begins here."""
+    return sys.argv[:1] == ["-m"]
+
+
+if is_starting():
     guard()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where Ctrl-C is ignored, as behind nohup
         signal.signal(signal.SIGINT, _on_ctrl_c)

@@ -92,12 +92,18 @@ class Tokenizer:
         return hashlib.sha256(json.dumps([deciding, self.roles], sort_keys=True).encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without the first and last token of a document."""
-        return self.backend.encode(text, add_special_tokens=False).ids
+        """The ids of a text, without the first and last token of a document. Raises ValueError for half a character."""
+        try:
+            return self.backend.encode(text, add_special_tokens=False).ids
+        except TypeError:
+            raise ValueError(_half_of(text)) from None
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of several texts, on all cores, without the first and last token of a document."""
-        return [one.ids for one in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        """The ids of several texts, on all cores, without the first and last token of a document; see `encode`."""
+        try:
+            return [one.ids for one in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        except TypeError:
+            raise ValueError(_half_of("".join(texts))) from None
 
     @cached_property
     def can_cut(self) -> bool:
@@ -295,6 +301,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 def round_up(size: int) -> int:
     """The vocabulary size that this one becomes: the next multiple of 64."""
     return -(-size // 64) * 64
+
+
+def _half_of(text: str) -> str:
+    half = next(c for c in text if "\ud800" <= c <= "\udfff")
+    return f"a text holds {half!a}, half a character: it is not valid UTF-8"
 
 
 def _bytes_of(token: str) -> bytes:

@@ -87,8 +87,6 @@ class Conversation:
 
     def set_temperature(self, temperature: float) -> None:
         """0 = always the likeliest token. Raises ValueError for a negative one, infinity and NaN."""
-        if temperature == float("inf"):
-            raise ValueError("temperature (inf) must be a finite number")
         self.sampling = replace(self.sampling, temperature=temperature)
 
     def set_system(self, text: str) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from configs.checkpoints import CARD, STATE, TRAINING, training_folder
 from configs.command import InputError
+from configs.shown_text import code, markdown
 from data.tokenizer import Tokenizer
 from model import LanguageModel, save
 from model.checkpoint_format import read_weights
@@ -145,9 +146,9 @@ def model_card(name: str, lm: LanguageModel, step: int, tokens: int, identity: d
         **({"datasets": datasets} if datasets else {}),
     }
     source = identity.get("init_from")
-    start = f"the weights of `{source}`" if source else "random weights" if "init_from" in identity else "unknown"
+    start = f"the weights of {code(source)}" if source else "random weights" if "init_from" in identity else "unknown"
     body = MODEL_CARD.format(
-        title=f"{name}, step {step:,}",
+        title=f"{markdown(name)}, step {step:,}",
         parameters=sum(p.numel() for p in lm.parameters()),  # each once, even where embedding and head are one matrix
         layers=config.num_hidden_layers,
         width=config.hidden_size,
@@ -156,7 +157,7 @@ def model_card(name: str, lm: LanguageModel, step: int, tokens: int, identity: d
         vocabulary=config.vocab_size,
         context=config.max_position_embeddings,
         start=start,
-        text=("conversations; " if chats else "") + text,
+        text=("conversations; " if chats else "") + markdown(text),
         step=step,
         tokens=tokens,
     )

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from data.prepare import main as prepare
 from tests.attack.victims import CONFIG, write_config
 from tests.processes import exit_code, print_to
 from tests.train.helpers import pretrain
@@ -27,17 +26,16 @@ def pretrain_with_room_for(size: int, config) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("room", [6000, 6001, 6002, 7000])
-def test_a_run_whose_logs_had_no_room_is_resumed(tmp_path, monkeypatch, room):
-    train = CONFIG["train"] | {"max_steps": 12, "log_every": 1, "checkpoint_every": 0}
-    config = write_config(tmp_path, train=train, eval={"every": 1, "prompts": ["猫が座った" * 40] * 2})
+def test_a_run_whose_log_had_no_room_for_the_rest_of_a_letter_is_resumed(tmp_path, monkeypatch):
+    train = CONFIG["train"] | {"max_steps": 5, "log_every": 1, "checkpoint_every": 0}
+    config = write_config(tmp_path, train=train, eval={"every": 1, "prompts": ["猫が座った"] * 20})
     monkeypatch.chdir(tmp_path)
-    pretrain(config, script=prepare)
+    pretrain(config, "name=whole")
+    samples, run = (tmp_path / "runs/whole/samples.jsonl").read_bytes(), tmp_path / "runs/tiny"
+    room = next(place for place in range(5000, len(samples)) if samples[place] & 0xC0 == 0x80)  # inside a letter
     assert exit_code(pretrain_with_room_for, room, config) == 2  # the checkpoint has no room either
-    run = tmp_path / "runs/tiny"
-    for name in ("metrics.jsonl", "samples.jsonl"):
-        for line in (run / name).read_bytes().splitlines() if (run / name).exists() else []:
-            json.loads(line.decode("utf-8"))
-    assert "finished at step 12" in pretrain(config).stdout
-    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
-    assert set(range(1, 13)) <= set(steps)
+    whole = samples[:room].rpartition(b"\n")[0] + b"\n"
+    assert (run / "samples.jsonl").read_bytes().startswith(whole)
+    assert [json.loads(line) for line in (run / "samples.jsonl").read_text("utf-8").splitlines()]
+    assert "finished at step 5" in pretrain(config).stdout
+    assert (run / "samples.jsonl").read_bytes() == samples

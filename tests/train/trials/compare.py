@@ -12,9 +12,10 @@ from typing import Any
 
 CLOCKS = {"time_s", "seconds", "tokens_per_s", "data_wait_share", "memory_gb", "tflops", "eval_s", "save_s"}
 CLOCKS |= {"attention_seconds", "wandb_id", "logged"}
-# lines that tell minutes, how the run was resumed, or where fine-tuning finds its tokenizer, at first in the other run
+# lines that hold minutes, how the run was resumed, or where fine-tuning finds its tokenizer, at first in the other run
 SPOKEN = re.compile(
     r"^    path: runs/|% of the run\. Open |\d minutes \(|^resumed from|as this run began|\(auto: |\(asked for\)"
+    r"|\d{4}-\d\d-\d\d\.$"  # Headlight's own commit, and the day
 )
 
 

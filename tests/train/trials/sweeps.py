@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 
 from tests.train.trials.compare import checkpoints_kept, difference, leftovers
-from tests.train.trials.settings import draw, write
+from tests.train.trials.settings import Setting, draw, write
 
 ROOT = Path(__file__).parents[3]
 RUNS = ("tiny-1-seed3", "tiny-2-seed3", "tiny-4-seed3")
@@ -26,7 +27,7 @@ HOW = ("all", "all", "alone", "stop")  # SIGKILL to the sweep and its runs, to t
 
 def undisturbed(seed: int, folder: Path) -> Path:
     """A sweep of three runs, two at a time, that nobody kills."""
-    write(draw(seed, 2), folder)  # a setting of pretraining
+    write(_setting(seed), folder)
     code = _start(folder).wait(timeout=LIFE_S)
     if code:
         raise RuntimeError(f"{folder}: the undisturbed sweep ended with {code}: see {folder.with_suffix('.out')}")
@@ -36,7 +37,7 @@ def undisturbed(seed: int, folder: Path) -> Path:
 def attempt(number: int, seed: int, whole: Path, folder: Path) -> str:
     """Kill a sweep three times, let it end, and compare its runs. Returns a line that says what came out."""
     began, dice, ends, problem = time.monotonic(), random.Random(f"sweep {seed} {number}"), [], ""
-    write(draw(seed, 2), folder)
+    write(_setting(seed), folder)
     lines = sum(_lines(whole))
     for _ in range(KILLS):
         how, process = dice.choice(HOW), _start(folder)
@@ -70,6 +71,11 @@ def _verdict(folder: Path, whole: Path) -> str:
         if problem := difference(ours, theirs, apart):
             return f"{name}/{problem}"
     return "" if list((folder / "runs").glob("*-sweep-*/comparison.md")) else "there is no comparison.md"
+
+
+def _setting(seed: int) -> Setting:
+    """The first of this seed that trains on plain text."""
+    return next(drawn for number in count() if (drawn := draw(seed, number)).kinds["data"] == "files")
 
 
 def _start(folder: Path) -> subprocess.Popen:

@@ -20,6 +20,7 @@ from typing import Any
 
 from configs.command import InputError, exit_on_bad_input
 from configs.loader import LoadedConfig, load_config, validate
+from configs.still_busy import still_busy
 from data import shards
 from data.chat_template import CHAT_TEMPLATE_VERSION
 from data.config import DataConfig, FilesSource, MixSource, StoryworldSource
@@ -226,7 +227,7 @@ def _interrupted(directory: Path, has_flags: bool, stamps: list) -> tuple[Tokeni
             return None  # a file changed since: another text may have been read
         for split, writer in writers.items():
             writer.resume(done[split])
-        return tokenizer, writers, done["read"]
+        return tokenizer, writers, done["pieces"]
     except (ValueError, KeyError, TypeError, OSError, InputError):
         return None
 
@@ -235,7 +236,8 @@ def _new_tokenizer(config: DataConfig, directory: Path, show_progress: bool) -> 
     if show_progress and sys.stderr.isatty() and config.tokenizer.kind == "bpe":
         megabytes = config.tokenizer.train_bytes / 1e6
         print(f"training a tokenizer on up to {megabytes:.0f} MB of the text …", file=sys.stderr)
-    tokenizer = train_tokenizer(config.tokenizer, tokenizer_texts(config))
+    with still_busy("reading the text that the tokenizer learns from, and learning"):
+        tokenizer = train_tokenizer(config.tokenizer, tokenizer_texts(config))
     scratch = directory / "tokenizer.tmp"
     tokenizer.save(scratch)
     for name in ("tokenizer_config.json", "tokenizer.json"):  # if the second one is there, both are

@@ -131,10 +131,10 @@ def _sync(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def save_progress(directory: Path, read: int, writers: Sequence[SplitWriter], stamps: list[list[int]]) -> None:
-    """Sync the shards, then note that the first `read` documents are on disk, and the stamps of their source files."""
+def save_progress(directory: Path, pieces: int, writers: Sequence[SplitWriter], stamps: list[list[int]]) -> None:
+    """Sync the shards, then note that the first `pieces` of the text are on disk, and the stamps of its files."""
     synced = {writer.split: writer.sync() for writer in writers}
-    write_json(directory / PROGRESS, {"read": read, "stamps": stamps} | synced)
+    write_json(directory / PROGRESS, {"pieces": pieces, "stamps": stamps} | synced)
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:

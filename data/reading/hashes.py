@@ -34,7 +34,7 @@ def hashes(files: list[Path], memory: Path) -> list[str]:
         keys = [str(file.resolve()) for file in files]
         stamps = dict(zip(keys, map(stamp, files), strict=True))
         new = [key for key in keys if known.get(key, [])[:2] != stamps[key]]
-        with ThreadPoolExecutor() as pool:
+        with still_busy("hashing the files of the corpus"), ThreadPoolExecutor() as pool:
             known |= {key: [*stamps[key], digest] for key, digest in zip(new, pool.map(sha256, new), strict=True)}
         found = [known[key][2] for key in keys]
         if new:

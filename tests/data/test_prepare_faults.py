@@ -191,7 +191,7 @@ def test_what_is_left_of_a_killed_run_is_not_trusted(tmp_path, small, monkeypatc
         "missing": shard.unlink,
         "other_text": lambda: (shard.write_bytes(bytes(shard.stat().st_size)), os.utime(tmp_path / "stories.jsonl")),
         "empty_note": lambda: (partial / "progress.json").write_text(""),
-        "half_note": lambda: (partial / "progress.json").write_text('{"read": 3}'),
+        "half_note": lambda: (partial / "progress.json").write_text('{"pieces": 3}'),
         "no_tokenizer": (partial / "tokenizer.json").unlink,
         "bad_tokenizer": lambda: (partial / "tokenizer.json").write_text("{}"),
         "bad_roles": lambda: (partial / "tokenizer_config.json").write_text("[]"),
@@ -271,7 +271,7 @@ def test_a_full_disk_is_one_clear_line_and_the_work_is_kept(tmp_path, small, mon
     assert not list(tmp_path.glob("full/.prepared/*/manifest.json"))
     monkeypatch.setattr(shards.SplitWriter, "append", real)
     (partial,) = (tmp_path / "full" / ".prepared").glob("*.partial")
-    assert json.loads((partial / "progress.json").read_text())["read"] > 0
+    assert json.loads((partial / "progress.json").read_text())["pieces"] > 0
     assert contents(prepare(config, tmp_path / "full").directory) == expected
 
 

@@ -10,14 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
+from configs import yaml_text
 from configs.command import InputError
 from configs.meaning import fields
+from configs.paths import resolve
+from configs.read_back import read_text
+from configs.yaml_text import LONGEST_KEY, MOST_DEPTH
 
 KeyPath = tuple[str, ...]
 Model = TypeVar("Model", bound=BaseModel)
+COMMAND_LINE = "command line "  # how the place of an override begins
+MOST_BYTES = 1_000_000  # of a config; base.yaml, the longest that is written by hand, has 7,000
+MOST_FILES = 20  # in a chain of `extends`
+MOST_PROBLEMS = 5  # that one error names
 
 
 @dataclass
@@ -44,23 +51,10 @@ class LoadedConfig:
             parent = parent[part]
         if key[-1] == "kind" and parent.get("kind", value) != value:
             self.set(key[:-1], parent := {}, self.where(key[:-1]))
-        self.origins = {old: at for old, at in self.origins.items() if old[: len(key)] != key} | {key: place}
+        if isinstance(parent.get(key[-1]), dict):
+            self.origins = {old: at for old, at in self.origins.items() if old[: len(key)] != key}
+        self.origins[key] = place
         parent[key[-1]] = value
-
-
-class _YamlLoader(yaml.SafeLoader):
-    """SafeLoader that also reads `1e-3` as a number, as YAML 1.2 does."""
-
-
-_YamlLoader.yaml_implicit_resolvers = {  # a copy, so that PyYAML's own loaders stay as they are
-    first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:float"]
-    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_YamlLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?|\.(inf|nan))$"),
-    list("-+0123456789."),
-)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
@@ -68,77 +62,58 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
 
     Raises InputError for a file that is missing or is not YAML, for a circle of `extends`, for a bad override.
     """
-    loaded = LoadedConfig(Path(path))
+    loaded = LoadedConfig(resolve(path, "the config"))
     _read_file(loaded.path, loaded, seen=())
     for override in sorted(overrides, key=lambda text: ".kind=" not in text):  # a new kind starts without old keys
         name, equals, text = override.partition("=")
-        if not equals or not name:
-            raise InputError(f"override `{override}`: write section.key=value, for example model.hidden_size=256")
-        place = f"command line `{override}`"
+        place, key = f"{COMMAND_LINE}`{shortened(override)}`", tuple(name.split(".")) if len(name) < LONGEST_KEY else ()
+        if not equals or not all(key) or not 0 < len(key) < MOST_DEPTH:
+            raise InputError(f"{place}: write section.key=value, for example model.hidden_size=256")
         try:
-            value = yaml.load(text, Loader=_YamlLoader) if text else ""
-        except (yaml.YAMLError, ValueError) as error:
+            value = yaml_text.load(text) if text else ""
+        except yaml_text.NotAConfig as error:
             hint = ": put the whole argument in quotes" if text.count("{") > text.count("}") else ""
-            raise InputError(
-                f"{place}: not valid YAML: {_first_line(getattr(error, 'problem', error))}{hint}"
-            ) from None
-        loaded.set(tuple(name.split(".")), value, place)
+            raise InputError(f"{place}: {error}{hint}") from None
+        loaded.set(key, value, place)
     return loaded
 
 
 def _read_file(path: Path, into: LoadedConfig, seen: tuple[Path, ...], asked_by: str = "") -> None:
     if path.resolve() in seen:
         raise InputError(f"{asked_by}: `extends` goes in a circle through {path}")
+    if len(seen) == MOST_FILES:
+        raise InputError(f"{asked_by}: `extends` leads through more than {MOST_FILES} files")
+    if not path.exists():
+        raise InputError(f"{asked_by + ': ' if asked_by else ''}no such config file: {path}")
+    text = read_text(path, MOST_BYTES)
     try:
-        text = path.read_text(encoding="utf-8")
-        root = yaml.compose(text, Loader=_YamlLoader)
-    except FileNotFoundError:
-        raise InputError(f"{asked_by + ': ' if asked_by else ''}no such config file: {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise InputError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', error)}") from None
-    if root is None:
-        raise InputError(f"{path}: is empty")
-    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=_YamlLoader)):
-        raise InputError(f"{path}: uses an alias (*name): write the value out, or use `extends`")
-    if not isinstance(root, yaml.MappingNode):
-        raise InputError(f"{path}:{root.start_mark.line + 1}: a config must be a mapping of keys to values")
-    _merge(root, path, (), into, (*seen, path.resolve()))
+        root = yaml_text.compose(text)
+        if root is None:
+            raise yaml_text.NotAConfig("is empty")
+        if not isinstance(root, yaml_text.MappingNode):
+            raise yaml_text.NotAConfig("a config must be a mapping of keys to values", root.start_mark.line + 1)
+        _merge(root, path, (), into, (*seen, path.resolve()))
+    except yaml_text.NotAConfig as error:
+        raise InputError(f"{path}{f':{error.line}' if error.line else ''}: {error}") from None
 
 
-def _merge(node: yaml.MappingNode, path: Path, prefix: KeyPath, into: LoadedConfig, seen: tuple[Path, ...]) -> None:
-    here: dict[KeyPath, str] = {}
+def _merge(
+    node: yaml_text.MappingNode, path: Path, prefix: KeyPath, into: LoadedConfig, seen: tuple[Path, ...]
+) -> None:
     first = ("extends", "kind")  # other keys change what these bring
     for key_node, value_node in sorted(node.value, key=lambda pair: pair[0].value not in first):
-        place = f"{path}:{key_node.start_mark.line + 1}"
-        if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
-            raise InputError(f"{place}: keys must be plain words (use `extends` to reuse another file)")
-        key = (*prefix, key_node.value)
-        if key in here:
-            raise InputError(f"{place}: `{'.'.join(key)}` is given twice (first at {here[key]})")
-        here[key] = place
+        place, key = f"{path}:{key_node.start_mark.line + 1}", (*prefix, key_node.value)
         if key == ("extends",):
-            if not isinstance(value_node, yaml.ScalarNode):
+            if not isinstance(value_node.value, str) or not value_node.value:
                 raise InputError(f"{place}: extends takes one file name")
-            _read_file(path.parent / value_node.value, into, seen, place)
-        elif isinstance(value_node, yaml.MappingNode) and (
+            _read_file(resolve(value_node.value, place, beside=path.parent), into, seen, place)
+        elif isinstance(value_node, yaml_text.MappingNode) and (
             value_node.value or isinstance(_get(into.values, key), dict)
         ):
             _merge(value_node, path, key, into, seen)
             into.origins[key] = place
         else:
-            try:
-                value = _YamlLoader("").construct_object(value_node, deep=True)
-            except (yaml.YAMLError, ValueError) as error:
-                raise InputError(f"{place}: cannot be read as a value: {_first_line(error)}") from None
-            into.set(key, value, place)
-
-
-def _first_line(error: object) -> str:
-    return str(error).splitlines()[0] if str(error) else "unknown"
+            into.set(key, yaml_text.construct(value_node), place)
 
 
 def _get(values: Any, key: KeyPath) -> Any:
@@ -166,13 +141,16 @@ def validate(schema: type[Model], loaded: LoadedConfig, section: str | None = No
         _check_top_level(loaded, [(*prefix, *path) for path in key_paths(schema)])
     values = loaded.values.get(section, {}) if section else loaded.values
     if not isinstance(values, dict):
-        raise InputError(f"{loaded.where(prefix)}: `{section}` must hold keys, not {values!r}")
+        raise InputError(f"{loaded.where(prefix)}: `{section}` must hold keys, not {_shown(values)}")
     try:
         return schema.model_validate(values)
     except ValidationError as error:
         problems: dict[str, list[str]] = {}  # what is wrong with one key, by where it stands
         for problem in error.errors():
             place, message = _explain(problem, schema, prefix, loaded)
+            if len(problems) == MOST_PROBLEMS and place not in problems:
+                problems["…"] = []
+                break
             if message not in problems.setdefault(place, []):
                 problems[place].append(message)
         raise InputError("; ".join(place + " or ".join(parts) for place, parts in problems.items())) from None
@@ -205,9 +183,12 @@ def _explain(problem: Any, schema: type[BaseModel], prefix: KeyPath, loaded: Loa
     if problem["type"] == "union_tag_invalid":
         tag, tags = problem["ctx"]["tag"], re.findall(r"'(\w+)'", problem["ctx"]["expected_tags"])
         close = "".join(f", did you mean {name}?" for name in difflib.get_close_matches(tag, tags, 1))
-        return f"{loaded.where(key)}: `{'.'.join(key)}.kind` is {tag!r}: must be {' | '.join(tags)}{close}", ""
+        return f"{loaded.where(key)}: `{'.'.join(key)}.kind` is {_shown(tag)}: must be {' | '.join(tags)}{close}", ""
     if problem["type"] in ("model_attributes_type", "model_type", "dict_type"):
-        return f"{loaded.where(key)}: `{'.'.join(key)}` is {_get(loaded.values, key)!r}: ", "must be {key: value, …}"
+        return (
+            f"{loaded.where(key)}: `{'.'.join(key)}` is {_shown(_get(loaded.values, key))}: ",
+            "must be {key: value, …}",
+        )
     if problem["type"] == "union_tag_not_found":
         return f"{loaded.where(key)}: `{'.'.join(key)}.kind` is missing", ""
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
@@ -215,7 +196,16 @@ def _explain(problem: Any, schema: type[BaseModel], prefix: KeyPath, loaded: Loa
         return f"{loaded.where(_blamed_key(message, known, key, loaded))}: ", message
     while len(key) > 1 and _without_places(key) not in known and _get(loaded.values, key) is None:
         key = key[:-1]  # the member of a union ("int", "list[str]"), or what is not there
-    return f"{loaded.where(key)}: `{'.'.join(key)}` is {_get(loaded.values, key)!r}: ", message
+    return f"{loaded.where(key)}: `{'.'.join(key)}` is {_shown(_get(loaded.values, key))}: ", message
+
+
+def _shown(value: Any) -> str:
+    return shortened(repr(value), 200)
+
+
+def shortened(text: str, most: int = 100) -> str:
+    """The beginning of a text that is too long for a message."""
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def _without_places(key: KeyPath) -> KeyPath:
@@ -228,7 +218,7 @@ def _blamed_key(message: str, known: list[KeyPath], section: KeyPath, loaded: Lo
     words = set(re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message))
     named = [key for key in known if key[: len(section)] == section and key in loaded.origins]
     named = [key for key in named if ".".join(key) in words] or [key for key in named if key[-1] in words]
-    by_hand = [key for key in named if loaded.origins[key].startswith("command line")]
+    by_hand = [key for key in named if loaded.origins[key].startswith(COMMAND_LINE)]
     in_this_file = [key for key in named if loaded.origins[key].startswith(f"{loaded.path}:")]
     return next(iter([*by_hand, *reversed(in_this_file), *named]), section)
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from configs.meaning import Meaning, Section
+from configs.paths import PathText
 
 
 class TrackingConfig(Section):
@@ -24,13 +25,13 @@ class RunKeys(Section):
     name: Annotated[str, Meaning.BOOKKEEPING] = Field(
         "", description="Name of the run and of its directory. Empty = the YAML file's name."
     )
-    output_dir: Annotated[str, Meaning.BOOKKEEPING] = Field(
+    output_dir: Annotated[PathText, Meaning.BOOKKEEPING] = Field(
         "runs", description="Folder that holds all run directories, and the prepared data."
     )
     seed: Annotated[int, Meaning.IDENTITY, Meaning.REPETITION] = Field(
         0, ge=0, lt=2**63, description="Decides all random choices: first weights, order of the rows, dropout."
     )
-    resume: Annotated[str, Meaning.BOOKKEEPING] = Field(
+    resume: Annotated[PathText, Meaning.BOOKKEEPING] = Field(
         "auto",
         description="auto: continue the run of this name | never: refuse a directory that exists | or a checkpoint "
         "directory to continue from.",

@@ -8,9 +8,12 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from configs.meaning import Meaning, Section
+from configs.paths import PathText
 
 Name = Annotated[str, Field(min_length=1)]
 Names = Name | Annotated[list[Name], Field(min_length=1)]
+OnePath = Annotated[PathText, Field(min_length=1)]
+Paths = OnePath | Annotated[list[OnePath], Field(min_length=1)]
 
 
 class StoryworldSource(Section):
@@ -58,10 +61,10 @@ class FilesSource(_WithText):
     """Local files: .txt .md .jsonl .json .csv .tsv .parquet, also as .gz and .zst."""
 
     kind: Literal["files"] = Field(description="Local files.")
-    path: Annotated[Names, Meaning.MAY_CHANGE] = Field(
+    path: Annotated[Paths, Meaning.MAY_CHANGE] = Field(
         description="A file, a folder or a pattern such as books/*.txt, or a list of these."
     )
-    validation_path: Annotated[Names | None, Meaning.MAY_CHANGE] = Field(
+    validation_path: Annotated[Paths | None, Meaning.MAY_CHANGE] = Field(
         None, description="Held-out files, as in path. null = hold out validation_fraction of path."
     )
     separator: str = Field("<|endoftext|>", min_length=1, description="Separates two documents of a .txt or .md file.")
@@ -132,7 +135,7 @@ class TokenizerConfig(Section):
     train_bytes: int = Field(
         8_000_000, ge=1000, description="Bytes of text, from all over the corpus, that bpe learns from."
     )
-    path: Annotated[str | None, Meaning.MAY_CHANGE] = Field(
+    path: Annotated[PathText | None, Meaning.MAY_CHANGE] = Field(
         None, description="pretrained: a tokenizer.json, or a directory or run that holds one."
     )
 

@@ -20,6 +20,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
+from configs.checkpoints import check_files, is_file, read_checkpoint
 from configs.command import InputError
 from data.chat_template import CHAT_TEMPLATE
 from data.config import TokenizerConfig
@@ -309,8 +310,14 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     Raises InputError when there is none.
     """
-    backend, settings = _read(_tokenizer_file(path))
+    backend, settings = _read_from(path)
     return Tokenizer(backend, {role: _token(settings.get(role)) or ours for role, ours in ROLES.items()})
+
+
+def _read_from(path: str | Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    if is_file(Path(path) / "checkpoints" / "latest"):
+        return read_checkpoint(path, lambda directory: _read(_tokenizer_file(directory)))
+    return _read(_tokenizer_file(path))
 
 
 def _token(setting: Any) -> str:
@@ -320,6 +327,7 @@ def _token(setting: Any) -> str:
 
 def _read(file: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     """A tokenizer.json, and the tokenizer_config.json beside it; {} if there is none."""
+    check_files(file.parent, file.name, "tokenizer_config.json")
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing more precise
@@ -336,9 +344,6 @@ def _read(file: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
 
 def _tokenizer_file(path: str | Path) -> Path:
     path = Path(path)
-    latest = path / "checkpoints" / "latest"
-    if latest.is_file():
-        path = latest.parent / latest.read_text(encoding="utf-8").strip()
     file = path if path.is_file() else path / "tokenizer.json"
     if not file.is_file():
         raise InputError(f"{path}: holds no tokenizer.json: give a run, a checkpoint directory or the file itself")

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from configs.meaning import Section
+from configs.paths import PathText
 
 
 class HookConfig(Section):
@@ -32,7 +33,7 @@ class AttentionConfig(Section):
     texts: list[Annotated[str, Field(min_length=1)]] = Field(
         [], description="Texts to look at. Empty = the first words of held-out documents."
     )
-    probe_file: str | None = Field(
+    probe_file: PathText | None = Field(
         None, description="A YAML file with more texts: {texts: [{name: fox, text: The fox saw the bird.}]}."
     )
     max_tokens: int = Field(32, ge=2, le=256, description="How many tokens of each text the maps keep.")

@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from configs.checkpoints import read_checkpoint
 from configs.command import InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
@@ -26,20 +27,28 @@ def open_model(
     device: see `model.backends.choice.choose_device`. dtype: of the weights; default: float32, as they are saved.
     Raises InputError for a device that is not available or too small, and for a directory that cannot be loaded.
     """
+    return open_checkpoint(path, device, dtype)[:2]
+
+
+def open_checkpoint(
+    path: str | Path, device: str = "auto", dtype: torch.dtype | None = None
+) -> tuple[LanguageModel, Tokenizer, Path]:
+    """The same, and the checkpoint directory that all of it was read from: a run that trains has soon another one."""
     import torch
 
     from data.tokenizer import load_tokenizer
     from model import load
     from model.backends.choice import choose_device
-    from model.checkpoint_format import checkpoint_directory
+
+    def read(directory: Path) -> tuple[LanguageModel, Tokenizer, Path]:
+        return load(directory).to(device=place, dtype=dtype), load_tokenizer(directory), directory
 
     try:
         place = choose_device(device)
     except ValueError as error:
         raise InputError(f"--device {error}") from None
     try:
-        directory = checkpoint_directory(path)
-        lm, tokenizer = load(directory).to(device=place, dtype=dtype), load_tokenizer(directory)
+        lm, tokenizer, directory = read_checkpoint(path, read)
     except torch.OutOfMemoryError:
         raise InputError(f"{path}: the model does not fit into the memory of {place}: use --device cpu") from None
     except (OSError, ValueError) as error:
@@ -47,7 +56,7 @@ def open_model(
     if tokenizer.vocab_size > lm.lm_head.out_features:
         sizes = f"{tokenizer.vocab_size:,} ids, the model {lm.lm_head.out_features:,}"
         raise InputError(f"{path}: the tokenizer has {sizes}: they do not belong together")
-    return lm, tokenizer
+    return lm, tokenizer, directory
 
 
 def add_device_option(parser: argparse.ArgumentParser) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from configs import tables
+from configs.checkpoints import checkpoint_directory
 from configs.command import InputError, exit_on_bad_input
 from configs.loader import load_config, validate
 from data.chat import prompt_ids
@@ -26,7 +27,6 @@ from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer
 from eval.opening import add_device_option, open_model
 from model import LanguageModel, generate
-from model.checkpoint_format import checkpoint_directory
 from model.decoding.generation import left_pad
 
 

@@ -15,9 +15,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from configs.checkpoints import check_files, read_checkpoint
 from model.config import ModelConfig
 from model.families import FAMILIES, Family, family_of
 from model.transformer import LanguageModel
+
+WEIGHTS = "model.safetensors"
 
 
 def save(lm: LanguageModel, directory: str | Path, weights: dict[str, Tensor] | None = None) -> None:
@@ -34,23 +37,29 @@ def save(lm: LanguageModel, directory: str | Path, weights: dict[str, Tensor] | 
     _write_json(directory / "generation_config.json", tokens)
     weights = lm.state_dict() if weights is None else weights
     tensors = {family.rename(name): weights[name].contiguous() for name in _stored_names(lm)}
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
     """Load a run (its newest checkpoint) or a checkpoint directory, in evaluation mode.
 
-    Raises ValueError that names the file for anything that is not such a directory or does not fit.
+    Raises ValueError that names the file for anything that is not such a directory, is damaged or does not fit.
     """
-    directory = checkpoint_directory(path)
-    config = read_config(directory)
-    lm = LanguageModel(config)
+    return read_checkpoint(path, _load).to(device).eval()
+
+
+def _load(directory: Path) -> LanguageModel:
+    lm = LanguageModel(read_config(directory))
     load_weights(lm, directory)
-    return lm.to(device).eval()
+    return lm
 
 
 def load_weights(lm: LanguageModel, directory: Path) -> None:
-    """Copy a directory's weights into a model. Every tensor must be there and fit, and none may be left over."""
+    """Copy a directory's weights into a model. Every tensor must be there and fit, and none may be left over.
+
+    Raises ValueError that names the file.
+    """
+    check_files(directory, WEIGHTS)
     lm.load_state_dict(read_weights(lm, directory), strict=not lm.config.tie_word_embeddings)
 
 
@@ -83,7 +92,7 @@ def _stored_names(lm: LanguageModel) -> list[str]:
 
 def _read_tensors(directory: Path) -> tuple[Path, dict[str, Tensor]]:
     """What model.safetensors holds, or the several files that model.safetensors.index.json lists; and which it was."""
-    file, tensors = directory / "model.safetensors", dict[str, Tensor]()
+    file, tensors = directory / WEIGHTS, dict[str, Tensor]()
     index = directory / "model.safetensors.index.json"
     try:
         if file.is_file() or not index.is_file():
@@ -95,24 +104,9 @@ def _read_tensors(directory: Path) -> tuple[Path, dict[str, Tensor]]:
     return index, tensors
 
 
-def checkpoint_directory(path: str | Path) -> Path:
-    """The directory that holds config.json: `path` itself, or the newest checkpoint of the run at `path`."""
-    path = Path(path)
-    if (path / "config.json").is_file():
-        return path
-    latest = path / "checkpoints" / "latest"
-    if latest.is_file():
-        newest = latest.parent / latest.read_text(encoding="utf-8").strip()
-        if not (newest / "config.json").is_file():
-            raise ValueError(
-                f"{latest}: names {newest.name}, which does not exist: give a checkpoint directory instead"
-            )
-        return newest
-    raise ValueError(f"{path}: is neither a run (checkpoints/latest) nor a model directory (config.json)")
-
-
 def read_config(directory: Path) -> ModelConfig:
     """config.json -> ModelConfig. Raises ValueError for an architecture that Headlight does not build."""
+    check_files(directory, "config.json")
     family, fields = _family(directory)
     return family.read(fields, directory / "config.json")
 

@@ -26,9 +26,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from configs.checkpoints import check_files, read_checkpoint
 from configs.command import InputError, exit_on_bad_input
 from model.attention import Attention
-from model.checkpoint_format import checkpoint_directory, load, read_config, save
+from model.checkpoint_format import load, read_config, save
 from model.config import ModelConfig
 from model.transformer import LanguageModel
 
@@ -86,15 +87,20 @@ def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
 
     Everything is checked before anything is computed, and `out` appears whole or not at all. Raises InputError.
     """
-    try:
-        directory = checkpoint_directory(source)
+
+    def read(directory: Path) -> tuple[Path, LanguageModel, dict[str, bytes]]:
         check_head_count(read_config(directory), num_key_value_heads)
         _refuse_occupied(out)
-        lm = load(directory)
+        check_files(directory, *TOKENIZER_FILES)
+        copied = {name: (directory / name).read_bytes() for name in TOKENIZER_FILES if (directory / name).is_file()}
+        return directory, load(directory), copied
+
+    try:
+        directory, lm, copied = read_checkpoint(source, read)
     except (OSError, ValueError) as error:
         raise InputError(str(error)) from None
     converted = convert_kv_heads(lm, num_key_value_heads)
-    copied = _write_whole(converted, directory, out)
+    _write_whole(converted, copied, out)
     if "tokenizer.json" not in copied:
         return summary(lm, converted) + f"\n{directory} holds no tokenizer.json, so {out} has none either"
     return summary(lm, converted) + f"\ntrain on:  {next_command(source, directory, converted, out)}"
@@ -105,15 +111,14 @@ def _refuse_occupied(out: Path) -> None:
         raise InputError(f"--out: {out} exists and is not empty: choose another directory")
 
 
-def _write_whole(lm: LanguageModel, directory: Path, out: Path) -> list[str]:
-    """Save beside `out` under a temporary name, then rename. Returns the names of the tokenizer files copied."""
+def _write_whole(lm: LanguageModel, copied: dict[str, bytes], out: Path) -> None:
+    """Save beside `out` under a temporary name, with these files, then rename."""
     target = out.resolve()
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    copied = [name for name in TOKENIZER_FILES if (directory / name).is_file()]
     try:
         save(lm, temporary)
-        for name in copied:
-            shutil.copyfile(directory / name, temporary / name)
+        for name, raw in copied.items():
+            (temporary / name).write_bytes(raw)
         if target.exists():
             target.rmdir()  # empty; Windows renames onto nothing that exists
         temporary.rename(target)
@@ -121,7 +126,6 @@ def _write_whole(lm: LanguageModel, directory: Path, out: Path) -> list[str]:
         raise InputError(f"--out: {out} cannot be written: {error}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return copied
 
 
 def summary(before: LanguageModel, after: LanguageModel) -> str:

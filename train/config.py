@@ -8,12 +8,13 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, model_validator
 
+from configs import yaml_text
 from configs.command import InputError
 from configs.loader import LoadedConfig, flatten, load_config, validate
 from configs.meaning import Meaning, Section, identity_keys
+from configs.paths import PathText
 from configs.run_keys import RunKeys
 from data.config import DataConfig
 from eval.config import EvalConfig
@@ -117,7 +118,7 @@ class TrainConfig(Section):
 class RunConfig(RunKeys):
     """One run. The key `extends` is resolved before."""
 
-    init_from: Annotated[str | None, Meaning.IDENTITY] = Field(
+    init_from: Annotated[PathText | None, Meaning.IDENTITY] = Field(
         None, description="Start from the weights of this run or model directory. null = random weights."
     )
     model: Annotated[ModelConfig, Meaning.IDENTITY] = Field(ModelConfig(), description="The network.")
@@ -187,7 +188,7 @@ class RunConfig(RunKeys):
 
     def to_yaml(self) -> str:
         """The resolved config: every default written out, and it can be trained from again."""
-        return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
+        return yaml_text.dump(self.model_dump())
 
     def identity(self) -> dict[str, Any]:
         """What makes a run what it is, by dotted key. If one of these differs, it is another run."""

@@ -59,7 +59,8 @@ def run(
             world.say(report.summary(config.directory))
             return 0
         device = resolve_device(config, start.state.resolved if start.state else None)
-        initial = find_initial_weights(config) if config.init_from and start.checkpoint is None else None
+        starts_from = config.init_from is not None and start.checkpoint is None
+        initial = world.first(lambda: find_initial_weights(config)) if starts_from else None
 
         # 3. Text -> tokens -> rows.
         data = prepare(config.data, Path(config.output_dir))

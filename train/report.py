@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from configs.command import InputError
+from configs.read_back import DamagedFile, read_name
 from data.prepare import describe
 from eval.attention.render import VIEWER
 from eval.hooks import Outcome
-from eval.jsonl import read_lines
+from eval.run_files import read_metrics, read_result
 from train.machine.device import machine
 from train.run import Run
-from train.saving.run_directory import read_result, write_result
+from train.saving.run_directory import write_result
 
 
 def opening(run: Run, checkpoint: Path | None = None) -> str:
@@ -50,16 +51,16 @@ def write(run: Run) -> None:
     if not run.world.is_first:
         return
     directory = run.config.directory
-    metrics = read_lines(directory / "metrics.jsonl")
+    metrics = read_metrics(directory, lambda problem: run.tracker.say(f"warning: {problem}"))
     outcomes = list(run.hooks.outcomes(directory, metrics, run.tracker.say))
     figures: dict[str, Any] = {"step": run.state.step, "tokens": run.state.tokens, "seconds": run.state.seconds}
     figures["parameters"] = run.lm.num_parameters()
     train = [m for m in metrics if m["split"] == "train"]
-    speeds = sorted(m["tokens_per_s"] for m in train)
+    speeds = sorted(m["tokens_per_s"] for m in train if m.get("tokens_per_s") is not None)
     figures["tokens_per_s"] = speeds[len(speeds) // 2] if speeds else 0.0
     for outcome in outcomes:
         figures |= outcome.figures
-    apart = sum(run.meter.elsewhere.values()) + sum(m["eval_s"] + m["save_s"] for m in train if "eval_s" in m)
+    apart = sum(run.meter.elsewhere.values()) + sum((m.get("eval_s") or 0) + (m.get("save_s") or 0) for m in train)
     figures["summary"] = [line for outcome in outcomes for line in outcome.lines]
     figures["summary"].append(
         f"{run.state.seconds / 60:.1f} minutes ({apart / 60:.1f} of them evaluating and saving), "
@@ -109,16 +110,22 @@ def commit() -> str:
 
 def summary(directory: Path) -> str:
     """The report of a finished run: a sample, the figures, and where every file is."""
-    result = read_result(directory) or {}
-    latest = directory / "checkpoints" / "latest"
+    result = read_result(directory, lambda problem: None) or {}
     places = {
         "heads": directory / "attention" / VIEWER,
         "samples": directory / "samples.jsonl",
         "report": directory / "report.md",
-        "checkpoint": latest.parent / latest.read_text(encoding="utf-8").strip(),
+        "checkpoint": _newest(directory / "checkpoints"),
     }
     listed = [f"{label + ':':<12}{path}" for label, path in places.items() if path.exists()]
     return "\n".join(["", result.get("sample", ""), "", *result.get("summary", []), "", *listed])
+
+
+def _newest(checkpoints: Path) -> Path:
+    try:
+        return checkpoints / read_name(checkpoints / "latest")
+    except DamagedFile:
+        return checkpoints
 
 
 def plot_loss(metrics: list[dict[str, Any]], path: Path) -> None:
@@ -130,7 +137,7 @@ def plot_loss(metrics: list[dict[str, Any]], path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0.12, 0.12, 0.86, 0.84))
     for split, style in (("train", {"lw": 0.8, "alpha": 0.6}), ("val", {"ls": "none", "marker": "o"})):
-        chosen = [m for m in metrics if m["split"] == split and m["loss"] is not None]
+        chosen = [m for m in metrics if m["split"] == split and m.get("loss") is not None]
         axes.plot([m["tokens"] / 1e6 for m in chosen], [m["loss"] for m in chosen], label=split, **style)
     axes.set(xlabel="million tokens seen", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)

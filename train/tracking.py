@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import queue
@@ -17,7 +16,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from eval.jsonl import read_lines
+from configs.read_back import DamagedFile, append_line, keep_lines
+from configs.shown_text import escape
+from eval.run_files import METRICS, STEPPED
 from train.config import RunConfig
 
 PATIENCE_S = 60.0  # how long the end of a run waits for wandb
@@ -25,13 +26,18 @@ WAITING = 1000  # things to log that may wait for wandb; what comes beyond is dr
 
 
 def truncate_after(file: Path, step: int) -> None:
-    """Drop the lines of a .jsonl file that are later than `step`: the run resumes from there."""
-    if not file.is_file():
-        return
-    kept = [json.dumps(record, ensure_ascii=False) + "\n" for record in read_lines(file) if record["step"] <= step]
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(file)
+    """Drop the lines of a .jsonl file that are later than `step`: the run resumes from there. Raises OSError.
+
+    A damaged line is reported and stays; a file that cannot be read at all is reported and left alone.
+    """
+
+    def warn(problem: str) -> None:
+        print(escape(f"warning: {problem}"), file=sys.stderr)
+
+    try:
+        keep_lines(file, lambda record: record["step"] <= step, warn, STEPPED)
+    except DamagedFile as error:
+        warn(f"{error}: training continues without it")
 
 
 class Tracker:
@@ -40,7 +46,7 @@ class Tracker:
     def __init__(
         self, config: RunConfig, start_step: int, start_seconds: float, wandb_id: str | None, writes: bool = True
     ):
-        self.file = config.directory / "metrics.jsonl"
+        self.file = config.directory / METRICS
         self.writes = writes
         self._minutes = config.train.max_minutes if config.max_steps is None else None
         self._disk_failed = False
@@ -77,8 +83,7 @@ class Tracker:
         """
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         try:
-            with file.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(finite, ensure_ascii=False) + "\n")
+            append_line(file, finite)
         except OSError as error:
             if not self._disk_failed:
                 self.say(f"warning: {file} cannot be written ({error.strerror}); training continues")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from configs.command import InputError
+from configs.paths import resolve
 from data.reading.file_bytes import BLOCK, COMPRESSED, clear_errors, opened
 
 PLAIN = {".txt", ".md"}
@@ -59,7 +60,7 @@ def find(path: str | list[str], key: str) -> list[Path]:
 
 
 def _expand(path: str, key: str) -> list[Path]:
-    given, known = Path(path).expanduser(), " ".join(KINDS)
+    given, known = resolve(path, key), " ".join(KINDS)
     if given.is_file():
         if kind_of(given) not in KINDS:
             raise InputError(f"{key}: {path} is a {given.suffix or 'nameless kind of'} file: use one of {known}")

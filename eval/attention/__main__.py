@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.command import InputError, exit_on_bad_input
-from eval.opening import add_device_option, open_model
+from eval.opening import add_device_option, open_checkpoint
 
 MOST_TOKENS = 256  # of a map: more are too small to see
 EXAMPLE = "Once there was a fox. The fox saw a bird, and the bird saw the fox."
@@ -89,14 +89,13 @@ def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
     from eval.attention.record import look
     from eval.attention.viewer.page import write_viewer
     from eval.config import AttentionConfig
-    from model.checkpoint_format import checkpoint_directory
 
-    lm, tokenizer = open_model(given.run, given.device)
+    lm, tokenizer, directory = open_checkpoint(given.run, given.device)
     text = EXAMPLE if given.text is None else given.text
     longest = lm.config.max_position_embeddings
     probe = _checked(lambda: probe_from_text(tokenizer, text, longest), "--text: ")
     wanted = AttentionConfig(layers=given.layers, heads=given.heads, max_tokens=given.max_tokens)
-    step = re.search(r"step_(\d{8})$", checkpoint_directory(given.run).name)
+    step = re.search(r"step_(\d{8})$", directory.name)
     snapshot = _checked(lambda: look(lm, [probe], wanted, (int(step[1]) if step else -1, 0, 0.0)))
     if given.head is not None:
         layer, head = given.head

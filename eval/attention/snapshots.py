@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs.command import InputError
+from configs.read_back import append_line
 
 Head = tuple[int, int]  # layer, head
 FORMAT = 1
@@ -101,8 +102,7 @@ def write(snapshot: Snapshot, folder: Path) -> Path:
         np.savez_compressed(stream, about=np.array(json.dumps(about, ensure_ascii=False)), **arrays)
     temporary.replace(file)
     line = {"step": snapshot.step, "tokens": snapshot.tokens, "time_s": round(snapshot.seconds, 3), "file": file.name}
-    with (folder / "index.jsonl").open("a", encoding="utf-8") as index:
-        index.write(json.dumps(line | _numbers(snapshot.scalars)) + "\n")
+    append_line(folder / "index.jsonl", line | _numbers(snapshot.scalars))
     return file
 
 

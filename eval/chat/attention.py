@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from configs.checkpoints import checkpoint_directory
 from configs.command import InputError
 from eval.attention import snapshots
 from eval.attention.capture import AttentionMaps, capture
@@ -17,7 +18,6 @@ from eval.attention.pictures.plots import mosaic, one_head
 from eval.attention.probes import readable_tokens
 from eval.attention.snapshots import ProbeMap, Snapshot
 from eval.chat.session import Conversation
-from model.checkpoint_format import checkpoint_directory
 from model.decoding.kv_cache import KVCache
 
 MOST_TOKENS = 256  # whose rows are looked at: more are too small to see in a picture

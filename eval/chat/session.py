@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
+from configs.checkpoints import checkpoint_directory
 from configs.command import InputError
 from configs.loader import load_config
 from data.chat import prompt_ids
 from data.tokenizer import Tokenizer
 from eval.opening import open_model
 from model import LanguageModel
-from model.checkpoint_format import checkpoint_directory
 from model.decoding.generation import stream
 from model.decoding.kv_cache import KVCache
 from model.decoding.sampling import Sampling

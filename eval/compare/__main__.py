@@ -20,6 +20,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from configs.command import InputError, exit_on_bad_input
+from configs.read_back import DamagedFile, read_json
 from eval.compare import figures as compare_figures
 from eval.compare import text as compare_text
 from eval.compare.runs import Cost, Variant, group, read_runs
@@ -105,8 +106,8 @@ def _own_folder(paths: Sequence[Path], variants: Sequence[Variant]) -> Path:
 def _is_of_others(folder: Path, paths: Sequence[Path]) -> bool:
     """Whether a folder holds a comparison, and not one of these very runs."""
     try:
-        return json.loads((folder / RUNS).read_text(encoding="utf-8")) != _named(paths)
-    except (OSError, ValueError):
+        return read_json(folder / RUNS, list[str]) != _named(paths)
+    except DamagedFile:
         return (folder / "comparison.md").is_file()
 
 

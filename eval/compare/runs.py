@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from pydantic import BaseModel, Field
+
+from configs.checkpoints import STATE, check_files, is_file, read_checkpoint, training_folder
 from configs.command import InputError
 from configs.loader import flatten, load_config
 from configs.meaning import Meaning, keys_that
+from configs.read_back import DamagedFile, checked, read_json, read_text
 from configs.run_keys import RunKeys
 from data.config import DataConfig
-from eval.jsonl import read_lines
+from eval.run_files import read_metrics, read_result
 
 if TYPE_CHECKING:
     from eval.attention.snapshots import Snapshot
+
+MOST_PROBLEMS = 3  # lines of warning about one run
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,21 @@ class Variant:
         return {seed: value for seed, value in found.items() if value is not None}
 
 
+class Needed(BaseModel):
+    """Settings that every comparison reads."""
+
+    seed: int
+    tokens_per_step: Annotated[int, Field(alias="train.tokens_per_step")]
+    num_hidden_layers: Annotated[int, Field(alias="model.num_hidden_layers")]
+    max_minutes: Annotated[float | None, Field(alias="train.max_minutes")] = None
+
+
+class State(BaseModel):
+    """What is read here of trainer_state.json."""
+
+    identity: dict[str, Any] | None = None
+
+
 class Cost(NamedTuple):
     """Of a variant's model: trained numbers, and bytes of keys and values that a token leaves in a 16-bit cache."""
 
@@ -107,7 +129,7 @@ class Cost(NamedTuple):
 
 
 def read_runs(paths: Sequence[Path]) -> tuple[list[RunResult], list[str]]:
-    """Every run, and a line for each that has snapshots which cannot be read.
+    """Every run, and a line for each that has files which cannot be read: without these it is compared still.
 
     Raises InputError for a directory that is not a run, one without checkpoint or evaluation, and one named twice.
     """
@@ -120,39 +142,41 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[RunResult], list[str]]:
     for path in paths:
         result, broken = read_run(path)
         results.append(result)
-        more = f" (and {len(broken) - 1} more of this run)" if len(broken) > 1 else ""
-        problems += [f"{broken[0]}{more}"] if broken else []
+        problems += broken[:MOST_PROBLEMS]
+        if len(broken) > MOST_PROBLEMS:
+            problems.append(f"{path}: {len(broken) - MOST_PROBLEMS} more lines or files of this run are damaged")
     return results, problems
 
 
 def read_run(path: Path) -> tuple[RunResult, list[str]]:
-    """One run, and a line for each of its snapshots that cannot be read. Raises InputError."""
+    """One run, and a line for each of its snapshots and log lines that cannot be read. Raises InputError."""
     from data.tokenizer import load_tokenizer
     from eval.attention.snapshots import read_all
-    from model.checkpoint_format import checkpoint_directory
 
-    if not (path / "config.yaml").is_file():
+    problems: list[str] = []
+    if not is_file(path / "config.yaml"):
         raise InputError(f"{path}: is not a run (it has no config.yaml): give a directory that train.pretrain made")
     settings = flatten(load_config(path / "config.yaml").values)
     if not {"seed", "train.tokens_per_step", "model.num_hidden_layers"} <= settings.keys():
         raise InputError(f"{path}/config.yaml: is not the resolved config of a run: give a run's directory")
+    checked(settings, f"{path}/config.yaml", Needed)
     not_compared = keys_that(RunKeys, Meaning.BOOKKEEPING, Meaning.REPETITION)
-    lines = read_lines(path / "metrics.jsonl")
-    train = [line for line in lines if line.get("split") == "train"]
-    val = [line for line in lines if line.get("split") == "val" and "bits_per_byte" in line]
+    lines = read_metrics(path, problems.append)
+    train = [line for line in lines if line["split"] == "train" and "loss" in line]
+    val = [line for line in lines if line["split"] == "val" and {"loss", "bits_per_byte"} <= line.keys()]
     if not val:
-        raise InputError(f"{path}: has no evaluation in metrics.jsonl: train it until its first one, or leave it out")
-    try:
-        checkpoint = checkpoint_directory(path)
-    except ValueError:
-        raise InputError(f"{path}: has no checkpoint: train it until its first one, or leave it out") from None
-    report = (path / "report.md").read_text(encoding="utf-8") if (path / "report.md").is_file() else ""
+        raise InputError(
+            f"{path}: has no evaluation in metrics.jsonl: train it until its first one, or leave it out"
+            + "".join(f" ({problem})" for problem in problems[:1])
+        )
+    if not (path / "checkpoints").is_dir():
+        raise InputError(f"{path}: has no checkpoint: train it until its first one, or leave it out")
+    contents, tokenizer = read_checkpoint(path, lambda one: (_contents(one), load_tokenizer(one).sha256()))
     last_step = max(line["step"] for line in (*train, *val))
-    result_file = path / "result.json"
-    final = json.loads(result_file.read_text(encoding="utf-8")) if result_file.is_file() else {}
+    final = read_result(path, problems.append) or {}
     floor = final.get("floor", {})
-    machine = re.search(r"^torch .*(?<!\.)", report, re.MULTILINE)
-    snapshots, problems = read_all(path)
+    snapshots, broken = read_all(path)
+    problems += broken
     result = RunResult(
         path=path,
         name=path.resolve().name,
@@ -161,23 +185,33 @@ def read_run(path: Path) -> tuple[RunResult, list[str]]:
         train=train,
         val=val,
         snapshots=[replace(one, maps={}) for one in snapshots[:-1]] + snapshots[-1:],
-        contents=_contents(checkpoint),
-        tokenizer=load_tokenizer(checkpoint).sha256(),
+        contents=contents,
+        tokenizer=tokenizer,
         is_finished=final.get("step") == last_step,
-        machine=machine.group() if machine else "",
-        floor_gap=floor["model"] - floor["floor"] if "model" in floor else None,
+        machine=_machine(path / "report.md", problems),
+        floor_gap=floor["model"] - floor["floor"] if None not in (floor.get("model"), floor.get("floor")) else None,
     )
     return result, problems
 
 
-def _contents(checkpoint: Path) -> str | None:
-    training = checkpoint / "training"
-    file = (training if training.is_dir() else checkpoint) / "trainer_state.json"  # 0.1: beside the weights
+def _machine(report: Path, problems: list[str]) -> str:
+    """The line of report.md that says where the run trained; "" without one."""
     try:
-        state = json.loads(file.read_text(encoding="utf-8"))
-        return (state.get("identity") or {}).get("data.contents")
-    except (OSError, ValueError, AttributeError):
-        return None  # then the config alone says which data it was
+        text = read_text(report) if os.path.lexists(report) else ""
+    except DamagedFile as error:
+        problems.append(str(error))
+        return ""
+    found = re.search(r"^torch [^\n]{,200}(?<!\.)", text, re.MULTILINE)
+    return found.group() if found else ""
+
+
+def _contents(checkpoint: Path) -> str | None:
+    """A hash of the data that a checkpoint was trained on; None where only the config says which it was."""
+    check_files(checkpoint, (training_folder(checkpoint) / STATE).relative_to(checkpoint).as_posix())
+    try:
+        return (read_json(training_folder(checkpoint) / STATE, State).identity or {}).get("data.contents")
+    except DamagedFile:
+        return None
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from configs import tables
 from configs.command import InputError, exit_on_bad_input
-from eval.opening import add_device_option, open_model
+from eval.opening import add_device_option, open_checkpoint
 
 if TYPE_CHECKING:  # torch is imported after the arguments have been read
     from data.tokenizer import Tokenizer
@@ -210,7 +210,7 @@ def parsed() -> argparse.Namespace:
 
 def main() -> int:
     given = parsed()
-    lm, tokenizer = open_model(given.run, given.device)
+    lm, tokenizer, directory = open_checkpoint(given.run, given.device)
     try:
         result = TASKS[given.task](lm, tokenizer, given)
     except (OSError, ValueError) as error:
@@ -218,9 +218,7 @@ def main() -> int:
     if given.records:
         _write(Path(given.records), result.records)
     if given.json:
-        from model.checkpoint_format import checkpoint_directory
-
-        answer = {"run": given.run, "checkpoint": str(checkpoint_directory(given.run)), "task": given.task}
+        answer = {"run": given.run, "checkpoint": str(directory), "task": given.task}
         answer |= (
             {"results": result.figures} | ({"mean": result.total} if result.total else {}) | {"notes": result.notes}
         )

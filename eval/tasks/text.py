@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from configs.checkpoints import checkpoint_directory
 from configs.command import InputError
 from configs.loader import load_config, validate
 from data.config import DataConfig
@@ -17,7 +18,6 @@ from data.tokenizer import Tokenizer
 from eval.language_modeling import bits_per_byte
 from eval.tasks.likelihood import mean_error, token_log_probs
 from model import LanguageModel
-from model.checkpoint_format import checkpoint_directory
 
 WINDOWS = 256  # kept at a time
 

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
+from configs import yaml_text
 from configs.command import InputError
 from configs.loader import load_config, validate
 from data.config import DataConfig
@@ -39,12 +41,39 @@ def test_overrides_come_last_and_say_so(child):
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1e-3", 0.001), ("2.5", 2.5), ("3", 3), ("1_000", 1000), ("true", True), ("1e", "1e"), ("-.5", -0.5)],
+    [("1e-3", 0.001), ("2.5", 2.5), ("3", 3), ("true", True), ("1e", "1e"), ("-.5", -0.5)],
 )
 def test_numbers_are_read_as_people_write_them(tmp_path, text, value):
     loaded = load_config(write(tmp_path, "x.yaml", f"key: {text}\n"))
     assert loaded.values["key"] == value
     assert type(loaded.values["key"]) is type(value)
+
+
+def test_words_that_only_old_yaml_takes_for_something_else_are_text(tmp_path):
+    words = ["yes", "no", "on", "off", "y", "12:30", "1_000", "2020-01-02", "0b11", "=", "<<", "1.2.3", "0o8", ".INf"]
+    loaded = load_config(write(tmp_path, "x.yaml", f"key: [{', '.join(words)}]\n"))
+    assert loaded.values["key"] == words
+
+
+def test_what_is_written_is_read_back_by_old_and_new_yaml():
+    values = [
+        "yes",
+        "12:30",
+        "1e3",
+        "0o17",
+        "0x1f",
+        "1_000",
+        "010",
+        "null",
+        "~",
+        "",
+        "2020-01-02",
+        1e-10,
+        1e22,
+        3,
+        None,
+    ]
+    assert yaml_text.load(yaml_text.dump(values)) == yaml.safe_load(yaml_text.dump(values)) == values
 
 
 def test_another_kind_of_source_inherits_nothing(tmp_path):
@@ -84,8 +113,26 @@ def test_another_kind_of_source_inherits_nothing(tmp_path):
             "train:\n  optimizer: {betas: [0.9, 1.5]}\n",
             "x.yaml:2: `train.optimizer.betas.1` is 1.5: must be less than 1",
         ),
-        ("model: &a {hidden_size: *a}\n", "x.yaml: uses an alias"),
-        ("name: 2020-13-45\n", "x.yaml:1: cannot be read as a value: month must be in 1..12"),
+        ("model: &a {hidden_size: *a}\n", "x.yaml:1: uses an alias"),
+        ("name: &a b\nseed: *a\n", "x.yaml:2: uses an alias .[*]a.: write the value out"),
+        ("train:\n  max_steps: 12:30\n", "x.yaml:2: `train.max_steps` is '12:30': must be a valid integer"),
+        ("train: {trace: yes}\n", "x.yaml:1: `train.trace` is 'yes': must be a valid boolean"),
+        (
+            "eval:\n  hooks:\n  - name: samples\n    every: 1\n    every: 2\n",
+            "x.yaml:5: `every` is given twice .first in",
+        ),
+        ("seed: !!python/object/apply:os.getpid []\n", "x.yaml:1: has a tag .tag:yaml.org,2002:python/object"),
+        ("seed: 1\n---\nseed: 2\n", "x.yaml:2: has several documents"),
+        ("eval: {prompts: " + "[" * 50 + "]" * 50 + "}\n", "x.yaml:1: is nested more than 20 levels deep"),
+        ("seed: " + "9" * 5000 + "\n", "x.yaml:1: has a number of 5,000 digits"),
+        ("name: a\0b\n", "x.yaml:1: not valid YAML: the character U.0000 is in it"),
+        ('name: "\\ud800"\n', "x.yaml:1: holds half a character"),
+        ("? [1, 2]\n: 3\n", "x.yaml:1: keys must be plain words"),
+        ("extends: [a, b]\n", "x.yaml:1: extends takes one file name"),
+        ("extends: ~nosuchuser/x.yaml\n", "x.yaml:1: the path '~nosuchuser/x.yaml' begins with '~nosuchuser': nobody"),
+        ("extends: " + "a" * 300 + "\n", "x.yaml:1: the path 'aa.*…' is longer than a file's name can be"),
+        ("output_dir: ~nosuchuser/runs\n", "x.yaml:1: `output_dir` is '~nosuchuser/runs': this path begins with"),
+        ('init_from: "a\\0b"\n', "x.yaml:1: `init_from` is .*: this path holds a NUL character"),
         (
             "eval:\n  max_tokens: 64\n  attention: {max_tokens: 100}\n"
             "model: {max_position_embeddings: 64}\ndata: {sequence_length: 64}\n",
@@ -107,7 +154,7 @@ def test_another_kind_of_source_inherits_nothing(tmp_path):
         ("data: {source: {path: a.txt, kind: storyworld}}\n", "`data.source.path` belongs to another kind: set"),
         ("data: {source: a.txt}\n", "`data.source` is 'a.txt': must be {key: value, …}"),
         ("name: a/b\n", "x.yaml:1: `name` is 'a/b'"),
-        ("seed: 1\nseed: 2\n", "x.yaml:2: `seed` is given twice .first at .*x.yaml:1"),
+        ("seed: 1\nseed: 2\n", "x.yaml:2: `seed` is given twice .first in line 1."),
         ("seed: [1\n", "x.yaml:.*not valid YAML"),
         ("- 1\n", "x.yaml:1: a config must be a mapping"),
         ("", "x.yaml: is empty"),

@@ -1,7 +1,7 @@
 """Fewer key/value heads: means of neighbours. More: the same function. And a directory that appears whole or not."""
 
-import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -274,10 +274,10 @@ def test_what_is_not_a_model_is_named(run, monkeypatch, capsys):
 
 
 def test_a_disk_that_fills_up_leaves_nothing_behind(run, monkeypatch, capsys):
-    def full(source, target):
+    def full(path, raw):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shutil, "copyfile", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     before = everything_in(run.parent)
     convert(monkeypatch, run, "--num-key-value-heads", 2, "--out", run.parent / "out", code=2)
     assert everything_in(run.parent) == before

@@ -19,13 +19,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from configs.checkpoints import CARD, STATE, TRAINING, training_folder
 from configs.command import InputError
 from data.tokenizer import Tokenizer
 from model import LanguageModel, save
 from model.checkpoint_format import read_weights
 from model.families import family_of
 from train.machine.distributed import World, share, whole
-from train.saving.commit import CARD, STATE, TRAINING, SaveError, commit, drop_old, step_name, training_folder
+from train.saving.commit import SaveError, commit, drop_old, step_name
 
 OPTIMIZER = "optimizer.safetensors"
 ALONE = World()

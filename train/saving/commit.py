@@ -13,7 +13,6 @@ If the process is killed at any moment, the earlier checkpoints stay complete. A
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -22,16 +21,34 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import BaseModel, Field
 from safetensors import SafetensorError
 
-TRAINING = "training"  # what only training needs; vLLM and SGLang load every *.safetensors of the directory above
-MANIFEST = "manifest.json"
-STATE = "trainer_state.json"
-CARD = "README.md"  # not in the manifest: you may edit it
+from configs.checkpoints import (
+    CARD,
+    MANIFEST,
+    MOST_STEPS,
+    STATE,
+    TRAINING,
+    is_damaged,
+    manifest_of,
+    read_manifest,
+    training_folder,
+)
+from configs.read_back import DamagedFile, read_json, read_name
+
 STEPS = "step_????????"
 POINTERS = ("latest", "best")
 SMALL_FILES = 4_000_000  # bytes of everything but tensors: the tokenizer and a few short texts
+
+
+class Progress(BaseModel):
+    """What this file reads of trainer_state.json: the step, and the step of the best checkpoint."""
+
+    step: Annotated[int, Field(ge=0, le=MOST_STEPS)]
+    best_step: Annotated[int, Field(ge=0, le=MOST_STEPS)] | None = None
 
 
 class SaveError(Exception):
@@ -41,12 +58,6 @@ class SaveError(Exception):
 def step_name(step: int) -> str:
     """The directory of this step's checkpoint: step_00001000."""
     return f"step_{step:08d}"
-
-
-def training_folder(checkpoint: Path) -> Path:
-    """Where a checkpoint keeps its training state: `training/`, or the directory itself (Headlight 0.1)."""
-    folder = checkpoint / TRAINING
-    return folder if folder.is_dir() else checkpoint
 
 
 def commit(checkpoints: Path, step: int, fill: Callable[[Path], None], tensor_bytes: int) -> Path:
@@ -122,10 +133,7 @@ def damage(directory: Path) -> str | None:
     """What is wrong with a checkpoint directory, in words, or None. Reads and hashes every file."""
     folder = training_folder(directory)
     try:
-        text = (folder / MANIFEST).read_text(encoding="utf-8")
-        manifest = json.loads(text)
-        if text != json.dumps(manifest, indent=2) + "\n":
-            return f"{folder / MANIFEST} is damaged"
+        manifest = read_manifest(directory)
         there = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path != folder}
         there -= {(folder / MANIFEST).relative_to(directory).as_posix(), CARD}
         for name in sorted(manifest.keys() - there):
@@ -133,14 +141,13 @@ def damage(directory: Path) -> str | None:
         for name in sorted(there - manifest.keys()):
             return f"{directory / name} is not one of the checkpoint's files ({MANIFEST})"
         for name, expected in manifest.items():
-            file = directory / name
-            if file.stat().st_size != expected["bytes"] or _sha256(file) != expected["sha256"]:
-                return f"{file} is damaged"
-        step = json.loads((folder / STATE).read_text(encoding="utf-8"))["step"]
+            if is_damaged(directory / name, expected):
+                return f"{directory / name} is damaged"
+        step = _read_progress(directory).step
         named = re.fullmatch(r"step_(\d{8})(\.old)?", directory.name)
         if named and int(named[1]) != step:
             return f"{directory} holds step {step}, not the step in its name"
-    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+    except (OSError, DamagedFile) as error:
         return f"{directory} is not a complete checkpoint ({_reason(error)})"
     return None
 
@@ -168,7 +175,7 @@ def settle(checkpoints: Path, intact: Path | None) -> None:
 
 def point(checkpoints: Path, newest: Path) -> None:
     """`latest` names the newest checkpoint, `best` the one that its state calls the best, if that one still exists."""
-    best_step = json.loads((training_folder(newest) / STATE).read_text(encoding="utf-8")).get("best_step")
+    best_step = _read_progress(newest).best_step
     best = "" if best_step is None else step_name(best_step)
     for pointer, name in zip((checkpoints / name for name in POINTERS), (newest.name, best), strict=True):
         if not name or not (checkpoints / name).is_dir():
@@ -186,11 +193,7 @@ def _seal(directory: Path) -> None:
     files = [path for path in paths if path.is_file()]
     for file in files:
         _flush(file)
-    manifest = {
-        file.relative_to(directory).as_posix(): {"bytes": file.stat().st_size, "sha256": _sha256(file)}
-        for file in files
-        if file != directory / CARD
-    }
+    manifest = manifest_of([file for file in files if file != directory / CARD], directory)
     written = directory / TRAINING / MANIFEST
     written.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     _flush(written)
@@ -250,12 +253,15 @@ def _reason(error: Exception) -> str:
 
 
 def _read_pointer(pointer: Path) -> str:
-    return pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else ""
+    """The name in `latest` or `best`; "" without one, and for a damaged one, which is written anew."""
+    try:
+        return read_name(pointer)
+    except DamagedFile:
+        return ""
 
 
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def _read_progress(checkpoint: Path) -> Progress:
+    return read_json(training_folder(checkpoint) / STATE, Progress)
 
 
 def _flush(path: Path) -> None:

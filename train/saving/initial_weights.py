@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from configs.checkpoints import read_checkpoint
 from configs.command import InputError
 from configs.meaning import Meaning, keys_that
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import LanguageModel, ModelConfig
-from model.checkpoint_format import checkpoint_directory, load_weights, read_config
+from model.checkpoint_format import load_weights, read_config
 from train.config import RunConfig
 
 WINDOWS = {"sliding_window", "layer_types"}  # set together
@@ -45,8 +46,7 @@ def take_over_architecture(config: RunConfig, source: str) -> ModelConfig:
 def _read(init_from: str) -> tuple[Path, dict[str, Any]]:
     """A model's directory and its config's values."""
     try:
-        directory = checkpoint_directory(init_from)
-        return directory, read_config(directory).model_dump()
+        return read_checkpoint(init_from, lambda directory: (directory, read_config(directory).model_dump()))
     except (OSError, ValueError) as error:
         raise InputError(f"init_from: {error}") from None
 
@@ -66,6 +66,8 @@ def load_initial_weights(lm: LanguageModel, directory: Path, tokenizer: Tokenize
 
     Raises InputError if the directory's tokenizer is not the run's: the same ids would stand for other text.
     """
+    if not directory.is_dir():  # `init_from` is a run that trains, and data were prepared since it was found
+        raise InputError(f"init_from: its run has removed {directory}: wait for its end, or raise its train.keep_last")
     if load_tokenizer(directory).sha256() != tokenizer.sha256():
         raise InputError(
             f"init_from: {directory / 'tokenizer.json'} is not the tokenizer of this run's data: take it over with "

@@ -15,12 +15,12 @@ from configs.command import InputError
 from configs.meaning import Meaning, keys_that
 from data.prepare import PreparedData
 from eval.attention.render import PICTURES, VIEWER
+from eval.run_files import METRICS, RESULT, SAMPLES, read_result
 from train.config import LIMITS, RunConfig, load_run_config
 from train.saving.checkpoint import TrainerState, read_state
 from train.saving.commit import SaveError, any_checkpoint, damage, drop_old, newest_intact, settle
 from train.tracking import truncate_after
 
-RESULT = "result.json"
 CONTENTS = "data.contents"  # key of the identity that says what the prepared data was made of
 
 
@@ -92,7 +92,7 @@ def _has_result(config: RunConfig, step: int) -> bool:
 
     With another name for the text, the run continues until `check_contents` can compare the text itself.
     """
-    result = read_result(config.directory)
+    result = read_result(config.directory, lambda problem: None)  # without one that can be read, it is written again
     if result is None or result.get("step") != step:
         return False
     return load_run_config(config.directory / "config.yaml").data.source == config.data.source
@@ -151,7 +151,7 @@ def _tidy(config: RunConfig, start: Start) -> None:
     settle(directory / "checkpoints", start.newest)
     if start.newest is not None:  # a kill may have come before the last save deleted what it replaces
         drop_old(directory / "checkpoints", start.newest, config.train.keep_last, config.train.keep_best)
-    for name in ("metrics.jsonl", "samples.jsonl", "trace.jsonl", "attention/index.jsonl"):
+    for name in (METRICS, SAMPLES, "trace.jsonl", "attention/index.jsonl"):
         truncate_after(directory / name, last)
     for file in (directory / "attention").glob("*"):
         number = re.fullmatch(r"step_(\d{8})", file.stem)
@@ -170,15 +170,6 @@ def write_result(directory: Path, values: dict[str, Any]) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     temporary.replace(directory / RESULT)
-
-
-def read_result(directory: Path) -> dict[str, Any] | None:
-    """What result.json of a run directory says; None if there is none, or none that can be read."""
-    try:
-        values = json.loads((directory / RESULT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return values if isinstance(values, dict) else None
 
 
 def _refuse_foreign(config: RunConfig) -> None:

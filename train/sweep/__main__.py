@@ -147,12 +147,12 @@ class Sweep:
 
     def _time_left(self, to_do: int) -> str:
         """In words, from the finished runs; nothing before the first one."""
-        from eval.jsonl import read_lines
+        from eval.run_files import read_metrics
 
         seconds = []
         for run in self.runs:
             if run.config.name in self.finished:  # metrics.jsonl knows how long an earlier one took
-                lines = read_lines(run.config.directory / "metrics.jsonl")
+                lines = read_metrics(run.config.directory, lambda problem: None)
                 seconds.append(max(self.seconds.get(run.config.name, 0.0), lines[-1]["time_s"] if lines else 0.0))
         if not seconds:
             return ""

@@ -1,0 +1,154 @@
+"""Files that are read back: torn, foreign and endless ones; and lines that a full disk cuts off."""
+
+import json
+import os
+import stat
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from configs.read_back import DamagedFile, append_line, keep_lines, read_json, read_lines, read_name, read_text
+
+RECORDS = [{"step": step, "text": text} for step, text in enumerate(["Füße", "猫が座った", "𝄞 und \ud800", "a\u2028b"])]
+
+
+@contextmanager
+def little_room(limit: int):
+    """While inside, no file may grow beyond `limit` bytes: the kernel refuses, as on a full disk."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def written(file: Path, records=RECORDS) -> bytes:
+    for record in records:
+        append_line(file, record)
+    return file.read_bytes()
+
+
+def test_what_is_appended_is_read_back(tmp_path):
+    written(tmp_path / "log.jsonl")
+    assert read_lines(tmp_path / "log.jsonl") == RECORDS
+    assert read_lines(tmp_path / "none.jsonl") == []
+
+
+def test_a_disk_that_fills_up_at_any_byte_of_a_line_leaves_the_lines_before_it(tmp_path):
+    whole = written(tmp_path / "log.jsonl")
+    file = tmp_path / "full.jsonl"
+    before = written(file, RECORDS[:2])
+    for limit in range(len(before), len(before) + len(whole.splitlines(True)[2])):
+        with little_room(limit), pytest.raises(OSError, match="No space left|File too large"):
+            append_line(file, RECORDS[2])
+        assert file.read_bytes() == before
+    append_line(file, RECORDS[2])
+    assert read_lines(file) == RECORDS[:3]
+
+
+def test_a_log_torn_at_any_byte_is_read_and_repaired_without_a_word(tmp_path):
+    whole, file, said = written(tmp_path / "log.jsonl"), tmp_path / "torn.jsonl", []
+    ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
+    for length in range(len(whole)):
+        file.write_bytes(whole[:length])
+        complete = sum(end <= length for end in ends) + (length + 1 in ends)  # only the line end is missing
+        assert read_lines(file, said.append) == RECORDS[:complete]
+        keep_lines(file, lambda record: True, said.append)
+        assert file.read_bytes() == b"".join(whole.splitlines(True)[:complete])
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [b'{"step": 4, "los{"step": 5}', b"\xff\xfe", b"[1]", b"1" * 5000, b"[" * 9000, b'{"step": -1}', b"\0" * 99],
+)
+def test_a_damaged_line_in_the_middle_is_named_and_skipped_and_stays_where_it_is(tmp_path, damaged):
+    file, said = tmp_path / "log.jsonl", []
+    written(file, RECORDS[:2])
+    file.write_bytes(file.read_bytes() + damaged + b"\n")
+    whole = written(file, RECORDS[2:])
+    assert [line["step"] for line in read_lines(file, said.append) if line["step"] >= 0] == [0, 1, 2, 3]
+    assert [line.startswith(f"{file}:3: ") for line in said] == [True] * (damaged != b'{"step": -1}')
+    keep_lines(file, lambda record: record["step"] <= 2)
+    assert file.read_bytes() == b"".join(whole.splitlines(True)[:4])
+    keep_lines(file, lambda record: record["step"] == 0)
+    assert file.read_bytes() == b"".join(whole.splitlines(True)[:1])
+
+
+def test_lines_are_taken_off_on_a_full_disk_too(tmp_path):
+    file = tmp_path / "log.jsonl"
+    whole = written(file)
+    with little_room(0):
+        keep_lines(file, lambda record: record["step"] < 2)
+    assert file.read_bytes() == b"".join(whole.splitlines(True)[:2])
+
+
+def test_a_later_line_before_an_earlier_one_is_taken_out(tmp_path):
+    file = tmp_path / "log.jsonl"
+    lines = written(file, [{"step": step} for step in (0, 7, 1, 9)]).splitlines(True)
+    keep_lines(file, lambda record: record["step"] <= 1)
+    assert file.read_bytes() == lines[0] + lines[2]
+
+
+def folder(path):
+    path.mkdir()
+
+
+def pipe(path):
+    os.mkfifo(path)
+
+
+def loop(path):
+    path.symlink_to(path.name)
+
+
+def dangling(path):
+    path.symlink_to("nowhere")
+
+
+def endless(path):
+    path.symlink_to("/dev/zero")
+
+
+def sparse(path):
+    with path.open("wb") as stream:
+        stream.truncate(10**13)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has other files")
+@pytest.mark.parametrize("make", [folder, pipe, loop, dangling, endless, sparse])
+@pytest.mark.parametrize("read", [read_text, read_json, read_lines, read_name])
+def test_what_is_no_file_is_refused_at_once(tmp_path, make, read):
+    make(tmp_path / "file")
+    with pytest.raises(DamagedFile) as caught:
+        read(tmp_path / "file")
+    assert str(caught.value).startswith(f"{tmp_path / 'file'}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")
+def test_a_line_is_not_appended_to_a_pipe(tmp_path):
+    pipe(tmp_path / "file")
+    with pytest.raises(OSError, match="device"):
+        append_line(tmp_path / "file", {})
+    with (tmp_path / "file").open("r+b", buffering=0), pytest.raises(OSError, match="device"):
+        append_line(tmp_path / "file", {})
+    assert stat.S_ISFIFO((tmp_path / "file").stat().st_mode)
+
+
+@pytest.mark.parametrize("name", ["../../other", "/etc", "..", ".", "", "a/b", "a\\b", "a\nb", "x" * 300, "a b", "é\0"])
+def test_a_pointer_is_one_plain_name(tmp_path, name):
+    (tmp_path / "latest").write_text(name + "\n", encoding="utf-8")
+    with pytest.raises(DamagedFile, match="must hold one plain name"):
+        read_name(tmp_path / "latest")
+    (tmp_path / "latest").write_text("step_00001000\n", encoding="utf-8")
+    assert read_name(tmp_path / "latest") == "step_00001000"
+
+
+def test_a_value_of_another_type_is_named_by_its_key(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"a": {"b": "1"}}), encoding="utf-8")
+    with pytest.raises(DamagedFile, match=r"a\.json: `a\.b`: must be a valid integer"):
+        read_json(tmp_path / "a.json", dict[str, dict[str, int]])

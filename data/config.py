@@ -42,6 +42,7 @@ class _WithText(Section):
     text_field: str = Field("text", description="Key of a record that holds its text (a.b for one inside another).")
     document_start: str | None = Field(
         None,
+        max_length=1000,
         description="Regular expression for the text of a record that begins a document; the records up to the next "
         "one belong to it.",
     )
@@ -52,8 +53,10 @@ class _WithText(Section):
     def _check_pattern(cls, pattern: str | None) -> str | None:
         try:
             re.compile(pattern or "")
-        except re.error as error:
+        except (re.error, OverflowError) as error:
             raise ValueError(f"document_start is not a regular expression: {error}") from None
+        except RecursionError:
+            raise ValueError("document_start is not a regular expression: it is nested too deep") from None
         return pattern
 
 

@@ -7,7 +7,6 @@ for a hash to come near the wanted share (two books), the end of each one is hel
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -23,6 +22,7 @@ from data.reading.ledger import Document, Ledger, Split
 from data.reading.records import BadRecord, Conversation, conversation_of, text_of
 
 FEW_HELD_OUT = 5  # documents; where a hash would hold out fewer on average, the share depends on chance
+SEARCH_SECONDS = 5  # for one record
 REPEATED_WORDS = range(4, 41)  # words in a block of a document that repeats itself, for near and far copies
 
 
@@ -95,7 +95,7 @@ def _contents(
         found = _whole(found)
     pieces = _parsed(found, source.text_field, config, ledger)
     if source.document_start is not None and config.records == "text":
-        pieces = _joined(pieces, re.compile(source.document_start))
+        pieces = _joined(pieces, source.document_start)
     for where, content, first, last in pieces:
         if isinstance(content, str) and first and last and not content.strip():
             ledger.empty += 1
@@ -164,11 +164,25 @@ def _parsed(found: Iterable[Record], text_field: str, config: DataConfig, ledger
             yield record.where, content, record.first, record.last
 
 
-def _joined(pieces: Iterable[Piece], start: re.Pattern) -> Iterator[Piece]:
-    """Records -> documents that begin where a record matches the pattern."""
+def _joined(pieces: Iterable[Piece], document_start: str) -> Iterator[Piece]:
+    """Records -> documents that begin where a record matches the pattern. Raises InputError if that takes too long."""
+    import regex  # unlike `re`, it can be told to stop
+
+    key = "data.source.document_start"
+    try:
+        start = regex.compile(document_start, regex.VERSION0)
+    except (regex.error, RecursionError, OverflowError) as error:
+        raise InputError(f"{key}: is not a regular expression: {error}") from None
     begun, texts = "", list[str]()
     for where, text, _, _ in pieces:
-        if start.search(text) and "".join(texts).strip():
+        try:
+            is_start = start.search(text, timeout=SEARCH_SECONDS)
+        except (TimeoutError, MemoryError):
+            raise InputError(
+                f"{key}: this pattern is still searching after {SEARCH_SECONDS} s in one record ({where}): repeats inside "
+                "repeats, as in (a+)+, try every way to divide a text: write it without them, and anchor it with ^"
+            ) from None
+        if is_start and "".join(texts).strip():
             yield begun, "".join(texts), True, True
             texts = []
         if not texts:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from configs.command import InputError
+from configs.read_back import is_deep
 from configs.paths import resolve
 from data.reading.file_bytes import BLOCK, COMPRESSED, clear_errors, opened
 
@@ -31,9 +32,12 @@ WORD_END = rb"(?:(?<=[!-~])|(?<=[\xc3-\xdf].)|(?<=[\xe0\xe4-\xed\xef]..)|(?<=\xe
 WORD_BEGIN = rb"(?:[!-~\xc3-\xe0\xe4-\xed\xef-\xf4]|\xe3\x80[\x81-\xbf])"
 BETWEEN_WORDS = re.compile(WORD_END + rb"(?:\n(?=" + WORD_BEGIN + rb")|(?= " + WORD_BEGIN + rb"))", re.DOTALL)
 NEWLINE = b"\n"  # a name, because an f-string of Python 3.11 cannot hold a backslash
+TOO_DEEP = "is nested too deep (more than 100 levels): repair it, or leave it out"
 JSON_SPACE = (" ", "\n", "\r", "\t")
 
-csv.field_size_limit(1 << 30)  # the library's own limit, 128 kB, is shorter than many documents
+LONGEST = 1 << 28  # bytes of a record, which is held in memory several times: about 2 GB for such a one
+
+csv.field_size_limit(LONGEST)  # the library's own limit, 128 kB, is shorter than many documents
 
 
 class Record(NamedTuple):
@@ -164,8 +168,14 @@ def _clean_end(raw: bytes, margin: int) -> int:
 
 def _lines(file: Path, stream: BinaryIO) -> Iterator[tuple[str, bytes]]:
     """(where, line with its end) of every line, without a byte order mark."""
-    for number, raw in enumerate(stream, 1):
+    for number, raw in enumerate(iter(lambda: stream.readline(LONGEST + 1), b""), 1):
+        if len(raw) > LONGEST:
+            raise _too_long(f"{file}:{number}: this line")
         yield f"{file}:{number}", raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+
+
+def _too_long(what: str) -> InputError:
+    return InputError(f"{what} is longer than {LONGEST:,} bytes: divide it, or make it a .txt file, read in pieces")
 
 
 def _why(raw: bytes, at: int) -> str:
@@ -179,12 +189,14 @@ def _jsonl(file: Path, stream: BinaryIO) -> Iterator[Record]:
         try:
             line = raw.decode("utf-8")
             if line.strip():
-                yield Record(where, json.loads(line))
+                yield _checked(where, json.loads(line))
         except UnicodeDecodeError as error:
             yield Record(where, None, _why(raw, error.start))
         except json.JSONDecodeError as error:
             yield Record(where, None, f"is not valid JSON: {error.msg} (character {error.pos})")
-        except (ValueError, RecursionError) as error:
+        except RecursionError:
+            yield Record(where, None, TOO_DEEP)
+        except ValueError as error:  # a number of more digits than Python reads
             yield Record(where, None, f"is not valid JSON: {error}")
 
 
@@ -195,18 +207,27 @@ def _json(file: Path, stream: Any) -> Iterator[Record]:
         begins = text.read(BLOCK).lstrip()
         if begins.startswith("["):
             for number, value in enumerate(_elements(begins[1:], text), 1):
-                yield Record(f"{file}, record {number}", value)
+                yield _checked(f"{file}, record {number}", value)
             return
-        value = json.loads(begins + text.read())
+        begins += text.read(LONGEST)
+        if len(begins) > LONGEST:
+            raise _too_long(f"{file}: what it holds (which is not a list)")
+        value = json.loads(begins)
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: is not valid UTF-8: {error.reason}: save the file as UTF-8") from None
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise InputError(f"{file}: {TOO_DEEP}") from None
+    except ValueError as error:
         hint = ": if it holds an object a line, name it .jsonl" if "Extra data" in str(error) else ""
         raise InputError(f"{file}: is not valid JSON: {error}{hint}") from None
     lists = [inside for inside in value.values() if isinstance(inside, list)] if isinstance(value, dict) else []
     is_wrapped = len(lists) == 1 and len(value) == 1 and next(iter(value)) not in ("messages", "conversations")
     for number, one in enumerate(lists[0] if is_wrapped else [value], 1):
-        yield Record(f"{file}, record {number}", one)
+        yield _checked(f"{file}, record {number}", one)
+
+
+def _checked(where: str, value: Any) -> Record:
+    return Record(where, None, TOO_DEEP) if is_deep(value) else Record(where, value)
 
 
 def _elements(buffer: str, text: io.TextIOWrapper) -> Iterator[Any]:
@@ -219,6 +240,7 @@ def _elements(buffer: str, text: io.TextIOWrapper) -> Iterator[Any]:
             if not buffer:
                 raise ValueError("the list is not closed: the file ends too early")
         elif buffer[at] == "]" and may_end:
+            _check_nothing_follows(buffer[at + 1 :], text)
             return
         elif needs_comma:
             if buffer[at] != ",":
@@ -234,6 +256,8 @@ def _elements(buffer: str, text: io.TextIOWrapper) -> Iterator[Any]:
                 problem = ""
             if problem or (end == len(buffer) and isinstance(value, int | float)):  # the rest of it may not be read yet
                 more = text.read(max(BLOCK, len(buffer)))
+                if len(buffer) - at > LONGEST:
+                    raise ValueError(f"an element is longer than {LONGEST:,} characters: make it a .txt file")
                 if more:
                     buffer, at = buffer[at:] + more, 0
                     continue
@@ -241,6 +265,13 @@ def _elements(buffer: str, text: io.TextIOWrapper) -> Iterator[Any]:
                     raise ValueError(problem)
             yield value
             at, needs_comma, may_end = end, True, True
+
+
+def _check_nothing_follows(rest: str, text: io.TextIOWrapper) -> None:
+    while rest:
+        if rest.strip():
+            raise ValueError(f"the file goes on behind the end of its list: {rest.strip()[:20]!r}")
+        rest = text.read(BLOCK)
 
 
 def _after_space(buffer: str, at: int) -> int:
@@ -252,7 +283,10 @@ def _after_space(buffer: str, at: int) -> int:
 def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Record]:
     lines = (raw.decode("utf-8", "surrogateescape") for _, raw in _lines(file, stream))
     reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
-    names = reader.fieldnames or []
+    try:
+        names = reader.fieldnames or []
+    except csv.Error as error:
+        raise InputError(f"{file}:1: {_why_no_csv(error)}") from None
     columns = len(names)
     if columns == 1 and (other := re.search(r"[;|\t]", names[0])):
         raise InputError(f"{file}:1: its fields seem to be separated by {other[0]!r}, but {delimiter!r} is expected")
@@ -261,7 +295,7 @@ def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Record]:
         try:
             row = next(reader, None)
         except csv.Error as error:
-            raise InputError(f"{where}: is not valid CSV: {error}") from None
+            raise InputError(f"{where}: {_why_no_csv(error)}") from None
         if row is None:
             return
         if None in row or None in row.values():
@@ -270,6 +304,15 @@ def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Record]:
             yield Record(where, None, "is not valid UTF-8: save the file as UTF-8")
         else:
             yield Record(where, row)
+
+
+def _why_no_csv(error: csv.Error) -> str:
+    if "new-line character" in str(error):
+        return "holds a carriage return without a line feed, as old Macs ended lines: save the file with line feeds"
+    if "field larger" in str(error):
+        return f"begins a field of more than {LONGEST:,} bytes: is a quote (\") missing that ends it?"
+    remedy = 'double a quote inside a field ("") and end each field that begins with one'
+    return f"is not valid CSV: {error}: {remedy}"
 
 
 def _parquet(file: Path, stream: Any, column: str | None) -> Iterator[Record]:

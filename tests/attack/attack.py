@@ -35,7 +35,7 @@ class Case:
 
     may_work: exit code 0 is right as well. says: regular expression that the error line must match. may_change: glob
     patterns of files that the command may rewrite although it refuses. check: looks at the folder afterwards, and
-    returns what is wrong with it.
+    returns what is wrong with it. first: what happens in the command's process before it begins.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Case:
     may_change: tuple[str, ...] = ()
     check: Callable[[Path], str] | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    first: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def run(case: Case, folder: Path) -> Ending:
     output, stdin = folder.with_suffix(".out"), folder.with_suffix(".in")
     stdin.write_bytes(case.stdin)
     before, began = contents(folder), time.monotonic()
-    process = start(_command, folder, stdin, output, list(case.command), case.environment)
+    process = start(_command, folder, stdin, output, list(case.command), case.environment, case.first)
     hung = _wait(process, output)
     printed = output.read_bytes().decode("utf-8", "backslashreplace") if output.exists() else ""
     kind, why = _judged(case, process.exitcode, printed, hung)
@@ -101,7 +102,7 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-def _command(folder: Path, stdin: Path, output: Path, command: list[str], environment: dict[str, str]) -> None:
+def _command(folder: Path, stdin: Path, output: Path, command: list[str], environment: dict, first: Callable | None) -> None:
     import torch
 
     from configs.command import exit_on_bad_input
@@ -116,6 +117,8 @@ def _command(folder: Path, stdin: Path, output: Path, command: list[str], enviro
     if hasattr(found, "__path__"):
         found = importlib.import_module(f"{command[0]}.__main__")
     sys.argv = command
+    if first is not None:
+        first()
     exit_on_bad_input(found.main)
 
 

@@ -1,0 +1,74 @@
+"""Texts without a place to cut them: every tokenizer learns from them and encodes them in time linear in their length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from tests.attack.attack import Case
+from tests.attack.victims import write_config
+
+COMMANDS = ("data.prepare", "data.inspect", "data.tokenizer_report")
+TOKENIZERS = {
+    "bpe": {"kind": "bpe", "vocab_size": 512},
+    "char": {"kind": "char"},
+    "byte": {"kind": "byte"},
+    "pretrained": {"kind": "pretrained", "path": "other"},
+}
+SMALL, LARGE = 3_000, 400_000
+
+
+def drawn(alphabet: str, length: int) -> str:
+    return "".join(Random(length).choices(alphabet, k=length))
+
+
+TEXTS = {
+    "one letter": lambda n: "a" * n,
+    "DNA": lambda n: drawn("ACGT", n),
+    "letters": lambda n: drawn("abcdefghijklmnopqrstuvwxyz", n),
+    "Chinese": lambda n: drawn("".join(map(chr, range(0x4E00, 0x9FA5))), n // 3),
+    "Thai": lambda n: drawn("กขคงจฉชซญดตถทธนบปผพฟมยรลวสหอฮ", n // 3),
+    "digits": lambda n: drawn("0123456789", n),
+    "punctuation": lambda n: drawn("!?.,;:'", n),
+    "apostrophes": lambda n: drawn("'sstrevmld", n),
+    "spaces": lambda n: " " * n + "x",
+    "line ends": lambda n: "\n" * n + "x",
+    "white space": lambda n: drawn(" \t\r\n\u3000\u2028", n // 2) + "x",
+    "emoji": lambda n: drawn("🦊🏳️‍🌈👩‍👩‍👧‍👦", n // 4),
+    "combining marks": lambda n: "e" + "\u0301" * (n // 2),
+    "base64": lambda n: drawn("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", n),
+}
+
+
+def cases() -> Iterator[Case]:
+    for text in TEXTS:
+        for kind in TOKENIZERS:
+            for command in COMMANDS:
+                write = partial(put, text=text, kind=kind, length=SMALL)
+                yield Case(f"{command} {kind} {text}", (command, "tiny.yaml"), write, may_work=True)
+        write = partial(put, text=text, kind="bpe", length=LARGE)
+        yield Case(f"data.prepare bpe {text}, long", ("data.prepare", "tiny.yaml"), write, may_work=True)
+
+
+def put(folder: Path, text: str, kind: str, length: int) -> None:
+    """tiny.yaml, text.txt without a line end, and a tokenizer that others trained, without a longest word."""
+    source = {"kind": "files", "path": "text.txt"}
+    write_config(folder, data={"source": source, "tokenizer": TOKENIZERS[kind], "sequence_length": 32})
+    (folder / "text.txt").write_text(TEXTS[text](length), encoding="utf-8")
+    if kind == "pretrained":
+        save_other(folder / "other")
+
+
+def save_other(folder: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator(["Once upon a time there was a fox, a cat and a dog."], trainer)
+    folder.mkdir()
+    backend.save(str(folder / "tokenizer.json"))

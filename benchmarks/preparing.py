@@ -19,6 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from configs.bounds import MOST_FACTOR, MOST_ROUNDS, number, whole
 from configs.command import InputError, exit_on_bad_input
 from data.config import DataConfig, FilesSource, TokenizerConfig
 from data.prepare import prepare
@@ -31,11 +32,19 @@ DOCUMENTS = 1000  # given to encode_batch at a time
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare data.prepare with the tokenizers library alone.")
-    parser.add_argument("--megabytes", type=float, default=50.0, help="size of the corpus (default 50)")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each is timed; medians are printed")
+    parser.add_argument(
+        "--megabytes",
+        type=number("--megabytes", 0, MOST_FACTOR, above=True),
+        default=50.0,
+        help="size of the corpus (default 50)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=whole("--rounds", 1, MOST_ROUNDS),
+        default=3,
+        help="how often each is timed; medians are printed",
+    )
     arguments = parser.parse_args()
-    if arguments.megabytes <= 0 or arguments.rounds < 1:
-        raise InputError("--megabytes and --rounds must be positive")
     with tempfile.TemporaryDirectory() as folder:
         size = write_corpus(Path(folder), arguments.megabytes)
         results = [

@@ -19,6 +19,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.bounds import MOST_FACTOR, MOST_POSITIONS, MOST_ROUNDS, number, whole
 from configs.command import InputError, exit_on_bad_input
 
 if TYPE_CHECKING:
@@ -130,8 +131,17 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--versus", choices=["transformers"], help="beside transformers: training, or with --decode")
     parser.add_argument("--profile", nargs="?", const="", metavar="DIR", help="write a trace; default: output_dir")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each is timed; medians are printed")
-    parser.add_argument("--seconds", type=float, help="to measure for, 30; with --ladder, of each rung, 20")
+    parser.add_argument(
+        "--rounds",
+        type=whole("--rounds", 1, MOST_ROUNDS),
+        default=5,
+        help="how often each is timed; medians are printed",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=number("--seconds", 0, MOST_FACTOR, above=True),
+        help="to measure for, 30; with --ladder, of each rung, 20",
+    )
     parser.add_argument(
         "--clock",
         choices=["wall", "cpu"],
@@ -140,7 +150,11 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--skip", nargs="+", default=[], metavar="RUNG", help="leave out, for example compile")
     parser.add_argument(
-        "--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192], help="with --attention"
+        "--lengths",
+        type=whole("--lengths", 1, MOST_POSITIONS),
+        nargs="+",
+        default=[512, 1024, 2048, 4096, 8192],
+        help="with --attention",
     )
     arguments = parser.parse_intermixed_args()
     others = arguments.ladder or arguments.attention or arguments.packing
@@ -149,8 +163,6 @@ def parse_arguments() -> argparse.Namespace:
     if arguments.profile is not None and (others or arguments.decode or arguments.versus):
         parser.error("--profile cannot be combined with another mode")
     arguments.seconds = (20.0 if arguments.ladder else 30.0) if arguments.seconds is None else arguments.seconds
-    if arguments.rounds < 1 or min(arguments.lengths) < 1 or not arguments.seconds > 0:
-        parser.error("--rounds and --lengths must be 1 or more, --seconds more than 0")
     if arguments.overrides and not arguments.config:
         parser.error("section.key=value changes a config: name one before it")
     return arguments

@@ -1,56 +1,100 @@
-"""How does a command end? Done (exit code 0), bad input (2), or stopped by Ctrl-C (130); never with a traceback.
+"""How does a command begin and end? With an exit code and at most one line of error, never with a traceback.
+
+    0      done, or nobody reads the rest of the output (`… | head -1`)
+    2      bad input; the output cannot be written; the memory does not suffice
+    130    stopped by Ctrl-C
 
 `InputError` is the one exception for bad input: a command prints its message, one line, and exits with code 2.
-`warnings.warn(message, InputWarning)` is for input that a command goes on with: it prints one line, `warning: …`.
+
+Each room imports this file first. Where `python -m` starts a command, Ctrl-C is heard from there on: an import that is
+interrupted raises whatever it likes. A program or a notebook that imports a room keeps its own Ctrl-C and streams.
 """
 
 from __future__ import annotations
 
-import io
 import os
+import signal
 import sys
-import warnings
 from collections.abc import Callable
+from types import FrameType
+
+from configs.shown_text import escape
+from configs.streams import guard, guarded
+
+STOPPED = "stopped; run the same command again to continue"
 
 
 class InputError(Exception):
     """Something that the user gave is wrong. The message says what, where, and what to do."""
 
 
-class InputWarning(UserWarning):
-    """Something that the user gave is suspicious, and the command goes on. The message says what and where."""
-
-
 def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     """Run a command: exit code 0 when it is done, one clear line and exit code 2 for bad input."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal without some letter still gets the line
-            stream.reconfigure(errors="backslashreplace")
-    warnings.showwarning = _shown(warnings.showwarning)
+    with guarded():
+        try:
+            code = _code_of(command)
+        finally:  # argparse ends the process by itself
+            sys.stdout.flush()
+    sys.exit(code)
+
+
+def _code_of(command: Callable[[], int | None]) -> int:
+    global _in_command
+    _in_command = True
     try:
-        code = command()
+        return command() or 0
     except InputError as error:
-        if os.environ.get("RANK", "0") == "0":  # under torchrun every process finds the same error
-            print(f"error: {_harmless(str(error))}", file=sys.stderr)
-        code = 2
+        return _say(f"error: {escape(str(error))}", 2)
     except KeyboardInterrupt:
-        print("stopped; run the same command again to continue", file=sys.stderr)
-        code = 130
-    sys.exit(code or 0)
+        return _say(STOPPED, 130)
+    except RecursionError as error:
+        return _say(f"error: something that was given is nested too deep ({_place_of(error)})", 2)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        advice = "use a smaller model, shorter rows or smaller batches, or end other programs"
+        return _say(f"error: the memory does not suffice ({_place_of(error)}): {advice}", 2)
+    finally:
+        _in_command = False
 
 
-def _shown(others: Callable[..., None]) -> Callable[..., None]:
-    """Show an InputWarning as one line; all `others` as before."""
-
-    def show(message: Warning | str, category: type[Warning], *where: object) -> None:
-        if not issubclass(category, InputWarning):
-            others(message, category, *where)
-        elif os.environ.get("RANK", "0") == "0":
-            print(f"warning: {_harmless(str(message))}", file=sys.stderr)
-
-    return show
+def is_out_of_memory(error: BaseException) -> bool:
+    """Python's MemoryError, and torch's errors that mean the same."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
 
 
-def _harmless(message: str) -> str:
-    """One line without control characters: data and file names may hold any character."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+def _say(line: str, code: int) -> int:
+    if os.environ.get("RANK", "0") == "0":  # under torchrun every process finds the same
+        print(line, file=sys.stderr)
+    return code
+
+
+def _place_of(error: BaseException) -> str:
+    """Where it was raised: `data/reading/files.py:88`."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return f"{at.tb_frame.f_code.co_filename}:{at.tb_lineno}" if at is not None else type(error).__name__
+
+
+# ---------------------------------------------------------------------------------------------------------
+# from the first import of a command on
+
+_in_command = False
+
+
+def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
+    """KeyboardInterrupt inside a command; while modules are imported, and behind its end, the process ends here."""
+    while _in_command and frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    if _in_command and frame is None:
+        raise KeyboardInterrupt
+    os.write(2, f"{STOPPED}\n".encode())  # not print: it may be what was interrupted
+    os._exit(130)
+
+
+if sys.argv[:1] == ["-m"]:  # `python -m`, which has not found its module yet: this is the beginning of a command
+    guard()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where Ctrl-C is ignored, as behind nohup
+        signal.signal(signal.SIGINT, _on_ctrl_c)

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 class Section(BaseModel):
     """A part of a config: an unknown key is an error, nothing is converted, nothing changes afterwards."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class Meaning(Enum):

@@ -16,6 +16,13 @@ def escape(text: str) -> str:
     return "".join("⏎" if c == "\n" else _by_number(c) if _is_hidden(c) else c for c in text)
 
 
+def plain(text: str) -> str:
+    """Lines, with the same characters replaced. Line ends and tabs stay."""
+    if text.isprintable():
+        return text
+    return "".join(_by_number(c) if _is_hidden(c) and c not in "\n\t" else c for c in text)
+
+
 def visible(text: str, specials: re.Pattern) -> str:
     """The text with visible line ends, tabs and control characters. Text that looks like a special token is marked."""
     parts = specials.split(text)

@@ -16,19 +16,23 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import count, groupby, islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from configs.bounds import MOST_DOCUMENTS, whole
 from configs.command import InputError, exit_on_bad_input
 from configs.loader import LoadedConfig, load_config, validate
 from configs.shown_text import escape, visible
+from configs.streams import allow_colors
 from configs.tables import columns
-from data.batches import JOINED, Batch, TrainBatches, make_rows, validation_batches
 from data.config import DataConfig
 from data.corpus_summary import histogram, measure, notes, summary
 from data.packing import IGNORED, Rows
 from data.prepare import SPLITS, PreparedData, output_directory, prepare
 from data.reading.ledger import Split
 from data.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
+    from data.batches import Batch
 
 # SGR codes. What is trained on is green, special tokens are in reverse video.
 COLORS = {"trained": "32", "context": "2", "document": "1;36", "padding": "33", "title": "1"}
@@ -170,6 +174,8 @@ def batches_of(
     config: DataConfig, data: PreparedData, rows: dict[Split, Rows], split: Split, seed: int
 ) -> Iterator[Batch]:
     """Batches of one row: training rows 0, 1, 2, … without end, or the held-out rows in order."""
+    from data.batches import TrainBatches, validation_batches
+
     packed_as = (config.isolate_documents, config.restart_positions)
     if split == "validation":
         return validation_batches(rows[split], data.tokenizer, 1, *packed_as)
@@ -213,6 +219,8 @@ def seed_of(loaded: LoadedConfig) -> int:
 
 def rows_of_a_step(loaded: LoadedConfig, sequence_length: int) -> int:
     """Rows of train.tokens_per_step, which limits how many rows may be joined."""
+    from data.batches import JOINED
+
     train = loaded.values.get("train")
     tokens = train.get("tokens_per_step") if isinstance(train, dict) else None
     return max(1, tokens // sequence_length) if isinstance(tokens, int) else max(JOINED)
@@ -228,29 +236,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Show the rows that training will see, and what the corpus is like.")
     parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example data.sequence_length=64")
-    parser.add_argument("--rows", type=int, default=3, metavar="N", help="how many rows (default 3)")
+    parser.add_argument(
+        "--rows", type=whole("--rows", 0, MOST_DOCUMENTS), default=3, metavar="N", help="how many rows (default 3)"
+    )
     parser.add_argument("--ids", action="store_true", help="also show each token with its id")
     parser.add_argument("--split", choices=SPLITS, default="train", help="which rows (default train)")
     parser.add_argument("--color", choices=["auto", "always", "never"], default="auto", help="default: in a terminal")
     arguments = parser.parse_intermixed_args()
-    if arguments.rows < 0:
-        raise InputError(f"--rows {arguments.rows}: must be 0 (only the summary) or more")
     loaded = load_config(arguments.config, arguments.overrides)
     config, seed = validate(DataConfig, loaded, "data"), seed_of(loaded)
+    from data.batches import make_rows
+
     data = prepare(config, output_directory(loaded), show_progress=sys.stderr.isatty())
     rows_per_step = rows_of_a_step(loaded, config.sequence_length)
     rows: dict[Split, Rows] = {split: make_rows(config, data, split, rows_per_step) for split in SPLITS}
     width = shutil.get_terminal_size((100, 24)).columns
     painter = Painter(data.tokenizer, is_colored(arguments.color), config.records == "conversations", width)
-    try:
-        if arguments.rows:
-            print(f"{painter.legend(config)}\n")
-        shown = islice(batches_of(config, data, rows, arguments.split, seed), arguments.rows)
-        print_rows(shown, painter, rows[arguments.split], arguments.split, arguments.ids)
-        print_summary(config, data, rows, arguments.split)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the other end of the pipe (head, less) was closed
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if painter.color:
+        allow_colors()
+    if arguments.rows:
+        print(f"{painter.legend(config)}\n")
+    shown = islice(batches_of(config, data, rows, arguments.split, seed), arguments.rows)
+    print_rows(shown, painter, rows[arguments.split], arguments.split, arguments.ids)
+    print_summary(config, data, rows, arguments.split)
     return 0
 
 

@@ -321,11 +321,7 @@ def main() -> int:
     arguments = parser.parse_args()
     loaded = load_config(arguments.config, arguments.overrides)
     config, output_dir = validate(DataConfig, loaded, "data"), output_directory(loaded)
-    try:
-        prepared = prepare(config, output_dir, show_progress=sys.stderr.isatty())
-    except KeyboardInterrupt:
-        print("stopped; run the same command again to continue", file=sys.stderr)
-        return 130
+    prepared = prepare(config, output_dir, show_progress=sys.stderr.isatty())
     print(f"{prepared.directory}\n{describe(prepared)}")
     return 0
 

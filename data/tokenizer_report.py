@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import NamedTuple
 
+from configs.bounds import MOST_VOCABULARY, numbers
 from configs.command import InputError, exit_on_bad_input
 from configs.loader import load_config, validate
 from configs.shown_text import escape
@@ -25,7 +26,7 @@ from data.reading import sources
 from data.tokenizer import DEFAULT_VOCAB_SIZE, Tokenizer, adopt, round_up, train_tokenizer
 
 SIZES = "512,1024,2048,4096,8192"
-LIMITS = (320, 1 << 20)  # of a size
+SMALLEST = 320
 MEASURED = 2_000_000  # characters, about, that each column is measured on
 LARGEST_ALPHABET = 10_000  # characters; with more of them `char` is left out, unless the config asks for it
 HIDDEN_SIZE = 256  # of the column with embedding parameters
@@ -230,13 +231,7 @@ def advice(found: Sequence[Measured]) -> str:
 
 def sizes_of(text: str) -> list[int]:
     """ "512,1024" -> sizes as they are after rounding. Raises InputError."""
-    smallest, largest = LIMITS
-    sizes = []
-    for part in text.split(","):
-        if not part.strip().isdecimal() or not smallest <= int(part) <= largest:
-            raise InputError(f"--sizes {text}: `{part}` is not a vocabulary size from {smallest} to {largest:,}")
-        sizes.append(round_up(int(part)))
-    return sizes
+    return [round_up(size) for size in numbers("--sizes", SMALLEST, MOST_VOCABULARY)(text)]
 
 
 def main() -> int:

@@ -7,8 +7,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from configs.bounds import (
+    MOST_HEADS,
+    MOST_LAYERS,
+    MOST_QUESTIONS,
+    MOST_STEPS,
+    MOST_TEMPERATURE,
+    MOST_TOKENS,
+    MOST_TOLD,
+)
 from configs.meaning import Section
 from configs.paths import PathText
+
+Step = Annotated[int, Field(ge=0, le=MOST_STEPS)]
+Layer = Annotated[int, Field(ge=0, lt=MOST_LAYERS)]
+Head = Annotated[int, Field(ge=0, lt=MOST_HEADS)]
 
 
 class HookConfig(Section):
@@ -16,9 +29,12 @@ class HookConfig(Section):
 
     name: str = Field(description="validation | questions | samples | attention, or your own as `module:function`.")
     every: int | None = Field(
-        None, ge=0, description="Steps between two runs; 0 = only at the end; null = eval.every (eval.attention.every)."
+        None,
+        ge=0,
+        le=MOST_STEPS,
+        description="Steps between two runs; 0 = only at the end; null = eval.every (eval.attention.every).",
     )
-    early: list[Annotated[int, Field(ge=0)]] | None = Field(
+    early: list[Step] | None = Field(
         None, description="Extra steps at which it runs; null = none (eval.attention.early)."
     )
 
@@ -26,10 +42,10 @@ class HookConfig(Section):
 class AttentionConfig(Section):
     """What is recorded of every attention head during training: maps and scores."""
 
-    every: int = Field(100, ge=0, description="Steps between two looks at every head, also at the end. 0 = never.")
-    early: list[Annotated[int, Field(ge=0)]] = Field(
-        [0, 1, 2, 5, 10, 20, 50], description="Extra steps at which to look: most happens early."
+    every: int = Field(
+        100, ge=0, le=MOST_STEPS, description="Steps between two looks at every head, also at the end. 0 = never."
     )
+    early: list[Step] = Field([0, 1, 2, 5, 10, 20, 50], description="Extra steps at which to look: most happens early.")
     texts: list[Annotated[str, Field(min_length=1)]] = Field(
         [], description="Texts to look at. Empty = the first words of held-out documents."
     )
@@ -37,8 +53,8 @@ class AttentionConfig(Section):
         None, description="A YAML file with more texts: {texts: [{name: fox, text: The fox saw the bird.}]}."
     )
     max_tokens: int = Field(32, ge=2, le=256, description="How many tokens of each text the maps keep.")
-    layers: list[int] | None = Field(None, description="Which layers to look at, counted from 0. null = all.")
-    heads: list[int] | None = Field(None, description="Which query heads to look at, counted from 0. null = all.")
+    layers: list[Layer] | None = Field(None, description="Which layers to look at, counted from 0. null = all.")
+    heads: list[Head] | None = Field(None, description="Which query heads to look at, counted from 0. null = all.")
     metrics: Literal["all"] | list[str] = Field(
         "all",
         description="Head scores: all, or a list of names (docs/attention_scores.md).",
@@ -71,23 +87,32 @@ class EvalConfig(Section):
         examples=[["validation", {"name": "samples", "every": 1000, "early": [0, 10]}, "your_package.module:function"]],
     )
     every: int = Field(
-        100, ge=0, description="Steps between two runs of a hook without its own cadence. 0 = only at the end."
+        100,
+        ge=0,
+        le=MOST_STEPS,
+        description="Steps between two runs of a hook without its own cadence. 0 = only at the end.",
     )
     max_tokens: int | None = Field(
-        65536, ge=2, description="Held-out tokens that an evaluation reads during training. null = all."
+        65536, ge=2, le=MOST_TOKENS, description="Held-out tokens that an evaluation reads during training. null = all."
     )
     final_max_tokens: int | None = Field(
-        None, ge=2, description="Held-out tokens that the last evaluation reads. null = all."
+        None, ge=2, le=MOST_TOKENS, description="Held-out tokens that the last evaluation reads. null = all."
     )
     floor_documents: int = Field(
-        200, ge=0, description="storyworld: held-out stories compared at the end with the lowest possible loss."
+        200,
+        ge=0,
+        le=MOST_TOLD,
+        description="storyworld: held-out stories compared at the end with the lowest possible loss.",
     )
     prompts: list[str] = Field(
         [""], description='Texts that the model continues at every evaluation. "" begins a new document.'
     )
-    sample_tokens: int = Field(160, ge=1, description="Longest continuation in tokens.")
+    sample_tokens: int = Field(160, ge=1, le=MOST_QUESTIONS, description="Longest continuation in tokens.")
     temperature: float = Field(
-        0.8, ge=0, description="How freely the continuations are drawn. 0 = always the most likely token."
+        0.8,
+        ge=0,
+        le=MOST_TEMPERATURE,
+        description="How freely the continuations are drawn. 0 = always the most likely token.",
     )
     top_p: float | None = Field(
         0.95,
@@ -96,7 +121,10 @@ class EvalConfig(Section):
         description="Draw from the most likely tokens that together have this probability. null = all.",
     )
     questions: int = Field(
-        0, ge=0, description="storyworld conversations: held-out questions asked at every evaluation. 0 = none."
+        0,
+        ge=0,
+        le=MOST_QUESTIONS,
+        description="storyworld conversations: held-out questions asked at every evaluation. 0 = none.",
     )
     attention: AttentionConfig = Field(AttentionConfig(), description="Attention maps and head scores.")
 

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs import tables
+from configs.bounds import MOST_QUESTIONS, whole
 from configs.checkpoints import checkpoint_directory
 from configs.command import InputError, exit_on_bad_input
 from configs.loader import load_config, validate
@@ -26,8 +27,9 @@ from data.storyworld import converse
 from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer
 from eval.opening import add_device_option, open_model
-from model import LanguageModel, generate
-from model.decoding.generation import left_pad
+
+if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
+    from model import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ def ask(
     None for a prompt that, with its reply, does not fit into max_position_embeddings. A reply that does not end
     within the longest right one is cut there and ends in "…".
     """
+    from model import generate, left_pad
+
     prompts = [prompt_ids(tokenizer, question.messages) for question in questions]
     room = [len(ids) + 1 for ids in tokenizer.encode_many([question.reply for question in questions])]
     longest = lm.config.max_position_embeddings
@@ -213,15 +217,23 @@ def source_of(run: str | Path) -> StoryworldSource:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Ask a run about held-out stories: exact match, class by class.")
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/sft_demo")
-    parser.add_argument("--documents", type=int, help="held-out conversations to ask about; default: all of them")
+    parser.add_argument(
+        "--documents",
+        type=whole("--documents", 1, MOST_QUESTIONS),
+        help="held-out conversations to ask about; default: all of them",
+    )
     parser.add_argument("--class", dest="kind", metavar="CLASS", help=f"only one of {', '.join(KINDS)}")
-    parser.add_argument("--show", type=int, default=0, metavar="N", help="print the first N wrong replies as well")
+    parser.add_argument(
+        "--show",
+        type=whole("--show", 0, MOST_QUESTIONS),
+        default=0,
+        metavar="N",
+        help="print the first N wrong replies as well",
+    )
     add_device_option(parser)
     given = parser.parse_args()
     if given.kind not in (None, *KINDS):
         raise InputError(f"--class {given.kind}: unknown class of questions: use one of {', '.join(KINDS)}")
-    if given.documents is not None and given.documents < 1:
-        raise InputError(f"--documents ({given.documents}) must be 1 or more")
     try:
         source = source_of(given.run)
     except (OSError, ValueError) as error:

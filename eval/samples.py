@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-import torch
-
+from configs.bounds import MOST_QUESTIONS, MOST_SEED, MOST_TEMPERATURE, number, whole
 from configs.command import InputError, exit_on_bad_input
 from data.chat import prompt_ids
 from data.tokenizer import Tokenizer
 from eval.opening import add_device_option, open_model
-from model import LanguageModel, generate
+
+if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
+    from model import LanguageModel
 
 
 def complete(
@@ -29,6 +31,10 @@ def complete(
     begin_document puts the first token of a document in front, as training did; an empty prompt needs it.
     Raises InputError for a prompt that fills the context.
     """
+    import torch
+
+    from model import generate
+
     if chat and prompt:
         ids = prompt_ids(tokenizer, [{"role": "user", "content": prompt}])
     else:
@@ -55,10 +61,15 @@ def main() -> int:
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
     parser.add_argument("prompt", nargs="?", default="", help="text to continue; default: a document's beginning")
     parser.add_argument("--chat", action="store_true", help="the prompt is a question: print the answer")
-    parser.add_argument("--max-new-tokens", type=int, default=200)
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 = always the likeliest token")
-    parser.add_argument("--top-p", type=float, default=0.95)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max-new-tokens", type=whole("--max-new-tokens", 0, MOST_QUESTIONS), default=200)
+    parser.add_argument(
+        "--temperature",
+        type=number("--temperature", 0, MOST_TEMPERATURE),
+        default=0.8,
+        help="0 = always the likeliest token",
+    )
+    parser.add_argument("--top-p", type=number("--top-p", 0, 1, above=True), default=0.95)
+    parser.add_argument("--seed", type=whole("--seed", 0, MOST_SEED), default=0)
     add_device_option(parser)
     given = parser.parse_intermixed_args()
     lm, tokenizer = open_model(given.run, given.device)

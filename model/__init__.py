@@ -1,28 +1,24 @@
 """How does it compute? The network, and nothing else: it never sees a tokenizer or a file of text."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from model.config import ModelConfig
+import configs.command  # noqa: F401  # first: from here on Ctrl-C ends a command in one line
+from configs.later import imported_later
 
 if TYPE_CHECKING:
     from model.checkpoint_format import load, save
+    from model.config import ModelConfig
     from model.decoding.generation import generate, left_pad, stream
     from model.decoding.sampling import Sampling
     from model.transformer import LanguageModel
 
 __all__ = ["LanguageModel", "ModelConfig", "Sampling", "generate", "left_pad", "load", "save", "stream"]
-_MODULES = {
-    "LanguageModel": "transformer",
-    "Sampling": "decoding.sampling",
-    **dict.fromkeys(("generate", "left_pad", "stream"), "decoding.generation"),
-    **dict.fromkeys(("load", "save"), "checkpoint_format"),
+
+_PLACES = {
+    "LanguageModel": "model.transformer",
+    "ModelConfig": "model.config",
+    "Sampling": "model.decoding.sampling",
+    **dict.fromkeys(("generate", "left_pad", "stream"), "model.decoding.generation"),
+    **dict.fromkeys(("load", "save"), "model.checkpoint_format"),
 }
-
-
-def __getattr__(name: str) -> Any:
-    """Imported when it is first used: torch takes seconds, and a config is checked without it."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'model' has no attribute {name!r}")
-    globals()[name] = getattr(import_module(f"model.{_MODULES[name]}"), name)
-    return globals()[name]
+__getattr__ = imported_later(__name__, _PLACES)  # torch takes seconds, and a config is checked without it

@@ -6,6 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from configs.bounds import (
+    LEAST_EPSILON,
+    MOST_FACTOR,
+    MOST_HEADS,
+    MOST_INNER_WIDTH,
+    MOST_LAYERS,
+    MOST_POSITIONS,
+    MOST_VOCABULARY,
+    MOST_WIDTH,
+)
 from configs.meaning import Meaning, Section
 
 AttentionImplementation = Literal[
@@ -13,6 +23,8 @@ AttentionImplementation = Literal[
     "flex", "varlen",
 ]  # fmt: skip
 LayerType = Literal["full_attention", "sliding_attention"]
+KeyValueHeads = Annotated[int, Field(ge=0, le=MOST_HEADS)] | Literal["mha", "gqa", "mqa"]
+TokenId = Annotated[int, Field(ge=-1, lt=MOST_VOCABULARY)]  # -1: none, in some of Llama's configs
 
 
 class RopeScaling(Section):
@@ -25,14 +37,21 @@ class RopeScaling(Section):
     rope_type: Literal["linear", "yarn"] = Field(
         description="linear: divide every angle by factor | yarn: keep the fast pairs of numbers, divide the slow ones."
     )
-    factor: float = Field(ge=1, description="Longest text from now on / longest text in training.")
+    factor: float = Field(ge=1, le=MOST_FACTOR, description="Longest text from now on / longest text in training.")
     original_max_position_embeddings: int | None = Field(
-        None, ge=1, description="yarn: the longest text in tokens that the model was trained on."
+        None, ge=1, le=MOST_POSITIONS, description="yarn: the longest text in tokens that the model was trained on."
     )
-    beta_fast: float = Field(32.0, gt=0, description="yarn: pairs that turn more often than this are kept.")
-    beta_slow: float = Field(1.0, gt=0, description="yarn: pairs that turn less often than this are divided by factor.")
+    beta_fast: float = Field(
+        32.0, gt=0, le=MOST_FACTOR, description="yarn: pairs that turn more often than this are kept."
+    )
+    beta_slow: float = Field(
+        1.0, gt=0, le=MOST_FACTOR, description="yarn: pairs that turn less often than this are divided by factor."
+    )
     attention_factor: float | None = Field(
-        None, gt=0, description="yarn: queries and keys are multiplied by this; null = 0.1 ln(factor) + 1."
+        None,
+        gt=0,
+        le=MOST_FACTOR,
+        description="yarn: queries and keys are multiplied by this; null = 0.1 ln(factor) + 1.",
     )
 
     @model_validator(mode="after")
@@ -71,38 +90,47 @@ class ModelConfig(Section):
     """
 
     vocab_size: Annotated[int | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
-        None, ge=1, description="Number of different tokens. The tokenizer sets it."
+        None, ge=1, le=MOST_VOCABULARY, description="Number of different tokens. The tokenizer sets it."
     )
     hidden_size: Annotated[int, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
-        256, ge=1, description="Width of the network: how many numbers stand for a token inside it."
+        256, ge=1, le=MOST_WIDTH, description="Width of the network: how many numbers stand for a token inside it."
     )
     intermediate_size: Annotated[int | None, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
         None,
         ge=1,
+        le=MOST_INNER_WIDTH,
         description="Inner width of the feed-forward layers (SwiGLU). null = 8/3 of hidden_size, rounded up to a "
         "multiple of 32.",
     )
     num_hidden_layers: Annotated[int, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
-        6, ge=1, description="Number of layers."
+        6, ge=1, le=MOST_LAYERS, description="Number of layers."
     )
     num_attention_heads: Annotated[int, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
-        8, ge=1, description="Query heads in a layer. Each one learns to look at the text in its own way."
+        8,
+        ge=1,
+        le=MOST_HEADS,
+        description="Query heads in a layer. Each one learns to look at the text in its own way.",
     )
-    num_key_value_heads: Annotated[int | Literal["mha", "gqa", "mqa"], Meaning.TENSORS, Meaning.SAME_NAME] = Field(
+    num_key_value_heads: Annotated[KeyValueHeads, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
         "mha",
         description="Key/value heads, which the query heads share: mha = one per query head | gqa = about a quarter, "
         "never 1 and never all | mqa = 1 | or any divisor of num_attention_heads.",
     )
     head_dim: Annotated[int | None, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
-        None, ge=2, description="Size of one head, an even number. null = hidden_size / num_attention_heads."
+        None,
+        ge=2,
+        le=MOST_WIDTH,
+        description="Size of one head, an even number. null = hidden_size / num_attention_heads.",
     )
     qk_norm: Annotated[bool, Meaning.TENSORS] = Field(
         True, description="Normalise every query and key, as Qwen3 does: higher learning rates stay stable."
     )
     max_position_embeddings: Annotated[int, Meaning.FREE_AT_START, Meaning.SAME_NAME] = Field(
-        512, ge=1, description="Longest text in tokens, in training and in generation."
+        512, ge=1, le=MOST_POSITIONS, description="Longest text in tokens, in training and in generation."
     )
-    rope_theta: float = Field(10000.0, gt=1, description="Base of RoPE, which tells the model where a token stands.")
+    rope_theta: float = Field(
+        10000.0, gt=1, le=1e12, description="Base of RoPE, which tells the model where a token stands."
+    )
     rope_scaling: Annotated[RopeScaling | None, Meaning.ADDED_AT_START] = Field(
         None,
         description="Stretch RoPE to texts longer than those of training. null = do not.",
@@ -112,16 +140,20 @@ class ModelConfig(Section):
         ],
     )
     sliding_window: Annotated[int | None, Meaning.ADDED_AT_START] = Field(
-        None, ge=1, description="Tokens that a sliding_attention layer sees, its own included. null = no window."
+        None,
+        ge=1,
+        le=MOST_POSITIONS,
+        description="Tokens that a sliding_attention layer sees, its own included. null = no window.",
     )
     layer_types: Annotated[list[LayerType] | None, Meaning.ADDED_AT_START] = Field(
         None,
+        max_length=MOST_LAYERS,
         description="Kind of each layer: full_attention or sliding_attention. A shorter list is repeated. "
         "null = all sliding if sliding_window is set, else all full.",
         examples=[["sliding_attention", "full_attention"]],
     )
     rms_norm_eps: Annotated[float, Meaning.SAME_NAME] = Field(
-        1e-6, gt=0, description="Keeps RMSNorm from dividing by zero."
+        1e-6, ge=LEAST_EPSILON, le=1, description="Keeps RMSNorm from dividing by zero."
     )
     tie_word_embeddings: Annotated[bool, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
         True, description="true: embedding and head share one matrix: smaller, but it learns to copy later."
@@ -140,13 +172,13 @@ class ModelConfig(Section):
         description="Code that computes attention (same numbers, other speed): auto | eager | flash | sdpa | flex | "
         "varlen | blocked (bf16 on a CPU), or one kernel: flash3 | flash4 | sdpa_efficient | sdpa_cudnn | sdpa_math.",
     )
-    bos_token_id: Annotated[int | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
+    bos_token_id: Annotated[TokenId | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
         None, description="First token of every document. The tokenizer sets it."
     )
-    eos_token_id: Annotated[int | list[int] | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
+    eos_token_id: Annotated[TokenId | list[TokenId] | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
         None, description="Last token of a document, or a list: of a document and of a turn. The tokenizer sets it."
     )
-    pad_token_id: Annotated[int | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
+    pad_token_id: Annotated[TokenId | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
         None, description="Token that fills up short rows. The tokenizer sets it."
     )
 
@@ -159,7 +191,7 @@ class ModelConfig(Section):
         values = dict(values)
         hidden = values.get("hidden_size", cls.model_fields["hidden_size"].default)
         heads = values.get("num_attention_heads", cls.model_fields["num_attention_heads"].default)
-        if not (_is_positive_int(hidden) and _is_positive_int(heads)):
+        if not (_is_int(hidden, MOST_WIDTH) and _is_int(heads, MOST_HEADS)):
             return values  # the fields' own checks report it
         if values.get("head_dim") is None:
             if hidden % heads:
@@ -180,7 +212,7 @@ class ModelConfig(Section):
         )
         if types is None:
             types = ["full_attention" if values.get("sliding_window") is None else "sliding_attention"]
-        if _is_positive_int(layers) and isinstance(types, list) and types and layers % len(types) == 0:
+        if _is_int(layers, MOST_LAYERS) and isinstance(types, list) and types and layers % len(types) == 0:
             values["layer_types"] = types * (layers // len(types))  # a pattern is repeated
         return values
 
@@ -263,8 +295,8 @@ def _toggle(kv_heads: Any, heads: int) -> Any:
     return {"mha": heads, "mqa": 1}.get(kv_heads, kv_heads) if isinstance(kv_heads, str) else kv_heads
 
 
-def _is_positive_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+def _is_int(value: Any, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most
 
 
 def _divisors(number: int) -> list[int]:

@@ -21,22 +21,23 @@ import os
 import shlex
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from safetensors import SafetensorError
-from torch import Tensor
 
+from configs.bounds import MOST_HEADS, whole
 from configs.checkpoints import check_files, read_checkpoint
 from configs.command import InputError, exit_on_bad_input
-from model.attention import Attention
-from model.checkpoint_format import load, read_config, save
 from model.config import ModelConfig
-from model.transformer import LanguageModel
+
+if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
+    from torch import Tensor
+
+    from model.transformer import LanguageModel
 
 TOKENIZER_FILES = "tokenizer.json tokenizer_config.json special_tokens_map.json chat_template.jinja".split()
 
 
-@torch.no_grad()
 def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageModel:
     """A new model with another number of key/value heads; the one given stays as it is.
 
@@ -46,15 +47,18 @@ def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageMod
 
     Raises ValueError, which names the counts that fit, if the number does not fit the model.
     """
+    import torch
+
+    from model.attention import Attention
+    from model.transformer import LanguageModel
+
     check_head_count(lm.config, num_key_value_heads)
     config = ModelConfig(**(lm.config.model_dump() | {"num_key_value_heads": num_key_value_heads}))
     tensors = lm.state_dict()
     layers = [name for name, module in lm.named_modules() if isinstance(module, Attention)]
     for name in [f"{layer}.{projection}.weight" for layer in layers for projection in ("k_proj", "v_proj")]:
         tensors[name] = _convert_rows(tensors[name], lm.config.kv_heads, num_key_value_heads)
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # its random weights are overwritten, so the global generator stays as it is
+    with torch.random.fork_rng(devices=[]):  # its random weights are overwritten: the global generator stays as it is
         converted = LanguageModel(config)
     converted.load_state_dict(tensors)
     converted.set_attn_implementation(lm.attn_implementation)
@@ -87,6 +91,7 @@ def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
 
     Everything is checked before anything is computed, and `out` appears whole or not at all. Raises InputError.
     """
+    from model.checkpoint_format import load, read_config
 
     def read(directory: Path) -> tuple[Path, LanguageModel, dict[str, bytes]]:
         check_head_count(read_config(directory), num_key_value_heads)
@@ -113,6 +118,8 @@ def _refuse_occupied(out: Path) -> None:
 
 def _write_whole(lm: LanguageModel, copied: dict[str, bytes], out: Path) -> None:
     """Save beside `out` under a temporary name, with these files, then rename."""
+    from model.checkpoint_format import save
+
     target = out.resolve()
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     try:
@@ -157,7 +164,13 @@ def next_command(source: Path, directory: Path, lm: LanguageModel, out: Path) ->
 def main() -> int:
     parser = argparse.ArgumentParser(description="Give a trained model fewer or more key/value heads.")
     parser.add_argument("source", type=Path, help="a run (its newest checkpoint) or a model directory")
-    parser.add_argument("--num-key-value-heads", type=int, required=True, metavar="N", help="heads afterwards")
+    parser.add_argument(
+        "--num-key-value-heads",
+        type=whole("--num-key-value-heads", 1, MOST_HEADS),
+        required=True,
+        metavar="N",
+        help="heads afterwards",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model directory to write")
     given = parser.parse_args()
     print(write_converted(given.source, given.num_key_value_heads, given.out))

@@ -45,7 +45,7 @@ POSIX_CALLS = set(
     "chmod chown fork forkpty getpgid getuid kill killpg lchown link mkfifo nice sched_getaffinity".split()
 )
 POSIX_CALLS |= set("setpgid setsid symlink sync sysconf uname wait waitpid".split())
-PORTABLE_SIGNALS = {"SIGINT", "SIGTERM", "Signals", "signal", "getsignal"}
+PORTABLE_SIGNALS = {"SIGINT", "SIGTERM", "SIG_IGN", "Signals", "default_int_handler", "signal", "getsignal"}
 TEXT_CALLS = {"open", "read_text", "write_text"}
 NOT_FILES = {"drawing", "gzip", "os", "webbrowser", "zipfile"}  # what has a method of such a name but no text file
 

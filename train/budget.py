@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.bounds import MOST_FACTOR, number
 from configs.command import InputError, exit_on_bad_input
 from configs.tables import table
 from model.config import ModelConfig
@@ -187,15 +188,23 @@ def main() -> int:
     parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example seed=1")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="plan for it; default: what this machine has")
-    parser.add_argument("--memory-gb", type=float, help="memory of the device, 1 GB = 1e9 bytes; default: ask it")
-    parser.add_argument("--tflops", type=float, help="peak of the device; default: known for some GPUs")
-    parser.add_argument("--mfu", type=float, default=0.4, help="share of the peak that training reaches; default 0.4")
+    parser.add_argument(
+        "--memory-gb",
+        type=number("--memory-gb", 0, MOST_FACTOR, above=True),
+        help="memory of the device, 1 GB = 1e9 bytes; default: ask it",
+    )
+    parser.add_argument(
+        "--tflops",
+        type=number("--tflops", 0, MOST_FACTOR, above=True),
+        help="peak of the device; default: known for some GPUs",
+    )
+    parser.add_argument(
+        "--mfu",
+        type=number("--mfu", 0, 1, above=True),
+        default=0.4,
+        help="share of the peak that training reaches; default 0.4",
+    )
     arguments = parser.parse_intermixed_args()
-    for name, most in (("memory_gb", math.inf), ("tflops", math.inf), ("mfu", 1.0)):
-        value = getattr(arguments, name)
-        if value is not None and not 0 < value <= most:
-            limits = "above 0" + " and at most 1" * (most == 1)
-            raise InputError(f"--{name.replace('_', '-')} is {value}: it must be {limits}")
 
     run, known = with_vocabulary(load_run_config(arguments.config, arguments.overrides))
     device = planned_device(run, arguments.device)

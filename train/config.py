@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,6 +10,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from configs import yaml_text
+from configs.bounds import (
+    LEAST_EPSILON,
+    MOST_BATCH,
+    MOST_FACTOR,
+    MOST_MINUTES,
+    MOST_RATE,
+    MOST_STEPS,
+    MOST_TOKENS,
+)
 from configs.command import InputError
 from configs.loader import LoadedConfig, flatten, load_config, validate
 from configs.meaning import Meaning, Section, identity_keys
@@ -28,15 +36,23 @@ class OptimizerConfig(Section):
         "muon", description="muon: Muon for the layers' matrices, AdamW for the rest | adamw: AdamW for everything."
     )
     lr: float = Field(
-        0.02, gt=0, description="Highest learning rate: Muon's, or AdamW's when it is alone (then try 0.005)."
+        0.02,
+        gt=0,
+        le=MOST_RATE,
+        description="Highest learning rate: Muon's, or AdamW's when it is alone (then try 0.005).",
     )
     adamw_lr: float = Field(
-        0.01, gt=0, description="With muon: highest rate of all that AdamW trains: head, norms, tied embedding."
+        0.01,
+        gt=0,
+        le=MOST_RATE,
+        description="With muon: highest rate of all that AdamW trains: head, norms, tied embedding.",
     )
     embedding_lr: float | None = Field(
-        None, gt=0, description="Highest rate of the embedding, if it is not tied. null = the head's."
+        None, gt=0, le=MOST_RATE, description="Highest rate of the embedding, if it is not tied. null = the head's."
     )
-    weight_decay: float = Field(0.01, ge=0, description="How fast weights shrink (decoupled decay), matrices only.")
+    weight_decay: float = Field(
+        0.01, ge=0, le=MOST_RATE, description="How fast weights shrink (decoupled decay), matrices only."
+    )
     momentum: float = Field(0.95, ge=0, lt=1, description="Muon: share of past gradients that each step keeps.")
     betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
         [0.9, 0.95],
@@ -44,25 +60,34 @@ class OptimizerConfig(Section):
         max_length=2,
         description="AdamW: shares of past gradients and of their squares that each step keeps.",
     )
-    eps: float = Field(1e-10, gt=0, description="Keeps AdamW from dividing by zero.")
+    eps: float = Field(1e-10, ge=LEAST_EPSILON, le=1, description="Keeps AdamW from dividing by zero.")
 
 
 class TrainConfig(Section):
     """The `train:` section."""
 
     max_steps: int | None = Field(
-        None, ge=1, description="Length of the run in steps. Set one of these three at most; none = 1000 steps."
+        None,
+        ge=1,
+        le=MOST_STEPS,
+        description="Length of the run in steps. Set one of these three at most; none = 1000 steps.",
     )
-    max_tokens: int | None = Field(None, ge=1, description="Length in tokens, rounded up to whole steps.")
+    max_tokens: int | None = Field(
+        None, ge=1, le=MOST_TOKENS, description="Length in tokens, rounded up to whole steps."
+    )
     max_minutes: float | None = Field(
-        None, gt=0, description="Length in minutes. The schedule follows the clock: no two runs are exactly equal."
+        None,
+        gt=0,
+        le=MOST_MINUTES,
+        description="Length in minutes. The schedule follows the clock: no two runs are exactly equal.",
     )
     tokens_per_step: Annotated[int, Meaning.IDENTITY] = Field(
         16384,
         ge=2,
+        le=MOST_BATCH,
         description="Tokens of one optimizer step, over all processes: a multiple of data.sequence_length.",
     )
-    micro_batch_size: int | Literal["auto"] = Field(
+    micro_batch_size: Annotated[int, Field(ge=1, le=MOST_BATCH)] | Literal["auto"] = Field(
         "auto",
         description="Rows computed at once, of those in a step. auto = a guess, halved if memory runs out.",
     )
@@ -70,7 +95,10 @@ class TrainConfig(Section):
         "wsd", description="Course of the learning rate: wsd (constant, then straight down) | cosine | constant."
     )
     warmup_steps: Annotated[int, Meaning.IDENTITY] = Field(
-        0, ge=0, description="Steps up to the highest learning rate. Muon needs none, AdamW a few per cent."
+        0,
+        ge=0,
+        le=MOST_STEPS,
+        description="Steps up to the highest learning rate. Muon needs none, AdamW a few per cent.",
     )
     cooldown: Annotated[float, Meaning.IDENTITY] = Field(
         0.7, ge=0, le=1, description="wsd: share of the run in which the learning rate goes down."
@@ -79,7 +107,7 @@ class TrainConfig(Section):
         0.05, ge=0, le=1, description="Last learning rate, as a share of the highest."
     )
     grad_clip: Annotated[float, Meaning.IDENTITY] = Field(
-        1.0, ge=0, description="A longer gradient is shortened to this norm. 0 = never."
+        1.0, ge=0, le=MOST_FACTOR, description="A longer gradient is shortened to this norm. 0 = never."
     )
     precision: Annotated[Literal["auto", "bf16", "fp16", "tf32", "fp32"], Meaning.IDENTITY] = Field(
         "auto",
@@ -96,16 +124,22 @@ class TrainConfig(Section):
         "ddp", description="Under torchrun, each process holds: ddp = the whole model | fsdp2 = a share of it."
     )
     skip_non_finite: int = Field(
-        0, ge=0, description="Steps with a non-finite loss or gradient that are skipped before the run stops."
+        0,
+        ge=0,
+        le=MOST_STEPS,
+        description="Steps with a non-finite loss or gradient that are skipped before the run stops.",
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(
         "auto", description="Where to compute. auto: CUDA or Apple's GPU if there is one, else the CPU."
     )
-    log_every: int = Field(10, ge=1, description="Steps between two lines of metrics.jsonl.")
+    log_every: int = Field(10, ge=1, le=MOST_STEPS, description="Steps between two lines of metrics.jsonl.")
     checkpoint_every: int = Field(
-        500, ge=0, description="Steps between checkpoints; the end always saves one. 0 = only at the end."
+        500,
+        ge=0,
+        le=MOST_STEPS,
+        description="Steps between checkpoints; the end always saves one. 0 = only at the end.",
     )
-    keep_last: int = Field(2, ge=1, description="How many of the newest checkpoints are kept.")
+    keep_last: int = Field(2, ge=1, le=MOST_STEPS, description="How many of the newest checkpoints are kept.")
     keep_best: bool = Field(True, description="Also keep the checkpoint with the lowest validation loss.")
     trace: bool = Field(
         False, description="true: trace.jsonl gets each step's batch hash, loss, gradient norm and rate, exactly."
@@ -136,6 +170,11 @@ class RunConfig(RunKeys):
             *_, last = limits
             others = " ".join(f"train.{name}=null" for name in limits if name != last)
             raise ValueError(f"{listed} both limit the run: give one and set the other to null, for example {others}")
+        if self.max_steps is not None and self.max_steps > MOST_STEPS:
+            raise ValueError(
+                f"max_tokens ({self.train.max_tokens:,}) makes {self.max_steps:,} steps, and a run has {MOST_STEPS:,} "
+                "at most: lower it or raise train.tokens_per_step"
+            )
         length, longest, rows = self.data.sequence_length, self.model.max_position_embeddings, self.rows_per_step
         looked_at = self.eval.attention.max_tokens if self.eval.attention.every else 0
         for key, tokens in (("sequence_length", length), ("eval.attention.max_tokens", looked_at)):
@@ -171,7 +210,7 @@ class RunConfig(RunKeys):
         if self.train.max_minutes is not None:
             return None
         if self.train.max_tokens is not None:
-            return math.ceil(self.train.max_tokens / self.train.tokens_per_step)
+            return -(-self.train.max_tokens // self.train.tokens_per_step)
         return self.train.max_steps or DEFAULT_STEPS
 
     def progress(self, step: int, seconds: float) -> float:

@@ -31,14 +31,14 @@ class NonFiniteLoss(Exception):
 
 
 class Stopped(Exception):
-    """SIGINT or SIGTERM came to one of the processes, and all of them know."""
+    """A signal that asks to stop came to one of the processes, and all of them know."""
 
     def __init__(self, number: int):
         self.number = number
 
 
 def train(run: Run) -> int:
-    """Train from run.state to the end of the run. Returns the exit code: 0, 3 (non-finite), 130 / 143 (signal)."""
+    """Train from run.state to the end of the run. Returns the exit code: 0, 3 (non-finite), 128 + signal."""
     state = run.state
     state.started = time.perf_counter() - state.seconds  # from here, so that compiling counts
     with stop_signals() as stopped:

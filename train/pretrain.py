@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.command import InputError, exit_on_bad_input
+from configs.streams import survive_lost_output
 from train.config import RunConfig, parse_command_line
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def run(
     from train.run import open_run
     from train.saving.initial_weights import find_initial_weights
     from train.saving.run_directory import find_start
+
+    survive_lost_output()
 
     # 1. This process and the others, if torchrun started several. What can be wrong is found before text is read.
     with processes(config.train.parallel, config.train.device) as world:

@@ -6,17 +6,18 @@ These are estimates, with the assumptions that the page names. NOTHING HERE WAS 
 from __future__ import annotations
 
 import argparse
-import io
 import sys
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from configs.command import exit_on_bad_input
 from configs.tables import table
-from model.counting import flops_per_token, parameter_counts
 from train.config import RunConfig, load_run_config
 from train.machine.hardware import PEAK_TFLOPS
-from train.step_memory import StepMemory, step_memory
+
+if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
+    from train.step_memory import StepMemory
 
 BASE = Path(__file__).resolve().parents[1] / "configs" / "124m.yaml"
 ROWS = 4  # of a micro-batch of one process
@@ -42,6 +43,8 @@ def configured(name: str) -> RunConfig:
 @cache
 def one_gpu(name: str) -> StepMemory:
     """Of a shape, in bf16, ROWS rows at a time."""
+    from train.step_memory import step_memory
+
     return step_memory(configured(name), ROWS, half=True, device="cuda")
 
 
@@ -52,6 +55,8 @@ def fsdp2_bytes(name: str, processes: int) -> float:
     stay gathered, and two layers at a time. And before they are divided: the gradients of embedding and head, and of
     one layer, in bf16 and float32.
     """
+    from model.counting import parameter_counts
+
     config, parts = configured(name).model, one_gpu(name)
     count = parameter_counts(config)
     lasting = parts.weights + parts.gradients + parts.optimizer_state
@@ -64,16 +69,22 @@ def fsdp2_bytes(name: str, processes: int) -> float:
 
 def hours(run: RunConfig, gpu: str, processes: int) -> float:
     """Of training on TOKENS_PER_PARAMETER tokens a parameter, at MFU of the peak, evaluations not counted."""
+    from model.counting import flops_per_token
+
     flops = _tokens(run) * flops_per_token(run.model, run.data.sequence_length)
     return flops / (processes * PEAK_TFLOPS[gpu] * 1e12 * MFU) / 3600
 
 
 def _tokens(run: RunConfig) -> int:
+    from model.counting import parameter_counts
+
     return TOKENS_PER_PARAMETER * parameter_counts(run.model)["total"]
 
 
 def memory_table() -> str:
     """GB that a GPU must hold for a step of ROWS rows."""
+    from model.counting import parameter_counts
+
     columns = ["parameters", "tokens a row", f"passes of {ROWS} rows", "one GPU, or ddp"]
     lines = []
     for name in SHAPES:
@@ -87,6 +98,8 @@ def memory_table() -> str:
 
 def time_table() -> str:
     """Hours of a whole training run."""
+    from model.counting import flops_per_token
+
     names = [f"{count} × {gpu.split(' 80GB')[0].split('-')[0]}" for gpu, count in MACHINES]
     lines = []
     for name in SHAPES:
@@ -103,7 +116,7 @@ def _duration(in_hours: float) -> str:
 
 def main() -> int:
     argparse.ArgumentParser(description="Print the tables of docs/scaling_out.md.").parse_args()
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     print(memory_table(), time_table(), sep="\n\n")
     return 0

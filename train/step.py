@@ -6,7 +6,6 @@ Where memory runs out, the same again with half as many rows at a time, from the
 from __future__ import annotations
 
 import math
-import signal
 import sys
 from collections import defaultdict
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from configs.command import InputError
 from data.batches import Batch
 from model.memory import is_out_of_memory
 from train.machine.distributed import sync_gradients, whole
+from train.machine.signals import STOP_SIGNALS
 from train.meters import StepFigures, UpdateRatio
 from train.optimizer import lr_factor, set_learning_rate
 from train.run import Run
@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 class Counts:
     """Of one step, over all processes: what the objective counts, tokens without padding, positions.
 
-    signal: SIGINT or SIGTERM if any process got one, else 0.
+    signal: the signal that asks to stop, if any process got one, else 0.
     """
 
     trained: int
@@ -43,14 +43,13 @@ class Counts:
 
 def count(run: Run, batch: Batch, signal_number: int) -> Counts:
     """What the processes must agree on before a step: counted on the CPU, so that no process waits for a GPU."""
-    trained, tokens, positions, interrupted, terminated = run.world.sum(
+    trained, tokens, positions, *received = run.world.sum(
         run.objective.count(batch),
         *batch.token_count(run.data.tokenizer.pad_id),
-        int(signal_number == signal.SIGINT),
-        int(signal_number == signal.SIGTERM),
+        *(int(signal_number == number) for number in STOP_SIGNALS),
     )
-    stop = signal.SIGTERM if terminated else signal.SIGINT if interrupted else 0
-    return Counts(trained, tokens, positions, signal=int(stop))
+    stop = next((int(number) for number, count in zip(STOP_SIGNALS, received, strict=True) if count), 0)
+    return Counts(trained, tokens, positions, signal=stop)
 
 
 def training_step(

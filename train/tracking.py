@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import queue
 import secrets
 import sys
@@ -123,11 +122,8 @@ class Tracker:
         """Print a line without tearing the progress bar."""
         if not self.writes:
             return
-        try:
-            self.bar.write(text, file=sys.stdout)
-            sys.stdout.flush()
-        except OSError:  # the reader (head, less) has ended, or the disk is full: the run continues without it
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        self.bar.write(text, file=sys.stdout)
+        sys.stdout.flush()
 
     def close(self, exit_code: int = 0) -> None:
         """Close the bar, and wandb's run with our exit code."""

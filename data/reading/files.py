@@ -11,13 +11,15 @@ import glob
 import io
 import itertools
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from configs.command import InputError
 from configs.read_back import is_deep
+from configs.still_busy import still_busy
 from configs.paths import resolve
 from data.reading.file_bytes import BLOCK, COMPRESSED, clear_errors, opened
 
@@ -58,19 +60,27 @@ def find(path: str | list[str], key: str) -> list[Path]:
     """
     found: dict[Path, Path] = {}
     for one in [path] if isinstance(path, str) else path:
-        for file in sorted(_expand(one, key), key=lambda file: file.as_posix()):
+        try:
+            with still_busy(f"looking for the files of {key}"):
+                expanded = sorted(_expand(one, key), key=lambda file: file.as_posix())
+        except OSError as error:
+            raise InputError(f"{key}: {error.filename or one} cannot be searched: {error.strerror}") from None
+        for file in expanded:
             found.setdefault(file.resolve(), file)
     return list(found.values())
 
 
 def _expand(path: str, key: str) -> list[Path]:
+    """The files that one path names. Raises InputError, and OSError for a folder that cannot be searched."""
     given, known = resolve(path, key), " ".join(KINDS)
     if given.is_file():
         if kind_of(given) not in KINDS:
             raise InputError(f"{key}: {path} is a {given.suffix or 'nameless kind of'} file: use one of {known}")
         return [given]
     if given.is_dir():
-        inside = [file for file in given.rglob("*") if not _is_hidden(file.relative_to(given))]
+        inside = list(_inside(given))
+    elif given.exists():
+        raise InputError(f"{key}: {path} is a pipe or a device, not a file: copy what it gives into a file first")
     else:
         inside = [Path(name) for name in glob.glob(str(given), recursive=True)]  # noqa: PTH207 (it knows absolute patterns)
     files = [file for file in inside if file.is_file() and kind_of(file) in KINDS]
@@ -87,8 +97,15 @@ def _expand(path: str, key: str) -> list[Path]:
     raise InputError(f"{key}: no such file: {path}{hint}")
 
 
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+def _inside(folder: Path) -> Iterator[Path]:
+    """Every file of a folder and of the folders in it; none that is hidden. Raises OSError."""
+    for parent, folders, names in os.walk(folder, onerror=_raise):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(parent, name) for name in names if not name.startswith("."))
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
 
 
 def kind_of(file: Path) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from configs.bounds import MOST_HEADS, MOST_LAYERS, numbers, whole
 from configs.command import InputError, exit_on_bad_input
 from eval.opening import add_device_option, open_checkpoint
 
@@ -47,26 +48,28 @@ def parse() -> argparse.Namespace:
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
     parser.add_argument("--text", help="what the heads look at; without it and without snapshots, an example")
     parser.add_argument("--out", help="folder of the pictures; default: the run's attention folder, or this one")
-    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of the text that are shown (64)")
-    parser.add_argument("--layers", type=_numbers, metavar="N,N", help="which layers; default: all")
-    parser.add_argument("--heads", type=_numbers, metavar="N,N", help="which query heads; default: all")
-    parser.add_argument("--head", type=_numbers, metavar="LAYER,HEAD", help="draw this one large, too")
+    parser.add_argument(
+        "--max-tokens",
+        type=whole("--max-tokens", 2, MOST_TOKENS),
+        default=64,
+        help="tokens of the text that are shown (64)",
+    )
+    parser.add_argument(
+        "--layers", type=numbers("--layers", 0, MOST_LAYERS - 1), metavar="N,N", help="which layers; default: all"
+    )
+    parser.add_argument(
+        "--heads", type=numbers("--heads", 0, MOST_HEADS - 1), metavar="N,N", help="which query heads; default: all"
+    )
+    parser.add_argument(
+        "--head", type=numbers("--head", 0, MOST_HEADS - 1), metavar="LAYER,HEAD", help="draw this one large, too"
+    )
     parser.add_argument("--hide-sink", action="store_true", help="leave the first token out of the picture")
     parser.add_argument("--svg", action="store_true", help="draw .svg, not .png")
     add_device_option(parser)
     given = parser.parse_args()
     if given.head is not None and len(given.head) != 2:
         raise InputError("--head: give a layer and a head, for example --head 3,1")
-    if not 2 <= given.max_tokens <= MOST_TOKENS:
-        raise InputError(f"--max-tokens ({given.max_tokens}) must be 2 to {MOST_TOKENS}")
     return given
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: give numbers, for example 0,3") from None
 
 
 def from_snapshots(run: Path, out: Path) -> list[Path]:

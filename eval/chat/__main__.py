@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import io
-import os
 import re
 import shutil
 import signal
@@ -27,6 +26,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.bounds import MOST_QUESTIONS, MOST_SEED, MOST_TEMPERATURE, number, whole
 from configs.command import InputError, exit_on_bad_input
 from eval.opening import add_device_option
 
@@ -49,9 +49,6 @@ def main() -> int:
         return Chat(given).run()
     except KeyboardInterrupt:  # while it loads, or between piped lines
         return 130
-    except BrokenPipeError:  # the reader of our output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def parse() -> argparse.Namespace:
@@ -59,17 +56,34 @@ def parse() -> argparse.Namespace:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m eval.chat", description=__doc__, formatter_class=form)
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/sft_demo")
-    parser.add_argument("--temperature", type=float, help="0 = always the likeliest token; default: eval.temperature")
-    parser.add_argument("--top-p", type=float, default=0.95, help="draw from the likeliest tokens that reach p (0.95)")
-    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="of an answer (256)")
+    parser.add_argument(
+        "--temperature",
+        type=number("--temperature", 0, MOST_TEMPERATURE),
+        help="0 = always the likeliest token; default: eval.temperature",
+    )
+    parser.add_argument(
+        "--top-p",
+        type=number("--top-p", 0, 1, above=True),
+        default=0.95,
+        help="draw from the likeliest tokens that reach p (0.95)",
+    )
+    parser.add_argument(
+        "--max-new-tokens",
+        type=whole("--max-new-tokens", 1, MOST_QUESTIONS),
+        default=256,
+        metavar="N",
+        help="of an answer (256)",
+    )
     parser.add_argument("--system", default="", metavar="TEXT", help="a message before all others")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed and lines give the same answers (0)")
+    parser.add_argument(
+        "--seed",
+        type=whole("--seed", 0, MOST_SEED),
+        default=0,
+        help="the same seed and lines give the same answers (0)",
+    )
     parser.add_argument("--ascii", action="store_true", help="draw maps without Unicode blocks")
     add_device_option(parser)
-    given = parser.parse_args()
-    if given.max_new_tokens < 1:
-        raise InputError(f"--max-new-tokens ({given.max_new_tokens}) must be 1 or more")
-    return given
+    return parser.parse_args()
 
 
 class Chat:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs import tables
+from configs.bounds import MOST_DOCUMENTS, MOST_POSITIONS, whole
 from configs.command import InputError, exit_on_bad_input
 from eval.opening import add_device_option, open_checkpoint
 
@@ -186,9 +187,24 @@ def parsed() -> argparse.Namespace:
     add("--multiple-choice", metavar="FILE", help=".jsonl with ctx, endings and label, as HellaSwag's")
     add("--text", metavar="FILE", help="perplexity of a text file, as one document")
     add("--questions", action="store_true", help="exact answers to questions about held-out stories")
-    add("--limit", type=int, metavar="N", help="the first N pairs of every file, N questions, or N lines of the text")
-    add("--window", type=int, metavar="TOKENS", help="of --text: tokens read together; default: the whole context")
-    add("--stride", type=int, metavar="TOKENS", help="of --text: tokens from window to window; default: half a window")
+    add(
+        "--limit",
+        type=whole("--limit", 1, MOST_DOCUMENTS),
+        metavar="N",
+        help="the first N pairs of every file, N questions, or N lines of the text",
+    )
+    add(
+        "--window",
+        type=whole("--window", 1, MOST_POSITIONS),
+        metavar="TOKENS",
+        help="of --text: tokens read together; default: the whole context",
+    )
+    add(
+        "--stride",
+        type=whole("--stride", 1, MOST_POSITIONS),
+        metavar="TOKENS",
+        help="of --text: tokens from window to window; default: half a window",
+    )
     add("--delimiter", metavar="TEXT", help="of --multiple-choice: between context and ending; default: a space")
     add_device_option(parser)
     add("--json", action="store_true", help="print one JSON object instead of a table")
@@ -202,8 +218,6 @@ def parsed() -> argparse.Namespace:
     for option, task in (("window", "text"), ("stride", "text"), ("delimiter", "multiple_choice")):
         if getattr(given, option) is not None and task != given.task:
             raise InputError(f"--{option} belongs to --{task.replace('_', '-')}: leave it out with {flags[0]}")
-    if given.limit is not None and given.limit < 1:
-        raise InputError(f"--limit ({given.limit}) must be 1 or more")
     given.delimiter = " " if given.delimiter is None else given.delimiter
     return given
 

@@ -5,7 +5,7 @@ command will meet, and the command runs there. `run` says how it ended:
 
     done        exit code 0, and the case allows that it works
     refused     exit code 2 and one `error:` line, the last thing on stderr, that says what the case asks for
-    stopped     exit code 3, 130 or 143, where the case allows it
+    stopped     exit code 3, 129, 130 or 143, where the case allows it
     failed …    a traceback, a hang, another exit code, a message of several lines, a file that is gone or changed
 """
 
@@ -17,6 +17,7 @@ import os
 import re
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.processes import print_to, start
 
 SILENT_S = 10  # of its own work without a line: a hang
 WALL_S = 120  # of waiting without a line, on a machine that is busy with other things
+INVISIBLE, JOINERS = {"Cc", "Cf", "Cs", "Zl", "Zp"}, "\u200c\u200d"  # joiners are parts of words and of emoji
 TRACES = ("Traceback (most recent call last)", "panicked at", "Fatal Python error", "Exception ignored in")
 CLASSES = sorted(path.stem for path in (Path(__file__).parent / "classes").glob("[!_]*.py"))
 
@@ -35,7 +37,8 @@ class Case:
 
     may_work: exit code 0 is right as well. says: regular expression that the error line must match. may_change: glob
     patterns of files that the command may rewrite although it refuses. check: looks at the folder afterwards, and
-    returns what is wrong with it. first: what happens in the command's process before it begins.
+    returns what is wrong with it. streams: where standard streams go, such as {1: "full"}, see `redirect`. code: the
+    exit code that is right where nobody sees an error line. first: what happens in the command's process before it.
     """
 
     name: str
@@ -48,6 +51,8 @@ class Case:
     may_change: tuple[str, ...] = ()
     check: Callable[[Path], str] | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    streams: dict[int, str] = field(default_factory=dict)
+    code: int | None = None
     first: Callable[[], object] | None = None
 
 
@@ -82,7 +87,7 @@ def run(case: Case, folder: Path) -> Ending:
     output, stdin = folder.with_suffix(".out"), folder.with_suffix(".in")
     stdin.write_bytes(case.stdin)
     before, began = contents(folder), time.monotonic()
-    process = start(_command, folder, stdin, output, list(case.command), case.environment, case.first)
+    process = start(_command, folder, stdin, output, list(case.command), case.environment, case.streams, case.first)
     hung = _wait(process, output)
     printed = output.read_bytes().decode("utf-8", "backslashreplace") if output.exists() else ""
     kind, why = _judged(case, process.exitcode, printed, hung)
@@ -102,7 +107,15 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-def _command(folder: Path, stdin: Path, output: Path, command: list[str], environment: dict, first: Callable | None) -> None:
+def _command(
+    folder: Path,
+    stdin: Path,
+    output: Path,
+    command: list[str],
+    environment: dict[str, str],
+    streams: dict[int, str],
+    first: Callable[[], object] | None,
+) -> None:
     import torch
 
     from configs.command import exit_on_bad_input
@@ -113,6 +126,8 @@ def _command(folder: Path, stdin: Path, output: Path, command: list[str], enviro
     os.dup2(os.open(stdin, os.O_RDONLY), 0)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     os.chdir(folder)
+    for number, name in streams.items():
+        redirect(number, name)
     found = importlib.import_module(command[0])
     if hasattr(found, "__path__"):
         found = importlib.import_module(f"{command[0]}.__main__")
@@ -120,6 +135,19 @@ def _command(folder: Path, stdin: Path, output: Path, command: list[str], enviro
     if first is not None:
         first()
     exit_on_bad_input(found.main)
+
+
+def redirect(number: int, name: str) -> None:
+    """Let a standard stream of this process be: full (a disk), unread (a pipe whose reader has ended), closed."""
+    stream = ("stdin", "stdout", "stderr")[number]
+    if name == "closed":
+        os.close(number)
+        setattr(sys, stream, None)  # as Python finds it when it starts
+        return
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(os.open("/dev/full", os.O_WRONLY) if name == "full" else writer, number)
+    setattr(sys, stream, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115  # buffers whole blocks
 
 
 def _wait(process, output: Path) -> bool:
@@ -152,9 +180,13 @@ def _judged(case: Case, code: int | None, printed: str, hung: bool) -> tuple[str
     for trace in TRACES:
         if trace in printed:
             return "failed", f"a traceback: {printed.strip().splitlines()[-1][:200]}"
+    if shown := {c for c in printed if c not in "\n\t" and unicodedata.category(c) in INVISIBLE and c not in JOINERS}:
+        return "failed", f"characters that a terminal obeys were printed: {sorted(map(ascii, shown))}"
+    if case.code is not None:
+        return ("done", "") if code == case.code else ("failed", f"exit code {code}, not {case.code}")
     if code == 0:
         return ("done", "") if case.may_work else ("failed", "exit code 0, and it should have been refused")
-    if code in (3, 130, 143) and case.may_stop:
+    if code in (3, 129, 130, 143) and case.may_stop:
         return "stopped", ""
     if code != 2:
         return "failed", f"exit code {code}"
@@ -162,8 +194,6 @@ def _judged(case: Case, code: int | None, printed: str, hung: bool) -> tuple[str
     errors = [line for line in lines if re.match(r"(\S+ )?error: |\S.*: error: ", line)]
     if len(errors) != 1 or lines[-1] != errors[0]:
         return "failed", f"{len(errors)} error lines, and the last line is {lines[-1] if lines else ''!r}"
-    if any(ord(c) < 32 or 127 <= ord(c) < 160 for c in errors[0]):
-        return "failed", "a control character reached the terminal"
     if printed.startswith("usage: ") and not case.says:
         return "failed", f"the attack itself is wrong: {errors[0]}"
     if case.says and not re.search(case.says, errors[0]):

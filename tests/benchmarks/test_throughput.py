@@ -86,10 +86,10 @@ def test_decoding_is_compared_with_transformers_and_gives_its_tokens(tmp_path):
     ("arguments", "message"),
     [
         (["--decode", "--device", "cuda"], "finds none here"),
-        (["--attention", "--rounds", "0"], "must be 1 or more"),
+        (["--attention", "--rounds", "0"], "--rounds is '0': it must be a whole number from 1"),
         (["no.yaml", "--decode"], "no.yaml"),
         (["--clock", "cpu", "--device", "cpu"], "--clock cpu measures a single thread"),
-        (["--ladder", "--seconds", "0"], "--seconds more than 0"),
+        (["--ladder", "--seconds", "0"], "--seconds is '0': it must be a number above 0"),
         (["--ladder", "--versus", "transformers"], "--versus can only be combined with --decode"),
         (["--decode", "--profile"], "--profile cannot be combined with another mode"),
         (["model.qk_norm=true"], "model.qk_norm=true"),

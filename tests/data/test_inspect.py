@@ -366,7 +366,10 @@ def read_or_end(terminal: int) -> bytes:
 
 @pytest.mark.parametrize(
     ("argument", "message"),
-    [("--rows=-1", "--rows -1: must be 0"), ("seed=x", "`seed` is 'x': must be a whole number")],
+    [
+        ("--rows=-1", "--rows is '-1': it must be a whole number from 0"),
+        ("seed=x", "`seed` is 'x': must be a whole number"),
+    ],
 )
 def test_a_bad_argument_is_one_clear_line(corpus, argument, message, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["data.inspect", str(corpus[1]), argument])

@@ -121,7 +121,7 @@ def test_the_advice_follows_the_numbers(found):
 
 @pytest.mark.parametrize("sizes", ["", "512,", "abc", "319", "512;1024", "-512", "9999999"])
 def test_a_bad_size_is_one_clear_line(sizes):
-    with pytest.raises(InputError, match="is not a vocabulary size from 320 to 1,048,576"):
+    with pytest.raises(InputError, match="--sizes is .*: it must be a whole number from 320 to 1,048,576"):
         sizes_of(sizes)
 
 
@@ -158,5 +158,5 @@ def test_the_program(stories, tmp_path):
     ]
     bad = run_module("data.tokenizer_report", config, "--sizes", "12")
     assert bad.returncode == 2
-    assert bad.stderr.splitlines()[-1].startswith("error: --sizes 12: `12` is not a vocabulary size")
+    assert bad.stderr.splitlines()[-1].startswith("error: --sizes is '12': it must be a whole number from 320")
     assert "Traceback" not in bad.stderr

@@ -236,9 +236,9 @@ def test_bad_input_is_one_line_and_exit_code_2(runs, said, tmp_path):
         ([broken["mixed"]], "the tokenizer has 384 ids, the model 320: they do not belong together"),
         ([broken["no_tokenizer"]], "holds no tokenizer.json"),
         ([broken["latest"]], "names step_00000020, which does not exist"),
-        ([runs / "chats", "--temperature", "-1"], "temperature (-1.0) must be 0 (greedy) or more"),
-        ([runs / "chats", "--top-p", "2"], "top_p (2.0) must be in (0, 1]"),
-        ([runs / "chats", "--max-new-tokens", "0"], "--max-new-tokens (0) must be 1 or more"),
+        ([runs / "chats", "--temperature", "-1"], "--temperature is '-1': it must be a number from 0 to 100"),
+        ([runs / "chats", "--top-p", "2"], "--top-p is '2': it must be a number above 0 and up to 1"),
+        ([runs / "chats", "--max-new-tokens", "0"], "--max-new-tokens is '0': it must be a whole number from 1"),
         ([runs / "chats", "--system", "kite " * 3000], "--system: the system message takes"),
     ):
         code, out, err = said(*arguments)

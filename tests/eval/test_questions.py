@@ -246,7 +246,7 @@ def test_bad_input_is_one_line_and_exit_code_2(chat_run, capsys, tmp_path):
     (foreign / "config.yaml").write_text("data: {source: {kind: files, path: x.txt}}\n")
     for arguments, reason in (
         ([run, "--class", "why"], "unknown class of questions: use one of who_has, where"),
-        ([run, "--documents", "0"], "--documents (0) must be 1 or more"),
+        ([run, "--documents", "0"], "--documents is '0': it must be a whole number from 1"),
         ([tmp_path / "nothing"], "is neither a run (checkpoints/latest) nor a model directory"),
         ([foreign], "data.source is of kind files: only the storyworld has known answers"),
     ):

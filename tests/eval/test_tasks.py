@@ -289,7 +289,7 @@ def test_bad_input_is_one_line_and_exit_code_2(checkpoints, world_run, capsys, t
         ([tmp_path / "run", text, empty], "is neither a run (checkpoints/latest) nor a model directory"),
         ([run], "give one of --minimal-pairs, --multiple-choice, --text, --questions"),
         ([run, text, empty, "--questions"], "--text and --questions are given: give one"),
-        ([run, text, empty, "--limit", "0"], "--limit (0) must be 1 or more"),
+        ([run, text, empty, "--limit", "0"], "--limit is '0': it must be a whole number from 1"),
         ([run, pairs, empty, "--stride", "4"], "--stride belongs to --text: leave it out with --minimal-pairs"),
         ([run, text, empty, "--delimiter", ""], "--delimiter belongs to --multiple-choice: leave it out with --text"),
         ([run, text, empty, "--window", "97"], "--window (97) must be 2 to 96, this model's max_position_embeddings"),

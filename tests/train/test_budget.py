@@ -232,9 +232,9 @@ def test_planning_for_a_gpu_that_is_not_here(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--mfu", "1.5"], "--mfu is 1.5: it must be above 0 and at most 1"),
-        (["--memory-gb", "0"], "--memory-gb is 0.0: it must be above 0"),
-        (["--tflops", "nan"], "--tflops is nan"),
+        (["--mfu", "1.5"], "--mfu is '1.5': it must be a number above 0 and up to 1"),
+        (["--memory-gb", "0"], "--memory-gb is '0': it must be a number above 0"),
+        (["--tflops", "nan"], "--tflops is 'nan'"),
         (["model.num_key_value_heads=3"], "use 1, 2 or 4"),
         (["model.hiden_size=3"], "did you mean `model.hidden_size`"),
     ],

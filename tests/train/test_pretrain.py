@@ -146,7 +146,7 @@ def test_an_interrupted_run_that_is_resumed_equals_one_that_was_not(tmp_path, ch
     assert (broken / "runs/tiny/samples.jsonl").read_text() == (whole / "runs/tiny/samples.jsonl").read_text()
 
 
-@pytest.mark.parametrize(("name", "code"), [("TERM", 143), ("INT", 130)])
+@pytest.mark.parametrize(("name", "code"), [("TERM", 143), ("INT", 130), ("HUP", 129)])
 def test_a_signal_finishes_the_step_saves_and_says_so(tmp_path, name, code):
     config = write_config(tmp_path)
     assert kill_at(config, 6, name) == code

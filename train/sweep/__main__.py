@@ -20,7 +20,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from configs.command import InputError, exit_on_bad_input
+from configs.bounds import MOST_RUNS, whole
+from configs.command import exit_on_bad_input
+from configs.streams import survive_lost_output
 
 if TYPE_CHECKING:
     from train.sweep.plan import PlannedRun
@@ -34,17 +36,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m train.sweep", description=__doc__.split("\n")[0])
     parser.add_argument("config", help="the baseline, a YAML file, for example configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=a,b,c", help="swept; key=value holds for all runs")
-    parser.add_argument("--seeds", type=int, default=1, help="runs of every variant: the config's seed, seed + 1, …")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; they share the machine's threads")
+    parser.add_argument(
+        "--seeds",
+        type=whole("--seeds", 1, MOST_RUNS),
+        default=1,
+        help="runs of every variant: the config's seed, seed + 1, …",
+    )
+    parser.add_argument(
+        "--jobs", type=whole("--jobs", 1, MOST_RUNS), default=1, help="runs at a time; they share the machine's threads"
+    )
     parser.add_argument("--out", type=Path, help="folder of comparison.md; default: <output_dir>/<name>-sweep-<keys>")
     parser.add_argument("--skip-decode", action="store_true", help="do not measure decoding in the comparison")
     given = parser.parse_intermixed_args()
-    if given.jobs < 1:
-        raise InputError(f"--jobs is {given.jobs}: it must be 1 or more")
     from train.sweep.plan import plan  # heavy: --help answers at once
 
     runs = plan(given.config, given.overrides, given.seeds)
     sweep = Sweep(given.config, runs, given.jobs, {run.config.name for run in runs if is_finished(run)})
+    survive_lost_output()
     sweep.announce()
     if stopped := sweep.train():
         print("sweep: stopped; the same command continues from here", file=sys.stderr)

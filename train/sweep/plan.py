@@ -45,8 +45,6 @@ def plan(path: str, arguments: Sequence[str], seeds: int) -> list[PlannedRun]:
     arguments: `key=value` holds for all runs, `key=a,b,c` is swept. Raises InputError for a key that does not exist or
     cannot be swept, a value that does not fit, and if there is nothing to compare.
     """
-    if seeds < 1:
-        raise InputError(f"--seeds is {seeds}: it must be 1 or more")
     fixed, swept = read_arguments(arguments)
     variants = variants_of(path, fixed, swept)
     if not swept and seeds == 1:

@@ -35,6 +35,7 @@ ROLES = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}  # transformers' 
 DEFAULT_VOCAB_SIZE = 2048
 DISTINCT_BYTES = 12_000_000  # of different words; learning from them needs up to 120 bytes of memory for each
 PIECE = 1 << 16  # characters of a text that one core encodes at a time
+WHOLE = 1 << 22  # characters of a piece that is worth a line
 TOGETHER = 1 << 20  # characters that all cores encode at a time; each needs about 100 bytes of memory
 
 
@@ -102,7 +103,9 @@ class Tokenizer:
         pieces = [self.pieces(text) for text in texts]
         encoded = self._encoded(itertools.chain.from_iterable(pieces))
         return [
-            next(encoded) if len(of_one) == 1 else list(itertools.chain.from_iterable(itertools.islice(encoded, len(of_one))))
+            next(encoded)
+            if len(of_one) == 1
+            else list(itertools.chain.from_iterable(itertools.islice(encoded, len(of_one))))
             for of_one in pieces
         ]
 
@@ -111,6 +114,12 @@ class Tokenizer:
         size = 0
         for piece in itertools.chain(pieces, [None]):
             if piece is not None:
+                if len(piece) > WHOLE:
+                    print(
+                        f"{len(piece):,} characters without a place to cut them: this tokenizer encodes them in one "
+                        f"go, with about {len(piece) / 1e7:.1f} GB of memory",
+                        file=sys.stderr,
+                    )
                 some.append(piece)
                 size += len(piece)
             if piece is None or size >= TOGETHER:

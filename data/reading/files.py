@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from configs.command import InputError
+from configs.paths import resolve
 from configs.read_back import is_deep
 from configs.still_busy import still_busy
-from configs.paths import resolve
 from data.reading.file_bytes import BLOCK, COMPRESSED, clear_errors, opened
 
 PLAIN = {".txt", ".md"}
@@ -327,7 +327,7 @@ def _why_no_csv(error: csv.Error) -> str:
     if "new-line character" in str(error):
         return "holds a carriage return without a line feed, as old Macs ended lines: save the file with line feeds"
     if "field larger" in str(error):
-        return f"begins a field of more than {LONGEST:,} bytes: is a quote (\") missing that ends it?"
+        return f'begins a field of more than {LONGEST:,} bytes: is a quote (") missing that ends it?'
     remedy = 'double a quote inside a field ("") and end each field that begins with one'
     return f"is not valid CSV: {error}: {remedy}"
 

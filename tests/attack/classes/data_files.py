@@ -54,7 +54,6 @@ WHOLE: dict[str, Callable[[], bytes]] = {
     "jsonl.gz": lambda: gzip.compress(WHOLE["jsonl"]()),
     "txt.zst": lambda: zst(WHOLE["txt"]()),
     "jsonl.zst": lambda: zst(WHOLE["jsonl"]()),
-    "csv.gz": lambda: gzip.compress(WHOLE["csv"]()),
 }
 TEXT = ("txt", "md", "jsonl", "json", "csv", "tsv")
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {

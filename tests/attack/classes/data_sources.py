@@ -1,5 +1,5 @@
-"""Where a config says that its text is: paths of every kind, files that change or vanish, patterns, arguments of the Hub,
-and the memory of hashes."""
+"""Where a config says that its text is: paths of every kind, files that change or vanish, patterns, arguments of the
+Hub, and the memory of hashes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.attack.attack import Case
 from tests.attack.victims import write_config
 
-COMMANDS = ("data.prepare", "data.inspect", "data.tokenizer_report")
+COMMANDS = ("data.prepare", "data.tokenizer_report")
 LONG = 100_000
 
 
@@ -27,17 +27,19 @@ def cases() -> Iterator[Case]:
         tokenizer = {"tokenizer": {"kind": "pretrained", "path": path}}
         yield case(f"data.prepare: tokenizer is {name}", COMMANDS[0], FILE, make, **tokenizer)
     for name, change in CHANGES.items():
-        for command in COMMANDS[:2]:
-            yield case(f"{command}: a file {name} while it is read", command, FILE, first=partial(after_hashing, change))
+        for command in ("data.prepare", "data.inspect"):
+            first = partial(after_hashing, change)
+            yield case(f"{command}: a file {name} while read", command, FILE, first=first, may_change=("text.txt",))
     for name, pattern in PATTERNS.items():
-        for command in (COMMANDS[0], COMMANDS[2]):
+        for command in COMMANDS:
             source = {"kind": "files", "path": "text.jsonl", "document_start": pattern}
             yield case(f"{command}: document_start {name}", command, source)
     for key, values in HUB.items():
         for name, value in values.items():
-            yield case(f"data.prepare: hub {key} is {name}", COMMANDS[0], {"kind": "hub", "name": "nobody/no"} | {key: value})
+            source = {"kind": "hub", "name": "corpus", key: value}
+            yield case(f"data.prepare: hub {key} is {name}", COMMANDS[0], source, make=_corpus)
     for name, raw in MEMORIES.items():
-        for command in COMMANDS[:2]:
+        for command in ("data.prepare", "data.inspect"):
             yield case(f"{command}: hashes.json is {name}", command, FILE, partial(remember, raw=raw), says="^$")
     for key in ("text_field", "separator"):
         for name, value in TEXTS.items():
@@ -55,11 +57,20 @@ def case(
     make: Callable[[Path], object] | None = None,
     first: Callable[[], object] | None = None,
     says: str = "",
+    may_change: tuple[str, ...] = (),
     **data: object,
 ) -> Case:
     whole = {"source": source, "tokenizer": {"kind": "byte"}, "sequence_length": 32} | data
     prepare = partial(put, data=whole, make=make)
-    return Case(name, (command, "tiny.yaml"), prepare, may_work=True, first=first or obey_permissions, says=says)
+    return Case(
+        name,
+        (command, "tiny.yaml"),
+        prepare,
+        may_work=True,
+        first=first or obey_permissions,
+        says=says,
+        may_change=may_change,
+    )
 
 
 def put(folder: Path, data: dict, make: Callable[[Path], object] | None) -> None:
@@ -115,6 +126,11 @@ def _loop(folder: Path) -> None:
     (folder / "loop" / "text.txt").write_text("a fox and a cat\n" * 60)
 
 
+def _corpus(folder: Path) -> None:
+    (folder / "corpus").mkdir()
+    (folder / "text.jsonl").rename(folder / "corpus" / "text.jsonl")
+
+
 def _many(folder: Path) -> None:
     (folder / "many").mkdir()
     for name in ("a\nb.txt", "\x1b[2J.txt", "-rf.txt", "*.txt", "[a].txt", "\u202e.txt", " .txt", "é.txt"):
@@ -124,7 +140,7 @@ def _many(folder: Path) -> None:
 def _deep(folder: Path) -> None:
     here = os.getcwd()  # noqa: PTH109
     os.chdir(folder)
-    for _ in range(30):
+    for _ in range(15):
         os.mkdir("d" * 200)  # noqa: PTH102
         os.chdir("d" * 200)
     os.chdir(here)
@@ -261,12 +277,13 @@ STRANGE = {
     "a URL": "https://example.invalid/x",
     "half a surrogate pair": "\ud800",
 }
+SOME = {name: STRANGE[name] for name in ("a NUL", "very long", "above", "a URL")}
 HUB = {
     "name": STRANGE | {"a number": 1, "a script": "tiny.yaml", "this folder": ".", "many slashes": "a/b/c/d"},
-    "subset": STRANGE,
-    "revision": STRANGE,
-    "split": STRANGE | {"half a slice": "train[:"},
-    "data_files": STRANGE | {"an empty list": [], "a list of nothing": [""]},
+    "subset": SOME,
+    "revision": SOME,
+    "split": SOME | {"half a slice": "train[:", "a slice beyond the end": "train[99%:200%]"},
+    "data_files": SOME | {"an empty list": [], "a list of nothing": [""], "a pattern": "**/*"},
 }
 TEXTS = {
     "empty": "",
@@ -306,7 +323,7 @@ MEMORIES = {
     "of long lists": b'{"a": [1, 2, 3, 4]}',
     "with another hash": b'{FILE: [SIZE, 1000000000000000000, "x"]}',
     "with an object for a hash": b'{FILE: [SIZE, 1000000000000000000, {"a": 1}]}',
-    "with null for a hash": b'{FILE: [SIZE, 1000000000000000000, null]}',
+    "with null for a hash": b"{FILE: [SIZE, 1000000000000000000, null]}",
     "with text for a size": b'{FILE: ["SIZE", 1000000000000000000, "x"]}',
-    "with a huge size": b'{FILE: [' + b"9" * 4000 + b', 1, "x"]}',
+    "with a huge size": b"{FILE: [" + b"9" * 4000 + b', 1, "x"]}',
 }

@@ -26,15 +26,15 @@ from data.reading.file_bytes import BLOCK, COMPRESSED, clear_errors, opened
 PLAIN = {".txt", ".md"}
 KINDS = [".txt", ".md", ".jsonl", ".json", ".csv", ".tsv", ".parquet"]
 PIECE = 1 << 18  # bytes after which a long text is read in pieces
-ENDLESS = 1 << 24  # bytes; a piece without a good place to end ends here anyway
+ENDLESS = 1 << 21  # bytes; a piece without a good place to end ends here anyway
 ROWS = 1000  # rows of a .parquet file read at a time
 # BETWEEN_WORDS of data.tokenizer again, for bytes, since a piece is cut before it is decoded: bytes that end and begin
 # a word, without the white space of other scripts (U+00A0, U+3000, …)
-WORD_END = rb"(?:(?<=[!-~])|(?<=[\xc3-\xdf].)|(?<=[\xe0\xe4-\xed\xef]..)|(?<=\xe3\x80[\x81-\xbf])|(?<=[\xf0-\xf4]...))"
+WORD_END = rb"(?:(?<=[!-~].)|(?<=[\xc3-\xdf]..)|(?<=[\xe0\xe4-\xed\xef]...)|(?<=\xe3\x80[\x81-\xbf].)|(?<=[\xf0-\xf4]....))"
 WORD_BEGIN = rb"(?:[!-~\xc3-\xe0\xe4-\xed\xef-\xf4]|\xe3\x80[\x81-\xbf])"
-BETWEEN_WORDS = re.compile(WORD_END + rb"(?:\n(?=" + WORD_BEGIN + rb")|(?= " + WORD_BEGIN + rb"))", re.DOTALL)
+BETWEEN_WORDS = re.compile(rb"[\n ](?=" + WORD_BEGIN + rb")" + WORD_END, re.DOTALL)
 NEWLINE = b"\n"  # a name, because an f-string of Python 3.11 cannot hold a backslash
-TOO_DEEP = "is nested too deep (more than 100 levels): repair it, or leave it out"
+TOO_DEEP = "is not valid JSON for us: nested deeper than 100 levels"
 JSON_SPACE = (" ", "\n", "\r", "\t")
 
 LONGEST = 1 << 28  # bytes of a record, which is held in memory several times: about 2 GB for such a one
@@ -179,7 +179,7 @@ def _clean_end(raw: bytes, margin: int) -> int:
     """Where a piece of at least PIECE bytes may end, at least `margin` before the end of `raw`; 0 = nowhere yet."""
     place = BETWEEN_WORDS.search(raw, PIECE, len(raw) - margin)
     if place is not None:
-        return place.end()
+        return place.end() if place[0] == b"\n" else place.start()
     return len(raw) // 2 if len(raw) > ENDLESS and raw[len(raw) // 2] & 0xC0 != 0x80 else 0
 
 

@@ -26,6 +26,7 @@ MOST_BYTES = 10**13  # of text in memory
 MOST_SEED = 2**63 - 1  # PyTorch's generators take no more
 MOST_MINUTES = 5_256_000.0  # ten years
 MOST_RATE = 1e38  # a learning rate or a decay; float32 ends at 3e38
+LEAST_DRAWN = 1e-6  # of a temperature that is not 0, of top_p: float32 still divides by it, and tells tokens apart
 MOST_TEMPERATURE = 100.0  # all tokens are equally likely long before
 MOST_FACTOR = 1e6  # of one quantity to another
 LEAST_EPSILON = 1e-30  # float32 makes zero of what is below 1e-38

@@ -5,6 +5,7 @@
     130    stopped by Ctrl-C
 
 `InputError` is the one exception for bad input: a command prints its message, one line, and exits with code 2.
+`warnings.warn(message, InputWarning)` is for input that a command can still use: it prints one line, `warning: …`.
 
 Each room imports this file first. Where `python -m` starts a command, Ctrl-C is heard from there on: an import that is
 interrupted raises whatever it likes. A program or a notebook that imports a room keeps its own Ctrl-C and streams.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from types import FrameType
 
@@ -28,8 +30,13 @@ class InputError(Exception):
     """Something that the user gave is wrong. The message says what, where, and what to do."""
 
 
+class InputWarning(UserWarning):
+    """Something that the user gave is suspicious, and the command continues. The message says what and where."""
+
+
 def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     """Run a command: exit code 0 when it is done, one clear line and exit code 2 for bad input."""
+    warnings.showwarning = _shown(warnings.showwarning)
     with guarded():
         try:
             code = _code_of(command)
@@ -64,6 +71,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
 
 
+def _shown(others: Callable[..., None]) -> Callable[..., None]:
+    """Show an InputWarning as one line; all `others` as before."""
+
+    def show(message: Warning | str, category: type[Warning], *where: object) -> None:
+        if issubclass(category, InputWarning):
+            _say(f"warning: {escape(str(message))}", 0)
+        else:
+            others(message, category, *where)
+
+    return show
+
+
 def _say(line: str, code: int) -> int:
     if os.environ.get("RANK", "0") == "0":  # under torchrun every process finds the same
         print(line, file=sys.stderr)
@@ -94,7 +113,12 @@ def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
     os._exit(130)
 
 
-if sys.argv[:1] == ["-m"]:  # `python -m`, which has not found its module yet: this is the beginning of a command
+def is_starting() -> bool:
+    """Whether `python -m` is still looking for its module: a command begins here."""
+    return sys.argv[:1] == ["-m"]
+
+
+if is_starting():
     guard()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where Ctrl-C is ignored, as behind nohup
         signal.signal(signal.SIGINT, _on_ctrl_c)

@@ -36,6 +36,14 @@ MOST_OF_A_LINE = 10_000_000
 MOST_DEPTH = 100  # of nested JSON; tokenizer.json, the deepest that is known, has 8
 # flags of os.open: a pipe without another end is an error, not a wait forever; bytes stay as they are on Windows
 AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+DEMANDS = {  # pydantic's words, and ours
+    "^Value error, ": "",
+    "^Input should be": "must be",
+    "^Field required$": "is missing",
+    "^(Extra inputs are not permitted|Unexpected keyword argument)$": "is unknown",
+    r"a valid dictionary( or instance of \w+)?$": "an object of keys and values",
+    "^must be None$": "must be null",
+}
 NAME = re.compile(r"[\w.\-]{1,255}")
 
 
@@ -95,17 +103,18 @@ def parse_json(text: str, where: str, kind: Any = dict[str, Any]) -> Any:
     return checked(value, where, kind)
 
 
-def checked(value: Any, where: str, kind: Any, strict: bool = True) -> Any:
-    """The value, of this kind. strict=False: for a dataclass, whose fields say themselves how strict they are.
+def checked(value: Any, where: str, kind: Any, strict: bool | None = True) -> Any:
+    """The value, of this kind. strict=None: for a dataclass, whose fields say themselves how strict they are.
 
     Raises DamagedFile that names the key.
     """
     try:
         return _adapter(kind).validate_python(value, strict=strict)
     except ValidationError as error:
-        problem = error.errors(include_input=False, include_url=False)[0]
-        key = escape(".".join(map(str, problem["loc"])))
-        raise DamagedFile(f"{where}: {f'`{key}`: ' if key else ''}{_as_demand(problem['msg'])}") from None
+        problem = error.errors(include_url=False)[0]
+        key, given = escape(".".join(map(str, problem["loc"])))[:200], problem["input"]
+        found = f", and is {given!r:.60}" if isinstance(given, str | int | float) and key else ""
+        raise DamagedFile(f"{where}: {f'`{key}`: ' if key else ''}{_as_demand(problem['msg'])}{found}") from None
 
 
 def read_lines(
@@ -218,8 +227,6 @@ def _inside(value: dict[Any, Any] | list[Any]) -> Any:
 
 
 def _as_demand(message: str) -> str:
-    return (
-        message.removeprefix("Value error, ")
-        .replace("Input should be", "must be")
-        .replace("Field required", "is missing")
-    )
+    for pattern, plain in DEMANDS.items():
+        message = re.sub(pattern, plain, message)
+    return message

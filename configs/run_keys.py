@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -23,7 +25,9 @@ class RunKeys(Section):
     """What RunConfig (train/config.py) adds its sections to. Rooms below `train` know these keys too."""
 
     name: Annotated[str, Meaning.BOOKKEEPING] = Field(
-        "", description="Name of the run and of its directory. Empty = the YAML file's name."
+        "",
+        description="Name of the run and of its directory, in letters, digits, spaces and `_ . + = -`. "
+        "Empty = the YAML file's name.",
     )
     output_dir: Annotated[PathText, Meaning.BOOKKEEPING] = Field(
         "runs", description="Folder that holds all run directories, and the prepared data."
@@ -42,3 +46,22 @@ class RunKeys(Section):
     tracking: Annotated[TrackingConfig, Meaning.BOOKKEEPING] = Field(
         TrackingConfig(), description="Where figures go, besides metrics.jsonl."
     )
+
+
+MOST_LETTERS, MOST_BYTES = 100, 200  # of a name; file systems take 255 bytes, and some files add to it
+OF_WINDOWS = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # devices, not files
+
+
+def problem_of_name(name: str) -> str:
+    """What is wrong with the name of a run, "" for nothing. It must do as a folder's name on every system.
+
+    Letters of any script will do: a mark that has a meaning for a shell, for Markdown or for a terminal will not.
+    """
+    wrong = next((c for c in name if c not in " _.+=-" and unicodedata.category(c)[0] not in "LMN"), "")
+    if wrong:
+        return f"holds {wrong!a}: use letters, digits, spaces and _ . + = -"
+    if len(name) > MOST_LETTERS or len(name.encode("utf-8")) > MOST_BYTES:
+        return f"has {len(name)} letters, {len(name.encode('utf-8'))} bytes: {MOST_LETTERS} and {MOST_BYTES} at most"
+    if not name or name[0] in " .-+=" or name[-1] in " ." or unicodedata.category(name[0])[0] == "M":
+        return "must begin with a letter or a digit, and not end in a dot or a space"
+    return "is the name of a device on Windows: choose another" if OF_WINDOWS.fullmatch(name) else ""

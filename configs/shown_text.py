@@ -7,7 +7,10 @@ import unicodedata
 
 MARKS = {"\n": "⏎\n", "\t": "⇥", "\r": "␍"} | {mark: f"⟨U+{ord(mark):04X}⟩" for mark in "⟦⟧⟨⟩⏎⇥␍"}
 INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode categories
-MARKDOWN, HTML = set("\\`*_[]#|~!"), {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
+HTML = {"<": "&lt;", "&": "&amp;"}
+# what means something within a line: not the `_` of words_like_this, a * alone, the brackets of [0, 1], p < 0.05
+WORKING = re.compile(r"[\\`|~]|\*(?=\S)|(?<=\S)\*|(?<![^\W_])_|_(?![^\W_])|<(?=[A-Za-z/!?])|&(?=#?\w+;)")
+LINK = re.compile(r"\]\s*[(\[:]")
 JOINERS = "\u200c\u200d"  # invisible too, but parts of Persian words and of emoji
 
 
@@ -38,6 +41,23 @@ def _by_number(character: str) -> str:
     return f"⟨U+{ord(character):04X}⟩"
 
 
-def markdown(text: str) -> str:
-    """One line that Markdown and HTML show as it is: no mark, link, picture or tag in it works."""
-    return "".join("\\" + c if c in MARKDOWN else HTML.get(c, c) for c in escape(text))
+class Markdown(str):
+    """Text in which marks work, because we put them there; `table` leaves it as it is."""
+
+
+def markdown(text: str) -> Markdown:
+    """Within a line: text that Markdown and HTML show as it is. No emphasis, link, picture or tag in it works."""
+    working = re.compile(f"{WORKING.pattern}|[\\[\\]]") if LINK.search(text) else WORKING
+    return Markdown(working.sub(lambda mark: HTML.get(mark[0], f"\\{mark[0]}"), escape(text)))
+
+
+def code(text: str) -> Markdown:
+    """Within a line: text in the type of code."""
+    return Markdown(f"`{escape(text).replace('`', chr(39))}`")
+
+
+def fenced(text: str) -> Markdown:
+    """A block of lines in the type of code, whatever backticks are in them."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return Markdown(f"{fence}\n{plain(text)}\n{fence}")

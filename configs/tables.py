@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from configs.shown_text import Markdown, markdown
 
 
 def table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
     """A Markdown table with aligned columns: the first to the left (names), the others to the right (figures).
 
-    A cell is anything with a `str`; `|` and line breaks in it are escaped. Raises ValueError if a row has more or
-    fewer cells than the header.
+    A cell is anything with a `str`, which Markdown will show as it is; or it is of the type Markdown. Raises ValueError
+    if a row has more or fewer cells than the header.
     """
     lines = [[_escaped(cell) for cell in line] for line in (header, *rows)]
     widths = [max(3, *map(columns, column)) for column in zip(*lines, strict=True)]
@@ -26,7 +29,9 @@ def columns(text: str) -> int:
 
 
 def _escaped(cell: Any) -> str:
-    return str(cell).replace("|", "\\|").replace("\n", " ")
+    if isinstance(cell, Markdown):
+        return re.sub(r"(?<!\\)\|", r"\\|", cell)
+    return markdown(str(cell).replace("\n", " "))
 
 
 def _padded(cells: Sequence[str], widths: Sequence[int]) -> list[str]:

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import argparse
 import errno
-import hashlib
-import itertools
-import json
 import shutil
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from configs.command import InputError, exit_on_bad_input
 from configs.loader import LoadedConfig, load_config, validate
+from configs.locks import locked
+from configs.shown_text import escape
 from configs.still_busy import still_busy
 from data import shards
 from data.chat_template import CHAT_TEMPLATE_VERSION
 from data.config import DataConfig, FilesSource, MixSource, StoryworldSource
 from data.encode_corpus import Writers, encode_corpus
 from data.learning_text import tokenizer_texts
+from data.manifest import check_shards, key_of, read_manifest
 from data.packing import TokenStream
 from data.reading import hub, sources
 from data.reading.documents import files_of
@@ -49,12 +49,16 @@ class PreparedData:
     directory: Path
     manifest: dict[str, Any]
     tokenizer: Tokenizer
+    _streams: dict[Split, TokenStream] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def stream(self, split: Split) -> TokenStream:
-        """The tokens of a split, memory-mapped."""
-        shards = self.manifest[split]["shards"]
-        flags = [self.directory / shard["flags_file"] for shard in shards if "flags_file" in shard]
-        return TokenStream([self.directory / shard["file"] for shard in shards], self.manifest["dtype"], flags)
+        """The tokens of a split. Its files are opened once."""
+        if split not in self._streams:
+            shards = self.manifest[split]["shards"]
+            flags = [self.directory / shard["flags_file"] for shard in shards if shard.get("flags_file")]
+            files = [self.directory / shard["file"] for shard in shards]
+            self._streams[split] = TokenStream(files, self.manifest["dtype"], flags)
+        return self._streams[split]
 
 
 def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True) -> PreparedData:
@@ -66,8 +70,7 @@ def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True) ->
     """
     try:
         depends_on = dependencies(config, output_dir)
-        key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:16]
-        directory = output_dir / ".prepared" / key
+        directory = output_dir / ".prepared" / key_of(depends_on)
         if not (directory / "manifest.json").is_file():
             _prepare_alone(config, directory, depends_on, show_progress)
     except OSError as error:
@@ -118,16 +121,16 @@ def source_identity(source: Any, memory: Path) -> dict[str, Any]:
 
 def _prepare_alone(config: DataConfig, directory: Path, depends_on: dict[str, Any], show_progress: bool) -> None:
     """Prepare, or wait for the process that prepares the same."""
-    from filelock import FileLock, Timeout
+    from filelock import Timeout
 
     partial = directory.with_name(f"{directory.name}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(directory.with_name(f"{directory.name}.lock"))
+    file = directory.with_name(f"{directory.name}.lock")
     try:
-        lock.acquire(timeout=0.5)
+        lock = locked(file, 0.5).lock
     except Timeout:
         print(f"waiting for another process, which prepares {directory}", file=sys.stderr)
-        lock.acquire()
+        lock = locked(file, -1).lock
     try:
         if (directory / "manifest.json").is_file():
             return
@@ -148,19 +151,18 @@ def _prepare_alone(config: DataConfig, directory: Path, depends_on: dict[str, An
 
 
 def open_prepared(directory: Path) -> PreparedData:
-    """Read a prepared corpus. Raises InputError for a shard that is not as long as the manifest says."""
-    remedy = f"delete {directory}, then it is prepared again"
+    """Read a prepared corpus. Raises InputError unless every file of it is as it was written."""
     try:
-        manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
-        tokenizer = load_tokenizer(directory)
-    except (ValueError, InputError) as error:
-        raise InputError(f"{directory}: is damaged ({error}): {remedy}") from None
-    for shard in itertools.chain.from_iterable(manifest[split]["shards"] for split in SPLITS):
-        for key in ("", "flags_"):
-            file = directory / shard.get(f"{key}file", shard["file"])
-            if not file.is_file() or file.stat().st_size != shard.get(f"{key}bytes", shard["bytes"]):
-                raise InputError(f"{file}: is missing or damaged: {remedy}")
-    return PreparedData(directory, manifest, tokenizer)
+        manifest, tokenizer = read_manifest(directory), load_tokenizer(directory)
+        if tokenizer.sha256() != manifest["tokenizer_sha256"]:
+            raise InputError(f"{directory / 'tokenizer.json'}: is another tokenizer than the manifest says")
+        check_shards(directory, manifest)
+        return PreparedData(directory, manifest, tokenizer)
+    except OSError as error:
+        problem: object = f"{error.filename}: cannot be read: {error.strerror}"
+    except InputError as error:
+        problem = error
+    raise InputError(f"{problem}: the prepared data is damaged: delete {directory}, then it is prepared again")
 
 
 def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any], show_progress: bool) -> dict[str, Any]:
@@ -217,18 +219,21 @@ def _writers(directory: Path, tokenizer: Tokenizer, has_flags: bool) -> Writers:
 
 
 def _interrupted(directory: Path, has_flags: bool, stamps: list) -> tuple[Tokenizer, Writers, int] | None:
-    """What an interrupted run left; None if there is nothing, or if it does not match its note."""
+    """What an interrupted run left; None if there is nothing, or if it does not match its note, with a line."""
+    if not any(directory.iterdir()):
+        return None
     try:
         tokenizer, done = load_tokenizer(directory), shards.load_progress(directory)
         writers = _writers(directory, tokenizer, has_flags)
         if done is None:
             return tokenizer, writers, 0
         if done["stamps"] != stamps:
-            return None  # a file changed since: another text may have been read
+            raise InputError(f"{directory}: a file of the text changed")
         for split, writer in writers.items():
             writer.resume(done[split])
-        return tokenizer, writers, done["pieces"]
-    except (ValueError, KeyError, TypeError, OSError, InputError):
+        return tokenizer, writers, done["read"]
+    except (OSError, ValueError, InputError) as error:
+        print(f"{escape(str(error))}: preparing from the beginning", file=sys.stderr)
         return None
 
 

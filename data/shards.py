@@ -17,6 +17,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from pydantic import BaseModel
+
+from configs.command import InputError
+from configs.read_back import checked, read_json
+from data.manifest import Count, Digest, Shard
+from data.reading.hashes import sha256
 
 SHARD_TOKENS = 100_000_000
 PROGRESS = "progress.json"
@@ -72,7 +78,8 @@ class SplitWriter:
         """Make sure that everything written is on disk. Returns what `resume` needs."""
         for file, _ in self._open:
             _sync(file)
-        return self.counts() | {"open": self._size if self._open else None}
+        digests = [digest.hexdigest() for _, digest in self._open]
+        return self.counts() | {"open": self._size if self._open else None, "digests": digests}
 
     def counts(self) -> dict[str, Any]:
         """What the manifest says about a split: documents, tokens, trained_tokens, bytes, and its finished shards."""
@@ -82,19 +89,23 @@ class SplitWriter:
     def resume(self, saved: dict[str, Any]) -> None:
         """Continue after what `sync` returned: longer files are cut, later ones are deleted.
 
-        Raises ValueError, KeyError or OSError if the files do not match it.
+        Raises ValueError or OSError if the files do not match it.
         """
         for key in self.counts():
             setattr(self, key, saved[key])
         for shard in self.shards:
             for key in [key for key in ("", "flags_") if f"{key}file" in shard]:
-                _check_size(self.directory / shard[f"{key}file"], shard[f"{key}bytes"], exactly=True)
+                _check_content(self.directory / shard[f"{key}file"], shard[f"{key}sha256"])
         known = {shard[key] for shard in self.shards for key in ("file", "flags_file") if key in shard}
         if saved["open"] is not None:
             self._size = saved["open"]
-            for path, width in zip(self._paths(len(self.shards)), (np.dtype(self.dtype).itemsize, 1), strict=False):
+            for path, width, wanted in zip(
+                self._paths(len(self.shards)), (np.dtype(self.dtype).itemsize, 1), saved["digests"], strict=False
+            ):
                 self._open.append(_reopened(path, self._size * width))
                 known.add(path.name)
+                if self._open[-1][1].hexdigest() != wanted:
+                    raise ValueError(f"{path}: its bytes have changed since it was written")
         for path in self.directory.glob(f"{self.split}_*"):
             if path.name not in known:
                 path.unlink()
@@ -110,14 +121,14 @@ class SplitWriter:
                 file.close()
 
 
-def _check_size(path: Path, size: int, exactly: bool) -> None:
-    there = path.stat().st_size
-    if there < size or (exactly and there > size):
-        raise ValueError(f"{path} has {there} bytes, not {size}")
+def _check_content(path: Path, wanted: str) -> None:
+    if sha256(path) != wanted:
+        raise ValueError(f"{path}: its bytes have changed since it was written")
 
 
 def _reopened(path: Path, length: int) -> tuple[BinaryIO, Any]:
-    _check_size(path, length, exactly=False)
+    if (there := path.stat().st_size) < length:
+        raise ValueError(f"{path}: has {there:,} bytes, not {length:,}")
     file = path.open("r+b")
     file.truncate(length)
     digest = hashlib.sha256()
@@ -131,10 +142,48 @@ def _sync(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def save_progress(directory: Path, pieces: int, writers: Sequence[SplitWriter], stamps: list[list[int]]) -> None:
-    """Sync the shards, then note that the first `pieces` of the text are on disk, and the stamps of its files."""
-    synced = {writer.split: writer.sync() for writer in writers}
-    write_json(directory / PROGRESS, {"pieces": pieces, "stamps": stamps} | synced)
+class SplitNote(BaseModel):
+    """What `SplitWriter.sync` returns."""
+
+    documents: Count
+    tokens: Count
+    trained_tokens: Count
+    bytes: Count
+    shards: list[Shard]
+    open: Count | None
+    digests: list[Digest]
+
+
+class Progress(BaseModel):
+    """progress.json. sha256: of all the rest."""
+
+    sha256: Digest
+    read: Count
+    stamps: list[list[int]]
+    train: SplitNote
+    validation: SplitNote
+
+
+def save_progress(directory: Path, read: int, writers: Sequence[SplitWriter], stamps: list[list[int]]) -> None:
+    """Sync the shards, then note that the first `read` documents are on disk, and the stamps of their source files."""
+    noted = {"read": read, "stamps": stamps} | {writer.split: writer.sync() for writer in writers}
+    write_json(directory / PROGRESS, noted | {"sha256": _digest(noted)})
+
+
+def load_progress(directory: Path) -> dict[str, Any] | None:
+    """The last note of `save_progress`, or None. Raises InputError if it is not what was written."""
+    path = directory / PROGRESS
+    if not path.is_file():
+        return None
+    noted: dict[str, Any] = read_json(path)
+    checked(noted, str(path), Progress)
+    if noted.pop("sha256") != _digest(noted):
+        raise InputError(f"{path}: is damaged")
+    return noted
+
+
+def _digest(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
@@ -150,9 +199,3 @@ def sync_file(path: Path) -> None:
     """Make sure that this file's content is on disk."""
     with path.open("r+b") as file:  # Windows syncs only files opened for writing
         os.fsync(file.fileno())
-
-
-def load_progress(directory: Path) -> dict[str, Any] | None:
-    """The last note of `save_progress`, or None."""
-    path = directory / PROGRESS
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None

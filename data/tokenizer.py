@@ -20,10 +20,10 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from configs.checkpoints import check_files, is_file, read_checkpoint
 from configs.command import InputError
 from data.chat_template import CHAT_TEMPLATE
 from data.config import TokenizerConfig
+from data.tokenizer_files import clear_errors, open_tokenizer, text_of
 from data.words import ROUGHLY, cut, last_end, pre_tokenizer
 
 PAD, BOS, EOS, UNK = "<|pad|>", "<|bos|>", "<|eos|>", "<|unk|>"
@@ -68,13 +68,14 @@ class Tokenizer:
 
     @property
     def stop_ids(self) -> list[int]:
-        """The ids that end a document and a turn."""
-        return list(dict.fromkeys([self.eos_id, self.special_id("<|im_end|>")]))
+        """The ids that end a document and a turn. A foreign model may have no turns."""
+        turn = self.backend.token_to_id("<|im_end|>")
+        return list(dict.fromkeys([self.eos_id, *([] if turn is None else [turn])]))
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
-        """Number of ids, special and reserved ones included; a multiple of 64."""
-        return self.backend.get_vocab_size(with_added_tokens=True)
+        """Number of ids, special and reserved ones included; a multiple of 64. Unused ids between them count too."""
+        return 1 + max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @property
     def unk_id(self) -> int | None:
@@ -92,22 +93,17 @@ class Tokenizer:
         return hashlib.sha256(json.dumps([deciding, self.roles], sort_keys=True).encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without the first and last token of a document."""
+        """The ids of a text, without the first and last token of a document. Raises ValueError for half a character."""
         return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of several texts, on all cores, without the first and last token of a document.
+        """The ids of several texts, on all cores, without the first and last token of a document; see `encode`.
 
         A long text goes through in pieces whose joined ids are its own, so that all cores share it.
         """
         pieces = [self.pieces(text) for text in texts]
         encoded = self._encoded(itertools.chain.from_iterable(pieces))
-        return [
-            next(encoded)
-            if len(of_one) == 1
-            else list(itertools.chain.from_iterable(itertools.islice(encoded, len(of_one))))
-            for of_one in pieces
-        ]
+        return [list(itertools.chain.from_iterable(itertools.islice(encoded, len(of_one)))) for of_one in pieces]
 
     def _encoded(self, pieces: Iterable[str]) -> Iterator[list[int]]:
         some: list[str] = []
@@ -123,7 +119,11 @@ class Tokenizer:
                 some.append(piece)
                 size += len(piece)
             if piece is None or size >= TOGETHER:
-                yield from (one.ids for one in self.backend.encode_batch_fast(some, add_special_tokens=False))
+                try:
+                    encoded = self.backend.encode_batch_fast(some, add_special_tokens=False)
+                except TypeError:
+                    raise ValueError(_half_of("".join(some))) from None
+                yield from (one.ids for one in encoded)
                 some, size = [], 0
 
     def pieces(self, text: str, length: int = 0) -> list[str]:
@@ -272,15 +272,14 @@ def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
     Its own bos, eos and pad tokens are kept if possible. The bos token marks where a document begins, so it must
     differ from the others and from those of the chat. Raises InputError.
     """
-    file = _tokenizer_file(path)
-    backend, settings = _read(file)
+    file, backend, settings = open_tokenizer(path)
     vocabulary = backend.get_vocab(with_added_tokens=True)
     if max(vocabulary.values(), default=-1) + 1 != len(vocabulary):
         last = max(vocabulary.values())
         raise InputError(f"{file}: its ids have gaps ({len(vocabulary):,} tokens, the last one is {last:,})")
     roles = {}
     for role, ours in ROLES.items():
-        theirs = _token(settings.get(role))
+        theirs = text_of(getattr(settings, role))
         roles[role] = theirs if theirs in vocabulary else ours
     if roles["bos_token"] in (roles["eos_token"], roles["pad_token"], *CHAT):
         roles["bos_token"] = BOS
@@ -317,51 +316,28 @@ def _with_reserved(backend: tokenizers.Tokenizer, at_least: int = 0) -> tokenize
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a run (its newest checkpoint), of a checkpoint directory, or of a tokenizer.json.
 
-    Raises InputError when there is none.
+    A foreign one may lack roles: then the token that ends a text begins and pads it too. Raises InputError when there
+    is none, and for one that cannot be used.
     """
-    backend, settings = _read_from(path)
-    return Tokenizer(backend, {role: _token(settings.get(role)) or ours for role, ours in ROLES.items()})
-
-
-def _read_from(path: str | Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    if is_file(Path(path) / "checkpoints" / "latest"):
-        return read_checkpoint(path, lambda directory: _read(_tokenizer_file(directory)))
-    return _read(_tokenizer_file(path))
-
-
-def _token(setting: Any) -> str:
-    """The text of a token in tokenizer_config.json, which may be an object; "" where there is none."""
-    return str((setting.get("content") if isinstance(setting, dict) else setting) or "")
-
-
-def _read(file: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """A tokenizer.json, and the tokenizer_config.json beside it; {} if there is none."""
-    check_files(file.parent, file.name, "tokenizer_config.json")
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing more precise
-        raise InputError(f"{file}: is not a tokenizer.json: {error}") from None
-    path = file.with_name("tokenizer_config.json")
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise InputError(f"{path}: is not valid JSON: {error}") from None
-    if not isinstance(settings, dict):
-        raise InputError(f"{path}: must hold an object of settings")
-    return backend, settings
-
-
-def _tokenizer_file(path: str | Path) -> Path:
-    path = Path(path)
-    file = path if path.is_file() else path / "tokenizer.json"
-    if not file.is_file():
-        raise InputError(f"{path}: holds no tokenizer.json: give a run, a checkpoint directory or the file itself")
-    return file
+    file, backend, settings = open_tokenizer(path)
+    named = {role: text_of(setting) for role, setting in settings}
+    own = {role: ours for role, ours in ROLES.items() if backend.token_to_id(ours) is not None}
+    end = named["eos_token"] or own.get("eos_token") or named["pad_token"] or EOS
+    others = {"eos_token": end, "pad_token": end, "bos_token": named["pad_token"] or end}
+    with clear_errors(file):
+        tokenizer = Tokenizer(backend, {role: named[role] or own.get(role) or others[role] for role in ROLES})
+        tokenizer.decode(tokenizer.encode("A fox, 7 foxes and an é.\n"))
+    return tokenizer
 
 
 def round_up(size: int) -> int:
     """The vocabulary size that this one becomes: the next multiple of 64."""
     return -(-size // 64) * 64
+
+
+def _half_of(text: str) -> str:
+    half = next(c for c in text if "\ud800" <= c <= "\udfff")
+    return f"a text holds {half!a}, half a character: it is not valid UTF-8"
 
 
 def _bytes_of(token: str) -> bytes:

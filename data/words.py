@@ -15,8 +15,8 @@ from tokenizers import Regex, pre_tokenizers
 
 LONGEST = 512  # characters of a word
 FAR = 1 << 16  # characters in which an ordinary text has a place to cut it
-# No token of a byte-level tokenizer crosses the end of this line end, or the beginning of this space. `re` is quick where
-# a pattern begins with the characters that it looks for.
+# No token of a byte-level tokenizer crosses the end of this line end, or the beginning of this space. The look behind
+# comes last: `re` is quick where a pattern begins with the characters that it looks for.
 BETWEEN_WORDS = re.compile(r"[\n ](?=\S)(?<=\S[\n ])")
 ROUGHLY = re.compile(rf" ?[^\W\d_]{{1,{LONGEST}}}|[^\S ]{{1,{LONGEST}}}| ?[^\s\w]{{1,{LONGEST}}}")  # words, about
 

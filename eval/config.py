@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from configs.bounds import (
+    LEAST_DRAWN,
     MOST_HEADS,
     MOST_LAYERS,
     MOST_QUESTIONS,
@@ -116,7 +117,7 @@ class EvalConfig(Section):
     )
     top_p: float | None = Field(
         0.95,
-        gt=0,
+        ge=LEAST_DRAWN,
         le=1,
         description="Draw from the most likely tokens that together have this probability. null = all.",
     )
@@ -135,6 +136,13 @@ class EvalConfig(Section):
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"hooks: {twice[0]} is named twice: name it once, and give more steps with `early`")
         return hooks
+
+    @field_validator("temperature")
+    @classmethod
+    def _check_temperature(cls, temperature: float) -> float:
+        if 0 < temperature < LEAST_DRAWN:
+            raise ValueError(f"temperature ({temperature}) must be 0, always the most likely token, or {LEAST_DRAWN:g}")
+        return temperature
 
     def cadences(self) -> dict[str, Cadence]:
         """When every hook runs, by its name, in the order in which they run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from configs.bounds import MOST_QUESTIONS, MOST_SEED, MOST_TEMPERATURE, number, whole
+from configs.bounds import LEAST_DRAWN, MOST_QUESTIONS, MOST_SEED, MOST_TEMPERATURE, number, whole
 from configs.command import InputError, exit_on_bad_input
 from data.chat import prompt_ids
 from data.tokenizer import Tokenizer
@@ -68,7 +68,7 @@ def main() -> int:
         default=0.8,
         help="0 = always the likeliest token",
     )
-    parser.add_argument("--top-p", type=number("--top-p", 0, 1, above=True), default=0.95)
+    parser.add_argument("--top-p", type=number("--top-p", LEAST_DRAWN, 1), default=0.95)
     parser.add_argument("--seed", type=whole("--seed", 0, MOST_SEED), default=0)
     add_device_option(parser)
     given = parser.parse_intermixed_args()

@@ -7,20 +7,33 @@ identical logits. model/families.py has what differs between the architectures.
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from pydantic import BaseModel
+from safetensors.torch import save_file
 from torch import Tensor
 
 from configs.checkpoints import check_files, read_checkpoint
+from configs.command import InputWarning
+from configs.read_back import DamagedFile, read_json
+from model import weight_files
 from model.config import ModelConfig
+from model.config_json import TokenId
+from model.counting import on_meta
 from model.families import FAMILIES, Family, family_of
+from model.memory import free_ram
 from model.transformer import LanguageModel
 
 WEIGHTS = "model.safetensors"
+
+
+class Generation(BaseModel):
+    """What is read of generation_config.json."""
+
+    eos_token_id: TokenId | list[TokenId] | None = None
 
 
 def save(lm: LanguageModel, directory: str | Path, weights: dict[str, Tensor] | None = None) -> None:
@@ -43,13 +56,16 @@ def save(lm: LanguageModel, directory: str | Path, weights: dict[str, Tensor] | 
 def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
     """Load a run (its newest checkpoint) or a checkpoint directory, in evaluation mode.
 
-    Raises ValueError that names the file for anything that is not such a directory, is damaged or does not fit.
+    Warns (InputWarning) of weights that are not finite. Raises ValueError that names the file for anything that is not
+    such a directory, is damaged, does not fit, or needs more memory than there is.
     """
     return read_checkpoint(path, _load).to(device).eval()
 
 
 def _load(directory: Path) -> LanguageModel:
-    lm = LanguageModel(read_config(directory))
+    config = read_config(directory)
+    _check_size(config, directory)
+    lm = LanguageModel(config)
     load_weights(lm, directory)
     return lm
 
@@ -66,23 +82,56 @@ def load_weights(lm: LanguageModel, directory: Path) -> None:
 def read_weights(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
     """The weights in a directory under the model's own names, checked against it; no lm_head if it is tied.
 
-    Raises ValueError that names the file.
+    Warns of weights that are not finite. Raises ValueError that names the file.
     """
-    file, tensors = _read_tensors(directory)
-    family, state = _family(directory)[0], lm.state_dict()
+    stored, family = weight_files.describe(directory), _family(directory)[0]
+    own_name = _check_tensors(lm, stored, family)
+    tensors = {own_name[name]: tensor for name, tensor in weight_files.read(stored).items()}
+    if broken := [name for name, tensor in tensors.items() if not is_finite(tensor)]:
+        others = f" and {len(broken) - 1:,} other tensors" if len(broken) > 1 else ""
+        warnings.warn(f"{stored.file}: {broken[0]}{others}: not every number is finite", InputWarning, stacklevel=2)
+    return tensors
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether every number is finite. The extremes tell, for NaN comes through: ten times as fast as torch.isfinite."""
+    return not tensor.numel() or bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
+
+
+def _check_tensors(lm: LanguageModel, stored: weight_files.Stored, family: Family) -> dict[str, str]:
+    """Each stored name -> the model's own. Raises ValueError unless all are there, fit, and none is left over."""
+    state = lm.state_dict()
     own_name = {family.rename(name): name for name in _stored_names(lm)}
-    tensors = {own_name.get(name, name): tensor for name, tensor in tensors.items()}
-    expected = {name: state[name].shape for name in _stored_names(lm)}
-    problems = [f"{name} is missing" for name in expected.keys() - tensors.keys()]
-    problems += [f"{name} is not part of this model" for name in tensors.keys() - expected.keys()]
+    found = {own_name.get(name, name): shape for name, shape in stored.shapes.items()}
+    expected = {name: list(state[name].shape) for name in _stored_names(lm)}
+    problems = [f"{name} is missing" for name in expected.keys() - found.keys()]
+    problems += [f"{name} is not part of this model" for name in found.keys() - expected.keys()]
     problems += [
-        f"{name} has shape {list(tensors[name].shape)}, the model has {list(shape)}"
+        f"{name} has shape {found[name]}, the model has {shape}"
         for name, shape in expected.items()
-        if name in tensors and tensors[name].shape != shape
+        if name in found and found[name] != shape
     ]
     if problems:
-        raise ValueError(f"{file}: is of another architecture: {'; '.join(sorted(problems)[:3])}")
-    return tensors
+        raise DamagedFile(f"{stored.file}: is of another architecture: {'; '.join(sorted(problems)[:3])}")
+    return own_name
+
+
+def _check_size(config: ModelConfig, directory: Path) -> None:
+    """Raises ValueError, before anything is built, unless the files hold this model and it fits into memory."""
+    stored = weight_files.describe(directory)
+    if config.num_hidden_layers > len(stored.shapes):
+        sizes = f"{len(stored.shapes):,} tensors, and config.json says {config.num_hidden_layers:,} layers"
+        raise DamagedFile(f"{stored.file}: is of another architecture: it holds {sizes}")
+    try:
+        lm = on_meta(config)
+    except (RuntimeError, OverflowError, TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DamagedFile(f"{directory / 'config.json'}: no such model can be built: {reason}") from None
+    _check_tensors(lm, stored, _family(directory)[0])
+    needed, there = 4.0 * lm.num_parameters() + stored.bytes, free_ram()
+    if there is not None and needed > there[0]:
+        sizes = f"{needed / 1e9:.1f} GB to be loaded, and {there[0] / 1e9:.1f} GB are there ({there[1]})"
+        raise DamagedFile(f"{stored.file}: holds {lm.num_parameters():,} parameters, which need {sizes}")
 
 
 def _stored_names(lm: LanguageModel) -> list[str]:
@@ -90,39 +139,25 @@ def _stored_names(lm: LanguageModel) -> list[str]:
     return [name for name in lm.state_dict() if not (lm.config.tie_word_embeddings and name == "lm_head.weight")]
 
 
-def _read_tensors(directory: Path) -> tuple[Path, dict[str, Tensor]]:
-    """What model.safetensors holds, or the several files that model.safetensors.index.json lists; and which it was."""
-    file, tensors = directory / WEIGHTS, dict[str, Tensor]()
-    index = directory / "model.safetensors.index.json"
-    try:
-        if file.is_file() or not index.is_file():
-            return file, load_file(file)
-        for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())):
-            tensors |= load_file(directory / Path(name).name)
-    except (OSError, SafetensorError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ValueError(f"{index if index.is_file() else file}: cannot be read: {error}") from None
-    return index, tensors
-
-
 def read_config(directory: Path) -> ModelConfig:
-    """config.json -> ModelConfig. Raises ValueError for an architecture that Headlight does not build."""
-    check_files(directory, "config.json")
+    """config.json -> ModelConfig. Raises ValueError for an architecture that Headlight does not build.
+
+    The tokens that end a text are those of generation_config.json where that has some, as in transformers.
+    """
+    check_files(directory, "config.json", "generation_config.json")
     family, fields = _family(directory)
-    return family.read(fields, directory / "config.json")
+    file = directory / "generation_config.json"
+    ends = read_json(file, Generation).eos_token_id if file.is_file() else None
+    return family.read(fields if ends is None else fields | {"eos_token_id": ends}, directory / "config.json")
 
 
 def _family(directory: Path) -> tuple[Family, dict[str, Any]]:
     """The family of a model directory, and its config.json."""
     file = directory / "config.json"
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file}: cannot be read: {error}") from None
-    if not isinstance(fields, dict):
-        raise ValueError(f"{file}: is not the config of a model")
+    fields = read_json(file)
     model_type = fields.get("model_type")
-    if model_type not in FAMILIES:
-        raise ValueError(f"{file}: model_type is {model_type!r}; Headlight builds {', '.join(FAMILIES)}")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise DamagedFile(f"{file}: model_type is {model_type!r:.60}; Headlight builds {', '.join(FAMILIES)}")
     return FAMILIES[model_type], fields
 
 

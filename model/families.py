@@ -15,10 +15,19 @@ from typing import Any
 from pydantic import ValidationError
 
 from configs.meaning import Meaning, keys_that
+from configs.read_back import DamagedFile, checked
 from model.config import ModelConfig
+from model.config_json import ConfigJson, Rope
 
 SAME_NAME = keys_that(ModelConfig, Meaning.SAME_NAME)
 Fields = dict[str, Any]
+
+
+def _read_no_windows(there: ConfigJson) -> Fields:
+    """A window that the family does not know is used by one part of transformers and ignored by another."""
+    if there.sliding_window is not None or "sliding_attention" in (there.layer_types or []):
+        raise ValueError("sliding_window and layer_types say that there are windows, and this model_type has none")
+    return {}
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,7 @@ class Family:
     """One architecture of transformers.
 
     model_type, architecture: its names in config.json. needs: the values that fields of ModelConfig must have.
+    defaults: what transformers takes for a field of config.json that is left out, if ConfigJson says otherwise.
     fixed: fields of config.json that can have one value only, because Headlight builds nothing else.
     write_windows, read_windows: sliding windows in its spelling, from a ModelConfig and from config.json.
     rename: the name of a parameter of LanguageModel -> its name in this family's files.
@@ -34,9 +44,10 @@ class Family:
     model_type: str
     architecture: str
     needs: Fields
+    defaults: Fields = field(default_factory=dict)
     fixed: Fields = field(default_factory=lambda: {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False})
     write_windows: Callable[[ModelConfig], Fields] = lambda config: {}
-    read_windows: Callable[[Fields], Fields] = lambda fields: {}
+    read_windows: Callable[[ConfigJson], Fields] = _read_no_windows
     rename: Callable[[str], str] = str
 
     def cannot_express(self, config: ModelConfig) -> str | None:
@@ -73,42 +84,34 @@ class Family:
     def read(self, fields: Fields, file: Path) -> ModelConfig:
         """The inverse of `write`; also reads what transformers writes. Raises ValueError that names the file."""
         for name, wanted in self.fixed.items():
-            if fields.get(name, wanted) != wanted:
-                raise ValueError(f"{file}: {name} is {fields[name]!r}; Headlight builds {wanted!r} only")
-        values = {name: fields[name] for name in SAME_NAME if fields.get(name) is not None} | self.needs
-        if isinstance(fields.get("headlight"), dict):
-            values |= fields["headlight"]
-        values |= _read_rope(fields, file) | self.read_windows(fields)
+            value = fields.get(name, wanted)
+            if type(value) is not type(wanted) or value != wanted:
+                raise DamagedFile(f"{file}: {name} is {value!r:.60}; Headlight builds {wanted!r} only")
+        there: ConfigJson = checked(self.defaults | fields, str(file), ConfigJson)
         try:
+            values = {name: value for name in SAME_NAME if (value := getattr(there, name)) is not None} | self.needs
+            values |= there.headlight.model_dump() | _read_rope(there) | self.read_windows(there)
             return ModelConfig(**values)
         except ValidationError as error:
             problem = error.errors()[0]
             where = ".".join(map(str, problem["loc"]))
-            raise ValueError(f"{file}: {where}: {problem['msg'].removeprefix('Value error, ')}") from None
+            raise DamagedFile(f"{file}: {where}: {problem['msg'].removeprefix('Value error, ')}") from None
+        except ValueError as error:
+            raise DamagedFile(f"{file}: {error}") from None
 
 
-def _read_rope(fields: Fields, file: Path) -> Fields:
+def _read_rope(there: ConfigJson) -> Fields:
     """rope_theta and rope_scaling from `rope_scaling` (transformers 4; it wins in 5 too) or `rope_parameters` (5)."""
-    rope = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
-    if not isinstance(rope, dict):
-        raise ValueError(f"{file}: rope_parameters is {rope!r}, not a table of keys and values")
-    rope = dict(rope)
-    values: Fields = {"rope_theta": float(rope.pop("rope_theta", None) or fields.get("rope_theta") or 10000.0)}
-    rope_type = rope.pop("rope_type", rope.pop("type", "default"))
-    rope.pop("type", None)
-    if rope_type not in ("default", "linear", "yarn"):
-        raise ValueError(f"{file}: rope_type is {rope_type!r}; Headlight builds default, linear or yarn")
-    for name, wanted in {"partial_rotary_factor": 1.0, "truncate": True}.items():
-        if rope.pop(name, wanted) != wanted:
-            raise ValueError(f"{file}: {name} is not {wanted!r}, and Headlight builds nothing else")
-    if rope_type == "default" and rope:
-        raise ValueError(f"{file}: rope_parameters has {sorted(rope)[0]!r}, which is unknown to Headlight")
-    if rope_type != "default":
-        if rope_type == "yarn":
-            rope.setdefault("original_max_position_embeddings", fields.get("max_position_embeddings"))
-        numbers = {k: float(v) if isinstance(v, int) and k[:8] != "original" else v for k, v in rope.items()}
-        values["rope_scaling"] = {"rope_type": rope_type, **numbers}
-    return values
+    given = (there.rope_scaling, there.rope_parameters)
+    rope = next((each for each in given if each is not None and each.model_fields_set), Rope())
+    scaling = rope.model_dump(exclude_none=True, exclude={"rope_theta", "partial_rotary_factor", "truncate"})
+    values: Fields = {"rope_theta": float(rope.rope_theta or there.rope_theta or 10000.0)}
+    if rope.rope_type == "yarn":
+        length = there.original_max_position_embeddings or rope.original_max_position_embeddings
+        scaling["original_max_position_embeddings"] = length or there.max_position_embeddings
+    elif len(scaling) > 1 and rope.rope_type == "default":
+        raise ValueError(f"rope_parameters has {max(scaling.keys() - {'rope_type'})!r}, which its rope_type has not")
+    return values if rope.rope_type == "default" else values | {"rope_scaling": scaling}
 
 
 def _qwen3_windows(config: ModelConfig) -> Fields:
@@ -120,14 +123,12 @@ def _qwen3_windows(config: ModelConfig) -> Fields:
     }
 
 
-def _read_qwen3_windows(fields: Fields) -> Fields:
+def _read_qwen3_windows(there: ConfigJson) -> Fields:
     """Without layer_types, the layers from max_window_layers on slide, 28 being transformers' default."""
-    window, layers = fields.get("sliding_window"), fields.get("num_hidden_layers", 0)
-    if window is None or not fields.get("use_sliding_window", False):
-        return {}
-    full = fields.get("max_window_layers", 28)
-    types = fields.get("layer_types") or ["full_attention" if i < full else "sliding_attention" for i in range(layers)]
-    return {"sliding_window": window, "layer_types": types} if "sliding_attention" in types else {}
+    full, layers = there.max_window_layers, range(there.num_hidden_layers)
+    window = there.sliding_window if there.use_sliding_window else None
+    types: list[str] = ["full_attention" if window is None or i < full else "sliding_attention" for i in layers]
+    return _windows(window, list(there.layer_types or types))
 
 
 def _ministral_windows(config: ModelConfig) -> Fields:
@@ -135,11 +136,20 @@ def _ministral_windows(config: ModelConfig) -> Fields:
     return {"sliding_window": config.sliding_window}
 
 
-def _read_ministral_windows(fields: Fields) -> Fields:
-    """Without layer_types every layer slides."""
-    window, layers = fields.get("sliding_window"), fields.get("num_hidden_layers", 0)
-    types = fields.get("layer_types") or ["sliding_attention"] * layers
-    return {"sliding_window": window, "layer_types": types} if window and "sliding_attention" in types else {}
+def _read_ministral_windows(there: ConfigJson) -> Fields:
+    """Without layer_types every layer slides, if there is a window."""
+    kind = "full_attention" if there.sliding_window is None else "sliding_attention"
+    types: list[str] = [kind] * there.num_hidden_layers
+    return _windows(there.sliding_window, list(there.layer_types or types))
+
+
+def _windows(window: int | None, types: list[str]) -> Fields:
+    """The two fields of ModelConfig."""
+    if "sliding_attention" not in types:
+        return {}
+    if window is None:
+        raise ValueError("layer_types has sliding_attention, and no sliding_window is in use")
+    return {"sliding_window": window, "layer_types": types}
 
 
 # No QK-norm, no sliding window; the widest support elsewhere (llama.cpp, vLLM, …).
@@ -150,6 +160,7 @@ QWEN3 = Family(
     "qwen3",
     "Qwen3ForCausalLM",
     needs={"qk_norm": True},
+    defaults={"head_dim": 128, "sliding_window": 4096},
     write_windows=_qwen3_windows,
     read_windows=_read_qwen3_windows,
 )
@@ -159,6 +170,7 @@ MINISTRAL = Family(
     "ministral",
     "MinistralForCausalLM",
     needs={"qk_norm": False},
+    defaults={"num_key_value_heads": 8, "sliding_window": 4096},
     write_windows=_ministral_windows,
     read_windows=_read_ministral_windows,
 )

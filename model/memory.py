@@ -1,6 +1,10 @@
-"""Did memory run out?"""
+"""How much memory is free, and did it run out?"""
 
 from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
 
 import torch
 
@@ -8,3 +12,14 @@ import torch
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether PyTorch says so, on a GPU or on the CPU (where it raises a plain RuntimeError)."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def free_ram() -> tuple[float, str] | None:
+    """(bytes, in words what they are): the RAM that is free; all of it on macOS; None where it is unknown."""
+    try:  # what Linux could free for us; sysconf does not count the file caches
+        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
+        return (int(found[1]) * 1024.0, "RAM available now") if found else None
+    except OSError:
+        if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):  # Windows
+            return None
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")), "all RAM"

@@ -16,6 +16,7 @@ from functools import cache
 import pytest
 import torch
 
+from model import memory
 from tests.train.helpers import REPOSITORY, write_config
 from train import meters
 from train.config import load_run_config
@@ -35,9 +36,9 @@ ALLOWED = {
     ("train/saving/commit.py", "rename"): "the target was moved away or never existed; Windows renames that",
     ("model/convert_kv_heads.py", "rename"): "the target is removed before",
     ("eval/compare/__main__.py", "os.path"): "commonpath and relpath are not in pathlib; drives are looked at before",
-    ("train/machine/hardware.py", "place"): "/proc/meminfo, where it is missing the system is asked otherwise",
+    ("model/memory.py", "place"): "/proc/meminfo, where it is missing the system is asked otherwise",
     ("eval/chat/__main__.py", "posix module"): "readline, behind suppress(ImportError): Windows edits lines itself",
-    ("train/machine/hardware.py", "posix"): "sysconf, behind a look at sysconf_names",
+    ("model/memory.py", "posix"): "sysconf, behind a look at sysconf_names",
 }
 
 POSIX_MODULES = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "readline", "syslog", "termios", "tty"}
@@ -315,10 +316,10 @@ def test_what_only_some_systems_tell_is_asked_with_a_fallback(tmp_path, monkeypa
     assert device.keep_freed_memory() is False
     monkeypatch.setitem(sys.modules, "resource", None)  # importing it fails
     assert meters.memory_gb(torch.device("cpu")) is None
-    monkeypatch.setattr(hardware, "Path", lambda name: tmp_path / "missing")
-    memory = hardware.device_memory("cpu")
-    assert memory is not None
-    assert memory[1] == "all RAM"  # macOS
+    monkeypatch.setattr(memory, "Path", lambda name: tmp_path / "missing")
+    found = hardware.device_memory("cpu")
+    assert found is not None
+    assert found[1] == "all RAM"  # macOS
     monkeypatch.delattr(os, "sysconf_names", raising=False)
     assert hardware.device_memory("cpu") is None  # Windows
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)

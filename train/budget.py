@@ -7,11 +7,10 @@ Memory is measured on one micro-batch, without computing it (train/step_memory.p
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from configs.bounds import MOST_FACTOR, number
 from configs.command import InputError, exit_on_bad_input
@@ -70,6 +69,7 @@ def _rounded(size: int) -> int:
 
 
 def _prepared_vocabulary(run: RunConfig) -> int | None:
+    from data.manifest import read_manifest
     from data.prepare import dependencies
 
     manifests = sorted(Path(run.output_dir).glob(".prepared/*/manifest.json"))
@@ -79,9 +79,12 @@ def _prepared_vocabulary(run: RunConfig) -> int | None:
         wanted = dependencies(run.data, Path(run.output_dir))
     except InputError:
         return None  # a text that is not there yet
-    found: list[dict[str, Any]] = [json.loads(file.read_text(encoding="utf-8")) for file in manifests]
-    same = [m for m in found if all(m["depends_on"].get(key) == wanted[key] for key in ("source", "tokenizer"))]
-    return same[0]["vocab_size"] if same else None
+    for file in manifests:
+        with suppress(InputError):  # a damaged one, which data.prepare will name
+            found = read_manifest(file.parent)
+            if all(found["depends_on"].get(key) == wanted[key] for key in ("source", "tokenizer")):
+                return int(found["vocab_size"])
+    return None
 
 
 def planned_device(run: RunConfig, kind: str | None) -> Device:

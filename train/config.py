@@ -23,7 +23,7 @@ from configs.command import InputError
 from configs.loader import LoadedConfig, flatten, load_config, validate
 from configs.meaning import Meaning, Section, identity_keys
 from configs.paths import PathText
-from configs.run_keys import RunKeys
+from configs.run_keys import RunKeys, problem_of_name
 from data.config import DataConfig
 from eval.config import EvalConfig
 from model.config import ModelConfig
@@ -247,8 +247,10 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None) -> Run
     loaded: LoadedConfig = load_config(path, overrides or [])
     config = validate(RunConfig, loaded)
     name = config.name or Path(path).stem
-    if Path(name).name != name or name.startswith("."):
-        raise InputError(f"{loaded.where(('name',))}: `name` is {name!r}: it must be a plain folder name")
+    if problem := problem_of_name(name):
+        whose = "`name` is" if config.name else "the run has no `name`, and would be called"
+        advice = "" if config.name else ", or set name=…"
+        raise InputError(f"{loaded.where(('name',))}: {whose} {name[:120]!r}, which {problem}{advice}")
     try:
         os.fsencode(str(Path(config.output_dir) / name))
     except UnicodeEncodeError as error:  # on Linux, without a UTF-8 locale

@@ -14,12 +14,14 @@ from configs.command import InputError
 from train import trace
 from train.machine.compilation import compiled
 from train.machine.distributed import wrap
+from train.machine.exactness import differences, in_words
 from train.machine.signals import stop_signals
 from train.meters import Reading, spike_median
 from train.objective import NextToken
 from train.run import Run
 from train.saving.checkpoint import save_checkpoint
 from train.saving.commit import SaveError
+from train.saving.logs import log_sizes
 from train.step import count, training_step, within_memory
 
 EXIT_NON_FINITE = 3
@@ -46,6 +48,7 @@ def train(run: Run) -> int:
             try:
                 forward = compiled(run, stopped) if run.device.compile else run.lm
                 state.forward = wrap(forward, run.world, run.device.device) if run.world.size > 1 else forward
+                say_if_inexact(run)
                 _train(run, stopped)
                 return 0
             except Stopped as stop:
@@ -64,8 +67,8 @@ def _train(run: Run, stopped: Signal) -> None:
     was_over = config.progress(state.step, state.seconds) >= 1
     if state.step == 0:
         report_initial_loss(run)
-    if not was_over and state.evaluated_at != state.step and run.hooks.are_due(state.step):
-        evaluate(run, stopped)  # at the start, or when a signal came just before it
+    if not was_over:
+        evaluate_and_save(run, stopped)  # at the start, or when a signal came just before it
     run.lm.train()
     progress = agreed_progress(run)
     upcoming = run.source.upcoming(state.step, config.max_steps or sys.maxsize, run.lm)
@@ -90,12 +93,26 @@ def _train(run: Run, stopped: Signal) -> None:
             is_last = progress >= 1
             read_figures(run, is_last)
             if not is_last:
-                if run.hooks.are_due(state.step):
-                    evaluate(run, stopped)
-                is_new_best = config.train.keep_best and state.best_step == state.step
-                if _due(state.step, config.train.checkpoint_every) or is_new_best:
-                    save(run, needed=False)
+                evaluate_and_save(run, stopped)
     complete(run, stopped)
+
+
+def say_if_inexact(run: Run) -> None:
+    """Say and note that a resumed run computes otherwise from here, if it does. A clock is never exact anyway."""
+    state = run.state
+    if (what := differences(state.before, state.resolved)) and run.config.max_steps is not None:
+        state.breaks.append({"step": state.step, "what": what})
+        run.tracker.say(in_words(state.breaks[-1]))
+
+
+def evaluate_and_save(run: Run, stopped: Signal) -> None:
+    """After a step that is not the last: what is due. A resumed run catches up on what a signal cut short."""
+    state, train = run.state, run.config.train
+    if state.evaluated_at != state.step and run.hooks.are_due(state.step):
+        evaluate(run, stopped)
+    is_new_best = train.keep_best and state.best_step == state.step
+    if state.step and (_due(state.step, train.checkpoint_every) or is_new_best):
+        save(run, needed=False)
 
 
 def complete(run: Run, stopped: Signal) -> None:
@@ -105,7 +122,6 @@ def complete(run: Run, stopped: Signal) -> None:
     raise_if_stopped(run, stopped)
     if state.evaluated_at != state.step and run.hooks.are_due(state.step, is_last=True):
         evaluate(run, stopped, is_last=True)
-        state.saved_at = None
         save(run, needed=True)
     raise_if_stopped(run, stopped)
 
@@ -123,6 +139,7 @@ def read_figures(run: Run, is_last: bool) -> None:
     loss, lr = f"{meter.last.loss:.3f}", f"{meter.last.figures.lr:.1e}"
     run.tracker.progress(state.step, state.seconds, loss=loss, lr=lr, tok_s=f"{meter.tokens_per_s:,.0f}")
     if logs:
+        run.check_owner()
         run.tracker.log("train", state.step, state.tokens, state.seconds, meter.line())
 
 
@@ -172,6 +189,8 @@ def evaluate(run: Run, stopped: Signal, is_last: bool = False) -> None:
     """
     state, tokens = run.state, run.config.eval.max_tokens
     raise_if_stopped(run, stopped)
+    run.check_owner()
+    state.saved_at = None  # what the hooks find is not in the checkpoint of this step, if there is one
     with run.meter.apart("eval_s"), run.tracker.doing("evaluating"), run.device.autocast():
         loss, is_complete = run.hooks.run(run.event(is_last), state.hooks_done, stopped)
     if state.step and loss is not None and math.isfinite(loss):
@@ -179,7 +198,6 @@ def evaluate(run: Run, stopped: Signal, is_last: bool = False) -> None:
         if best is None or not math.isfinite(best) or loss < best:
             state.best_loss, state.best_step, state.best_tokens = loss, state.step, tokens
     if not is_complete:
-        state.saved_at = None  # the hooks that ran are not in the checkpoint of this step, if there is one
         raise_if_stopped(run, stopped)
     state.evaluated_at, state.hooks_done = state.step, []
 
@@ -209,15 +227,20 @@ def save(run: Run, needed: bool) -> None:
         return
     for reading in run.meter.read_device():  # nothing is saved before its loss was looked at
         examine(run, reading)
+    run.check_owner()
     state.seconds = time.perf_counter() - state.started
+    state.logged = log_sizes(run.config.directory)
     state.wandb_id, state.scaler = run.tracker.wandb_id, run.scaler.state_dict()
     try:
         with run.meter.apart("save_s"), run.tracker.doing("saving"):
             checkpoints, train = run.config.directory / "checkpoints", run.config.train
+            if not checkpoints.is_dir():
+                run.tracker.say(f"warning: {checkpoints} was moved or deleted; it is made again for this checkpoint")
             kept = (train.keep_last, train.keep_best)
             save_checkpoint(checkpoints, run.lm, run.optimizers, run.data.tokenizer, state, *kept, run.world)
         state.saved_at = state.step
     except SaveError as error:
+        run.check_owner()
         if needed:
             raise InputError(str(error)) from None
         run.tracker.say(f"warning: {error}; training continues")

@@ -29,12 +29,17 @@ def main() -> int:
 
 
 def run(
-    config: RunConfig, script: str, objective: Objective | None = None, source: Callable[..., Any] | None = None
+    config: RunConfig,
+    script: str,
+    objective: Objective | None = None,
+    source: Callable[..., Any] | None = None,
+    complete: Callable[[RunConfig], RunConfig] | None = None,
 ) -> int:
     """One run from its config to its report. Returns the exit code.
 
     script: the module of the command. objective: what a step minimises; default: the next token. source:
-    (config, data, world, device) -> a BatchSource; default: rows of the prepared text.
+    (config, data, world, device) -> a BatchSource; default: rows of the prepared text. complete: what the config
+    takes over from the run directory or another run.
     """
     from data.batches import make_rows
     from data.prepare import prepare
@@ -46,18 +51,24 @@ def run(
     from train.objective import NextToken, TextBatches
     from train.run import open_run
     from train.saving.initial_weights import find_initial_weights
-    from train.saving.run_directory import find_start
+    from train.saving.owner import owned
+    from train.saving.run_directory import start_of_owner
 
     survive_lost_output()
 
-    # 1. This process and the others, if torchrun started several. What can be wrong is found before text is read.
-    with processes(config.train.parallel, config.train.device) as world:
+    # 1. This process and the others, if torchrun started several; the run directory is theirs alone until the end.
+    # What can be wrong is found before text is read.
+    with (
+        processes(config.train.parallel, config.train.device) as world,
+        owned(config.directory, world.is_first) as owner,
+    ):
+        config = complete(config) if complete else config
         check_shares(config, world)
         hooks = Hooks(config.eval)
         hooks.check(config.eval, config.model)
 
         # 2. Whether this run is new, half-way or finished, and where it computes.
-        start = world.first(lambda: find_start(config))
+        start = world.first(lambda: start_of_owner(config, owner))
         if start.finished:
             world.say(report.summary(config.directory))
             return 0
@@ -74,7 +85,7 @@ def run(
         config = with_tokenizer(config, data.tokenizer)
         lm = build_model(config, device, world, data.tokenizer, initial)
         run = open_run(
-            config, script, start, device, world, data, batches, held_out, objective or NextToken(), lm, hooks
+            config, script, start, owner, device, world, data, batches, held_out, objective or NextToken(), lm, hooks
         )
 
         # 5. Train; draw while the tracker is still open.
@@ -83,6 +94,7 @@ def run(
             run.tracker.say(report.opening(run, start.checkpoint))
             exit_code = train(run)
             if exit_code == 0 and hooks.hooks:
+                run.check_owner()
                 with run.tracker.doing("drawing"):
                     hooks.finish(run.event(is_last=True))
         finally:
@@ -90,6 +102,7 @@ def run(
 
         # 6. The result.
         if exit_code == 0:
+            run.check_owner()
             report.write(run)
             world.say(report.summary(config.directory))
         return exit_code
@@ -108,6 +121,8 @@ def build_model(
 
     if device.device.type == "cpu":
         keep_freed_memory()
+    if device.threads is not None:
+        torch.set_num_threads(device.threads)
     if device.precision == "tf32":
         torch.set_float32_matmul_precision("high")
     torch.manual_seed(config.seed)

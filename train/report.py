@@ -12,11 +12,13 @@ import torch
 
 from configs.command import InputError
 from configs.read_back import DamagedFile, read_name
+from configs.shown_text import code, fenced, markdown
 from data.prepare import describe
 from eval.attention.render import VIEWER
 from eval.hooks import Outcome
 from eval.run_files import read_metrics, read_result
 from train.machine.device import machine
+from train.machine.exactness import in_words
 from train.run import Run
 from train.saving.run_directory import write_result
 
@@ -41,6 +43,7 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
         describe(run.data),
         run.source.notes,
         f"resumed from {checkpoint}, step {run.state.step:,}" if checkpoint is not None else "",
+        *map(in_words, run.state.breaks),
     ]
     return "\n".join(filter(None, lines))
 
@@ -81,16 +84,18 @@ def write(run: Run) -> None:
 
 def _page(run: Run, figures: dict[str, Any], outcomes: list[Outcome]) -> str:
     directory = run.config.directory
-    lines = [f"# {run.config.name}", "", "```", opening(run), "```", ""]
-    lines += ["## Result", "", "```", *figures["summary"], "```", ""]
+    lines = [f"# {markdown(run.config.name)}", "", fenced(opening(run)), ""]
+    lines += ["## Result", "", fenced("\n".join(figures["summary"])), ""]
     if figures["sample"]:
-        lines += ["A sample, as the model wrote it:", "", "```", figures["sample"].replace("```", "'''"), "```", ""]
+        lines += ["A sample, as the model wrote it:", "", fenced(figures["sample"]), ""]
     lines += [line for outcome in outcomes for line in outcome.sections]
     lines += ["## Figures", "", "![loss](loss.png)", ""]
     pictures = [picture for outcome in outcomes for picture in outcome.pictures]
     lines += [f"![{title}]({path})\n" for path, title in pictures if (directory / path).is_file()]
-    lines += ["## Made with", "", f"`python -m {run.script}` from `{directory}/config.yaml`, "]
-    lines += [f"torch {torch.__version__}, Python {platform.python_version()}, {machine(run.device.device)}; "]
+    lines += ["## Made with", "", f"`python -m {run.script}` from {code(f'{directory}/config.yaml')}, "]
+    lines += [
+        f"torch {torch.__version__}, Python {platform.python_version()}, {markdown(machine(run.device.device))}; "
+    ]
     lines += [f"{commit()}{date.today().isoformat()}.", ""]
     return "\n".join(lines)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,14 @@ from model import LanguageModel
 from train.config import RunConfig
 from train.machine.device import Device
 from train.machine.distributed import World
+from train.machine.exactness import decided_by
 from train.machine.hardware import device_memory
 from train.meters import Meter
 from train.objective import BatchSource, Objective
 from train.optimizer import build_optimizers
 from train.saving import run_directory
 from train.saving.checkpoint import TrainerState, load_checkpoint
+from train.saving.owner import Owner
 from train.saving.run_directory import Start
 from train.tracking import Tracker
 
@@ -31,11 +34,13 @@ AUTO_MICRO_TOKENS = {"cpu": 8192, "cuda": 65536, "mps": 16384}
 class RunState(TrainerState):
     """What changes: what checkpoints save (TrainerState), and what belongs to this process alone.
 
-    micro_rows: rows of one forward pass. saved_at: step of the newest checkpoint. started: when the run would have
-    begun if it had never been interrupted. forward: what training calls: the model, or the model compiled or wrapped.
-    non_finite: steps skipped so far, counted on the device; `skipped` is the part of it that has been read.
+    before: `resolved` of the checkpoint. micro_rows: rows of one forward pass. saved_at: step of the newest checkpoint.
+    started: when the run would have begun if it had never been interrupted. forward: what training calls: the model, or
+    the model compiled or wrapped. non_finite: steps skipped so far, counted on the device; `skipped` is the part of it
+    that has been read.
     """
 
+    before: dict[str, Any] = field(default_factory=dict)
     micro_rows: int = 1
     saved_at: int | None = None
     started: float = 0.0
@@ -49,6 +54,7 @@ class Run:
 
     config: RunConfig
     script: str
+    owner: Owner
     device: Device
     world: World
     data: PreparedData
@@ -78,6 +84,10 @@ class Run:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
+    def check_owner(self) -> None:
+        """Raises InputError in every process if the run directory is no longer this run's: it was moved or deleted."""
+        self.world.first(self.owner.check)
+
     def event(self, is_last: bool) -> EvalEvent:
         """This moment, for the hooks."""
         return EvalEvent(
@@ -102,6 +112,7 @@ def open_run(
     config: RunConfig,
     script: str,
     start: Start,
+    owner: Owner,
     device: Device,
     world: World,
     data: PreparedData,
@@ -125,6 +136,7 @@ def open_run(
             state.wandb_id = None  # another run continues, under its own name
         state.spikes = state.spikes or {"losses": []}
     run_directory.check_contents(config, state, data)
+    world.first(owner.check)
     world.first(lambda: run_directory.open_for(config, start))
     scaler = torch.amp.GradScaler(device.device.type, enabled=device.precision == "fp16")
     if state.scaler and scaler.is_enabled():
@@ -132,17 +144,17 @@ def open_run(
     rows = micro_batch_rows(config, device, world.size)
     as_it_began = (state.resolved.get("device"), state.resolved.get("world_size")) == (device.device.type, world.size)
     if config.train.micro_batch_size == "auto" and as_it_began:  # memory may have run out since
-        rows = state.resolved["micro_batch_size"]
-    state.resolved |= {"device": device.device.type, "precision": device.precision, "attention": device.attention}
-    state.resolved |= {"compile": device.compile, "micro_batch_size": rows, "world_size": world.size}
+        rows = min(state.resolved.get("micro_batch_size") or rows, config.rows_per_step // world.size)
+    state.before, state.resolved = state.resolved, decided_by(device, rows, world.size)
     state.micro_rows = max(1, rows * config.data.sequence_length // source.row_length)
     state.forward = lm
     state.non_finite = torch.tensor(float(state.skipped), device=device.device)
-    tracker = Tracker(config, state.step, state.seconds, state.wandb_id, world.is_first)
+    tracker = Tracker(config, state.step, state.seconds, state.wandb_id, world.is_first, owner)
     meter = Meter(config, lm, device, world.size)
     return Run(
         config,
         script,
+        owner,
         device,
         world,
         data,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.command import exit_on_bad_input
+from configs.shown_text import code
 from configs.tables import table
 from train.config import RunConfig, load_run_config
 from train.machine.hardware import PEAK_TFLOPS
@@ -92,7 +93,7 @@ def memory_table() -> str:
         passes = parts.passes - parts.weights - parts.gradients - parts.optimizer_state
         sizes = [passes, parts.fullest, *(fsdp2_bytes(name, n) for n in PROCESSES)]
         total = f"{parameter_counts(run.model)['total'] / 1e6:,.0f} M"
-        lines.append([f"`{name}`", total, f"{run.data.sequence_length:,}", *(f"{size / 1e9:.1f} GB" for size in sizes)])
+        lines.append([code(name), total, f"{run.data.sequence_length:,}", *(f"{size / 1e9:.1f} GB" for size in sizes)])
     return table(["", *columns, *(f"fsdp2, {n} GPUs" for n in PROCESSES)], lines)
 
 
@@ -106,7 +107,7 @@ def time_table() -> str:
         run = configured(name)
         each = flops_per_token(run.model, run.data.sequence_length)
         figures = [f"{_tokens(run) / 1e9:.1f} billion", f"{each / 1e9:.2f} G", f"{_tokens(run) * each:.1e}"]
-        lines.append([f"`{name}`", *figures, *(_duration(hours(run, gpu, count)) for gpu, count in MACHINES)])
+        lines.append([code(name), *figures, *(_duration(hours(run, gpu, count)) for gpu, count in MACHINES)])
     return table(["", "tokens", "FLOP a token", "FLOP in all", *names], lines)
 
 

@@ -14,7 +14,7 @@ def main() -> int:
     config = parse_command_line("Fine-tune a trained model on conversations.", "configs/sft_demo.yaml")
     from train.pretrain import run
 
-    return run(as_fine_tuning(config), "train.sft")
+    return run(config, "train.sft", complete=as_fine_tuning)
 
 
 def as_fine_tuning(config: RunConfig) -> RunConfig:

@@ -15,38 +15,30 @@ from typing import Any
 
 from tqdm import tqdm
 
-from configs.read_back import DamagedFile, append_line, keep_lines
-from configs.shown_text import escape
-from eval.run_files import METRICS, STEPPED
+from configs.read_back import append_line
+from eval.run_files import METRICS
 from train.config import RunConfig
+from train.saving.owner import Owner
 
 PATIENCE_S = 60.0  # how long the end of a run waits for wandb
 WAITING = 1000  # things to log that may wait for wandb; what comes beyond is dropped there (it is on the disk)
-
-
-def truncate_after(file: Path, step: int) -> None:
-    """Drop the lines of a .jsonl file that are later than `step`: the run resumes from there. Raises OSError.
-
-    A damaged line is reported and stays; a file that cannot be read at all is reported and left alone.
-    """
-
-    def warn(problem: str) -> None:
-        print(escape(f"warning: {problem}"), file=sys.stderr)
-
-    try:
-        keep_lines(file, lambda record: record["step"] <= step, warn, STEPPED)
-    except DamagedFile as error:
-        warn(f"{error}: training continues without it")
 
 
 class Tracker:
     """One run's metrics.jsonl, progress bar and wandb run. writes=False: of a process that is not the first."""
 
     def __init__(
-        self, config: RunConfig, start_step: int, start_seconds: float, wandb_id: str | None, writes: bool = True
+        self,
+        config: RunConfig,
+        start_step: int,
+        start_seconds: float,
+        wandb_id: str | None,
+        writes: bool = True,
+        owner: Owner | None = None,
     ):
         self.file = config.directory / METRICS
         self.writes = writes
+        self._owner = owner
         self._minutes = config.train.max_minutes if config.max_steps is None else None
         self._disk_failed = False
         initial = start_step if config.max_steps else start_seconds / 60
@@ -78,8 +70,11 @@ class Tracker:
     def append(self, file: Path, record: dict[str, Any]) -> None:
         """A line of a .jsonl file of the run; what is non-finite (NaN, infinity) is null.
 
-        A failure to write is reported once, and training continues.
+        A failure to write is reported once, and training continues. Nothing is written if the run directory is no
+        longer this run's; the loop finds that out and stops.
         """
+        if self._owner is not None and self._owner.lost:
+            return
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         try:
             append_line(file, finite)

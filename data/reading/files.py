@@ -30,7 +30,9 @@ ENDLESS = 1 << 21  # bytes; a piece without a good place to end ends here anyway
 ROWS = 1000  # rows of a .parquet file read at a time
 # BETWEEN_WORDS of data.tokenizer again, for bytes, since a piece is cut before it is decoded: bytes that end and begin
 # a word, without the white space of other scripts (U+00A0, U+3000, …)
-WORD_END = rb"(?:(?<=[!-~].)|(?<=[\xc3-\xdf]..)|(?<=[\xe0\xe4-\xed\xef]...)|(?<=\xe3\x80[\x81-\xbf].)|(?<=[\xf0-\xf4]....))"
+WORD_END = (
+    rb"(?:(?<=[!-~].)|(?<=[\xc3-\xdf]..)|(?<=[\xe0\xe4-\xed\xef]...)|(?<=\xe3\x80[\x81-\xbf].)|(?<=[\xf0-\xf4]....))"
+)
 WORD_BEGIN = rb"(?:[!-~\xc3-\xe0\xe4-\xed\xef-\xf4]|\xe3\x80[\x81-\xbf])"
 BETWEEN_WORDS = re.compile(rb"[\n ](?=" + WORD_BEGIN + rb")" + WORD_END, re.DOTALL)
 NEWLINE = b"\n"  # a name, because an f-string of Python 3.11 cannot hold a backslash

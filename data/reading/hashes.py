@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from configs.read_back import DamagedFile, read_json
+from configs.locks import locked
+from configs.read_back import read_json
 from configs.still_busy import still_busy
 from data.reading.file_bytes import clear_errors
 
@@ -33,10 +34,8 @@ def hashes(files: list[Path], memory: Path) -> list[str]:
     memory: a JSON file, path -> [size, time of change, SHA-256]. A lock beside it makes the processes of a run take
     turns: the first one hashes, the others find the result. A file that has just changed is not remembered yet.
     """
-    from filelock import FileLock
-
     memory.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(memory.with_suffix(".lock")):
+    with locked(memory.with_suffix(".lock"), -1):
         known, now = _remembered(memory), time.time_ns()
         keys = [str(file.resolve()) for file in files]
         stamps = dict(zip(keys, map(stamp, files), strict=True))
@@ -62,5 +61,5 @@ def _remembered(memory: Path) -> dict[str, list[Any]]:
     try:
         known = read_json(memory, dict[str, list[Any]], MOST_BYTES)
         return {key: list(ENTRY.validate_python(tuple(entry), strict=True)) for key, entry in known.items()}
-    except (DamagedFile, ValueError):
+    except ValueError:
         return {}  # not there yet, or damaged: hash again

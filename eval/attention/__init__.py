@@ -2,11 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from configs.later import imported_later
+from configs.command import is_starting
 
-if TYPE_CHECKING:
+if TYPE_CHECKING or not is_starting():  # a command uses none of these names, and torch takes seconds to import
     from eval.attention.capture import AttentionMaps, capture
 
 __all__ = ["AttentionMaps", "capture"]
-
-__getattr__ = imported_later(__name__, dict.fromkeys(__all__, "eval.attention.capture"))

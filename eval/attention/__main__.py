@@ -78,6 +78,7 @@ def from_snapshots(run: Path, out: Path) -> list[Path]:
     from eval.attention.snapshots import read_all
 
     snapshots, problems = read_all(run)
+    snapshots = [snapshot for snapshot in snapshots if snapshot.maps]
     for problem in problems:
         print(f"warning: {problem}")
     if not snapshots:

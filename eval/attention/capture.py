@@ -59,6 +59,7 @@ class _Recorder:
     weights: dict[int, Tensor] = field(default_factory=dict)
     max_logits: dict[int, Tensor] = field(default_factory=dict)
     problem: str = ""
+    is_finite: bool = True
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         precision = torch.get_float32_matmul_precision()
@@ -99,6 +100,7 @@ class _Recorder:
         tolerance = TF32_TOLERANCE if rounded and out.is_cuda and out.dtype == torch.float32 else TOLERANCE[out.dtype]
         allowed = tolerance * max(out.abs().max().item(), 1e-6)
         if not error <= allowed:
+            self.is_finite = bool(expected.isfinite().all())
             q, k, v, whole, mask = everything
             cause = likely_cause(q, k, v, whole.float(), mask, *self.cos_sin, allowed)
             self.problem = (
@@ -144,6 +146,8 @@ def capture(
     finally:
         for module in modules:
             module.recorder = None
+    if not recorder.is_finite:  # q, k or v, whatever the kernel made of them
+        raise ValueError("the model's activations are non-finite: its weights are damaged, or its training diverged")
     if recorder.problem:
         raise RuntimeError(recorder.problem)
     groups = lm.config.num_key_value_groups

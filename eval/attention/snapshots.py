@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel, Field
 
+from configs.checkpoints import MOST_STEPS
 from configs.command import InputError
-from configs.read_back import append_line
+from configs.read_back import append_line, checked, opened, parse_json
+from configs.shown_text import escape
+from eval.run_files import Number
 
 Head = tuple[int, int]  # layer, head
 FORMAT = 1
+MOST_BYTES = 4_000_000_000  # of all arrays; a map of 256 tokens, 48 layers and 32 heads has 200 MB
+MOST_HEADS = 100_000
 PLAIN = ("step", "tokens", "seconds", "layers", "heads", "num_attention_heads", "num_key_value_heads", "chance")
 
 
@@ -84,7 +91,7 @@ def file_of(folder: Path, step: int) -> Path:
 
 def write(snapshot: Snapshot, folder: Path) -> Path:
     """Write the snapshot, whole or not at all, and its line in index.jsonl."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)  # not its parents: a run directory that was moved away is not made again
     maps = {
         name: {"labels": one.labels, "documents": one.documents, "left_out": one.left_out}
         for name, one in snapshot.maps.items()
@@ -98,9 +105,13 @@ def write(snapshot: Snapshot, folder: Path) -> Path:
         arrays["similarity"] = snapshot.similarity.astype(np.float32)
     file = file_of(folder, snapshot.step)
     temporary = file.with_suffix(".tmp")
-    with temporary.open("wb") as stream:
-        np.savez_compressed(stream, about=np.array(json.dumps(about, ensure_ascii=False)), **arrays)
-    temporary.replace(file)
+    try:
+        with temporary.open("wb") as stream:
+            np.savez_compressed(stream, about=np.array(json.dumps(about, ensure_ascii=False)), **arrays)
+        temporary.replace(file)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     line = {"step": snapshot.step, "tokens": snapshot.tokens, "time_s": round(snapshot.seconds, 3), "file": file.name}
     append_line(folder / "index.jsonl", line | _numbers(snapshot.scalars))
     return file
@@ -109,34 +120,84 @@ def write(snapshot: Snapshot, folder: Path) -> Path:
 def read(file: Path) -> Snapshot:
     """Read one snapshot. Raises InputError for any other file, or a broken one."""
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            about = json.loads(str(arrays["about"]))
-            if about["format"] != FORMAT:
-                raise InputError(f"{file}: format {about['format']}, and this version reads {FORMAT}: create it again")
-            maps = {
-                name: ProbeMap(arrays[f"map.{name}"].astype(np.float32), **fields)
-                for name, fields in about["maps"].items()
-            }
-            scores = {name: arrays[f"score.{name}"] for name in about["scores"]}
-            similarity = arrays.get("similarity")
-            known = {key: about[key] for key in (*PLAIN, "scalars")}
-            known["ablations"] = [
-                Ablated(what, [(layer, head) for layer, head in heads], rise)
-                for what, heads, rise in about.get("ablations", [])
-            ]
-            return Snapshot(**known, maps=maps, scores=scores, similarity=similarity)
+        with opened(file, MOST_BYTES) as stream, np.load(stream, allow_pickle=False) as arrays:
+            if sum(member.file_size for member in arrays.zip.infolist()) > MOST_BYTES:
+                raise ValueError("it would not fit into memory")
+            about = parse_json(str(arrays["about"]), str(file))
+            if about.get("format") != FORMAT:
+                raise InputError(f"{file}: format {about.get('format')}, this version reads {FORMAT}: create it again")
+            return _snapshot(checked(about, str(file), _About, strict=None), arrays, file)
     except InputError:
         raise
     except Exception as error:  # zlib.error, BadZipFile, KeyError, …: whatever a damaged archive leads to
-        raise InputError(
-            f"{file}: not a whole snapshot ({type(error).__name__}): delete it, the others still open"
-        ) from None
+        problem = escape(str(error)) if isinstance(error, ValueError) else type(error).__name__
+        raise InputError(f"{file}: not a whole snapshot ({problem[:200]}): delete it, the others still open") from None
+
+
+class _Map(BaseModel):
+    labels: list[str]
+    documents: list[int] | None = None
+    left_out: str = ""
+
+
+class _About(BaseModel):
+    """What the archive says of its arrays, and all that is no array."""
+
+    format: int
+    step: Annotated[int, Field(ge=0, le=MOST_STEPS)]
+    tokens: Annotated[int, Field(ge=0, le=2**62)]
+    seconds: Annotated[float, Field(ge=0, le=1e12)]
+    layers: Annotated[list[Annotated[int, Field(ge=0, le=MOST_HEADS)]], Field(min_length=1)]
+    heads: Annotated[list[Annotated[int, Field(ge=0, le=MOST_HEADS)]], Field(min_length=1)]
+    num_attention_heads: Annotated[int, Field(ge=1, le=MOST_HEADS)]
+    num_key_value_heads: Annotated[int, Field(ge=1, le=MOST_HEADS)]
+    chance: dict[str, Number | None]
+    maps: dict[str, _Map]
+    scores: list[str]
+    scalars: dict[str, Number | None]
+    ablations: list[tuple[str, list[Head], float]] = []
+
+
+def _snapshot(about: _About, arrays: Any, file: Path) -> Snapshot:
+    """Raises ValueError where the arrays are not what `about` says."""
+    layers, heads = about.layers, about.heads
+    named = re.fullmatch(r"step_(\d{8})", file.stem)
+    _demand(not named or int(named[1]) == about.step, "it is of another step than its name")
+    _demand(len({*layers}) == len(layers) and len({*heads}) == len(heads), "a layer or a head is there twice")
+    _demand(about.num_attention_heads % about.num_key_value_heads == 0, "its heads do not make whole groups")
+    _demand(max(heads) < about.num_attention_heads, "it has more heads than its model")
+    maps, scores, shape = {}, {}, (len(layers), len(heads))
+    for name, one in about.maps.items():
+        tokens = len(one.labels)
+        weights = _numbers_of(arrays, f"map.{name}", (*shape, tokens, tokens))
+        _demand(tokens > 0 and not ((weights < 0) | (weights > 1.01)).any(), f"map.{name} holds no weights")
+        _demand(one.documents is None or len(one.documents) == tokens, f"map.{name}: other documents than tokens")
+        maps[name] = ProbeMap(weights.astype(np.float32), one.labels, one.documents, one.left_out)
+    for name in about.scores:
+        values = _numbers_of(arrays, f"score.{name}", shape)
+        scores[name] = np.where(np.isinf(values), np.float32("nan"), values)
+    similarity = _numbers_of(arrays, "similarity", (*shape, len(heads))) if "similarity" in arrays else None
+    known = {key: getattr(about, key) for key in (*PLAIN, "scalars")}
+    return Snapshot(
+        **known, maps=maps, scores=scores, similarity=similarity, ablations=[Ablated(*one) for one in about.ablations]
+    )
+
+
+def _numbers_of(arrays: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    values = arrays[name]
+    _demand(values.dtype.kind == "f" and values.shape == shape, f"{name} has shape {values.shape}, not {shape}")
+    return values
+
+
+def _demand(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)
 
 
 def read_all(run: Path) -> tuple[list[Snapshot], list[str]]:
     """Every snapshot of a run that can be read, by step, and a line for each that cannot."""
     snapshots, problems = [], []
-    for file in sorted((run / "attention").glob("step_*.npz")):
+    for file in sorted((run / "attention").glob("step_????????.npz")):
         try:
             snapshots.append(read(file))
         except InputError as error:

@@ -26,7 +26,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.bounds import MOST_QUESTIONS, MOST_SEED, MOST_TEMPERATURE, number, whole
+from configs.bounds import LEAST_DRAWN, MOST_QUESTIONS, MOST_SEED, MOST_TEMPERATURE, number, whole
 from configs.command import InputError, exit_on_bad_input
 from eval.opening import add_device_option
 
@@ -63,7 +63,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument(
         "--top-p",
-        type=number("--top-p", 0, 1, above=True),
+        type=number("--top-p", LEAST_DRAWN, 1),
         default=0.95,
         help="draw from the likeliest tokens that reach p (0.95)",
     )

@@ -68,7 +68,8 @@ class Conversation:
         self.max_new_tokens, self.seed = max_new_tokens, seed
         self.system, self.head = "", [tokenizer.bos_id]
         ends = lm.config.eos_token_id
-        self.is_chat = tokenizer.special_id("<|im_end|>") in (ends if isinstance(ends, list) else [ends])
+        turn = tokenizer.backend.token_to_id("<|im_end|>")  # None in a foreign model of other turns
+        self.is_chat = turn is not None and turn in (ends if isinstance(ends, list) else [ends])
         self.cache = KVCache(lm.config)
         self.reset()
 
@@ -86,8 +87,6 @@ class Conversation:
 
     def set_temperature(self, temperature: float) -> None:
         """0 = always the likeliest token. Raises ValueError for a negative one, infinity and NaN."""
-        if temperature == float("inf"):
-            raise ValueError("temperature (inf) must be a finite number")
         self.sampling = replace(self.sampling, temperature=temperature)
 
     def set_system(self, text: str) -> None:

@@ -184,7 +184,10 @@ def decode_speeds(models: dict[str, LanguageModel], rounds: int = ROUNDS) -> dic
         for name, lm in models.items():
             ids = torch.arange(prompt, device=next(lm.parameters()).device)[None]
             before = time.perf_counter()
-            generate(lm, ids, new, temperature=0, stop_ids=()).cpu()  # waits for a GPU
+            try:
+                generate(lm, ids, new, temperature=0, stop_ids=()).cpu()  # waits for a GPU
+            except ValueError as error:
+                raise InputError(f"{name}: {error}") from None
             if turn:  # the first one only warms up
                 seconds[name].append(time.perf_counter() - before)
     return {name: new / median(found) for name, found in seconds.items()}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from configs import tables
+from configs.shown_text import code, markdown
 from eval.compare.runs import Cost, RunResult, Variant, caveats, differing_keys
 from eval.compare.statistics import Difference, difference, spread
 
@@ -72,7 +73,7 @@ def table(variants: Sequence[Variant], costs: Costs, speeds: dict[str, float] | 
         return row(label, lambda variant: _over_seeds(variant, of, digits))
 
     rows = [row("runs (seeds)", lambda v: f"{len(v.runs)} ({', '.join(str(run.seed) for run in v.runs)})")]
-    rows += [[f"`{key}`", *(_value(v.settings, key) for v in variants)] for key in differing_keys(variants)]
+    rows += [[code(key), *(_value(v.settings, key) for v in variants)] for key in differing_keys(variants)]
     rows.append(row("parameters", lambda v: f"{costs[v.name].parameters:,}"))
     rows.append(row("KV-cache bytes per token", lambda v: f"{costs[v.name].kv_bytes:,}"))
     rows.append(figure("tokens trained on", lambda run: run.train[-1]["tokens"] if run.train else None, 0))
@@ -180,28 +181,27 @@ def verdicts(variants: Sequence[Variant], costs: Costs) -> list[str]:
 
 def _verdict(baseline: Variant, other: Variant) -> str:
     found = bits_difference(baseline, other)
+    name, its = f"**{markdown(other.name)}**", markdown(baseline.name)
     if found is None:
-        return f"**{other.name}**: no verdict, because a loss is non-finite"
+        return f"{name}: no verdict, because a loss is non-finite"
     if reasons := caveats(baseline, other):
-        return f"**{other.name}**: no verdict, because it has {' and '.join(reasons)}"
+        return f"{name}: no verdict, because it has {markdown(' and '.join(reasons))}"
     if len(other.budgets) > 1:
-        return (
-            f"**{other.name}**: no verdict, because the budgets of single runs differ ({' and '.join(other.budgets)})"
-        )
+        return f"{name}: no verdict, because the budgets of single runs differ ({' and '.join(other.budgets)})"
     if found.interval is None:
         return (
-            f"**{other.name}**: {found.value:+.4f} bits per byte against {baseline.name}, without a measure of chance: "
+            f"{name}: {found.value:+.4f} bits per byte against {its}, without a measure of chance: "
             "that takes two seeds or more of both (train.sweep --seeds 3)"
         )
     low, high = found.interval
     interval = f"95 % interval {low:+.4f} to {high:+.4f}; {_seeds(found)}"
     if not found.excludes_zero:
         return (
-            f"**{other.name}**: no difference to {baseline.name} shows ({found.value:+.4f} bits per byte, {interval}); "
+            f"{name}: no difference to {its} shows ({found.value:+.4f} bits per byte, {interval}); "
             "a difference within this interval may still be there"
         )
     word = "more" if found.value > 0 else "fewer"
-    return f"**{other.name}** needs {abs(found.value):.4f} {word} bits per byte than {baseline.name} ({interval})"
+    return f"{name} needs {abs(found.value):.4f} {word} bits per byte than {its} ({interval})"
 
 
 def _size(baseline: Variant, other: Variant, costs: Costs) -> str:
@@ -230,16 +230,15 @@ def page(
 ) -> str:
     """The whole of comparison.md."""
     runs = sum(len(variant.runs) for variant in variants)
-    lines = [f"# Comparison: {', '.join(variant.name for variant in variants)}", ""]
+    lines = [f"# Comparison: {', '.join(markdown(variant.name) for variant in variants)}", ""]
     plural = "s" if len(variants) > 1 else ""
-    lines += [
-        f"{len(variants)} variant{plural}, {runs} run{'s' if runs > 1 else ''}. Baseline: **{variants[0].name}**."
-    ]
+    baseline = f"**{markdown(variants[0].name)}**"
+    lines += [f"{len(variants)} variant{plural}, {runs} run{'s' if runs > 1 else ''}. Baseline: {baseline}."]
     if runs > len(variants):
         lines += ["Runs that differ only in their seed are one variant: mean ± standard deviation over its seeds."]
     keys = differing_keys(variants)
-    lines += ["", f"What differs: {', '.join(f'`{key}`' for key in keys)}." if keys else "No setting differs.", ""]
-    lines += [line for warning in warnings for line in (f"> **Warning:** {warning}", "")]
+    lines += ["", f"What differs: {', '.join(map(code, keys))}." if keys else "No setting differs.", ""]
+    lines += [line for warning in warnings for line in (f"> **Warning:** {markdown(warning)}", "")]
     lines += [summary, "", "## Figures", ""]
     lines += [line for title, file in figures for line in (f"![{title}]({file})", "")]
     lines += ["## How it was measured", "", *[f"- {note}" for note in _notes(variants, decoded)], ""]
@@ -263,8 +262,9 @@ def _notes(variants: Sequence[Variant], decoded: bool) -> list[str]:
             "largest of all heads; which one that is differs between runs. A pattern does not prove what a head does."
         )
     if len(variants) > 1:
+        baseline, *others = (markdown(variant.name) for variant in variants)
         notes.append(
-            f"Differences are {', '.join(v.name for v in variants[1:])} minus {variants[0].name}; paired by seed where "
+            f"Differences are {', '.join(others)} minus {baseline}; paired by seed where "
             "two or more seeds are common to both. Intervals are Student's t, wide for few seeds."
         )
     return notes
@@ -275,7 +275,7 @@ def _equal_keys(variants: Sequence[Variant]) -> list[str]:
     differing = set(differing_keys(variants))
     settings = variants[0].settings
     equal = [key for key in settings if key not in differing]
-    lines = [f"- `{key}`: {_value(settings, key)}" for key in equal]
+    lines = [f"- {code(key)}: {markdown(_value(settings, key))}" for key in equal]
     return [
         "<details>",
         f"<summary>{len(equal)} settings are equal in all runs</summary>",

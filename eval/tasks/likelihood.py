@@ -25,7 +25,7 @@ def token_log_probs(lm: LanguageModel, sequences: Sequence[Sequence[int]]) -> li
     Sequences of equal ids are read once, so their numbers are exactly equal. Computed in float32, like lengths
     together, padded on the right: rounding apart (up to 3e-5 in runs/demo) the number is that of the sequence alone.
     Raises ValueError for a sequence that is too short or, with its last token left out, too long for the context, and
-    for a model whose logits are not finite.
+    for a model whose logits are non-finite.
     """
     if any(len(ids) < 2 for ids in sequences):
         raise ValueError("a text has no tokens for this tokenizer, so nothing can be scored: leave it out")
@@ -41,7 +41,7 @@ def token_log_probs(lm: LanguageModel, sequences: Sequence[Sequence[int]]) -> li
             for key, row in zip(batch, log_p, strict=True):
                 read[key] = row[: len(key) - 1].clone()  # a view would keep the whole batch in memory
     if not all(bool(log_p.isfinite().all()) for log_p in read.values()):
-        raise ValueError("the model's logits are not finite: its weights are damaged, or its training diverged")
+        raise ValueError("the model's logits are non-finite: its weights are damaged, or its training diverged")
     return [read[tuple(ids)] for ids in sequences]
 
 

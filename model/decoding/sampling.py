@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from configs.bounds import LEAST_DRAWN as LEAST
+from configs.bounds import MOST_FACTOR as MOST
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -29,11 +32,17 @@ class Sampling:
 
     def __post_init__(self) -> None:
         wrong = [
-            (not self.temperature >= 0, f"temperature ({self.temperature}) must be 0 (greedy) or more"),
+            (
+                self.temperature != 0 and not LEAST <= self.temperature <= MOST,
+                f"temperature ({self.temperature}) must be 0 (greedy), or {LEAST:g} to {MOST:g}",
+            ),
             (self.top_k is not None and self.top_k < 1, f"top_k ({self.top_k}) must be 1 or more"),
-            (self.top_p is not None and not 0 < self.top_p <= 1, f"top_p ({self.top_p}) must be in (0, 1]"),
+            (self.top_p is not None and not LEAST <= self.top_p <= 1, f"top_p ({self.top_p}) must be {LEAST:g} to 1"),
             (self.min_p is not None and not 0 <= self.min_p <= 1, f"min_p ({self.min_p}) must be in [0, 1]"),
-            (not self.repetition_penalty > 0, f"repetition_penalty ({self.repetition_penalty}) must be above 0"),
+            (
+                not LEAST <= self.repetition_penalty <= MOST,
+                f"repetition_penalty ({self.repetition_penalty}) must be {LEAST:g} to {MOST:g}",
+            ),
         ]
         for is_wrong, message in wrong:
             if is_wrong:
@@ -46,8 +55,10 @@ def next_token(
     """Draw the next token of every row: logits (B, V), the ids so far (B, T) -> ids (B,), probabilities (B, V).
 
     The probabilities are those that the ids were drawn from, up to a factor; None at temperature 0, where nothing is
-    drawn.
+    drawn. Raises ValueError for logits without a largest one: NaN, or infinity.
     """
+    if not bool(logits.amax(dim=-1).isfinite().all()):  # NaN anywhere makes the maximum NaN
+        raise ValueError("the model's logits are non-finite: its weights are damaged, or its training diverged")
     if sampling.repetition_penalty != 1.0:
         logits = penalise_repetition(logits, seen_ids, sampling.repetition_penalty)
     if sampling.temperature == 0:

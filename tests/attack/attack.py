@@ -26,6 +26,7 @@ from tests.processes import print_to, start
 
 SILENT_S = 10  # of its own work without a line: a hang
 WALL_S = 120  # of waiting without a line, on a machine that is busy with other things
+LARGE = 10**9  # bytes: a case may lay a file that is nothing but large
 INVISIBLE, JOINERS = {"Cc", "Cf", "Cs", "Zl", "Zp"}, "\u200c\u200d"  # joiners are parts of words and of emoji
 TRACES = ("Traceback (most recent call last)", "panicked at", "Fatal Python error", "Exception ignored in")
 CLASSES = sorted(path.stem for path in (Path(__file__).parent / "classes").glob("[!_]*.py"))
@@ -99,11 +100,11 @@ def run(case: Case, folder: Path) -> Ending:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Every file of a folder, with the hash of what it holds."""
+    """Every file of a folder, with the hash of what it holds; without those that are made to be too large."""
     return {
         str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and os.access(file, os.R_OK)
+        if file.is_file() and os.access(file, os.R_OK) and file.stat().st_size < LARGE
     }
 
 
@@ -204,5 +205,6 @@ def _judged(case: Case, code: int | None, printed: str, hung: bool) -> tuple[str
 def _lost(before: dict[str, str], after: dict[str, str], may_change: Iterable[str]) -> list[str]:
     """Files whose content is nowhere any more; one that was moved aside is not lost."""
     still = set(after.values())
-    gone = [name for name, digest in before.items() if digest not in still]
+    memory = "runs/.prepared/hashes.json"  # of what was hashed before: any start may add to it
+    gone = [name for name, digest in before.items() if digest not in still and name != memory]
     return [name for name in gone if not any(Path(name).match(pattern) for pattern in may_change)]

@@ -66,6 +66,13 @@ def trained(folder: Path) -> Path:
     return folder / "runs" / "tiny"
 
 
+def foreign(folder: Path) -> Path:
+    """The same, and beside it the model of its last checkpoint as somebody else would give it: `model`, without the
+    manifest by which Headlight knows its own files. Returns that folder."""
+    checkpoint = trained(folder) / "checkpoints" / "step_00000004"
+    return Path(shutil.copytree(checkpoint, folder / "model", ignore=shutil.ignore_patterns("training")))
+
+
 def stopped(folder: Path) -> Path:
     """The same, as if it had been stopped before the end: no result, and max_steps has grown. Returns runs/tiny."""
     run = trained(folder)

@@ -50,7 +50,10 @@ def config(book):
 
 def test_a_second_start_hashes_nothing(book, tmp_path, hashed):
     first = prepare(config(book), tmp_path / "runs", show_progress=False)
-    assert hashed == ["book.txt"]  # not again after reading, either
+    assert hashed.count("book.txt") == 1  # not again after reading, either
+    for shard in first.directory.glob("*.bin"):
+        aged(shard)
+    assert prepare(config(book), tmp_path / "runs", show_progress=False).directory == first.directory
     hashed.clear()
     assert prepare(config(book), tmp_path / "runs", show_progress=False).directory == first.directory
     assert hashed == []

@@ -1,6 +1,8 @@
 """Preparing: text in, shards out; nothing stale, nothing half-written, every mistake with file and line."""
 
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from data import tokenizer as tokenizer_module
 from data.config import DataConfig
 from data.fingerprints import fingerprint
 from data.prepare import open_prepared, prepare
-from data.reading import files
+from data.reading import files, hashes
 from data.reading.documents import split_of
 from data.reading.sources import documents
 
@@ -106,12 +108,46 @@ def test_a_failed_preparation_leaves_nothing_behind(text_file, tmp_path, monkeyp
     assert [name.partition(".")[2] for name in left] == ["lock"]
 
 
-def test_a_damaged_shard_is_named(text_file, tmp_path):
+DAMAGE = {
+    "shorter": (lambda raw: raw[:-2], "has 7,724 bytes, and the manifest says 7,726 bytes"),
+    "a flipped bit": (lambda raw: raw[:99] + bytes([raw[99] ^ 4]) + raw[100:], "bytes have changed since it was"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_shard_is_named(text_file, tmp_path, damage):
     data = prepare(config(text_file), tmp_path / "runs")
-    shard = data.directory / "train_00000.bin"
-    shard.write_bytes(shard.read_bytes()[:-2])
-    with pytest.raises(InputError, match="train_00000.bin: is missing or damaged"):
+    shard, (change, problem) = data.directory / "train_00000.bin", DAMAGE[damage]
+    shard.write_bytes(change(shard.read_bytes()))
+    with pytest.raises(InputError, match=f"train_00000.bin: .*{problem}.*: delete {data.directory}, then it is prep"):
         open_prepared(data.directory)
+
+
+def test_a_shard_is_hashed_once(text_file, tmp_path, monkeypatch):
+    data, hashed, real = prepare(config(text_file), tmp_path / "runs"), [], hashes.sha256
+    for shard in data.directory.glob("*.bin"):
+        os.utime(shard, (1e9, 1e9))
+    monkeypatch.setattr(hashes, "sha256", lambda file: hashed.append(file) or real(file))
+    for _ in range(3):
+        open_prepared(data.directory)
+    assert len(hashed) == 2
+    memory = tmp_path / "runs/.prepared/hashes.json"
+    memory.write_text(memory.read_text().replace("0", "1"))  # what is remembered may be damaged itself
+    open_prepared(data.directory)
+
+
+def test_a_shard_that_is_cut_off_while_it_is_in_use_is_named(text_file, tmp_path):
+    """Memory-mapped, it would kill the process (SIGBUS)."""
+    data = prepare(config(text_file), tmp_path / "runs")
+    stream = data.stream("train")
+    shutil.rmtree(data.directory.parent)
+    assert len(stream.read(0, 100)) == 100  # deleted files stay readable as long as they are open
+    data = prepare(config(text_file), tmp_path / "runs")
+    stream = data.stream("train")
+    os.truncate(data.directory / "train_00000.bin", 5000)
+    assert len(stream.read(0, 100)) == 100
+    with pytest.raises(InputError, match="train_00000.bin: was cut off to 5,000 bytes while it was in use: delete"):
+        stream.read(2450, 100)
 
 
 def test_a_large_vocabulary_is_stored_in_four_bytes(tmp_path):

@@ -166,12 +166,12 @@ def test_whatever_was_written_behind_the_last_note_is_written_again(tmp_path, sm
     assert done.directory == open_prepared(done.directory).directory
 
 
-DAMAGE = "short missing other_text empty_note half_note no_tokenizer bad_tokenizer bad_roles".split()
+DAMAGE = "short missing other_text empty_note half_note no_tokenizer bad_tokenizer bad_roles flipped miscounted".split()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_what_is_left_of_a_killed_run_is_not_trusted(tmp_path, small, monkeypatch, damage):
+def test_what_is_left_of_a_killed_run_is_not_trusted(tmp_path, small, monkeypatch, capsys, damage):
     config = text_config(tmp_path)
     expected = undisturbed(text_config)
     real = shards.save_progress
@@ -191,12 +191,15 @@ def test_what_is_left_of_a_killed_run_is_not_trusted(tmp_path, small, monkeypatc
         "missing": shard.unlink,
         "other_text": lambda: (shard.write_bytes(bytes(shard.stat().st_size)), os.utime(tmp_path / "stories.jsonl")),
         "empty_note": lambda: (partial / "progress.json").write_text(""),
-        "half_note": lambda: (partial / "progress.json").write_text('{"pieces": 3}'),
+        "half_note": lambda: (partial / "progress.json").write_text('{"read": 3}'),
         "no_tokenizer": (partial / "tokenizer.json").unlink,
         "bad_tokenizer": lambda: (partial / "tokenizer.json").write_text("{}"),
+        "flipped": lambda: shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:]),
+        "miscounted": lambda: (partial / "progress.json").write_text(notes(tmp_path / "stopped").replace("1", "2")),
         "bad_roles": lambda: (partial / "tokenizer_config.json").write_text("[]"),
     }[damage]()
     assert contents(prepare(config, tmp_path / "stopped").directory) == expected
+    assert str(partial) in capsys.readouterr().err  # what is wrong with it, in a line
 
 
 def test_a_text_that_changes_while_it_is_read_is_not_kept(tmp_path, monkeypatch):
@@ -221,7 +224,10 @@ def test_a_damaged_manifest_says_what_to_do_and_a_missing_one_is_made_again(tmp_
     directory = prepare(config, tmp_path / "runs").directory
     expected = contents(directory)
     (directory / "manifest.json").write_text("{")
-    with pytest.raises(InputError, match=f"is damaged .*: delete {directory}, then it is prepared again"):
+    with pytest.raises(
+        InputError,
+        match=f"manifest.json: is not .*: the prepared data is damaged: delete {directory}, then it is prepared again",
+    ):
         prepare(config, tmp_path / "runs")
     (directory / "manifest.json").unlink()
     assert contents(prepare(config, tmp_path / "runs").directory) == expected
@@ -271,7 +277,7 @@ def test_a_full_disk_is_one_clear_line_and_the_work_is_kept(tmp_path, small, mon
     assert not list(tmp_path.glob("full/.prepared/*/manifest.json"))
     monkeypatch.setattr(shards.SplitWriter, "append", real)
     (partial,) = (tmp_path / "full" / ".prepared").glob("*.partial")
-    assert json.loads((partial / "progress.json").read_text())["pieces"] > 0
+    assert json.loads((partial / "progress.json").read_text())["read"] > 0
     assert contents(prepare(config, tmp_path / "full").directory) == expected
 
 

@@ -122,7 +122,7 @@ def test_commands(runs, said):
         ("/quti", "unknown command /quti: did you mean /quit?"),
         ("/xyz", "unknown command /xyz: /help lists the commands"),
         ("/temperature warm", "/temperature takes a number, for example /temperature 0.5, not 'warm'"),
-        ("/temperature -1", "temperature (-1.0) must be 0 (greedy) or more"),
+        ("/temperature -1", "temperature (-1.0) must be 0 (greedy), or 1e-06 to"),
         ("/attention", "there is no answer yet to look at: ask something first"),
         ("/cache", "there is no answer yet"),
         ("kite " * 3000, "tokens, and the model sees 128, its answer included: shorten it"),
@@ -237,7 +237,7 @@ def test_bad_input_is_one_line_and_exit_code_2(runs, said, tmp_path):
         ([broken["no_tokenizer"]], "holds no tokenizer.json"),
         ([broken["latest"]], "names step_00000020, which does not exist"),
         ([runs / "chats", "--temperature", "-1"], "--temperature is '-1': it must be a number from 0 to 100"),
-        ([runs / "chats", "--top-p", "2"], "--top-p is '2': it must be a number above 0 and up to 1"),
+        ([runs / "chats", "--top-p", "2"], "--top-p is '2': it must be a number from 1e-06 to 1"),
         ([runs / "chats", "--max-new-tokens", "0"], "--max-new-tokens is '0': it must be a whole number from 1"),
         ([runs / "chats", "--system", "kite " * 3000], "--system: the system message takes"),
     ):

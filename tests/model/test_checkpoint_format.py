@@ -121,12 +121,12 @@ def test_a_missing_tensor_is_refused_by_name(tmp_path):
     [
         ({"model_type": "gpt2"}, "model_type is 'gpt2'"),
         ({"attention_bias": True}, "attention_bias is True"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_type is 'llama3'"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_type`: must be .* is 'llama3'"),
         ({"rope_parameters": YARN | {"rope_theta": 1e4, "mscale": 0.7}}, "mscale"),
         ({"rope_parameters": YARN | {"rope_theta": 1e4, "truncate": False}}, "truncate"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "rope_parameters has 'full_attention'"),
-        ({"rope_parameters": "yarn"}, "not a table of keys and values"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "rope_parameters.full_attention`: is unknown"),
+        ({"rope_parameters": "yarn"}, "rope_parameters`: must be an object"),
     ],
 )
 def test_what_headlight_does_not_build_is_refused(tmp_path, change, message):
@@ -218,5 +218,5 @@ def test_weights_in_several_files_are_read(tmp_path):
     with torch.no_grad():
         assert torch.equal(load(tmp_path / "theirs")(ids), lm(ids))
     next((tmp_path / "theirs").glob("model-00002*")).unlink()
-    with pytest.raises(ValueError, match=r"model.safetensors.index.json: cannot be read: .*model-00002"):
+    with pytest.raises(ValueError, match=r"model-00002\S*: cannot be read: there is no such file"):
         load(tmp_path / "theirs")

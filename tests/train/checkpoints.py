@@ -1,8 +1,11 @@
 """A tiny model in training, for the tests of checkpoints: no data, no command line, a few milliseconds a step."""
 
+import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -61,6 +64,18 @@ def as_headlight_0_1(checkpoint: Path) -> Path:
     (checkpoint / "README.md").unlink()
     (checkpoint / "manifest.json").write_text(json.dumps(flat, indent=2) + "\n")
     return checkpoint
+
+
+def edit_state(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Let a checkpoint have been saved with another trainer_state.json; its manifest agrees."""
+    state = json.loads((checkpoint / "training/trainer_state.json").read_text())
+    change(state)
+    raw = json.dumps(state, indent=2).encode() + b"\n"
+    (checkpoint / "training/trainer_state.json").write_bytes(raw)
+    manifest = json.loads((checkpoint / "training/manifest.json").read_text())
+    entry = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+    manifest["training/trainer_state.json"] = entry
+    (checkpoint / "training/manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
 
 
 def adamw(lm, fused: bool) -> list[torch.optim.Optimizer]:

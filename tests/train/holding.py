@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 
 from eval.hooks import EvalEvent
 
@@ -25,3 +26,10 @@ def until_a_signal(event: EvalEvent) -> None:
         pass
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+def while_held(event: EvalEvent) -> None:
+    """As long as the runs' folder has a file `hold`: `held` is written, and the run waits."""
+    while (event.directory.parent / "hold").exists():
+        (event.directory.parent / "held").touch()
+        time.sleep(0.01)

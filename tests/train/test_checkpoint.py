@@ -208,8 +208,8 @@ def test_the_state_is_read_as_it_was_written(tmp_path):
         wandb_id="abc",
         identity={"seed": 0, "data.mix": [1, None]},
         resolved={"compile": False, "micro_batch_size": 8},
-        scaler={"scale": 65536.0, "growth_factor": 2.0, "_growth_tracker": 7},
-        spikes={"mean": 3.3, "recent": [3.2, float("inf")]},
+        scaler=torch.amp.GradScaler("cpu").state_dict(),
+        spikes={"losses": [3.2, 1 / 3]},
     )
     run.steps(1)
     assert read_state(run.save(tmp_path)) == state
@@ -223,9 +223,11 @@ def test_what_an_older_version_did_not_write_has_its_default_and_what_a_newer_on
     file.write_text('{"step": 3, "tokens": 5}')
     assert read_state(tmp_path) == TrainerState(step=3, tokens=5)
     for text, message in [
-        ('{"step": 3, "stp": 4}', "its key 'stp' is unknown"),
-        ('{"tokens": 3}', "no key 'step'"),
-        ("[]", "no key 'step'"),
+        ('{"step": 3, "stp": 4}', "`stp`: is unknown"),
+        ('{"tokens": 3}', "`step` is missing"),
+        ('{"step": -3}', "`step`: must be greater than or equal to 0"),
+        ('{"step": 3, "best_step": 4}', "`best_step` is later than `step`"),
+        ("[]", "must be a valid dictionary"),
         ("3", "cannot resume from here"),
         ("{", "cannot resume from here"),
     ]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -25,7 +26,7 @@ KEPT = 2**31 - 1
 class Device:
     """The resolved choices; `notes` says in words what was chosen and why. attention: a backend's name.
 
-    compile: "auto" is decided when a step has been timed (train.compilation).
+    compile: "auto" is decided when a step has been timed (train.compilation). threads: of a CPU; None: as they are.
     """
 
     device: torch.device
@@ -33,6 +34,7 @@ class Device:
     compile: bool | Literal["auto"]
     attention: str
     notes: tuple[str, ...]
+    threads: int | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -73,20 +75,39 @@ def resolve_device(run_config: RunConfig, resolved: dict[str, Any] | None = None
     ]
     if compiled != "auto":
         notes.append(f"compile {'on' if compiled else 'off'} ({why})")
-    return Device(torch.device(kind), precision, compiled, attention, tuple(notes))
+    threads = _earlier_threads(earlier.get("threads")) if kind == "cpu" else None
+    if threads is not None:
+        notes.append(f"threads {threads} ({AS_BEFORE})")
+    return Device(torch.device(kind), precision, compiled, attention, tuple(notes), threads)
 
 
 def resolve_precision(wanted: str, kind: str, earlier: str | None = None) -> tuple[str, str]:
     """The precision, and why. Raises InputError for one that the device does not have."""
     if wanted == "auto":
-        return (earlier, AS_BEFORE) if earlier else _quick_precision(kind)
-    if wanted == "tf32" and kind != "cuda":
-        raise InputError(f"train.precision is tf32, which needs CUDA: on {kind} use auto or fp32")
-    if wanted == "bf16" and kind == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise InputError("train.precision is bf16, but this GPU has no bf16 instructions: use auto, fp16 or fp32")
-    if wanted in ("bf16", "fp16") and kind == "mps":
-        raise InputError(f"train.precision is {wanted}, which does not train on mps: use auto or fp32")
+        is_kept = earlier is not None and _lacks(earlier, kind) is None
+        return (str(earlier), AS_BEFORE) if is_kept else _quick_precision(kind)
+    if problem := _lacks(wanted, kind):
+        raise InputError(f"train.precision is {wanted}, {problem}")
     return wanted, "asked for"
+
+
+def _lacks(precision: str, kind: str) -> str | None:
+    """Why a device cannot train in a precision, and what to use instead; None if it can."""
+    if precision == "tf32" and kind != "cuda":
+        return f"which needs CUDA: on {kind} use auto or fp32"
+    if precision == "bf16" and kind == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return "but this GPU has no bf16 instructions: use auto, fp16 or fp32"
+    if precision in ("bf16", "fp16") and kind == "mps":
+        return "which does not train on mps: use auto or fp32"
+    return None
+
+
+def _earlier_threads(earlier: int | None) -> int | None:
+    """As many threads as this run began with, if nobody asks for another number and there are as many cores."""
+    asked = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys()
+    if earlier is None or asked or earlier == torch.get_num_threads() or earlier > (os.cpu_count() or 1):
+        return None
+    return earlier
 
 
 def resolve_attention(

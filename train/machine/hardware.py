@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,16 +25,12 @@ def device_memory(kind: str) -> tuple[float, str] | None:
     """(bytes, in words where that is from): all that the GPU has, or the RAM that is free; None where it is unknown."""
     import torch
 
+    from model.memory import free_ram
+
     if kind == "cuda":
         here = torch.cuda.is_available()
         return (float(torch.cuda.get_device_properties(0).total_memory), "the GPU's") if here else None
-    try:  # what Linux could free for us; sysconf does not count the file caches
-        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
-        return (int(found[1]) * 1024.0, "RAM available now") if found else None
-    except OSError:
-        if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):  # Windows
-            return None
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")), "all RAM"
+    return free_ram()
 
 
 def peak_tflops(device_name: str) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,14 @@ from torch import Tensor
 
 from configs.checkpoints import CARD, STATE, TRAINING, training_folder
 from configs.command import InputError
+from configs.shown_text import code, markdown
 from data.tokenizer import Tokenizer
 from model import LanguageModel, save
 from model.checkpoint_format import read_weights
 from model.families import family_of
 from train.machine.distributed import World, share, whole
 from train.saving.commit import SaveError, commit, drop_old, step_name
+from train.saving.state import TrainerState, read_state
 
 OPTIMIZER = "optimizer.safetensors"
 ALONE = World()
@@ -62,35 +64,6 @@ tokenizer = AutoTokenizer.from_pretrained(directory)
 - Leave the optimizer's state out: `hf upload NAME . --exclude "training/*"`
 - This model is small. It makes up facts, so do not rely on what it writes.
 """
-
-
-@dataclass
-class TrainerState:
-    """What a run needs besides tensors to resume: trainer_state.json.
-
-    best_tokens: how many held-out tokens the best loss was measured on (None: all). skipped: steps that changed no
-    parameter. evaluated_at: step of the newest evaluation. hooks_done: names of hooks that ran at a later one, which a
-    signal cut short. identity: RunConfig.identity() of the run that saved. resolved: what `auto` stood for. scaler:
-    state of the loss scaler (fp16). spikes: the last losses, from which a spike stands out. world_size, torch_version:
-    of the process that saved.
-    """
-
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    best_loss: float | None = None
-    best_step: int | None = None
-    best_tokens: int | None = None
-    skipped: int = 0
-    evaluated_at: int | None = None
-    hooks_done: list[str] = field(default_factory=list)
-    wandb_id: str | None = None
-    identity: dict[str, Any] | None = None
-    resolved: dict[str, Any] = field(default_factory=dict)
-    scaler: dict[str, Any] | None = None
-    spikes: dict[str, list[float]] = field(default_factory=lambda: {"losses": []})
-    world_size: int = 1
-    torch_version: str = torch.__version__
 
 
 @dataclass(frozen=True)
@@ -173,9 +146,9 @@ def model_card(name: str, lm: LanguageModel, step: int, tokens: int, identity: d
         **({"datasets": datasets} if datasets else {}),
     }
     source = identity.get("init_from")
-    start = f"the weights of `{source}`" if source else "random weights" if "init_from" in identity else "unknown"
+    start = f"the weights of {code(source)}" if source else "random weights" if "init_from" in identity else "unknown"
     body = MODEL_CARD.format(
-        title=f"{name}, step {step:,}",
+        title=f"{markdown(name)}, step {step:,}",
         parameters=sum(p.numel() for p in lm.parameters()),  # each once, even where embedding and head are one matrix
         layers=config.num_hidden_layers,
         width=config.hidden_size,
@@ -184,7 +157,7 @@ def model_card(name: str, lm: LanguageModel, step: int, tokens: int, identity: d
         vocabulary=config.vocab_size,
         context=config.max_position_embeddings,
         start=start,
-        text=("conversations; " if chats else "") + text,
+        text=("conversations; " if chats else "") + markdown(text),
         step=step,
         tokens=tokens,
     )
@@ -201,20 +174,6 @@ def _text_in_words(source: dict[str, Any]) -> tuple[str, list[str]]:
         name = source["name"]
         return f"the dataset {name}, split {source['split']}", [] if Path(name).exists() else [name]
     return {"storyworld": "stories that Headlight generates", "files": "local text files"}.get(kind, "unknown"), []
-
-
-def read_state(directory: Path) -> TrainerState:
-    """trainer_state.json of a checkpoint; a key that is missing there has its default. Raises InputError."""
-    file = training_folder(directory) / STATE
-    try:
-        values = dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{file}: cannot resume from here: {error}") from None
-    unknown = values.keys() - {each.name for each in fields(TrainerState)}
-    if unknown or not isinstance(values.get("step"), int):
-        problem = f"its key {sorted(unknown)[0]!r} is unknown" if unknown else "it has no key 'step'"
-        raise InputError(f"{file}: cannot resume from here: {problem}; was it saved by another version of Headlight?")
-    return TrainerState(**values)
 
 
 def load_checkpoint(
@@ -294,6 +253,8 @@ def _as_held(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 def _check_shape(name: str, tensor: Tensor, parameter: Tensor) -> None:
     """Raises ValueError unless it is a number, or has the parameter's shape, with 1 allowed in any dimension."""
+    if not tensor.dtype.is_floating_point:
+        raise ValueError(f"{OPTIMIZER}: {name} holds {tensor.dtype}, not floating-point numbers")
     pairs = zip(tensor.shape, parameter.shape, strict=False)
     if tensor.ndim not in (0, parameter.ndim) or any(there not in (1, here) for there, here in pairs):
         raise ValueError(
@@ -321,9 +282,19 @@ def _restore_random_state(states: dict[str, Tensor], rank: int) -> None:
     first = states.get("rng.cpu.0")
     if first is None:
         raise ValueError(f"{OPTIMIZER}: rng.cpu.0 is missing")
+    devices = {"rng.cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        devices["rng.cuda"] = torch.cuda.get_rng_state()
+    for name, state in states.items():
+        alike = devices.get(name.rpartition(".")[0], state)
+        if state.dtype != torch.uint8 or state.shape != alike.shape:
+            raise ValueError(f"{OPTIMIZER}: {name} is not a random state of PyTorch")
     digest = hashlib.sha256(first.numpy().tobytes() + str(rank).encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:7], "big"))
-    if rank == 0 or f"rng.cpu.{rank}" in states:
-        torch.set_rng_state(states.get(f"rng.cpu.{rank}", first))
-    if torch.cuda.is_initialized() and f"rng.cuda.{rank}" in states:
-        torch.cuda.set_rng_state(states[f"rng.cuda.{rank}"])
+    try:
+        if rank == 0 or f"rng.cpu.{rank}" in states:
+            torch.set_rng_state(states.get(f"rng.cpu.{rank}", first))
+        if torch.cuda.is_initialized() and f"rng.cuda.{rank}" in states:
+            torch.cuda.set_rng_state(states[f"rng.cuda.{rank}"])
+    except RuntimeError as error:
+        raise ValueError(f"{OPTIMIZER}: rng.cpu.{rank} is not a random state of PyTorch: {error}") from None

@@ -68,7 +68,7 @@ def commit(checkpoints: Path, step: int, fill: Callable[[Path], None], tensor_by
     directory = checkpoints / step_name(step)
     temporary = directory.with_suffix(".tmp")
     try:
-        checkpoints.mkdir(parents=True, exist_ok=True)
+        checkpoints.mkdir(exist_ok=True)  # not its parents: a run directory that was moved away is not made again
         _finish_replacing(checkpoints)
         shutil.rmtree(temporary, ignore_errors=True)
         needed, free = tensor_bytes + SMALL_FILES, shutil.disk_usage(checkpoints).free
@@ -77,7 +77,8 @@ def commit(checkpoints: Path, step: int, fill: Callable[[Path], None], tensor_by
                 f"no room for a checkpoint in {checkpoints}: it needs {_megabytes(needed)} and {_megabytes(free)} are "
                 "free: free space there or lower train.keep_last; earlier checkpoints are unchanged"
             )
-        (temporary / TRAINING).mkdir(parents=True)
+        temporary.mkdir()
+        (temporary / TRAINING).mkdir()
         fill(temporary)
         _seal(temporary)
         replaced = directory.with_suffix(".old")

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from configs.command import InputError
 from configs.meaning import Meaning, keys_that
 from data.prepare import PreparedData
 from eval.attention.render import PICTURES, VIEWER
-from eval.run_files import METRICS, RESULT, SAMPLES, read_result
+from eval.run_files import RESULT, read_result
 from train.config import LIMITS, RunConfig, load_run_config
 from train.saving.checkpoint import TrainerState, read_state
 from train.saving.commit import SaveError, any_checkpoint, damage, drop_old, newest_intact, settle
-from train.tracking import truncate_after
+from train.saving.logs import LOGS, truncate_after
+from train.saving.owner import FILES as OWNER_FILES
+from train.saving.owner import Owner
 
 CONTENTS = "data.contents"  # key of the identity that says what the prepared data was made of
 
@@ -39,6 +42,20 @@ class Start:
     def is_own(self, config: RunConfig) -> bool:
         """Whether it resumes from its own checkpoint, and not from another run's."""
         return self.checkpoint is not None and _same(self.checkpoint.parent, config.directory / "checkpoints")
+
+
+def start_of_owner(config: RunConfig, ours: Owner) -> Start:
+    """What `find_start` finds. Raises InputError if another process owns the directory, unless the run is finished."""
+    if not ours.holder:
+        start = find_start(config)
+        if start.finished or not ours.problem:
+            return start
+    elif (config.directory / RESULT).is_file():
+        with suppress(InputError):  # the owner may be changing what is read here
+            start = find_start(config)
+            if start.finished:
+                return start
+    raise InputError(ours.problem)
 
 
 def find_start(config: RunConfig) -> Start:
@@ -104,7 +121,7 @@ def _same(a: Path, b: Path) -> bool:
 
 def _is_something(path: Path) -> bool:
     """Whether it is more than what a run leaves that was killed before it wrote its config."""
-    return path.name not in ("checkpoints", "config.tmp") or (path.is_dir() and any(path.iterdir()))
+    return path.name not in ("checkpoints", "config.tmp", *OWNER_FILES) or (path.is_dir() and any(path.iterdir()))
 
 
 def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -> None:
@@ -151,8 +168,9 @@ def _tidy(config: RunConfig, start: Start) -> None:
     settle(directory / "checkpoints", start.newest)
     if start.newest is not None:  # a kill may have come before the last save deleted what it replaces
         drop_old(directory / "checkpoints", start.newest, config.train.keep_last, config.train.keep_best)
-    for name in (METRICS, SAMPLES, "trace.jsonl", "attention/index.jsonl"):
-        truncate_after(directory / name, last)
+    sizes = start.state.logged if start.state is not None and start.is_own(config) else {}
+    for name in LOGS:
+        truncate_after(directory / name, last, sizes.get(name))
     for file in (directory / "attention").glob("*"):
         number = re.fullmatch(r"step_(\d{8})", file.stem)
         if int(number[1]) > last if number else file.name in (*PICTURES, VIEWER):  # drawn again at the end

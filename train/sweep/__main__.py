@@ -9,27 +9,25 @@
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
 from configs.bounds import MOST_RUNS, whole
-from configs.command import exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input
 from configs.streams import survive_lost_output
+from train.sweep.processes import Adopted, Process
 
 if TYPE_CHECKING:
     from train.sweep.plan import PlannedRun
 
 POLL_S = 0.1
-COURTESY_S = 1.0  # Ctrl-C in a terminal reaches the runs by itself; after this long the signal is sent again
-REASONS = {2: "bad input", 3: "its loss became non-finite"}
+BAD_INPUT = 2
+REASONS = {BAD_INPUT: "bad input", 3: "its loss became non-finite"}
 
 
 def main() -> int:
@@ -48,23 +46,31 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder of comparison.md; default: <output_dir>/<name>-sweep-<keys>")
     parser.add_argument("--skip-decode", action="store_true", help="do not measure decoding in the comparison")
     given = parser.parse_intermixed_args()
+    from train.saving.owner import owned
     from train.sweep.plan import plan  # heavy: --help answers at once
 
     runs = plan(given.config, given.overrides, given.seeds)
-    sweep = Sweep(given.config, runs, given.jobs, {run.config.name for run in runs if is_finished(run)})
-    survive_lost_output()
-    sweep.announce()
-    if stopped := sweep.train():
-        print("sweep: stopped; the same command continues from here", file=sys.stderr)
-        return 128 + stopped
-    return sweep.compare(given.out or default_folder(runs), decode=not given.skip_decode)
+    out = given.out or default_folder(runs)
+    with owned(out, named="--out" if given.out else "output_dir") as owner:
+        if owner.problem:
+            raise InputError(owner.problem)
+        sweep = Sweep(given.config, runs, given.jobs, {run.config.name for run in runs if is_finished(run)})
+        survive_lost_output()
+        sweep.announce()
+        if stopped := sweep.train():
+            print("sweep: stopped; the same command continues from here", file=sys.stderr)
+            return 128 + stopped
+        return sweep.compare(out, decode=not given.skip_decode)
 
 
 def is_finished(run: PlannedRun) -> bool:
     """Whether it has been trained to its end. Raises InputError if the directory belongs to another run."""
+    from train.saving.owner import holder
     from train.saving.run_directory import find_start
     from train.sft import as_fine_tuning
 
+    if holder(run.config.directory):  # its files may change while they are read
+        return False
     return find_start(as_fine_tuning(run.config) if run.script == "train.sft" else run.config).finished
 
 
@@ -101,23 +107,55 @@ class Sweep:
     def train(self) -> int:
         """Train the runs that are not finished, `jobs` at a time. Returns 0, or the signal that stopped the sweep."""
         from train.machine.signals import stop_signals
+        from train.saving.owner import holder
 
         waiting = [run for run in self.runs if run.config.name not in self.finished]
-        running: dict[str, Process] = {}
+        waiting.sort(key=lambda run: not holder(run.config.directory))  # first those that are trained already
+        running: dict[str, tuple[PlannedRun, Process | Adopted]] = {}
         with stop_signals() as stopped:
             while (waiting and not stopped()) or running:
                 while waiting and len(running) < self.jobs and not stopped():
                     run = waiting.pop(0)
-                    self._say(run.config.name, f"training{self._time_left(len(waiting) + len(running) + 1)}")
-                    running[run.config.name] = Process(self.config, run, self.jobs)
-                if stopped():
-                    for process in running.values():
-                        process.pass_on(stopped())
-                for name, process in list(running.items()):
-                    if (code := process.poll()) is not None:
-                        self._note(name, code, stopped(), time.monotonic() - running.pop(name).began)
+                    left = len(waiting) + len(running) + 1
+                    running[run.config.name] = run, self._adopt(run) or self._start(run, left)
+                for name, (run, process) in list(running.items()):
+                    if isinstance(process, Process):
+                        code = process.poll()
+                        if stopped():
+                            process.pass_on(stopped())
+                        if code == BAD_INPUT and (adopted := self._adopt(run)):  # another process was quicker
+                            running[name] = run, adopted
+                        elif code is not None:
+                            del running[name]
+                            self._note(name, code, stopped(), time.monotonic() - process.began)
+                    elif stopped():
+                        del running[name]
+                        self._say(name, "is not waited for any more; its process continues")
+                    elif process.has_ended():
+                        del running[name]
+                        try:
+                            is_trained = is_finished(run)
+                        except InputError:  # its own process says why
+                            is_trained = False
+                        if is_trained:
+                            self._note(name, 0, 0, 0.0)
+                        else:
+                            waiting.insert(0, run)
                 time.sleep(POLL_S)
             return stopped()
+
+    def _start(self, run: PlannedRun, left: int) -> Process:
+        self._say(run.config.name, f"training{self._time_left(left)}")
+        return Process(self.config, run, self.jobs)
+
+    def _adopt(self, run: PlannedRun) -> Adopted | None:
+        """Wait for the process that trains this run already, if there is one."""
+        from train.saving.owner import holder
+
+        if not (who := holder(run.config.directory)):
+            return None
+        self._say(run.config.name, f"is trained by {who}, already: waiting until that ends")
+        return Adopted(run.config.directory)
 
     def compare(self, out: Path, *, decode: bool) -> int:
         """Compare the finished runs and say which ones failed. Returns the exit code: 0, or that of a failed run."""
@@ -165,56 +203,6 @@ class Sweep:
         if not seconds:
             return ""
         return f"; about {median(seconds) * to_do / self.jobs / 60:.1f} minutes for the {to_do} that are left"
-
-
-class Process:
-    """A run in a new process, with fresh memory. If others run beside it, its name is before each line it prints."""
-
-    def __init__(self, config: str, run: PlannedRun, jobs: int):
-        alone = jobs == 1
-        threads = int(os.environ.get("OMP_NUM_THREADS") or _cores())
-        share = {} if alone else {"OMP_NUM_THREADS": str(max(1, threads // jobs)), "PYTHONIOENCODING": "utf-8"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", run.script, config, *run.overrides],
-            env=os.environ | share,
-            stdout=None if alone else subprocess.PIPE,
-            stderr=None if alone else subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-        )
-        self.began = time.monotonic()
-        self._signal_at: float | None = None
-        self._output = None if alone else threading.Thread(target=self._show, args=(run.config.name,), daemon=True)
-        if self._output is not None:
-            self._output.start()
-
-    def poll(self) -> int | None:
-        """Its exit code, once it has ended and everything is printed."""
-        code = self._process.poll()
-        if code is not None and self._output is not None:
-            self._output.join(timeout=10)
-        return code
-
-    def pass_on(self, number: int) -> None:
-        """Pass a signal on, once, after the process had time to end by itself."""
-        now = time.monotonic()
-        if self._signal_at is None:
-            self._signal_at = now + COURTESY_S
-        elif now > self._signal_at:
-            # neither harms a process that has ended; Windows sends no SIGINT, and its Ctrl-C has arrived already
-            self._process.terminate() if os.name == "nt" else self._process.send_signal(number)
-            self._signal_at = float("inf")
-
-    def _show(self, name: str) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            print(f"{name} | {line}", end="", flush=True)
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)  # not on macOS
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _reason(code: int) -> str:

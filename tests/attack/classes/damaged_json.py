@@ -1,4 +1,4 @@
-"""JSON files of a run and of its model that are torn, foreign, too deep, or of the wrong type."""
+"""JSON files of a model that are torn, foreign, too deep, or of the wrong type."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.attack.attack import Case
-from tests.attack.victims import trained
+from tests.attack.victims import foreign
 
 FILES = [
     "config.json",
@@ -15,7 +15,7 @@ FILES = [
     "tokenizer.json",
     "tokenizer_config.json",
 ]
-CHAT = ("eval.chat", "runs/tiny", "--max-new-tokens", "2")
+CHAT = ("eval.chat", "model", "--max-new-tokens", "2")
 BYTES = {
     "nothing": b"",
     "a torn object": b'{"model_type": "qw',
@@ -36,4 +36,4 @@ def cases() -> Iterator[Case]:
 
 
 def put(folder: Path, file: str, raw: bytes) -> None:
-    (trained(folder) / "checkpoints" / "step_00000004" / file).write_bytes(raw)
+    (foreign(folder) / file).write_bytes(raw)

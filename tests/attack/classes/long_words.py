@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from random import Random
 
+from benchmarks.long_words import TEXTS
 from tests.attack.attack import Case
 from tests.attack.victims import write_config
 
@@ -18,28 +18,6 @@ TOKENIZERS = {
     "pretrained": {"kind": "pretrained", "path": "other"},
 }
 SMALL, LARGE = 3_000, 400_000
-
-
-def drawn(alphabet: str, length: int) -> str:
-    return "".join(Random(length).choices(alphabet, k=length))
-
-
-TEXTS = {
-    "one letter": lambda n: "a" * n,
-    "DNA": lambda n: drawn("ACGT", n),
-    "letters": lambda n: drawn("abcdefghijklmnopqrstuvwxyz", n),
-    "Chinese": lambda n: drawn("".join(map(chr, range(0x4E00, 0x9FA5))), n // 3),
-    "Thai": lambda n: drawn("กขคงจฉชซญดตถทธนบปผพฟมยรลวสหอฮ", n // 3),
-    "digits": lambda n: drawn("0123456789", n),
-    "punctuation": lambda n: drawn("!?.,;:'", n),
-    "apostrophes": lambda n: drawn("'sstrevmld", n),
-    "spaces": lambda n: " " * n + "x",
-    "line ends": lambda n: "\n" * n + "x",
-    "white space": lambda n: drawn(" \t\r\n\u3000\u2028", n // 2) + "x",
-    "emoji": lambda n: drawn("🦊🏳️‍🌈👩‍👩‍👧‍👦", n // 4),
-    "combining marks": lambda n: "e" + "\u0301" * (n // 2),
-    "base64": lambda n: drawn("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", n),
-}
 
 
 def cases() -> Iterator[Case]:

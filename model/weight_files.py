@@ -1,0 +1,86 @@
+"""What is in the .safetensors files of a model directory? Looked at without reading a weight, then read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from configs.read_back import NAME, DamagedFile, read_json
+
+DTYPES = {"F32", "F16", "BF16"}  # what a model may be stored in without being rounded when it is loaded
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What the headers say. file: the one to name in a message; files: all of them; bytes: their size."""
+
+    file: Path
+    files: list[Path]
+    shapes: dict[str, list[int]]
+    bytes: int
+
+
+class Index(BaseModel):
+    """model.safetensors.index.json: the file that each tensor is in."""
+
+    weight_map: Annotated[dict[str, str], Field(min_length=1)]
+
+
+def describe(directory: Path) -> Stored:
+    """model.safetensors, or the files that model.safetensors.index.json lists. Raises DamagedFile."""
+    file, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if file.is_file() or not index.is_file():
+        return Stored(file, [file], _header(file), _size(file))
+    names: set[str] = set(read_json(index, Index).weight_map.values())
+    for name in names:
+        if not NAME.fullmatch(name) or not name.endswith(".safetensors"):
+            raise DamagedFile(f"{index}: names {name[:60]!r}, which is no .safetensors file of this directory")
+    files, shapes = [directory / name for name in sorted(names)], dict[str, list[int]]()
+    for part in files:
+        found = _header(part)
+        if twice := found.keys() & shapes.keys():
+            raise DamagedFile(f"{part}: {min(twice)[:60]} is in another file too")
+        shapes |= found
+    return Stored(index, files, shapes, sum(map(_size, files)))
+
+
+def read(stored: Stored) -> dict[str, Tensor]:
+    """Every tensor. Raises DamagedFile."""
+    tensors: dict[str, Tensor] = {}
+    for file in stored.files:
+        try:
+            tensors |= load_file(file)
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise _unreadable(file, error) from None
+    return tensors
+
+
+def _header(file: Path) -> dict[str, list[int]]:
+    """The shape of each tensor. The library checks that the tensors fill the file exactly, without overlap."""
+    if not file.is_file():
+        raise DamagedFile(f"{file}: cannot be read: there is no such file")
+    shapes = {}
+    try:
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                one = tensors.get_slice(name)
+                if one.get_dtype() not in DTYPES:
+                    raise DamagedFile(f"{file}: {name[:60]} is stored as {one.get_dtype()}: must be F32, F16 or BF16")
+                shapes[name] = list(one.get_shape())
+    except (OSError, SafetensorError, RuntimeError, OverflowError) as error:
+        raise _unreadable(file, error) from None
+    return shapes
+
+
+def _unreadable(file: Path, error: Exception) -> DamagedFile:
+    return DamagedFile(f"{file}: cannot be read: {str(error).partition(chr(10))[0][:200]}")
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size

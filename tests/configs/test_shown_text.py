@@ -1,0 +1,81 @@
+"""Foreign text on a terminal and in Markdown: shown as it is, whatever it is."""
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.run_keys import problem_of_name
+from configs.shown_text import INVISIBLE, code, escape, fenced, markdown, plain
+from configs.streams import BAR, COLOR, Stream
+from configs.tables import table
+from tests.docs.page import MARKDOWN
+
+MARKS = st.text(st.sampled_from("ab 1_*~`|[](){}<>!&;#:\\\"'/=-+.\n\t\x1b\u202e\u200b猫é"), max_size=20)
+TEXTS = MARKS | st.text(max_size=20)
+
+
+def shown(page: str) -> tuple[set[str], str]:
+    """The kinds of tokens within the lines of a page, and the text of them."""
+    inline = [part for token in MARKDOWN.parse(page) for part in token.children or []]
+    return {part.type for part in inline}, "".join(part.content for part in inline)
+
+
+@given(TEXTS)
+def test_markdown_shows_the_text_and_nothing_in_it_works(text):
+    kinds, content = shown(f"a {markdown(text)} z")
+    assert kinds <= {"text", "text_special"}
+    assert content.split() == f"a {escape(text)} z".split()
+
+
+@given(TEXTS)
+def test_a_cell_is_the_text_and_the_table_keeps_its_shape(text):
+    page = table(["name", text], [[text, 1]])
+    rows = [token for token in MARKDOWN.parse(page) if token.type in ("tr_open", "th_open", "td_open")]
+    assert [token.type for token in rows] == ["tr_open", "th_open", "th_open", "tr_open", "td_open", "td_open"]
+    assert shown(page)[0] <= {"text", "text_special"}
+
+
+@given(TEXTS)
+def test_code_and_blocks_hold_any_text(text):
+    assert shown(f"a {code(text)} z")[0] <= {"text", "code_inline"}
+    (block,) = MARKDOWN.parse(fenced(text))
+    assert block.type == "fence"
+    assert block.content.split() == plain(text).split()
+
+
+@given(st.text(max_size=30))
+def test_a_stream_writes_nothing_that_a_terminal_obeys(text):
+    import unicodedata
+
+    written = io.StringIO()
+    Stream(written, is_needed=True).write(text)
+    left = [c for c in written.getvalue() if unicodedata.category(c) in INVISIBLE and c not in "\n\t\u200c\u200d"]
+    assert left == []
+
+
+def test_a_stream_lets_through_what_we_write_ourselves():
+    for passes, own in ((BAR, "\r 3 % \x1b[K"), (COLOR, "\x1b[1;32mgreen\x1b[0m")):
+        written = io.StringIO()
+        Stream(written, is_needed=True, passes=passes).write(f"{own}\x1b]52;c;x\x07")
+        assert written.getvalue() == f"{own}⟨U+001B⟩]52;c;x⟨U+0007⟩"
+
+
+@pytest.mark.parametrize("name", ["demo", "my run", "demo-2.5e-3-seed1", "Füße", "हिन्दी", "猫_2", "x=1+2", "_x"])
+def test_names_that_a_run_may_have(name):
+    assert problem_of_name(name) == ""
+
+
+@pytest.mark.parametrize(
+    "name", [".x", "-x", "a.", "a ", "a/b", "a|b", "<b>", "`", "a\n", "\x1b", "\u202e", "\udcff", "NUL"]
+)
+def test_names_that_a_run_may_not_have(name):
+    assert problem_of_name(name)
+
+
+@given(st.text(min_size=1, max_size=120))
+def test_a_name_is_shown_as_it_is(name):
+    if not problem_of_name(name):
+        assert escape(name) == name
+        assert shown(f"a {name} z") == ({"text"}, f"a {name} z") or "_" in name or "  " in name

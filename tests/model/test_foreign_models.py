@@ -1,0 +1,205 @@
+"""A model directory that others wrote gives transformers' logits, to the last bit, or is refused in a line."""
+
+import json
+import random
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from configs.command import InputWarning
+from model import load, save
+from tests.conftest import random_model, tiny_config
+
+# config.json as it stands on the Hub, with other sizes
+REAL = {
+    "Qwen3": {
+        "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 16, "hidden_act": "silu", "hidden_size": 32,
+        "initializer_range": 0.02, "intermediate_size": 48, "max_position_embeddings": 40960, "max_window_layers": 28,
+        "model_type": "qwen3", "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None,
+        "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": True,
+        "use_sliding_window": False, "vocab_size": 192,
+    },
+    "Llama 3 Instruct": {
+        "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu", "hidden_size": 32,
+        "initializer_range": 0.02, "intermediate_size": 48, "max_position_embeddings": 8192, "mlp_bias": False,
+        "model_type": "llama", "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 500000.0,
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.38.2", "use_cache": True,
+        "vocab_size": 192,
+    },
+    "SmolLM2": {
+        "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1,
+        "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 36, "initializer_range": 0.041666666666666664,
+        "intermediate_size": 96, "is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False,
+        "model_type": "llama", "num_attention_heads": 9, "num_hidden_layers": 2, "num_key_value_heads": 3,
+        "pad_token_id": 2, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_interleaved": False, "rope_scaling": None,
+        "rope_theta": 100000, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+        "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}, "transformers_version": "4.42.3",
+        "use_cache": True, "vocab_size": 192,
+    },
+    "TinyLlama": {
+        "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+        "hidden_size": 32, "initializer_range": 0.02, "intermediate_size": 48, "max_position_embeddings": 2048,
+        "model_type": "llama", "num_attention_heads": 8, "num_hidden_layers": 2, "num_key_value_heads": 4,
+        "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None, "tie_word_embeddings": False,
+        "torch_dtype": "float32", "transformers_version": "4.31.0.dev0", "use_cache": True, "vocab_size": 192,
+    },
+    "Ministral": {
+        "architectures": ["MinistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+        "head_dim": 8, "hidden_act": "silu", "hidden_size": 32, "initializer_range": 0.02, "intermediate_size": 48,
+        "layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 32768,
+        "model_type": "ministral", "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-05, "rope_theta": 100000000.0, "sliding_window": 6, "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16", "transformers_version": "4.57.0", "use_cache": True, "vocab_size": 192,
+    },
+}  # fmt: skip
+# what may stand in a field instead; None means that the field is left out
+OTHERWISE = {
+    "num_attention_heads": [2, 8], "num_key_value_heads": [1, None], "head_dim": [8, None],
+    "hidden_act": ["gelu", "relu", None], "rms_norm_eps": [1e-2, None], "tie_word_embeddings": [True, False, None],
+    "attention_bias": [True, None], "mlp_bias": [True, None], "attention_dropout": [0.5, None],
+    "rope_theta": [777.0, 50, None], "max_position_embeddings": [64, 5],
+    "rope_scaling": [
+        {"type": "linear", "factor": 3.0}, {"rope_type": "yarn", "factor": 4.0}, {"type": "dynamic", "factor": 2.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 16, "mscale": 0.7},
+        {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 16, "rope_theta": 100.0},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 16},
+        {"rope_type": "default"}, {"rope_type": "longrope", "factor": 2.0}, {},
+    ],
+    "rope_parameters": [
+        {"rope_type": "linear", "factor": 2.0, "rope_theta": 99.0}, {"rope_type": "default", "rope_theta": 3000.0},
+        {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "attention_factor": 1.5},
+        {"full_attention": {"rope_type": "default", "rope_theta": 10.0}},
+    ],
+    "partial_rotary_factor": [0.5, 1.0], "original_max_position_embeddings": [24], "is_causal": [False, True],
+    "layer_types": [
+        ["full_attention"] * 2, ["sliding_attention"] * 2, ["sliding_attention", "full_attention"],
+        ["full_attention", "chunked_attention"], ["linear_attention", "full_attention"], ["full_attention"], None,
+    ],
+    "sliding_window": [4, 1000, None], "use_sliding_window": [True, False], "max_window_layers": [0, 1, None],
+    "quantization_config": [{"quant_method": "fp8"}], "per_layer_config": [{"0": {"rms_norm_eps": 0.5}}],
+    "initializer_range": [0.5], "pretraining_tp": [2], "use_cache": [False], "torch_dtype": ["float16"],
+    "is_llama_config": [False], "rope_interleaved": [True], "pad_token_id": [0, None], "vocab_size": [128],
+    "qk_norm": [False], "logits_scaling": [8.0], "attention_multiplier": [0.1], "no_rope_layers": [[0, 1]],
+}  # fmt: skip
+
+
+def directory_of(folder, fields):
+    """A directory as transformers would have written it: random weights of the shapes that these fields ask for."""
+    from transformers import AutoConfig
+
+    folder.mkdir(exist_ok=True)
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields)).eval()
+    theirs.save_pretrained(folder)
+    weights = {name: torch.randn_like(value) * 0.2 for name, value in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(fields))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    return folder
+
+
+def logits_of(model):
+    with torch.no_grad():
+        logits = model(torch.arange(60).reshape(2, 30) % 128)
+    return logits if isinstance(logits, torch.Tensor) else logits.logits
+
+
+def theirs_from(folder):
+    """transformers' logits; None if it refuses or has to invent weights."""
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
+        return None if found["missing_keys"] or found["unexpected_keys"] else logits_of(model)
+    except Exception:  # each of its checks has an exception of its own
+        return None
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_config_gives_the_logits_of_transformers(tmp_path, name):
+    folder = directory_of(tmp_path / "a", REAL[name])
+    expected = theirs_from(folder)
+    assert expected is not None
+    assert torch.equal(logits_of(load(folder)), expected)
+
+
+def check(folder, changes):
+    """Change fields of a directory: either the logits of transformers or a refusal. Returns whether it loaded."""
+    fields = json.loads((folder / "config.json").read_text())
+    changed = {key: value for key, value in (fields | changes).items() if value is not None or key not in changes}
+    (folder / "config.json").write_text(json.dumps(changed))
+    try:
+        try:
+            ours = logits_of(load(folder))
+        except ValueError:
+            return False
+        expected = theirs_from(folder)
+        if expected is None:
+            assert changes == {"head_dim": None}, f"transformers refuses {changes}"  # its Ministral crashes there
+            return True
+        assert torch.equal(ours, expected), changes
+        return True
+    finally:
+        (folder / "config.json").write_text(json.dumps(fields))
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in ("Qwen3", "Ministral") else pytest.param(name, marks=pytest.mark.slow) for name in REAL]
+)
+def test_each_field_is_understood_or_refused(tmp_path, name):
+    """One field at a time; every value of every field that could change what is computed."""
+    folder = directory_of(tmp_path / "a", REAL[name])
+    loaded = sum(check(folder, {field: value}) for field, values in OTHERWISE.items() for value in values)
+    assert 15 < loaded < 60  # neither everything is refused, nor nothing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL)
+def test_fields_are_understood_together_or_refused(tmp_path, name):
+    """Several fields at a time, drawn at random; the weights fit what transformers builds from them, if it does."""
+    draw, loaded = random.Random(name), 0
+    for number in range(60):
+        chosen = draw.sample(sorted(OTHERWISE), draw.randint(2, 4))
+        changes = {field: draw.choice(OTHERWISE[field]) for field in chosen}
+        fields = {key: value for key, value in (REAL[name] | changes).items() if value is not None}
+        try:
+            folder = directory_of(tmp_path / str(number), fields)
+        except Exception:  # transformers does not build it
+            continue
+        loaded += check(folder, {})
+    assert loaded > 5
+
+
+def test_weights_that_are_not_finite_are_said_once(tmp_path):
+    lm = random_model(tiny_config())
+    with torch.no_grad():
+        lm.model.norm.weight[3] = float("nan")
+        lm.model.layers[0].mlp.up_proj.weight[0, 0] = float("-inf")
+    save(lm, tmp_path)
+    with pytest.warns(InputWarning, match="model.safetensors: .* and 1 other tensors: not every number is finite"):
+        load(tmp_path)
+
+
+def test_the_end_tokens_of_generation_config_win_as_in_transformers(tmp_path):
+    save(random_model(tiny_config(eos_token_id=2)), tmp_path)
+    assert load(tmp_path).config.eos_token_id == 2
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 5], "temperature": 0.6}')
+    assert load(tmp_path).config.eos_token_id == [2, 5]
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": "two"}')
+    with pytest.raises(ValueError, match="generation_config.json: `eos_token_id"):
+        load(tmp_path)
+
+
+def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_built(tmp_path, monkeypatch):
+    from model import checkpoint_format
+
+    save(random_model(tiny_config()), tmp_path)
+    monkeypatch.setattr(checkpoint_format, "free_ram", lambda: (1e5, "RAM available now"))
+    monkeypatch.setattr(checkpoint_format, "LanguageModel", lambda *_: pytest.fail("built"))
+    with pytest.raises(ValueError, match=r"parameters, which need 0.0 GB to be loaded, and 0.0 GB are there"):
+        load(tmp_path)

@@ -289,7 +289,7 @@ def _elements(buffer: str, text: io.TextIOWrapper) -> Iterator[Any]:
 def _check_nothing_follows(rest: str, text: io.TextIOWrapper) -> None:
     while rest:
         if rest.strip():
-            raise ValueError(f"the file goes on behind the end of its list: {rest.strip()[:20]!r}")
+            raise ValueError(f"there is more behind the end of the list: {rest.strip()[:20]!r}")
         rest = text.read(BLOCK)
 
 

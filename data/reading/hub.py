@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -58,6 +59,10 @@ def _builder(source: HubSource) -> Any:
 
 @contextmanager
 def _clear_errors(source: HubSource, split: str) -> Iterator[None]:
+    import datasets
+
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
     try:
         yield
     except Exception as error:  # the libraries beneath raise whatever they like

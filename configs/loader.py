@@ -21,10 +21,21 @@ from configs.yaml_text import LONGEST_KEY, MOST_DEPTH
 
 KeyPath = tuple[str, ...]
 Model = TypeVar("Model", bound=BaseModel)
-COMMAND_LINE = "command line "  # how the place of an override begins
 MOST_BYTES = 1_000_000  # of a config; base.yaml, the longest that is written by hand, has 7,000
 MOST_FILES = 20  # in a chain of `extends`
 MOST_PROBLEMS = 5  # that one error names
+
+
+class Place(str):
+    """Where a key is written: `file:line`, or the override. file: None for the command line."""
+
+    file: Path | None = None
+
+    @classmethod
+    def in_file(cls, file: Path, line: int) -> Place:
+        place = cls(f"{file}:{line}")
+        place.file = file
+        return place
 
 
 @dataclass
@@ -33,15 +44,19 @@ class LoadedConfig:
 
     path: Path
     values: dict[str, Any] = field(default_factory=dict)
-    origins: dict[KeyPath, str] = field(default_factory=dict)
+    origins: dict[KeyPath, Place] = field(default_factory=dict)
 
     def where(self, key: KeyPath) -> str:
         """`file:line` (or the command-line override) of a key, or of its nearest parent that was written."""
+        return self.place(key) or str(self.path)
+
+    def place(self, key: KeyPath) -> Place | None:
+        """The same; None for a key that is nowhere written."""
         while key and key not in self.origins:
             key = key[:-1]
-        return self.origins.get(key, str(self.path))
+        return self.origins.get(key)
 
-    def set(self, key: KeyPath, value: Any, place: str) -> None:
+    def set(self, key: KeyPath, value: Any, place: Place) -> None:
         """Put a value under its key, in place of all that was there. A section of another `kind` inherits nothing."""
         parent = self.values
         for depth, part in enumerate(key[:-1], start=1):
@@ -50,7 +65,7 @@ class LoadedConfig:
             self.origins.setdefault(key[:depth], place)
             parent = parent[part]
         if key[-1] == "kind" and parent.get("kind", value) != value:
-            self.set(key[:-1], parent := {}, self.where(key[:-1]))
+            self.set(key[:-1], parent := {}, self.place(key[:-1]) or place)
         if isinstance(parent.get(key[-1]), dict):
             self.origins = {old: at for old, at in self.origins.items() if old[: len(key)] != key}
         self.origins[key] = place
@@ -66,7 +81,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     _read_file(loaded.path, loaded, seen=())
     for override in sorted(overrides, key=lambda text: ".kind=" not in text):  # a new kind starts without old keys
         name, equals, text = override.partition("=")
-        place, key = f"{COMMAND_LINE}`{shortened(override)}`", tuple(name.split(".")) if len(name) < LONGEST_KEY else ()
+        place = Place(f"command line `{shortened(override)}`")
+        key = tuple(name.split(".")) if len(name) < LONGEST_KEY else ()
         if not equals or not all(key) or not 0 < len(key) < MOST_DEPTH:
             raise InputError(f"{place}: write section.key=value, for example model.hidden_size=256")
         try:
@@ -102,7 +118,7 @@ def _merge(
 ) -> None:
     first = ("extends", "kind")  # other keys change what these bring
     for key_node, value_node in sorted(node.value, key=lambda pair: pair[0].value not in first):
-        place, key = f"{path}:{key_node.start_mark.line + 1}", (*prefix, key_node.value)
+        place, key = Place.in_file(path, key_node.start_mark.line + 1), (*prefix, key_node.value)
         if key == ("extends",):
             if not isinstance(value_node.value, str) or not value_node.value:
                 raise InputError(f"{place}: extends takes one file name")
@@ -218,8 +234,8 @@ def _blamed_key(message: str, known: list[KeyPath], section: KeyPath, loaded: Lo
     words = set(re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message))
     named = [key for key in known if key[: len(section)] == section and key in loaded.origins]
     named = [key for key in named if ".".join(key) in words] or [key for key in named if key[-1] in words]
-    by_hand = [key for key in named if loaded.origins[key].startswith(COMMAND_LINE)]
-    in_this_file = [key for key in named if loaded.origins[key].startswith(f"{loaded.path}:")]
+    by_hand = [key for key in named if loaded.origins[key].file is None]
+    in_this_file = [key for key in named if loaded.origins[key].file == loaded.path]
     return next(iter([*by_hand, *reversed(in_this_file), *named]), section)
 
 

@@ -22,7 +22,7 @@ from configs.command import InputError
 IMPOSSIBLE = {
     errno.ENAMETOOLONG: "is longer than a file's name can be",
     errno.ELOOP: "leads to links that go in a circle",
-    errno.EINVAL: "is no name of a file on this system",
+    errno.EINVAL: "cannot be a name on this system",
     errno.EACCES: "stands in a folder that you may not search",
 }
 

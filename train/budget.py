@@ -115,27 +115,27 @@ def parameters_table(config: ModelConfig) -> str:
 
 def memory_table(run: RunConfig, device: Device, memory: tuple[float, str] | None) -> str:
     """A micro-batch as the run would take it, and the largest that fits. memory: bytes, and in words whose."""
-    from train.run import micro_batch_rows
+    from train.run import largest_divisor, micro_batch_rows
     from train.step_memory import USABLE_SHARE, largest_micro_batch, step_memory
 
     kind, rows, a_step = device.device.type, micro_batch_rows(run, device), run.rows_per_step
     half = device.dtype.itemsize == 2
     found = step_memory(run, rows, half=half, device=kind)
     lines = [
-        ("weights", _size(found.weights)),
-        ("gradients", _size(found.gradients)),
-        ("optimizer state", _size(found.optimizer_state)),
-        ("kept for the backward pass", _size(found.activations)),
-        ("fullest moment, forward and backward", _size(found.passes)),
-        ("fullest moment, optimizer's step", _size(found.update)),
+        ("weights", size_in_words(found.weights)),
+        ("gradients", size_in_words(found.gradients)),
+        ("optimizer state", size_in_words(found.optimizer_state)),
+        ("kept for the backward pass", size_in_words(found.activations)),
+        ("fullest moment, forward and backward", size_in_words(found.passes)),
+        ("fullest moment, optimizer's step", size_in_words(found.update)),
     ]
     note = "Measured on shapes, without torch.compile, which keeps less. On a GPU it is not checked yet."
     if memory is None:
         note += "\nThe memory of the device is unknown: give --memory-gb."
     else:
         most = largest_micro_batch(run, memory[0], half=half, device=kind)
-        dividing = max((n for n in range(1, min(most, a_step) + 1) if a_step % n == 0), default=0)
-        lines.append((f"rows that fit into {USABLE_SHARE:.0%} of {_size(memory[0])} ({memory[1]})", f"{most:,}"))
+        dividing, whole = largest_divisor(a_step, most), size_in_words(memory[0])
+        lines.append((f"rows that fit into {USABLE_SHARE:.0%} of {whole} ({memory[1]})", f"{most:,}"))
         lines.append((f"… and divide the {a_step:,} rows of a step", f"{dividing:,}"))
     heading = f"Memory, {rows:,} rows × {run.data.sequence_length:,} tokens at a time"
     return table((heading, f"{device.precision} on {kind}"), lines) + "\n" + note
@@ -180,7 +180,7 @@ def compute_table(run: RunConfig, peak: tuple[float, str] | None, mfu: float) ->
     return table((f"Compute, rows of {length:,} tokens", ""), [(name, n.replace("nan", "?")) for name, n in rows])
 
 
-def _size(number: float) -> str:
+def size_in_words(number: float) -> str:
     """Bytes in decimal units: 1 kB = 1000 B."""
     units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
     return next((f"{number / size:,.2f} {unit}" for unit, size in units if number >= size), f"{number:,.0f} B")

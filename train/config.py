@@ -20,10 +20,11 @@ from configs.bounds import (
     MOST_TOKENS,
 )
 from configs.command import InputError
-from configs.loader import LoadedConfig, flatten, load_config, validate
+from configs.loader import LoadedConfig, flatten, load_config, shortened, validate
 from configs.meaning import Meaning, Section, identity_keys
 from configs.paths import PathText
 from configs.run_keys import RunKeys, problem_of_name
+from configs.trust import is_own
 from data.config import DataConfig
 from eval.config import EvalConfig
 from model.config import ModelConfig
@@ -242,10 +243,15 @@ DEFAULT_STEPS = 1000
 IDENTITY = frozenset(identity_keys(RunConfig))
 
 
-def load_run_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
-    """YAML file + overrides -> a checked RunConfig. Raises InputError."""
+def load_run_config(path: str | Path, overrides: list[str] | None = None, *, trust_hooks: bool = True) -> RunConfig:
+    """YAML file + overrides -> a checked RunConfig. Nothing that it names is imported. Raises InputError.
+
+    trust_hooks: False refuses hooks that are code in a config that came from elsewhere (configs/trust.py).
+    """
     loaded: LoadedConfig = load_config(path, overrides or [])
     config = validate(RunConfig, loaded)
+    if not trust_hooks:
+        _refuse_foreign_hooks(loaded, config)
     name = config.name or Path(path).stem
     if problem := problem_of_name(name):
         whose = "`name` is" if config.name else "the run has no `name`, and would be called"
@@ -261,10 +267,31 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None) -> Run
     return config.model_copy(update={"name": name})
 
 
+def _refuse_foreign_hooks(loaded: LoadedConfig, config: RunConfig) -> None:
+    code = [name for name in config.eval.cadences() if ":" in name]
+    place = loaded.place(("eval", "hooks"))
+    if code and place is not None and not is_own(place.file):
+        raise InputError(
+            f"{place}: `eval.hooks` names {shortened(code[0])}, code that training would run, in a config that came "
+            "from elsewhere: leave it out, for example with eval.hooks=[validation], or read that code and give "
+            "--trust-hooks"
+        )
+
+
+def add_trust_option(parser: argparse.ArgumentParser) -> None:
+    """`--trust-hooks` of a command that trains."""
+    parser.add_argument(
+        "--trust-hooks",
+        action="store_true",
+        help="run the code that eval.hooks names, also in a config that came from elsewhere",
+    )
+
+
 def parse_command_line(description: str, example: str = "configs/demo.yaml") -> RunConfig:
     """`configs/x.yaml [section.key=value ...]` -> RunConfig."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("config", help=f"a YAML file, for example {example}")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example seed=1")
-    arguments = parser.parse_args()
-    return load_run_config(arguments.config, arguments.overrides)
+    add_trust_option(parser)
+    arguments = parser.parse_intermixed_args()
+    return load_run_config(arguments.config, arguments.overrides, trust_hooks=arguments.trust_hooks)

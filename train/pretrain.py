@@ -45,6 +45,7 @@ def run(
     from data.prepare import prepare
     from eval.hooks.registry import Hooks
     from train import report
+    from train.fits import check_disk, check_memory
     from train.loop import train
     from train.machine.device import resolve_device
     from train.machine.distributed import check_shares, processes
@@ -73,6 +74,8 @@ def run(
             world.say(report.summary(config.directory))
             return 0
         device = resolve_device(config, start.state.resolved if start.state else None)
+        world.first(lambda: check_memory(config, device, world.size))
+        world.first(lambda: check_disk(config))
         starts_from = config.init_from is not None and start.checkpoint is None
         initial = world.first(lambda: find_initial_weights(config)) if starts_from else None
 
@@ -83,6 +86,7 @@ def run(
 
         # 4. The network, and how its gradients become steps; a stopped run resumes here.
         config = with_tokenizer(config, data.tokenizer)
+        world.first(lambda: check_memory(config, device, world.size))  # now the vocabulary is known
         lm = build_model(config, device, world, data.tokenizer, initial)
         run = open_run(
             config, script, start, owner, device, world, data, batches, held_out, objective or NextToken(), lm, hooks

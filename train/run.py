@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -186,4 +187,10 @@ def micro_batch_rows(config: RunConfig, device: Device, world_size: int = 1) -> 
         from train.step_memory import largest_micro_batch  # only a GPU needs it
 
         limit = min(limit, max(1, largest_micro_batch(config, memory[0], half=device.dtype.itemsize == 2, device=kind)))
-    return max(n for n in range(1, rows + 1) if rows % n == 0 and n <= limit)
+    return largest_divisor(rows, limit)
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is `most` or less; 0 if there is none."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return max((n for n in (*small, *(number // n for n in small)) if n <= most), default=0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 from unittest import mock
 
@@ -30,6 +30,9 @@ from train.optimizer import Muon, build_optimizers
 
 USABLE_SHARE = 0.9  # of the memory: the rest is for the CUDA context and for fragments
 WRITTEN_OUT = ("eager", "sdpa_math")  # attention that keeps every weight for the backward pass, on any device
+MOST_CHUNKS = (
+    512  # of the loss: more than 260,000 tokens are measured as if the chunks were larger, or it takes minutes
+)
 UNMASKED = ("flex", "varlen")  # attention that needs no mask matrix for documents and windows
 
 
@@ -79,8 +82,29 @@ def step_memory(run: RunConfig, rows: int, *, half: bool, device: str) -> StepMe
     """Measure a step of micro-batches of `rows` rows. run.model has a vocabulary.
 
     half: 16-bit autocast over float32 weights, else float32. device: what is planned for; it need not be here.
+    Every layer of a kind adds the same, so few layers are measured, however deep the model is.
     """
+    types = list(run.model.layer_types or [])
+    kinds = sorted(set(types))
+    if len(types) <= len(kinds) + 1:
+        return _measured(run, rows, types, half, device)
+    found = least = _measured(run, rows, kinds, half, device)
+    for kind in kinds:
+        a_layer = _measured(run, rows, [*kinds, kind], half, device)
+        times = types.count(kind) - 1
+        found = StepMemory(
+            *(now + times * (more - few) for now, more, few in zip(*map(astuple, (found, a_layer, least)), strict=True))
+        )
+    return found
+
+
+def _measured(run: RunConfig, rows: int, types: list[Any], half: bool, device: str) -> StepMemory:
+    """The same with layers of these types, each of them measured."""
+    model = run.model.model_copy(update={"num_hidden_layers": len(types), "layer_types": types})
+    run = run.model_copy(update={"model": model})
     with ExitStack() as stack:
+        most = max(loss.CHUNK["cpu"], rows * run.data.sequence_length // MOST_CHUNKS)
+        stack.enter_context(mock.patch.dict(loss.CHUNK, cpu=most))
         stack.enter_context(FakeTensorMode())
         held = stack.enter_context(Held())
         lm = LanguageModel(run.model).train()
@@ -144,7 +168,7 @@ def _as_on(device: str) -> Iterator[None]:
     # a norm's own backward pass (model/norm.py) is for a CPU that does not compile; a chunk of the loss is larger
     with (
         mock.patch.object(torch.compiler, "is_compiling", return_value=True),
-        mock.patch.dict(loss.CHUNK, cpu=loss.CHUNK_ELSEWHERE),
+        mock.patch.dict(loss.CHUNK, cpu=max(loss.CHUNK["cpu"], loss.CHUNK_ELSEWHERE)),
     ):
         yield
 

@@ -127,6 +127,7 @@ def _command(
     os.dup2(os.open(stdin, os.O_RDONLY), 0)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     os.chdir(folder)
+    sys.path.insert(0, str(folder))  # as `python -m` does
     for number, name in streams.items():
         redirect(number, name)
     found = importlib.import_module(command[0])

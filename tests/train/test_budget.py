@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import nullcontext
+from dataclasses import astuple
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from train.budget import kv_cache_bytes, with_vocabulary
 from train.config import OptimizerConfig, RunConfig, load_run_config
 from train.machine.hardware import peak_tflops
 from train.optimizer import build_optimizers
-from train.step_memory import Held, largest_micro_batch, step_memory
+from train.step_memory import Held, _measured, largest_micro_batch, step_memory
 
 SHAPES = [
     {"num_key_value_heads": "mha"},
@@ -92,6 +93,17 @@ def test_the_fullest_moment_is_that_of_two_real_steps(rows, half, run):
     kept = [t for one in optimizers for state in one.state.values() for t in state.values() if t.ndim > 0]
     assert memory.optimizer_state == pytest.approx(sum(t.nbytes for t in kept), rel=0.01)
     assert memory.weights == memory.gradients == sum(p.nbytes for p in lm.parameters())
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_deep_model_is_measured_from_few_layers(checkpointing):
+    types = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    run = run_config(num_hidden_layers=5, layer_types=types, sliding_window=8, num_key_value_heads=1)
+    train = run.train.model_copy(update={"activation_checkpointing": checkpointing})
+    run = run.model_copy(update={"train": train})
+    for rows, half in ((1, False), (8, True)):
+        exact = _measured(run, rows, types, half, "cpu")
+        assert astuple(step_memory(run, rows, half=half, device="cpu")) == pytest.approx(astuple(exact), rel=0.005)
 
 
 def test_only_what_is_trained_has_gradients_and_state():

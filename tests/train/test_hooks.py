@@ -36,7 +36,7 @@ def test_every_hook_has_its_own_cadence(tmp_path):
     SEEN.clear()
     mine = {"name": "tests.train.test_hooks:noticing", "every": 5, "early": [0, 1, 3]}
     hooks = ["validation", {"name": "samples", "every": 0}, mine]
-    pretrain(write_config(tmp_path, eval={"every": 6, "hooks": hooks}))
+    pretrain(write_config(tmp_path, eval={"every": 6, "hooks": hooks}), "--trust-hooks")
     run = tmp_path / "runs/tiny"
     assert steps(run, "val") == [0, 6, 12]
     assert [step for step, _, _ in SEEN] == [0, 1, 3, 5, 10, 12]
@@ -49,7 +49,7 @@ def test_every_hook_has_its_own_cadence(tmp_path):
 
 def test_a_hook_that_raises_is_reported_once_and_the_run_continues(tmp_path):
     hooks = ["tests.train.test_hooks:failing", "validation"]
-    done = pretrain(write_config(tmp_path, eval={"every": 4, "hooks": hooks}))
+    done = pretrain(write_config(tmp_path, eval={"every": 4, "hooks": hooks}), "--trust-hooks")
     warning = "warning: the tests.train.test_hooks:failing hook is off from here: RuntimeError: at step 0"
     line = inspect.getsourcelines(failing)[1] + 1
     assert done.stdout.count(f"{warning} ({__file__}, line {line})") == 1
@@ -67,7 +67,7 @@ def test_a_hook_that_raises_is_reported_once_and_the_run_continues(tmp_path):
     ],
 )
 def test_a_hook_that_does_not_exist_is_reported_before_anything_is_read(tmp_path, hook, problem):
-    done = pretrain(write_config(tmp_path, eval={"hooks": [hook]}), code=2)
+    done = pretrain(write_config(tmp_path, eval={"hooks": [hook]}), "--trust-hooks", code=2)
     assert problem in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "runs").exists()
@@ -99,7 +99,7 @@ class Unreported(Hook):
 
 def test_a_hook_that_cannot_report_does_not_take_the_report_away(tmp_path):
     hooks = ["validation", "tests.train.test_hooks:Unreported"]
-    done = pretrain(write_config(tmp_path, eval={"every": 0, "hooks": hooks}))
+    done = pretrain(write_config(tmp_path, eval={"every": 0, "hooks": hooks}), "--trust-hooks")
     assert "Unreported hook adds nothing to the report: RuntimeError: nothing was kept (" in done.stdout
     assert json.loads((tmp_path / "runs/tiny/result.json").read_text())["val"]["loss"] > 0
 

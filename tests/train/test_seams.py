@@ -127,6 +127,6 @@ def test_a_hook_that_draws_random_numbers_changes_nothing_in_training(tmp_path):
     changes = {"train": TRACED, "model": {"hidden_dropout": 0.2}}
     pretrain(write_config(tmp_path, name="without", eval={"hooks": []}, **changes))
     mine = {"name": f"{__name__}:drawing", "every": 1}
-    pretrain(write_config(tmp_path, name="with", eval={"hooks": [mine]}, **changes))
+    pretrain(write_config(tmp_path, name="with", eval={"hooks": [mine]}, **changes), "--trust-hooks")
     assert len([line for line in metrics(tmp_path / "runs/with") if line["split"] == "drawn"]) == 7
     assert trace(tmp_path / "runs/with") == trace(tmp_path / "runs/without")

@@ -190,7 +190,7 @@ def stopped_sweep(tmp_path: Path, stop) -> tuple[Path, str, int]:
     runs.mkdir()
     (runs / "hold").touch()
     process = subprocess.Popen(
-        [sys.executable, "-m", "train.sweep", str(config), f"{KEY}=1,2", "--skip-decode"],
+        [sys.executable, "-m", "train.sweep", str(config), f"{KEY}=1,2", "--skip-decode", "--trust-hooks"],
         cwd=REPOSITORY, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     until = time.monotonic() + 300
@@ -213,9 +213,9 @@ def test_a_sweep_that_is_stopped_saves_and_resumes_exactly(tmp_path):
     assert "sweep: stopped; the same command continues" in printed
     assert "FAILED" not in printed
     assert not (tmp_path / "runs/tiny-1-seed0").exists()  # nothing was begun after the signal
-    done = command(config, f"{KEY}=1,2", "--skip-decode")
+    done = command(config, f"{KEY}=1,2", "--skip-decode", "--trust-hooks")
     assert "2 runs, 0 of them already trained" in done.stdout
-    pretrain(config, "name=uninterrupted")
+    pretrain(config, "name=uninterrupted", "--trust-hooks")
     assert metrics(tmp_path / "runs/tiny-2-seed0") == metrics(tmp_path / "runs/uninterrupted")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,6 +34,40 @@ def device_memory(kind: str) -> tuple[float, str] | None:
         here = torch.cuda.is_available()
         return (float(torch.cuda.get_device_properties(0).total_memory), "the GPU's") if here else None
     return free_ram()
+
+
+def all_memory(kind: str) -> tuple[float, str] | None:
+    """(bytes, in words whose) that this process can ever have: the GPU's, or RAM within its container's limit."""
+    if kind == "cuda":
+        return device_memory(kind)
+    names = getattr(os, "sysconf_names", {})
+    if "SC_PHYS_PAGES" not in names:  # Windows
+        return None
+    ram = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    limit = min(container_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")), default=ram)
+    return (limit, "the limit of its container") if limit < ram else (ram, "all RAM")
+
+
+def container_limits(groups: Path, root: Path) -> list[float]:
+    """Bytes that the control groups of this process allow: of its own and those above, in cgroup v2 and v1."""
+    try:
+        lines = groups.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+    found = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "-", "")
+        place, name = {
+            "": (root, "memory.max"),
+            "memory": (root / "memory", "memory.limit_in_bytes"),
+        }.get(controllers, (None, ""))
+        if place is None:
+            continue
+        own = place / path.lstrip("/")
+        for folder in (own, *(above for above in own.parents if above.is_relative_to(place))):
+            with suppress(OSError, ValueError):  # no such file, or "max"
+                found.append(float(int((folder / name).read_text(encoding="ascii"))))
+    return found
 
 
 def peak_tflops(device_name: str) -> float | None:

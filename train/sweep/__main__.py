@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from configs.bounds import MOST_RUNS, whole
 from configs.command import InputError, exit_on_bad_input
 from configs.streams import survive_lost_output
+from train.config import add_trust_option
 from train.sweep.processes import Adopted, Process
 
 if TYPE_CHECKING:
@@ -45,11 +46,12 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="folder of comparison.md; default: <output_dir>/<name>-sweep-<keys>")
     parser.add_argument("--skip-decode", action="store_true", help="do not measure decoding in the comparison")
+    add_trust_option(parser)
     given = parser.parse_intermixed_args()
     from train.saving.owner import owned
     from train.sweep.plan import plan  # heavy: --help answers at once
 
-    runs = plan(given.config, given.overrides, given.seeds)
+    runs = plan(given.config, given.overrides, given.seeds, trust_hooks=given.trust_hooks)
     out = given.out or default_folder(runs)
     with owned(out, named="--out" if given.out else "output_dir") as owner:
         if owner.problem:

@@ -31,6 +31,7 @@ class PlannedRun:
     variant: Variant
     config: RunConfig
     overrides: list[str]
+    trust_hooks: bool = False
 
     @property
     def script(self) -> str:
@@ -39,14 +40,14 @@ class PlannedRun:
         return "train.sft" if tunes else "train.pretrain"
 
 
-def plan(path: str, arguments: Sequence[str], seeds: int) -> list[PlannedRun]:
+def plan(path: str, arguments: Sequence[str], seeds: int, *, trust_hooks: bool = False) -> list[PlannedRun]:
     """Every run, baseline first, seed by seed. Trains and writes nothing.
 
     arguments: `key=value` holds for all runs, `key=a,b,c` is swept. Raises InputError for a key that does not exist or
     cannot be swept, a value that does not fit, and if there is nothing to compare.
     """
     fixed, swept = read_arguments(arguments)
-    variants = variants_of(path, fixed, swept)
+    variants = variants_of(path, fixed, swept, trust_hooks=trust_hooks)
     if not swept and seeds == 1:
         raise InputError(
             "nothing is swept: give a key two values or more, for example model.num_key_value_heads=1,2,4, or --seeds 3"
@@ -56,7 +57,7 @@ def plan(path: str, arguments: Sequence[str], seeds: int) -> list[PlannedRun]:
         for variant in variants:
             name = "-".join(filter(None, (variants[0].config.name, variant.label, f"seed{seed}")))
             overrides = [*fixed, *variant.changes, f"seed={seed}", f"name={json.dumps(name, ensure_ascii=False)}"]
-            runs.append(PlannedRun(variant, load_run_config(path, overrides), overrides))
+            runs.append(PlannedRun(variant, load_run_config(path, overrides), overrides, trust_hooks))
     return runs
 
 
@@ -108,9 +109,11 @@ def split_values(text: str) -> list[str]:
     return [value.strip() for value in values]
 
 
-def variants_of(path: str, fixed: Sequence[str], swept: dict[str, list[str]]) -> list[Variant]:
+def variants_of(
+    path: str, fixed: Sequence[str], swept: dict[str, list[str]], *, trust_hooks: bool = False
+) -> list[Variant]:
     """The baseline, then a variant for each value that changes it. No config comes twice. Raises InputError."""
-    base = load_run_config(path, list(fixed))
+    base = load_run_config(path, list(fixed), trust_hooks=trust_hooks)
     baseline = Variant(_label_of_baseline(base, swept), [], base)
     variants, labels = [baseline], set()
     for key, values in swept.items():

@@ -26,7 +26,7 @@ class Process:
         threads = int(os.environ.get("OMP_NUM_THREADS") or _cores())
         share = {} if alone else {"OMP_NUM_THREADS": str(max(1, threads // jobs)), "PYTHONIOENCODING": "utf-8"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", run.script, config, *run.overrides],
+            [sys.executable, "-m", run.script, config, *run.overrides, *["--trust-hooks"] * run.trust_hooks],
             env=os.environ | share,
             stdout=None if alone else subprocess.PIPE,
             stderr=None if alone else subprocess.STDOUT,

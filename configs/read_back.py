@@ -98,7 +98,7 @@ def parse_json(text: str, where: str, kind: Any = dict[str, Any]) -> Any:
         raise DamagedFile(f"{where}: is not valid JSON: {error.msg} (character {error.pos:,})") from None
     except ValueError as error:  # a number of more digits than Python reads
         raise DamagedFile(f"{where}: is not valid JSON: {error}") from None
-    if _is_deeper(value, MOST_DEPTH):
+    if is_deep(value):
         raise DamagedFile(f"{where}: is nested too deep")
     return checked(value, where, kind)
 
@@ -212,9 +212,10 @@ def _adapter(kind: Any) -> TypeAdapter:
     return TypeAdapter(kind)
 
 
-def _is_deeper(value: Any, most: int) -> bool:
+def is_deep(value: Any) -> bool:
+    """Whether lists and objects are nested deeper than MOST_DEPTH."""
     level = [value]
-    for _ in range(most):
+    for _ in range(MOST_DEPTH):
         level = [inner for one in level if isinstance(one, dict | list) for inner in _inside(one)]
         if not level:
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Literal
 
@@ -20,6 +21,7 @@ from configs.bounds import (
 from configs.meaning import Meaning, Section
 from configs.paths import PathText
 
+MOST_REPEATS = 100_000  # in document_start: compiling a pattern needs 300 bytes for each
 Name = Annotated[str, Field(min_length=1)]
 Names = Name | Annotated[list[Name], Field(min_length=1)]
 OnePath = Annotated[PathText, Field(min_length=1)]
@@ -54,6 +56,7 @@ class _WithText(Section):
     text_field: str = Field("text", description="Key of a record that holds its text (a.b for one inside another).")
     document_start: str | None = Field(
         None,
+        max_length=1000,
         description="Regular expression for the text of a record that begins a document; the records up to the next "
         "one belong to it.",
     )
@@ -66,8 +69,12 @@ class _WithText(Section):
     def _check_pattern(cls, pattern: str | None) -> str | None:
         try:
             re.compile(pattern or "")
-        except re.error as error:
+        except (re.error, OverflowError) as error:
             raise ValueError(f"document_start is not a regular expression: {error}") from None
+        except RecursionError:
+            raise ValueError("document_start is not a regular expression: it is nested too deep") from None
+        if math.prod(int(count) for count in re.findall(r"\{(\d+)", pattern or "")) > MOST_REPEATS:
+            raise ValueError(f"document_start: its counts {{n}} multiply to more than {MOST_REPEATS:,}: use * or +")
         return pattern
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import numpy as np
 
+from configs.still_busy import still_busy
 from data import shards
 from data.chat import TRAINED, encode_conversations
 from data.config import DataConfig
@@ -33,12 +35,13 @@ def encode_corpus(
     already: int,
     show_progress: bool,
 ) -> None:
-    """Write the tokens of every document but the first `already` ones. The ledger counts everything that is read.
+    """Write the tokens of everything but the first `already` pieces. The ledger counts everything that is read.
 
     Progress is noted every SAVE_SECONDS. The writers stay open. Raises InputError for text that cannot be read.
     """
     read, saved_at, stamps = 0, time.monotonic(), sources.stamps(config.source)
-    batches = prefetched(_batches(sources.read(config, ledger), already))
+    documents = _in_pieces(sources.read(config, ledger), tokenizer)
+    batches = prefetched(_batches(documents, already))
     encoded = prefetched((batch, _encoded(batch, tokenizer)) for batch in batches)
     with closing(encoded), _Progress(ledger, show_progress) as progress:
         for batch, arrays in encoded:
@@ -54,6 +57,19 @@ def encode_corpus(
                 directory = writers["train"].directory
                 shards.save_progress(directory, already + read, list(writers.values()), stamps)
                 saved_at = time.monotonic()
+
+
+def _in_pieces(documents: Iterator[Document], tokenizer: Tokenizer) -> Iterator[Document]:
+    """Texts of at most about BATCH characters, so that progress is shown and noted inside a very long one."""
+    for document in documents:
+        text = document.content
+        if not isinstance(text, str) or len(text) <= BATCH:
+            yield document
+            continue
+        pieces = tokenizer.pieces(text, BATCH)
+        for number, piece in enumerate(pieces, 1):
+            first, last = document.first and number == 1, document.last and number == len(pieces)
+            yield document._replace(content=piece, first=first, last=last)
 
 
 def _batches(documents: Iterator[Document], already: int) -> Iterator[list[Document]]:
@@ -76,16 +92,10 @@ def _encoded(batch: list[Document], tokenizer: Tokenizer) -> list[tuple[np.ndarr
         pairs = encode_conversations(tokenizer, [d.content for d in batch])  # type: ignore[misc]
         return [(np.array(ids, dtype=np.uint32), flags) for ids, flags in pairs]
     texts: list[str] = [d.content for d in batch]  # type: ignore[misc]
-    pieces = [tokenizer.pieces(text) for text in texts]
-    encoded = iter(tokenizer.encode_many([piece for of_one in pieces for piece in of_one]))
     result: list[tuple[np.ndarray, np.ndarray | None]] = []
-    for document, of_one in zip(batch, pieces, strict=True):
-        ids = [tokenizer.bos_id] if document.first else []
-        for _ in of_one:
-            ids += next(encoded)
-        if document.last:
-            ids.append(tokenizer.eos_id)
-        result.append((np.array(ids, dtype=np.uint32), None))
+    for document, ids in zip(batch, tokenizer.encode_many(texts), strict=True):
+        begin, end = [tokenizer.bos_id] * document.first, [tokenizer.eos_id] * document.last
+        result.append((np.array([*begin, *ids, *end], dtype=np.uint32), None))
     return result
 
 
@@ -100,19 +110,27 @@ def _count(document: Document, ids: np.ndarray, flags: np.ndarray | None, writer
 
 
 class _Progress:
-    """The progress bar: how much of the source was read, text per second, time left."""
+    """How much of the source was read, text per second, time left: as a bar, or without one as a line now and then."""
 
     def __init__(self, ledger: Ledger, show: bool):
         from tqdm import tqdm
 
         self._ledger, self._text, self._started = ledger, 0, time.monotonic()
         self._bar = tqdm(desc="prepare", mininterval=0.5, delay=0.5, disable=None if show else True, leave=False)
+        self._lines = nullcontext() if show and sys.stderr.isatty() else still_busy(self._line)
 
     def __enter__(self) -> _Progress:
+        self._lines.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._lines.__exit__(None, None, None)
         self._bar.close()
+
+    def _line(self) -> str:
+        ledger = self._ledger
+        of_all = f" of {ledger.total:,}" if ledger.total else ""
+        return f"preparing: {ledger.done:,}{of_all} {ledger.unit} read, {self._text:,} characters encoded"
 
     def show(self, characters: int) -> None:
         """Draw the bar after this many more characters of text."""

@@ -11,7 +11,7 @@ from data.reading import sources
 from data.reading.documents import files_of
 from data.reading.file_bytes import COMPRESSED
 from data.reading.records import Conversation
-from data.tokenizer import cut
+from data.words import cut
 
 EXCERPT = 1 << 14  # characters of a long document that a tokenizer learns from at a time
 PACKED = 4  # how much larger than its file a compressed text may be, about
@@ -29,7 +29,7 @@ def tokenizer_texts(config: DataConfig) -> Iterator[str]:
         if kind == "bpe" and document.split != "train":
             continue
         for text in plain_texts(document.content):
-            for piece in cut(text, EXCERPT):
+            for piece in cut(text, EXCERPT, inside=len):
                 if kind == "char" or taken <= share * seen:
                     yield piece
                     taken += len(piece.encode("utf-8", "surrogatepass"))

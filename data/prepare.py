@@ -19,6 +19,7 @@ from configs.command import InputError, exit_on_bad_input
 from configs.loader import LoadedConfig, load_config, validate
 from configs.locks import locked
 from configs.shown_text import escape
+from configs.still_busy import still_busy
 from data import shards
 from data.chat_template import CHAT_TEMPLATE_VERSION
 from data.config import DataConfig, FilesSource, MixSource, StoryworldSource
@@ -240,7 +241,8 @@ def _new_tokenizer(config: DataConfig, directory: Path, show_progress: bool) -> 
     if show_progress and sys.stderr.isatty() and config.tokenizer.kind == "bpe":
         megabytes = config.tokenizer.train_bytes / 1e6
         print(f"training a tokenizer on up to {megabytes:.0f} MB of the text …", file=sys.stderr)
-    tokenizer = train_tokenizer(config.tokenizer, tokenizer_texts(config))
+    with still_busy("reading the text that the tokenizer learns from, and learning"):
+        tokenizer = train_tokenizer(config.tokenizer, tokenizer_texts(config))
     scratch = directory / "tokenizer.tmp"
     tokenizer.save(scratch)
     for name in ("tokenizer_config.json", "tokenizer.json"):  # if the second one is there, both are

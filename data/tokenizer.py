@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from configs.command import InputError
 from data.chat_template import CHAT_TEMPLATE
 from data.config import TokenizerConfig
 from data.tokenizer_files import clear_errors, open_tokenizer, text_of
+from data.words import ROUGHLY, cut, last_end, pre_tokenizer
 
 PAD, BOS, EOS, UNK = "<|pad|>", "<|bos|>", "<|eos|>", "<|unk|>"
 CHAT = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
@@ -32,10 +33,10 @@ SPECIAL_TOKENS = [PAD, BOS, EOS, UNK, *CHAT, *TOOLS]
 HEADERS = ["system\n", "user\n", "assistant\n", "tool\n"]  # what the chat template itself writes as text
 ROLES = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}  # transformers' names for them
 DEFAULT_VOCAB_SIZE = 2048
-WORD = re.compile(r" ?[^\W\d_]+|[^\S ]+| ?[^\s\w]+")  # about the words that the pre-tokenizer finds
 DISTINCT_BYTES = 12_000_000  # of different words; learning from them needs up to 120 bytes of memory for each
-PIECE = 1 << 16  # characters of a text that are encoded at a time
-BETWEEN_WORDS = re.compile(r"(?<=\S)\n(?=\S)|(?<=\S)(?= \S)")  # no token of a byte-level tokenizer crosses it
+PIECE = 1 << 16  # characters of a text that one core encodes at a time
+WHOLE = 1 << 22  # characters of a piece that is worth a line
+TOGETHER = 1 << 20  # characters that all cores encode at a time; each needs about 100 bytes of memory
 
 
 class Tokenizer:
@@ -93,27 +94,61 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without the first and last token of a document. Raises ValueError for half a character."""
-        try:
-            return self.backend.encode(text, add_special_tokens=False).ids
-        except TypeError:
-            raise ValueError(_half_of(text)) from None
+        return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of several texts, on all cores, without the first and last token of a document; see `encode`."""
-        try:
-            return [one.ids for one in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
-        except TypeError:
-            raise ValueError(_half_of("".join(texts))) from None
+        """The ids of several texts, on all cores, without the first and last token of a document; see `encode`.
+
+        A long text goes through in pieces whose joined ids are its own, so that all cores share it.
+        """
+        pieces = [self.pieces(text) for text in texts]
+        encoded = self._encoded(itertools.chain.from_iterable(pieces))
+        return [list(itertools.chain.from_iterable(itertools.islice(encoded, len(of_one)))) for of_one in pieces]
+
+    def _encoded(self, pieces: Iterable[str]) -> Iterator[list[int]]:
+        some: list[str] = []
+        size = 0
+        for piece in itertools.chain(pieces, [None]):
+            if piece is not None:
+                if len(piece) > WHOLE:
+                    print(
+                        f"{len(piece):,} characters without a place to cut them: this tokenizer encodes them in one "
+                        f"go, with about {len(piece) / 1e7:.1f} GB of memory",
+                        file=sys.stderr,
+                    )
+                some.append(piece)
+                size += len(piece)
+            if piece is None or size >= TOGETHER:
+                try:
+                    encoded = self.backend.encode_batch_fast(some, add_special_tokens=False)
+                except TypeError:
+                    raise ValueError(_half_of("".join(some))) from None
+                yield from (one.ids for one in encoded)
+                some, size = [], 0
+
+    def pieces(self, text: str, length: int = 0) -> list[str]:
+        """A text in pieces of about this many characters (0: PIECE of them) whose joined ids are its own."""
+        length = length or PIECE
+        return cut(text, length, self._inside_words) if len(text) > length and self.can_cut else [text]
 
     @cached_property
     def can_cut(self) -> bool:
-        """Whether a text may be encoded in the pieces of `cut`. False if it puts a space before each text."""
-        in_pieces = [self.encode(piece) for piece in ("A", " fox\n", "ran", " home")]
-        return self.encode("A fox\nran home") == [token_id for ids in in_pieces for token_id in ids]
+        """Whether a text may be encoded in pieces. False if the tokenizer puts a space before each text."""
+        whole, *parts = self._encoded(["A fox\nran home", "A", " fox\n", "ran", " home"])
+        return whole == list(itertools.chain.from_iterable(parts))
 
-    def pieces(self, text: str) -> list[str]:
-        """A text in pieces whose joined ids are its own, so that all cores share a long one."""
-        return cut(text, PIECE) if self.can_cut else [text]
+    @cached_property
+    def _inside_words(self) -> Callable[[str], int] | None:
+        """Where a text without spaces may be cut; None for a tokenizer that takes a word of any length whole."""
+        described = json.loads(self.backend.to_str())
+
+        def is_ours(words: pre_tokenizers.PreTokenizer) -> bool:
+            return described["normalizer"] is None and described["pre_tokenizer"] == json.loads(words.__getstate__())
+
+        if is_ours(pre_tokenizer()):
+            return last_end(pre_tokenizer())
+        has_no_words = is_ours(_characters_alone()) or (is_ours(_bytes_alone()) and not described["model"]["merges"])
+        return len if has_no_words else None
 
     def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
         """Whole documents: first token, text, last token."""
@@ -184,15 +219,12 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         characters = {character for text in (*HEADERS, *texts) for character in text}
         vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *sorted(characters)])}
         backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
-        one_character = tokenizers.Regex(r"[\s\S]")
-        backend.pre_tokenizer = pre_tokenizers.Split(one_character, behavior="isolated")
+        backend.pre_tokenizer = _characters_alone()
         backend.decoder = decoders.Fuse()
         backend.add_special_tokens(SPECIAL_TOKENS)
     else:
         backend = tokenizers.Tokenizer(models.BPE())
-        split_digits = pre_tokenizers.Digits(individual_digits=True)
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=config.kind == "bpe")
-        backend.pre_tokenizer = pre_tokenizers.Sequence([split_digits, byte_level])
+        backend.pre_tokenizer = pre_tokenizer() if config.kind == "bpe" else _bytes_alone()
         backend.decoder = decoders.ByteLevel()
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         size = round_up(config.vocab_size or DEFAULT_VOCAB_SIZE)
@@ -207,6 +239,15 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     return Tokenizer(_with_reserved(backend))
 
 
+def _characters_alone() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), behavior="isolated")
+
+
+def _bytes_alone() -> pre_tokenizers.PreTokenizer:
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
 def _affordable(texts: Iterable[str]) -> Iterator[str]:
     """The texts, up to where their distinct words would need more than 2 GB of memory.
 
@@ -215,7 +256,7 @@ def _affordable(texts: Iterable[str]) -> Iterator[str]:
     seen, distinct, total = set[int](), 0, 0
     for text in texts:
         total += len(text)
-        for word in WORD.findall(text):
+        for word in ROUGHLY.findall(text):
             if (number := hash(word)) not in seen:
                 seen.add(number)
                 distinct += len(word.encode("utf-8", "replace"))
@@ -263,15 +304,6 @@ def _check_typed(tokenizer: Tokenizer, file: Path) -> None:
                 f"{file}: a text that holds {token} would get the id of the special token, so anybody could open a "
                 "turn or a document by typing it: use a byte-level BPE tokenizer"
             )
-
-
-def cut(text: str, length: int) -> list[str]:
-    """A text in pieces of about `length` characters, cut between words. Their joined ids are those of the text."""
-    pieces, start = [], 0
-    while match := BETWEEN_WORDS.search(text, start + length):
-        pieces.append(text[start : match.end()])
-        start = match.end()
-    return [*pieces, text[start:]]
 
 
 def _with_reserved(backend: tokenizers.Tokenizer, at_least: int = 0) -> tokenizers.Tokenizer:

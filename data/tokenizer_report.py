@@ -18,6 +18,7 @@ from configs.bounds import MOST_VOCABULARY, numbers
 from configs.command import InputError, exit_on_bad_input
 from configs.loader import load_config, validate
 from configs.shown_text import escape
+from configs.still_busy import still_busy
 from configs.tables import table
 from data.config import DataConfig, TokenizerConfig
 from data.learning_text import plain_texts, tokenizer_texts
@@ -166,8 +167,8 @@ def _measured(candidate: Candidate, sample: Sample, held_out: Sample, row: int) 
 def count_tokens(tokenizer: Tokenizer, sample: Sample) -> tuple[int, int]:
     """(tokens, unknown ones among them)."""
     tokens, unknown, unk_id = sample.ended, 0, tokenizer.unk_id
-    pieces = (piece for text in sample.texts for piece in tokenizer.pieces(text))
-    while some := list(islice(pieces, 1000)):
+    texts = iter(sample.texts)
+    while some := list(islice(texts, 1000)):
         for ids in tokenizer.encode_many(some):
             tokens += len(ids)
             unknown += ids.count(unk_id) if unk_id is not None else 0
@@ -246,7 +247,8 @@ def main() -> int:
     arguments = parser.parse_intermixed_args()
     sizes = sizes_of(arguments.sizes)
     config = validate(DataConfig, load_config(arguments.config, arguments.overrides), "data")
-    found = compare(config, sizes, arguments.also)
+    with still_busy("learning and measuring the tokenizers of the table"):
+        found = compare(config, sizes, arguments.also)
     print(f"{report(found, config.sequence_length)}\n\n{advice(found)}")
     return 0
 

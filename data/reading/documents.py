@@ -7,9 +7,9 @@ for a hash to come near the wanted share (two books), the end of each one is hel
 from __future__ import annotations
 
 import hashlib
-import re
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from data.reading.ledger import Document, Ledger, Split
 from data.reading.records import BadRecord, Conversation, conversation_of, text_of
 
 FEW_HELD_OUT = 5  # documents; where a hash would hold out fewer on average, the share depends on chance
+SEARCH_SECONDS = 2.0  # of searching for document_start, beside what its text may take
+SLOWEST = 200_000  # characters a second that document_start must search
 REPEATED_WORDS = range(4, 41)  # words in a block of a document that repeats itself, for near and far copies
 
 
@@ -95,7 +97,7 @@ def _contents(
         found = _whole(found)
     pieces = _parsed(found, source.text_field, config, ledger)
     if source.document_start is not None and config.records == "text":
-        pieces = _joined(pieces, re.compile(source.document_start))
+        pieces = _joined(pieces, source.document_start)
     for where, content, first, last in pieces:
         if isinstance(content, str) and first and last and not content.strip():
             ledger.empty += 1
@@ -164,11 +166,12 @@ def _parsed(found: Iterable[Record], text_field: str, config: DataConfig, ledger
             yield record.where, content, record.first, record.last
 
 
-def _joined(pieces: Iterable[Piece], start: re.Pattern) -> Iterator[Piece]:
-    """Records -> documents that begin where a record matches the pattern."""
+def _joined(pieces: Iterable[Piece], document_start: str) -> Iterator[Piece]:
+    """Records -> documents that begin where a record matches the pattern. Raises InputError if that takes too long."""
+    is_start = _search(document_start)
     begun, texts = "", list[str]()
     for where, text, _, _ in pieces:
-        if start.search(text) and "".join(texts).strip():
+        if is_start(text, where) and "".join(texts).strip():
             yield begun, "".join(texts), True, True
             texts = []
         if not texts:
@@ -178,6 +181,33 @@ def _joined(pieces: Iterable[Piece], start: re.Pattern) -> Iterator[Piece]:
         texts.append(text if text.endswith("\n") else text + "\n")
     if "".join(texts).strip():
         yield begun, "".join(texts), True, True
+
+
+def _search(pattern: str) -> Callable[[str, str], bool]:
+    """Whether a text matches the pattern; it needs the text's place too, for the InputError if this takes too long."""
+    import regex  # unlike `re`, it can be told to stop
+
+    try:
+        search = regex.compile(pattern, regex.VERSION0).search
+    except (regex.error, RecursionError) as error:
+        raise InputError(f"data.source.document_start: is not a regular expression: {error}") from None
+    left = SEARCH_SECONDS
+
+    def is_start(text: str, where: str) -> bool:
+        nonlocal left
+        left += len(text) / SLOWEST
+        before = time.thread_time()
+        try:
+            found = search(text, timeout=max(left, 1e-3)) is not None
+        except (TimeoutError, MemoryError):
+            raise InputError(
+                f"data.source.document_start: {where}: searching for this pattern takes too long: repeats inside "
+                "repeats, as in (a+)+, try every way to divide a text: write it without them, and begin it with ^"
+            ) from None
+        left -= time.thread_time() - before
+        return found
+
+    return is_start
 
 
 def _unique(found: Iterable[Document], seen: Seen, config: DataConfig, ledger: Ledger) -> Iterator[Document]:

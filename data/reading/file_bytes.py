@@ -14,6 +14,7 @@ from configs.command import InputError
 
 COMPRESSED = {".gz", ".zst"}
 BLOCK = 1 << 20  # bytes read at a time
+ZST_BYTES = 1 << 12  # decompressed at a time: four of them may become 128 kB, so these are at most 134 MB
 
 
 @contextmanager
@@ -49,7 +50,7 @@ class _Zst(io.RawIOBase):
         self._compressed, self._damage = compressed, zstandard.ZstdError
         self._new_frame = zstandard.ZstdDecompressor().decompressobj
         self._frame, self._inside = self._new_frame(), False
-        self._ready = b""
+        self._ready = memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -59,12 +60,12 @@ class _Zst(io.RawIOBase):
             unread = self._frame.unused_data if self._frame.eof else b""
             if self._frame.eof:
                 self._frame, self._inside = self._new_frame(), False
-            unread = unread or self._compressed.read(BLOCK // 8)
+            unread = unread or self._compressed.read(ZST_BYTES)
             if not unread:
                 break
             self._inside = True
             try:
-                self._ready = self._frame.decompress(unread)
+                self._ready = memoryview(self._frame.decompress(unread))
             except self._damage as error:
                 raise EOFError(str(error)) from None
         if not self._ready and self._inside:

@@ -11,29 +11,37 @@ import glob
 import io
 import itertools
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from configs.command import InputError
 from configs.paths import resolve
+from configs.read_back import is_deep
+from configs.still_busy import still_busy
 from data.reading.file_bytes import BLOCK, COMPRESSED, clear_errors, opened
 
 PLAIN = {".txt", ".md"}
 KINDS = [".txt", ".md", ".jsonl", ".json", ".csv", ".tsv", ".parquet"]
 PIECE = 1 << 18  # bytes after which a long text is read in pieces
-ENDLESS = 1 << 24  # bytes; a piece without a good place to end ends here anyway
+ENDLESS = 1 << 21  # bytes; a piece without a good place to end ends here anyway
 ROWS = 1000  # rows of a .parquet file read at a time
 # BETWEEN_WORDS of data.tokenizer again, for bytes, since a piece is cut before it is decoded: bytes that end and begin
 # a word, without the white space of other scripts (U+00A0, U+3000, …)
-WORD_END = rb"(?:(?<=[!-~])|(?<=[\xc3-\xdf].)|(?<=[\xe0\xe4-\xed\xef]..)|(?<=\xe3\x80[\x81-\xbf])|(?<=[\xf0-\xf4]...))"
+WORD_END = (
+    rb"(?:(?<=[!-~].)|(?<=[\xc3-\xdf]..)|(?<=[\xe0\xe4-\xed\xef]...)|(?<=\xe3\x80[\x81-\xbf].)|(?<=[\xf0-\xf4]....))"
+)
 WORD_BEGIN = rb"(?:[!-~\xc3-\xe0\xe4-\xed\xef-\xf4]|\xe3\x80[\x81-\xbf])"
-BETWEEN_WORDS = re.compile(WORD_END + rb"(?:\n(?=" + WORD_BEGIN + rb")|(?= " + WORD_BEGIN + rb"))", re.DOTALL)
+BETWEEN_WORDS = re.compile(rb"[\n ](?=" + WORD_BEGIN + rb")" + WORD_END, re.DOTALL)
 NEWLINE = b"\n"  # a name, because an f-string of Python 3.11 cannot hold a backslash
+TOO_DEEP = "is not valid JSON for us: nested deeper than 100 levels"
 JSON_SPACE = (" ", "\n", "\r", "\t")
 
-csv.field_size_limit(1 << 30)  # the library's own limit, 128 kB, is shorter than many documents
+LONGEST = 1 << 28  # bytes of a record, which is held in memory several times: about 2 GB for such a one
+
+csv.field_size_limit(LONGEST)  # the library's own limit, 128 kB, is shorter than many documents
 
 
 class Record(NamedTuple):
@@ -54,19 +62,27 @@ def find(path: str | list[str], key: str) -> list[Path]:
     """
     found: dict[Path, Path] = {}
     for one in [path] if isinstance(path, str) else path:
-        for file in sorted(_expand(one, key), key=lambda file: file.as_posix()):
+        try:
+            with still_busy(f"looking for the files of {key}"):
+                expanded = sorted(_expand(one, key), key=lambda file: file.as_posix())
+        except OSError as error:
+            raise InputError(f"{key}: {error.filename or one} cannot be searched: {error.strerror}") from None
+        for file in expanded:
             found.setdefault(file.resolve(), file)
     return list(found.values())
 
 
 def _expand(path: str, key: str) -> list[Path]:
+    """The files that one path names. Raises InputError, and OSError for a folder that cannot be searched."""
     given, known = resolve(path, key), " ".join(KINDS)
     if given.is_file():
         if kind_of(given) not in KINDS:
             raise InputError(f"{key}: {path} is a {given.suffix or 'nameless kind of'} file: use one of {known}")
         return [given]
     if given.is_dir():
-        inside = [file for file in given.rglob("*") if not _is_hidden(file.relative_to(given))]
+        inside = list(_inside(given))
+    elif given.exists():
+        raise InputError(f"{key}: {path} is a pipe or a device, not a file: copy what it gives into a file first")
     else:
         inside = [Path(name) for name in glob.glob(str(given), recursive=True)]  # noqa: PTH207 (it knows absolute patterns)
     files = [file for file in inside if file.is_file() and kind_of(file) in KINDS]
@@ -83,8 +99,15 @@ def _expand(path: str, key: str) -> list[Path]:
     raise InputError(f"{key}: no such file: {path}{hint}")
 
 
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+def _inside(folder: Path) -> Iterator[Path]:
+    """Every file of a folder and of the folders in it; none that is hidden. Raises OSError."""
+    for parent, folders, names in os.walk(folder, onerror=_raise):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(parent, name) for name in names if not name.startswith("."))
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
 
 
 def kind_of(file: Path) -> str:
@@ -158,14 +181,20 @@ def _clean_end(raw: bytes, margin: int) -> int:
     """Where a piece of at least PIECE bytes may end, at least `margin` before the end of `raw`; 0 = nowhere yet."""
     place = BETWEEN_WORDS.search(raw, PIECE, len(raw) - margin)
     if place is not None:
-        return place.end()
+        return place.end() if place[0] == b"\n" else place.start()
     return len(raw) // 2 if len(raw) > ENDLESS and raw[len(raw) // 2] & 0xC0 != 0x80 else 0
 
 
 def _lines(file: Path, stream: BinaryIO) -> Iterator[tuple[str, bytes]]:
     """(where, line with its end) of every line, without a byte order mark."""
-    for number, raw in enumerate(stream, 1):
+    for number, raw in enumerate(iter(lambda: stream.readline(LONGEST + 1), b""), 1):
+        if len(raw) > LONGEST:
+            raise _too_long(f"{file}:{number}: this line")
         yield f"{file}:{number}", raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+
+
+def _too_long(what: str) -> InputError:
+    return InputError(f"{what} is longer than {LONGEST:,} bytes: divide it, or make it a .txt file, read in pieces")
 
 
 def _why(raw: bytes, at: int) -> str:
@@ -179,12 +208,14 @@ def _jsonl(file: Path, stream: BinaryIO) -> Iterator[Record]:
         try:
             line = raw.decode("utf-8")
             if line.strip():
-                yield Record(where, json.loads(line))
+                yield _checked(where, json.loads(line))
         except UnicodeDecodeError as error:
             yield Record(where, None, _why(raw, error.start))
         except json.JSONDecodeError as error:
             yield Record(where, None, f"is not valid JSON: {error.msg} (character {error.pos})")
-        except (ValueError, RecursionError) as error:
+        except RecursionError:
+            yield Record(where, None, TOO_DEEP)
+        except ValueError as error:  # a number of more digits than Python reads
             yield Record(where, None, f"is not valid JSON: {error}")
 
 
@@ -195,18 +226,27 @@ def _json(file: Path, stream: Any) -> Iterator[Record]:
         begins = text.read(BLOCK).lstrip()
         if begins.startswith("["):
             for number, value in enumerate(_elements(begins[1:], text), 1):
-                yield Record(f"{file}, record {number}", value)
+                yield _checked(f"{file}, record {number}", value)
             return
-        value = json.loads(begins + text.read())
+        begins += text.read(LONGEST)
+        if len(begins) > LONGEST:
+            raise _too_long(f"{file}: what it holds (which is not a list)")
+        value = json.loads(begins)
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: is not valid UTF-8: {error.reason}: save the file as UTF-8") from None
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise InputError(f"{file}: {TOO_DEEP}") from None
+    except ValueError as error:
         hint = ": if it holds an object a line, name it .jsonl" if "Extra data" in str(error) else ""
         raise InputError(f"{file}: is not valid JSON: {error}{hint}") from None
     lists = [inside for inside in value.values() if isinstance(inside, list)] if isinstance(value, dict) else []
     is_wrapped = len(lists) == 1 and len(value) == 1 and next(iter(value)) not in ("messages", "conversations")
     for number, one in enumerate(lists[0] if is_wrapped else [value], 1):
-        yield Record(f"{file}, record {number}", one)
+        yield _checked(f"{file}, record {number}", one)
+
+
+def _checked(where: str, value: Any) -> Record:
+    return Record(where, None, TOO_DEEP) if is_deep(value) else Record(where, value)
 
 
 def _elements(buffer: str, text: io.TextIOWrapper) -> Iterator[Any]:
@@ -219,6 +259,7 @@ def _elements(buffer: str, text: io.TextIOWrapper) -> Iterator[Any]:
             if not buffer:
                 raise ValueError("the list is not closed: the file ends too early")
         elif buffer[at] == "]" and may_end:
+            _check_nothing_follows(buffer[at + 1 :], text)
             return
         elif needs_comma:
             if buffer[at] != ",":
@@ -234,6 +275,8 @@ def _elements(buffer: str, text: io.TextIOWrapper) -> Iterator[Any]:
                 problem = ""
             if problem or (end == len(buffer) and isinstance(value, int | float)):  # the rest of it may not be read yet
                 more = text.read(max(BLOCK, len(buffer)))
+                if len(buffer) - at > LONGEST:
+                    raise ValueError(f"an element is longer than {LONGEST:,} characters: make it a .txt file")
                 if more:
                     buffer, at = buffer[at:] + more, 0
                     continue
@@ -241,6 +284,13 @@ def _elements(buffer: str, text: io.TextIOWrapper) -> Iterator[Any]:
                     raise ValueError(problem)
             yield value
             at, needs_comma, may_end = end, True, True
+
+
+def _check_nothing_follows(rest: str, text: io.TextIOWrapper) -> None:
+    while rest:
+        if rest.strip():
+            raise ValueError(f"there is more behind the end of the list: {rest.strip()[:20]!r}")
+        rest = text.read(BLOCK)
 
 
 def _after_space(buffer: str, at: int) -> int:
@@ -252,7 +302,10 @@ def _after_space(buffer: str, at: int) -> int:
 def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Record]:
     lines = (raw.decode("utf-8", "surrogateescape") for _, raw in _lines(file, stream))
     reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
-    names = reader.fieldnames or []
+    try:
+        names = reader.fieldnames or []
+    except csv.Error as error:
+        raise InputError(f"{file}:1: {_why_no_csv(error)}") from None
     columns = len(names)
     if columns == 1 and (other := re.search(r"[;|\t]", names[0])):
         raise InputError(f"{file}:1: its fields seem to be separated by {other[0]!r}, but {delimiter!r} is expected")
@@ -261,7 +314,7 @@ def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Record]:
         try:
             row = next(reader, None)
         except csv.Error as error:
-            raise InputError(f"{where}: is not valid CSV: {error}") from None
+            raise InputError(f"{where}: {_why_no_csv(error)}") from None
         if row is None:
             return
         if None in row or None in row.values():
@@ -270,6 +323,15 @@ def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Record]:
             yield Record(where, None, "is not valid UTF-8: save the file as UTF-8")
         else:
             yield Record(where, row)
+
+
+def _why_no_csv(error: csv.Error) -> str:
+    if "new-line character" in str(error):
+        return "holds a carriage return without a line feed, as old Macs ended lines: save the file with line feeds"
+    if "field larger" in str(error):
+        return f'begins a field of more than {LONGEST:,} bytes: is a quote (") missing that ends it?'
+    remedy = 'double a quote inside a field ("") and end each field that begins with one'
+    return f"is not valid CSV: {error}: {remedy}"
 
 
 def _parquet(file: Path, stream: Any, column: str | None) -> Iterator[Record]:

@@ -7,18 +7,24 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from configs.locks import locked
 from configs.read_back import read_json
+from configs.still_busy import still_busy
 from data.reading.file_bytes import clear_errors
 
+ENTRY = TypeAdapter(tuple[int, int, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]])  # size, time of change, SHA-256
+MOST_BYTES = 1 << 30  # of the memory: some hundred bytes for each file of a corpus
 SETTLED = 2_000_000_000  # nanoseconds after which a second change of a file cannot have the same time as the first
 
 
 def stamp(file: Path) -> list[int]:
     """Size and time of change, in nanoseconds, of a file."""
-    status = file.stat()
+    with clear_errors(file):
+        status = file.stat()
     return [status.st_size, status.st_mtime_ns]
 
 
@@ -34,7 +40,7 @@ def hashes(files: list[Path], memory: Path) -> list[str]:
         keys = [str(file.resolve()) for file in files]
         stamps = dict(zip(keys, map(stamp, files), strict=True))
         new = [key for key in keys if known.get(key, [])[:2] != stamps[key]]
-        with ThreadPoolExecutor() as pool:
+        with still_busy("hashing the files of the corpus"), ThreadPoolExecutor() as pool:
             known |= {key: [*stamps[key], digest] for key, digest in zip(new, pool.map(sha256, new), strict=True)}
         found = [known[key][2] for key in keys]
         if new:
@@ -53,7 +59,7 @@ def sha256(file: str | Path) -> str:
 
 def _remembered(memory: Path) -> dict[str, list[Any]]:
     try:
-        known = read_json(memory, dict[str, list[int | str]])
-        return {key: [int(size), int(changed), str(digest)] for key, (size, changed, digest) in known.items()}
+        known = read_json(memory, dict[str, list[Any]], MOST_BYTES)
+        return {key: list(ENTRY.validate_python(tuple(entry), strict=True)) for key, entry in known.items()}
     except ValueError:
         return {}  # not there yet, or damaged: hash again

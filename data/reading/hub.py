@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -58,15 +59,18 @@ def _builder(source: HubSource) -> Any:
 
 @contextmanager
 def _clear_errors(source: HubSource, split: str) -> Iterator[None]:
-    from datasets.exceptions import DatasetsError
+    import datasets
 
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
     try:
         yield
-    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+    except Exception as error:  # the libraries beneath raise whatever they like
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         remedy = ""
         if isinstance(error, ConnectionError):
             remedy = ": check the network and HF_HUB_OFFLINE, or give local files (data.source.kind=files)"
         raise InputError(
-            f"data.source: cannot read {source.name} ({split}) from the Hugging Face Hub: {reason}{remedy}"
+            f"data.source: cannot read {source.name[:100]} ({split[:100]}) from the Hugging Face Hub: "
+            f"{reason[:300]}{remedy}"
         ) from None

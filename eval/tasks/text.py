@@ -14,19 +14,17 @@ from configs.checkpoints import checkpoint_directory
 from configs.command import InputError
 from configs.loader import load_config, validate
 from data.config import DataConfig
-from data.tokenizer import Tokenizer, cut
+from data.tokenizer import Tokenizer
 from eval.language_modeling import bits_per_byte
 from eval.tasks.likelihood import mean_error, token_log_probs
 from model import LanguageModel
 
-PIECE = 1 << 18  # characters encoded at a time
 WINDOWS = 256  # kept at a time
 
 
 def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """A text as a document begins: the first token of a document, then the text."""
-    pieces = cut(text, PIECE) if tokenizer.can_cut else [text]
-    return [tokenizer.bos_id, *(token_id for ids in tokenizer.encode_many(pieces) for token_id in ids)]
+    return [tokenizer.bos_id, *tokenizer.encode(text)]
 
 
 def windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:

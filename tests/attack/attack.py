@@ -39,7 +39,7 @@ class Case:
     may_work: exit code 0 is right as well. says: regular expression that the error line must match. may_change: glob
     patterns of files that the command may rewrite although it refuses. check: looks at the folder afterwards, and
     returns what is wrong with it. streams: where standard streams go, such as {1: "full"}, see `redirect`. code: the
-    exit code that is right where nobody sees an error line.
+    exit code that is right where nobody sees an error line. first: what happens in the command's process before it.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Case:
     environment: dict[str, str] = field(default_factory=dict)
     streams: dict[int, str] = field(default_factory=dict)
     code: int | None = None
+    first: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def run(case: Case, folder: Path) -> Ending:
     output, stdin = folder.with_suffix(".out"), folder.with_suffix(".in")
     stdin.write_bytes(case.stdin)
     before, began = contents(folder), time.monotonic()
-    process = start(_command, folder, stdin, output, list(case.command), case.environment, case.streams)
+    process = start(_command, folder, stdin, output, list(case.command), case.environment, case.streams, case.first)
     hung = _wait(process, output)
     printed = output.read_bytes().decode("utf-8", "backslashreplace") if output.exists() else ""
     kind, why = _judged(case, process.exitcode, printed, hung)
@@ -114,6 +115,7 @@ def _command(
     command: list[str],
     environment: dict[str, str],
     streams: dict[int, str],
+    first: Callable[[], object] | None,
 ) -> None:
     import torch
 
@@ -132,6 +134,8 @@ def _command(
     if hasattr(found, "__path__"):
         found = importlib.import_module(f"{command[0]}.__main__")
     sys.argv = command
+    if first is not None:
+        first()
     exit_on_bad_input(found.main)
 
 

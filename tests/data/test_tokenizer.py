@@ -14,7 +14,8 @@ from configs.command import InputError
 from data import tokenizer as tokenizer_module
 from data.chat import prompt_ids
 from data.config import TokenizerConfig
-from data.tokenizer import SPECIAL_TOKENS, cut, load_tokenizer, train_tokenizer
+from data.tokenizer import SPECIAL_TOKENS, load_tokenizer, train_tokenizer
+from data.words import cut
 
 CORPUS = ["Once upon a time, there was a fox named Tiko.\n", "你好，世界。1234 emoji 🦊!\n\ttabs  and  spaces"] * 20
 TEXTS = [*CORPUS[:2], "fox 2026", " <|bos|> is text here", "a<|im_end|>b", "  leading", "trailing \n\n", ""]

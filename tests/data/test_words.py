@@ -1,0 +1,111 @@
+"""The longest word: in tokenizer.json, the same for transformers, and nothing that ordinary text would notice."""
+
+import json
+import time
+from functools import cache
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from benchmarks.long_words import TEXTS, prose
+from data.config import DataConfig, FilesSource, TokenizerConfig
+from data.prepare import prepare
+from data.reading import sources
+from data.tokenizer import Tokenizer, train_tokenizer
+from data.words import FAR, LONGEST, cut, last_end, pre_tokenizer
+
+KINDS = ["bpe", "byte", "char"]
+ALPHABET = "a'sré 中0½!\n\t\u3000🦊\u0301"
+
+
+@cache
+def trained(kind):
+    return train_tokenizer(TokenizerConfig(kind=kind, vocab_size=512), [prose(20_000), *ALPHABET])
+
+
+def unlimited():
+    """What our tokenizers did before words had a longest one: GPT-2's pattern as it is."""
+    digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
+    return tokenizers.pre_tokenizers.Sequence([digits, tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)])
+
+
+@given(st.text(alphabet=ALPHABET, max_size=60))
+@settings(derandomize=True, max_examples=500, deadline=None)
+def test_words_of_ordinary_length_are_those_of_gpt2(text):
+    assert pre_tokenizer().pre_tokenize_str(text) == unlimited().pre_tokenize_str(text)
+
+
+def test_a_word_has_at_most_the_longest_length_and_the_space_before_it():
+    for text in TEXTS.values():
+        words = pre_tokenizer().pre_tokenize_str("x " + text(20_000))
+        assert max(end - start for _, (start, end) in words) <= LONGEST + 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", TEXTS)
+def test_transformers_gives_a_saved_tokenizer_s_ids_for_long_words(kind, name, tmp_path):
+    tokenizer = trained(kind)
+    tokenizer.save(tmp_path)
+    text = f"fox {TEXTS[name](6_000)} fox"
+    assert AutoTokenizer.from_pretrained(tmp_path)(text).input_ids == [tokenizer.bos_id, *tokenizer.encode(text)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_pieces_of_a_text_without_spaces_have_its_ids(kind, name):
+    tokenizer = trained(kind)
+    text = TEXTS[name](8 * FAR)[: 2 * FAR]
+    pieces = tokenizer.pieces(text, FAR // 4)
+    assert "".join(pieces) == text
+    assert len(pieces) > 1 or len(text) <= FAR * 5 // 4
+    whole = tokenizer.backend.encode(text, add_special_tokens=False).ids
+    assert [i for piece in pieces for i in tokenizer.encode(piece)] == whole == tokenizer.encode(text)
+
+
+@given(st.lists(st.tuples(st.sampled_from(ALPHABET), st.integers(1, 1300)), max_size=6), st.integers(600, 2000))
+@settings(derandomize=True, max_examples=200, deadline=None)
+def test_a_text_may_be_cut_where_its_last_word_begins(runs, length):
+    text = "".join(character * count for character, count in runs)
+    pieces, start = [], 0
+    while len(text) - start > length + LONGEST:
+        end = start + last_end(pre_tokenizer())(text[start : start + length + LONGEST])
+        pieces.append(text[start:end])
+        start = end
+    pieces.append(text[start:])
+    tokenizer = trained("bpe")
+    assert [i for piece in pieces for i in tokenizer.encode(piece)] == tokenizer.encode(text)
+
+
+def test_a_tokenizer_of_others_takes_a_long_word_whole():
+    others = tokenizers.Tokenizer.from_str(trained("bpe").backend.to_str())
+    others.pre_tokenizer = unlimited()
+    text = "a" * 3 * FAR
+    assert Tokenizer(others).pieces(text) == [text]
+    assert Tokenizer(others).encode(text) == others.encode(text).ids
+
+
+def test_cutting_takes_time_linear_in_the_text():
+    def seconds(size):
+        before = time.process_time()
+        cut(" " * size, 1000, inside=len)
+        return time.process_time() - before
+
+    assert seconds(8_000_000) < 100 * max(seconds(800_000), 0.01)  # ten times as much, with room for noise
+
+
+def test_a_long_document_is_prepared_in_pieces_and_stays_one_document(tmp_path):
+    texts = ["ab" * 2_000_000, *(f"fox {i}" for i in range(50))]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    tokenizer = TokenizerConfig(kind="bpe", vocab_size=512)
+    config = DataConfig(source=FilesSource(kind="files", path=str(tmp_path / "a.jsonl")), tokenizer=tokenizer)
+    data = prepare(config, tmp_path / "out", show_progress=False)
+    expected = {"train": [], "validation": []}
+    for document in sources.read(config):
+        expected[document.split] += data.tokenizer.encode_documents([document.content])[0]
+    for split, ids in expected.items():
+        stream = data.stream(split)
+        assert stream.read(0, len(stream)).tolist() == ids
+    assert sum(data.manifest[split]["documents"] for split in expected) == len(texts)

@@ -19,6 +19,7 @@ from configs import locks
 from tests.processes import start
 from tests.train.double_starts import checked, undisturbed
 from tests.train.helpers import REPOSITORY, metrics, pretrain, write_config
+from tests.train.worlds import pretrain_rank, run_world
 from train.saving import owner
 from train.saving.owner import CARD, FILES, LEASE, LOCK, holder, owned
 from train.sweep import __main__ as sweep
@@ -204,6 +205,20 @@ def test_a_finished_run_prints_its_result_while_another_process_owns_it(tmp_path
     holding(run)
     assert "finished at step 4" in pretrain(config).stdout
     assert "is in use by" in pretrain(config, "train.max_steps=6", code=2).stderr
+
+
+@pytest.mark.slow
+def test_all_processes_of_a_run_end_when_the_first_is_refused(tmp_path, holding):
+    config, run = write_config(tmp_path, **SHORT), tmp_path / "runs/tiny"
+    process = holding(run)
+    assert run_world(2, pretrain_rank, config, []) == [2, 2]
+    told = (tmp_path / "rank0.txt").read_text()
+    assert f"error: {run} is in use by process {process.pid} on {HERE}, since " in told
+    assert "error" not in (tmp_path / "rank1.txt").read_text()
+    process.kill()
+    process.join()
+    assert run_world(2, pretrain_rank, config, []) == [0, 0]
+    assert not [name for name in FILES if (run / name).exists()]
 
 
 @pytest.mark.parametrize("how", ["moved", "deleted", "replaced"])

@@ -57,10 +57,14 @@ def _code_of(command: Callable[[], int | None]) -> int:
     except RecursionError as error:
         return _say(f"error: something that was given is nested too deep ({_place_of(error)})", 2)
     except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
+        if not (is_out_of_memory(error) or _interrupted):
             raise
         advice = "use a smaller model, shorter rows or smaller batches, or end other programs"
         return _say(f"error: the memory does not suffice ({_place_of(error)}): {advice}", 2)
+    except Exception:
+        if not _interrupted:
+            raise
+        return _say(STOPPED, 130)
     finally:
         _in_command = False
 
@@ -84,6 +88,8 @@ def _shown(others: Callable[..., None]) -> Callable[..., None]:
 
 
 def _say(line: str, code: int) -> int:
+    """Print how the command ended. After Ctrl-C no other reason counts: a library may have made an error of it."""
+    line, code = (STOPPED, 130) if _interrupted else (line, code)
     if os.environ.get("RANK", "0") == "0":  # under torchrun every process finds the same
         print(line, file=sys.stderr)
     return code
@@ -101,13 +107,16 @@ def _place_of(error: BaseException) -> str:
 # from the first import of a command on
 
 _in_command = False
+_interrupted = False
 
 
 def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
     """KeyboardInterrupt inside a command; while modules are imported, and behind its end, the process ends here."""
+    global _interrupted
     while _in_command and frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
     if _in_command and frame is None:
+        _interrupted = True
         raise KeyboardInterrupt
     os.write(2, f"{STOPPED}\n".encode())  # not print: it may be what was interrupted
     os._exit(130)

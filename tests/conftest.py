@@ -5,6 +5,7 @@ import sys
 
 os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true", TOKENIZERS_PARALLELISM="true")
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny models are quickest so, and test processes do not get in each other's way
+os.environ["OMP_WAIT_POLICY"] = "passive"  # where a test asks for two threads, they do not spin while they wait
 
 import signal
 from collections import Counter

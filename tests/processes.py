@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from unittest import mock
@@ -51,7 +51,8 @@ def run_main(main: Callable[[], int | None], *arguments, stdin: str = "") -> sub
 def start(function: Callable, *arguments, **options) -> BaseProcess:
     """Start function(*arguments, **options) in a process of its own. It must be importable by its name."""
     process = _server.Process(target=function, args=arguments, kwargs=options)
-    process.start()
+    with chdir(Path(__file__).parents[1]):  # the server imports from where it is started, this tree
+        process.start()
     return process
 
 

@@ -227,7 +227,7 @@ def test_what_an_older_version_did_not_write_has_its_default_and_what_a_newer_on
         ('{"tokens": 3}', "`step` is missing"),
         ('{"step": -3}', "`step`: must be greater than or equal to 0"),
         ('{"step": 3, "best_step": 4}', "`best_step` is later than `step`"),
-        ("[]", "must be a valid dictionary"),
+        ("[]", "must be an object of keys and values"),
         ("3", "cannot resume from here"),
         ("{", "cannot resume from here"),
     ]:

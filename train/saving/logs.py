@@ -14,9 +14,9 @@ LOGS = (METRICS, SAMPLES, "trace.jsonl", "attention/index.jsonl")
 
 
 def log_sizes(directory: Path) -> dict[str, int]:
-    """Bytes of each log of a run directory; a checkpoint keeps them."""
+    """Bytes of each log of a run directory, 0 where there is none yet; a checkpoint keeps them."""
     files = {name: directory / name for name in LOGS}
-    return {name: file.stat().st_size for name, file in files.items() if file.is_file()}
+    return {name: file.stat().st_size if file.is_file() else 0 for name, file in files.items()}
 
 
 def truncate_after(file: Path, step: int, size: int | None = None) -> None:

@@ -24,6 +24,7 @@ Loss = Annotated[float, Strict(), Field(allow_inf_nan=False, ge=-1e300, le=1e300
 Seconds = Annotated[float, Strict(), Field(allow_inf_nan=False, ge=0, le=1e12)]
 Text = Annotated[str, Strict(), Field(max_length=200)]
 Name = Annotated[str, Strict(), Field(pattern=r"^[\w-]{1,128}$")]
+Amount = Annotated[int, Strict(), Field(ge=0, le=2**31)] | Loss  # a whole number stays one
 SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
 
 
@@ -69,6 +70,8 @@ def _is_resolved(values: dict[str, Any]) -> dict[str, Any]:
 def _is_scaler(values: dict[str, float]) -> dict[str, float]:
     if values and (values.keys() != SCALER or not all(0 <= value <= 1e38 for value in values.values())):
         raise ValueError("must be the state of a loss scaler")
+    if values and not all(type(values[key]) is int for key in ("growth_interval", "_growth_tracker")):
+        raise ValueError("must be the state of a loss scaler, which counts in whole numbers")
     return values
 
 
@@ -106,7 +109,7 @@ class TrainerState:
     identity: dict[str, Any] | None = None
     resolved: Annotated[dict[str, Any], AfterValidator(_is_resolved)] = field(default_factory=dict)
     breaks: Annotated[list[dict[str, Any]], AfterValidator(_are_breaks)] = field(default_factory=list)
-    scaler: Annotated[dict[str, Loss], AfterValidator(_is_scaler)] | None = None
+    scaler: Annotated[dict[str, Amount], AfterValidator(_is_scaler)] | None = None
     spikes: Annotated[dict[str, list[Loss]], AfterValidator(_is_spikes)] = field(default_factory=lambda: {"losses": []})
     world_size: Positive = 1
     torch_version: Text = torch.__version__

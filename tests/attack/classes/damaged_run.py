@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from tests.attack.attack import Case
@@ -94,6 +95,11 @@ ABSENT_IS_FINE = {f"{NEWEST}/training/manifest.json": (CHAT, BEGIN, COMPARE), f"
 
 
 def cases() -> Iterator[Case]:
+    """Every other one: a command reads a file in the same way whatever the damage."""
+    return islice(every_case(), 0, None, 2)
+
+
+def every_case() -> Iterator[Case]:
     for file, commands in READ_BY.items():
         for number, (what, damage) in enumerate(DAMAGES.items()):
             for place, (command, may_work) in enumerate(commands.items()):

@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--capability", choices=("default", "avx2"), default="default", help="avx2: without AVX-512")
     parser.add_argument("--load", type=int, default=0, help="so many busy processes beside it")
     parser.add_argument("--compiled", type=int, default=0, help="one setting in so many is compiled (0: none)")
+    parser.add_argument("--sweeps", action="store_true", help="kill sweeps of three runs instead of single runs")
     parser.add_argument("--folder", type=Path, help="where the runs are; default: a new one that is removed")
     given = parser.parse_args()
     if given.capability == "avx2":
@@ -41,7 +42,7 @@ def main() -> int:
         burner.start()
     try:
         folder = given.folder or Path(tempfile.mkdtemp(prefix="headlight-trials-"))
-        return run(given, folder)
+        return run_sweeps(given, folder) if given.sweeps else run(given, folder)
     finally:
         for burner in burners:
             burner.kill()
@@ -53,6 +54,7 @@ def run(given: argparse.Namespace, folder: Path) -> int:
     from tests.train.trials.trial import Trial, attempt, table, undisturbed
 
     trials: list[Trial] = []
+    loads: list[float] = []
     setting, began = None, time.monotonic()
     for number in range(given.first, given.first + given.trials):
         which = number // given.share
@@ -60,10 +62,26 @@ def run(given: argparse.Namespace, folder: Path) -> int:
             compiles = bool(given.compiled) and which % given.compiled == given.compiled - 1
             setting = settings.draw(given.seed, which, compiles=compiles)
             whole = undisturbed(setting, folder / f"setting-{which}")
+        loads.append(os.getloadavg()[0])
         trials.append(attempt(number, given.seed, setting, whole, folder / f"trial-{number}"))
         print(trials[-1], flush=True)
-    print(f"\n{table(trials)}\n{(time.monotonic() - began) / 60:.1f} minutes; {_machine(given)}")
+    minutes, load = (time.monotonic() - began) / 60, f"load {min(loads):.1f} to {max(loads):.1f}"
+    print(f"\n{table(trials)}\n{minutes:.1f} minutes; {_machine(given)}, {load}")
     return int(any(trial.problem for trial in trials))
+
+
+def run_sweeps(given: argparse.Namespace, folder: Path) -> int:
+    """The same with sweeps; `--share` has no meaning here."""
+    from tests.train.trials import sweeps
+
+    whole = sweeps.undisturbed(given.seed, folder / "undisturbed")
+    lines = []
+    for number in range(given.first, given.first + given.trials):
+        lines.append(sweeps.attempt(number, given.seed, whole, folder / f"sweep-{number}"))
+        print(lines[-1], flush=True)
+    equal = sum(" equal " in line for line in lines)
+    print(f"\n{equal} of {len(lines)} equal; {_machine(given)}")
+    return int(equal < len(lines))
 
 
 def burn() -> None:
@@ -75,10 +93,9 @@ def burn() -> None:
 def _machine(given: argparse.Namespace) -> str:
     import torch
 
-    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     return (
-        f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores, load {load}"
-        f", {given.load} busy processes of its own"
+        f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores, "
+        f"{given.load} busy processes of its own"
     )
 
 

@@ -38,8 +38,9 @@ class End:
 
     number: of the signal. where: "start": `at` is a share of the work up to the first step, and the signal comes then,
     "train": `at` is a share of the work of `steps` steps, counted from the first one of this life; or a phase: `at` is
-    a share of the time that the phase takes, and the signal comes in its `entry`-th call. again: the signal comes
-    twice. steps: a life that is still going on after so many gets the signal then.
+    a share of the time that the phase takes (0: when it begins, 1: when it has just ended), and the signal comes in its
+    `entry`-th call (0: in the evaluation at the end). again: the signal comes twice. steps: a life that is still going
+    on after so many gets the signal then.
     """
 
     number: int
@@ -85,13 +86,13 @@ def live(module: str, folder: Path, config: str, threads: int, draws: bool, end:
     NAME.lives, a line a life."""
     import torch
 
-    from configs.command import exit_on_bad_input
+    import configs.command
     from tests.processes import print_to
 
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     torch.set_num_threads(threads)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup and a shell's background jobs ignore these
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, configs.command._on_ctrl_c)  # as `python -m` does
     os.chdir(folder)
     print_to(folder.with_suffix(".out"))
     found = importlib.import_module(module)
@@ -104,7 +105,7 @@ def live(module: str, folder: Path, config: str, threads: int, draws: bool, end:
     if end is not None and pace is not None and end.where == "start":
         signal_after(time.process_time() + end.at * pace.start, end.number, WORK, end.again)
     sys.argv = [module, config]
-    exit_on_bad_input(found.main)
+    configs.command.exit_on_bad_input(found.main)
 
 
 class _Note:
@@ -158,14 +159,22 @@ def _watch_phase(name: str, note: _Note, end: End | None, pace: Pace | None) -> 
 
     def watched(*arguments: Any, **options: Any) -> Any:
         calls[0] += 1
-        if end is not None and pace is not None and end.where == name and calls[0] == end.entry:
-            signal_after(end.at * pace.phases.get(name, 0.01), end.number, WALL, end.again)
+        is_here = (
+            end is not None
+            and end.where == name
+            and (options.get("is_last", False) if end.entry == 0 else calls[0] == end.entry)
+        )
+        if end is not None and pace is not None and is_here and end.at < 1:
+            seconds = end.at * pace.phases.get(name, 0.01)
+            signal_after(seconds, end.number, WALL, end.again) if seconds else os.kill(os.getpid(), end.number)
         before = time.perf_counter()
         try:
             return function(*arguments, **options)
         finally:
             if end is None:
                 note.append(phase=name, seconds=time.perf_counter() - before, **_step_of(arguments))
+            elif is_here and end.at == 1:
+                os.kill(os.getpid(), end.number)
             elif name == "report":  # nothing comes after it
                 os.kill(os.getpid(), signal.SIGKILL)
 

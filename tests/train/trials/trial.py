@@ -9,6 +9,7 @@ import shutil
 import signal
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -79,15 +80,23 @@ def undisturbed(setting: Setting, folder: Path) -> Undisturbed:
     return Undisturbed(folder, saved, pace)
 
 
-def attempt(number: int, seed: int, setting: Setting, whole: Undisturbed, folder: Path) -> Trial:
-    """Kill a run of this setting four times, let it end, and compare. The folder is removed if all is equal."""
+def attempt(
+    number: int, seed: int, setting: Setting, whole: Undisturbed, folder: Path, ends: Sequence[End] = ()
+) -> Trial:
+    """Kill a run of this setting four times, let it end, and compare. The folder is removed if all is equal.
+
+    ends: instead of random ones.
+    """
     began, dice, trial = time.monotonic(), random.Random(f"trial {seed} {number}"), Trial(number, setting)
     write(setting, folder)
     if setting.base:
         shutil.copytree(whole.folder.with_suffix(".base"), folder / "runs")
     code, stops = None, set()
-    while len(trial.ends) < MOST_KILLS and (len(trial.ends) < KILLS or not trial.resumed):
-        end = _end(dice, setting, whole, is_last=len(trial.ends) == KILLS - 1, is_extra=len(trial.ends) >= KILLS)
+    kills = len(ends) or KILLS
+    while len(trial.ends) < max(kills, MOST_KILLS) and (len(trial.ends) < kills or not trial.resumed):
+        done = len(trial.ends)
+        is_last = done == KILLS - 1 and trial.resumed > 0
+        end = ends[done] if done < len(ends) else _end(dice, setting, whole, is_last=is_last, is_extra=done >= kills)
         before = len(_notes(folder))
         code = _life(setting.module, setting, folder, "tiny.yaml", end, whole.pace)
         stops |= _stops(folder)
@@ -154,6 +163,8 @@ def _end(dice: random.Random, setting: Setting, whole: Undisturbed, *, is_last: 
     if where in AT_THE_END:
         steps = 10**6
     entry = dice.choice((1, 1, 2, 3, 4)) if where in ("save", "evaluate") else 1
+    if where in ("save", "evaluate") and dice.random() < 0.2:
+        return End(number, where, dice.choice((0, 1)), dice.choice((0, 1, 2)), steps=steps)
     at = dice.random()
     return End(number, where, at, entry, dice.random() < 0.15 and number != signal.SIGKILL, steps)
 

@@ -1,0 +1,39 @@
+"""How a command ends after Ctrl-C, whatever a library makes of it."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+import configs.command
+from configs.command import InputError, exit_on_bad_input
+from tests.processes import exit_code
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process alone")
+ERRORS = {
+    "bad input": InputError("step_00000010: cannot resume from here"),
+    "a library's error": ValueError("could not determine the shape of object type"),
+    "an error like that of a full memory": RuntimeError("interrupted"),
+}
+
+
+def interrupted(name: str) -> None:
+    """A command whose library turns KeyboardInterrupt into another error, as safetensors does while it loads."""
+    signal.signal(signal.SIGINT, configs.command._on_ctrl_c)
+
+    def command() -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            raise ERRORS[name] from None
+        return 0
+
+    exit_on_bad_input(command)
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_after_ctrl_c_it_was_stopped_and_nothing_else(name):
+    assert exit_code(interrupted, name) == 130

@@ -52,7 +52,7 @@ def train(run: Run) -> int:
                 _train(run, stopped)
                 return 0
             except Stopped as stop:
-                save(run, needed=True)
+                save(run, needed=True, at_stop=True)
                 run.tracker.say(f"stopped at step {state.step:,}; the same command continues from here")
                 return 128 + stop.number
         except NonFiniteLoss as error:
@@ -110,6 +110,7 @@ def evaluate_and_save(run: Run, stopped: Signal) -> None:
     state, train = run.state, run.config.train
     if state.evaluated_at != state.step and run.hooks.are_due(state.step):
         evaluate(run, stopped)
+        state.saved_at = None  # of this step there may be a checkpoint that a signal caused; it has no evaluation
     is_new_best = train.keep_best and state.best_step == state.step
     if state.step and (_due(state.step, train.checkpoint_every) or is_new_best):
         save(run, needed=False)
@@ -220,8 +221,11 @@ def report_initial_loss(run: Run) -> None:
     run.tracker.say(f"step 0: loss {float(loss_sum) / max(1, counted):.4f}{expected}")
 
 
-def save(run: Run, needed: bool) -> None:
-    """Write a checkpoint. If it cannot be written, say so; if it is the last one, raise InputError."""
+def save(run: Run, needed: bool, at_stop: bool = False) -> None:
+    """Write a checkpoint. If it cannot be written, say so; if it is the last one, raise InputError.
+
+    at_stop: a signal came; unless it is time for a checkpoint anyway, the next one will replace it.
+    """
     state = run.state
     if state.saved_at == state.step:
         return
@@ -229,6 +233,8 @@ def save(run: Run, needed: bool) -> None:
         examine(run, reading)
     run.check_owner()
     state.seconds = time.perf_counter() - state.started
+    is_between = not _due(state.step, run.config.train.checkpoint_every)
+    state.at_stop = at_stop and is_between and run.config.progress(state.step, state.seconds) < 1
     state.logged = log_sizes(run.config.directory)
     state.wandb_id, state.scaler = run.tracker.wandb_id, run.scaler.state_dict()
     try:

@@ -1,10 +1,11 @@
 """A hook that holds a run until a signal has come, so that a test need not catch it in time."""
 
+import random
 import signal
 import threading
 import time
 
-from eval.hooks import EvalEvent
+from eval.hooks import EvalEvent, Hook
 
 
 def until_a_signal(event: EvalEvent) -> None:
@@ -33,3 +34,10 @@ def while_held(event: EvalEvent) -> None:
     while (event.directory.parent / "hold").exists():
         (event.directory.parent / "held").touch()
         time.sleep(0.01)
+
+
+class Dice(Hook):
+    """A validation loss that depends on nothing but the step, so that any step may be the best one."""
+
+    def look(self, event: EvalEvent) -> float:
+        return 1 + random.Random(event.step).random()

@@ -15,6 +15,7 @@ import train.loop
 import train.saving.checkpoint
 from configs.command import exit_on_bad_input
 from tests.processes import print_to
+from tests.train.holding import Dice
 from train.pretrain import main
 
 
@@ -23,7 +24,7 @@ def pretrain_child(config: Path, kill_at: str | None = None, trace: Path | None 
     torch.set_num_threads(1)
     print_to(config.with_name("child.txt"))
     watch_operations(kill_at, trace)
-    sys.argv = ["pretrain", str(config)]
+    sys.argv = ["pretrain", str(config), "--trust-hooks"]
     exit_on_bad_input(main)
 
 
@@ -46,6 +47,23 @@ def pretrain_until_killed(config: Path, begin: int | None, seconds: float, last:
     train.loop.training_step = watched
     if begin is None:
         signal.setitimer(signal.ITIMER_PROF, seconds)
+    pretrain_child(config)
+
+
+def pretrain_signalled(config: Path, step: int, kind: str) -> None:
+    """`python -m train.pretrain config`, which gets a signal at this step: KILL, TERM, or TERM in an evaluation."""
+    name, _, place = kind.partition(" ")
+    owner, attribute = (Dice, "look") if place else (train.loop, "training_step")
+    call = getattr(owner, attribute)
+
+    def signalled(*arguments, **options):
+        here = arguments[1].step if place else arguments[0].state.step
+        if here >= step:
+            os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
+            setattr(owner, attribute, call)
+        return call(*arguments, **options)
+
+    setattr(owner, attribute, signalled)
     pretrain_child(config)
 
 

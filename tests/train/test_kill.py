@@ -10,7 +10,7 @@ import pytest
 
 from tests.processes import exit_code
 from tests.train.helpers import metrics, write_config
-from tests.train.killing import pretrain_child, pretrain_until_killed, watch_operations
+from tests.train.killing import pretrain_child, pretrain_signalled, pretrain_until_killed, watch_operations
 from train.saving.commit import commit, damage, newest_intact, settle
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
@@ -242,3 +242,28 @@ def test_tidying_up_after_a_replacement_may_be_killed_as_well(new_one, tmp_path)
     assert code == 0
     assert kills > 5
     assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step_00000004"]
+
+
+def ending(folder: Path) -> tuple:
+    checkpoints = folder / "runs/tiny/checkpoints"
+    states = [json.loads((path / "training/trainer_state.json").read_text()) for path in checkpoints.glob("step_*")]
+    assert not [state for state in states if state["at_stop"]]
+    names = sorted(path.name for path in checkpoints.iterdir())
+    return names, (checkpoints / "best").read_text(), figures(folder)
+
+
+@pytest.mark.parametrize("trial", [0, 1, *(pytest.param(trial, marks=pytest.mark.slow) for trial in range(2, 12))])
+def test_however_often_it_is_killed_and_stopped_it_ends_with_the_same_checkpoints(trial, tmp_path):
+    """Any step may be the best one; a signal saves between two regular checkpoints, or cuts an evaluation short."""
+    dice = random.Random(trial)
+    hooks = [{"name": "tests.train.holding:Dice", "every": dice.choice([2, 4, 6])}]
+    train = {"max_steps": 24, "checkpoint_every": dice.choice([3, 4, 5]), "keep_last": dice.choice([1, 2, 3, 3])}
+    sections = {"model": SECTIONS["model"], "train": train, "eval": {"every": 0, "hooks": hooks}}
+    undisturbed, killed = start(tmp_path / "whole", **sections), start(tmp_path / "killed", **sections)
+    assert exit_code(pretrain_child, undisturbed) == 0
+    for step in sorted([dice.randint(1, 15), dice.randint(1, 15), *dice.sample(range(16, 24), 2)]):
+        kind = dice.choice(["KILL", "TERM", "TERM in an evaluation"])
+        code = exit_code(pretrain_signalled, killed, step, kind)
+        assert code in (KILLED, 128 + signal.SIGTERM, 0), killed.with_name("child.txt").read_text()
+    assert exit_code(pretrain_child, killed) == 0
+    assert ending(killed.parent) == ending(undisturbed.parent)

@@ -316,7 +316,7 @@ def test_a_sweep_goes_on_with_the_runs_that_a_killed_sweep_left_behind(tmp_path)
     runs = tmp_path / "runs"
     runs.mkdir()
     (runs / "hold").touch()
-    command = [sys.executable, "-u", "-m", "train.sweep", str(config), KEY, "--skip-decode"]
+    command = [sys.executable, "-u", "-m", "train.sweep", str(config), KEY, "--skip-decode", "--trust-hooks"]
     both = {"cwd": REPOSITORY, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with (tmp_path / "first.txt").open("w") as told:
         first = subprocess.Popen(command, cwd=REPOSITORY, stdout=told, stderr=told)
@@ -328,13 +328,13 @@ def test_a_sweep_goes_on_with_the_runs_that_a_killed_sweep_left_behind(tmp_path)
     while not lines or "waiting until that ends" not in lines[-1]:
         lines.append(second.stdout.readline())
         assert lines[-1], lines
-    assert "is in use by process" in pretrain(config, KEY, code=2, script=sweep.main).stderr
+    assert "is in use by process" in pretrain(config, KEY, "--trust-hooks", code=2, script=sweep.main).stderr
     (runs / "hold").unlink()
     printed, _ = second.communicate(timeout=300)
     assert second.returncode == 0, printed
     assert "FAILED" not in printed
     assert "[1/2] tiny-2-seed0: trained" in printed
-    pretrain(config, "name=alone")
+    pretrain(config, "name=alone", "--trust-hooks")
     assert metrics(runs / "tiny-2-seed0") == metrics(runs / "alone")
 
 

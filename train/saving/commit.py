@@ -45,10 +45,12 @@ SMALL_FILES = 4_000_000  # bytes of everything but tensors: the tokenizer and a 
 
 
 class Progress(BaseModel):
-    """What this file reads of trainer_state.json: the step, and the step of the best checkpoint."""
+    """What this file reads of trainer_state.json: the step, the step of the best checkpoint, and whether it was saved
+    only because a signal came."""
 
     step: Annotated[int, Field(ge=0, le=MOST_STEPS)]
     best_step: Annotated[int, Field(ge=0, le=MOST_STEPS)] | None = None
+    at_stop: bool = False
 
 
 class SaveError(Exception):
@@ -100,12 +102,18 @@ def commit(checkpoints: Path, step: int, fill: Callable[[Path], None], tensor_by
 
 
 def drop_old(checkpoints: Path, newest: Path, keep_last: int, keep_best: bool) -> None:
-    """Keep the newest `keep_last` (at least the newest one) and the best; raises SaveError if one cannot be removed."""
+    """Keep the newest `keep_last` (at least the newest one) and the best. Raises SaveError if one cannot be removed.
+
+    An earlier one that was saved only because a signal came is removed first, so that a run that was stopped ends with
+    the checkpoints that it would have without the stop.
+    """
     best = _read_pointer(checkpoints / "best")
     # checkpoints later than `newest` stay: a run removes only those that it passed itself
-    directories = sorted(path for path in checkpoints.glob(STEPS) if path.name <= newest.name)
+    directories = sorted(path for path in checkpoints.glob(STEPS) if path.name <= newest.stem)
+    of_stops = [path for path in directories[:-1] if _is_of_stop(path)]
+    others = [path for path in directories if path not in of_stops]
     try:
-        for directory in directories[: -max(1, keep_last)]:
+        for directory in [*of_stops, *others[: -max(1, keep_last)]]:
             if not (keep_best and directory.name == best):
                 if directory.name == best:
                     (checkpoints / "best").unlink()
@@ -263,6 +271,13 @@ def _read_pointer(pointer: Path) -> str:
 
 def _read_progress(checkpoint: Path) -> Progress:
     return read_json(training_folder(checkpoint) / STATE, Progress)
+
+
+def _is_of_stop(checkpoint: Path) -> bool:
+    try:
+        return _read_progress(checkpoint).at_stop
+    except DamagedFile:
+        return False
 
 
 def _flush(path: Path) -> None:

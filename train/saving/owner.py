@@ -151,7 +151,7 @@ def _taken(directory: Path, note_overdue: Callable[[object], None]) -> BaseFileL
                 there = _read_card(directory)
                 if not lease_of(directory / LOCK).exists() or (there and there.host == socket.gethostname()):
                     raise
-                wait_s = locks.LEASE_S + 5
+                wait_s = 1.25 * locks.LEASE_S
                 print(f"{directory}: waiting to see whether {there or UNKNOWN} still runs", file=sys.stderr)
                 return locked(directory / LOCK, wait_s, note_overdue).lock
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))

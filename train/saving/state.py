@@ -87,10 +87,10 @@ class TrainerState:
 
     best_tokens: how many held-out tokens the best loss was measured on (None: all). skipped: steps that changed no
     parameter. evaluated_at: step of the newest evaluation. hooks_done: names of hooks that ran at a later one, which a
-    signal cut short. logged: bytes of each log. identity: RunConfig.identity() of the run that saved. resolved: what
-    `auto` stood for, and what else the last bits depend on. breaks: where that changed at a resume: {step, what}.
-    scaler: state of the loss scaler (fp16). spikes: the last losses, from which a spike stands out. world_size,
-    torch_version: of the process that saved.
+    signal cut short. at_stop: saved only because a signal came. logged: bytes of each log. identity:
+    RunConfig.identity() of the run that saved. resolved: what `auto` stood for, and what else the last bits depend on.
+    breaks: where that changed at a resume: {step, what}. scaler: state of the loss scaler (fp16). spikes: the last
+    losses, from which a spike stands out. world_size, torch_version: of the process that saved.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -104,6 +104,7 @@ class TrainerState:
     skipped: Count = 0
     evaluated_at: Step | None = None
     hooks_done: list[Text] = field(default_factory=list)
+    at_stop: bool = False
     logged: dict[Text, Count] = field(default_factory=dict)
     wandb_id: Name | None = None
     identity: dict[str, Any] | None = None

@@ -51,7 +51,7 @@ def number(option: str, least: float, most: float, *, above: bool = False) -> Ca
 
     def read(text: str) -> float:
         try:
-            value = float(text)
+            value = float(text if text.isascii() and "_" not in text else "nan")
         except ValueError:
             value = float("nan")
         if not least <= value <= most or (above and value == least):

@@ -21,7 +21,7 @@ SWEPT = [f"model.num_key_value_heads={values}" for values in ("1,2,4",)]
 FIXED = ["seed=3", "model.hidden_dropout=0.1", "train.max_steps=40", "train.max_tokens=null", "train.log_every=1"]
 FIXED += ["train.checkpoint_every=3", "train.keep_last=2", "train.micro_batch_size=auto", "train.precision=fp32"]
 KILLS = 3
-LIFE_S = 400
+LIFE_S = 3600
 HOW = ("all", "all", "alone", "stop")  # SIGKILL to the sweep and its runs, to the sweep, or SIGTERM to all of them
 
 

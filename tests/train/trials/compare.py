@@ -19,18 +19,13 @@ SPOKEN = re.compile(
 )
 
 
-def difference(ours: Path, theirs: Path, apart: set[str]) -> str:
-    """The first difference, in words, or "". apart: checkpoints that only one of them may have."""
-    here, there = (
-        {name for name in _files(run) if not (name.startswith("checkpoints/") and name.split("/")[1] in apart)}
-        for run in (ours, theirs)
-    )
+def difference(ours: Path, theirs: Path) -> str:
+    """The first difference, in words, or ""."""
+    here, there = _files(ours), _files(theirs)
     for what, names in (("only in the killed run", here - there), ("missing in the killed run", there - here)):
         for name in sorted(names):
             return f"{name}: {what}"
     for name in sorted(here):
-        if name.startswith("checkpoints/") and "/" not in name[12:]:
-            continue  # latest and best, which `checkpoints_kept` knows
         if problem := _compare(ours / name, theirs / name):
             return f"{name}: {problem}"
     return ""

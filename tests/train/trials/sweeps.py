@@ -12,7 +12,7 @@ import time
 from itertools import count
 from pathlib import Path
 
-from tests.train.trials.compare import checkpoints_kept, difference, leftovers
+from tests.train.trials.compare import difference, leftovers
 from tests.train.trials.settings import Setting, draw, write
 
 ROOT = Path(__file__).parents[3]
@@ -67,8 +67,7 @@ def _verdict(folder: Path, whole: Path) -> str:
         return f"left over: {', '.join(left[:5])}"
     for name in RUNS:
         ours, theirs = folder / "runs" / name, whole / "runs" / name
-        apart = set(checkpoints_kept(ours)) ^ set(checkpoints_kept(theirs))  # a stop saves one more
-        if problem := difference(ours, theirs, apart):
+        if problem := difference(ours, theirs):
             return f"{name}/{problem}"
     return "" if list((folder / "runs").glob("*-sweep-*/comparison.md")) else "there is no comparison.md"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import shutil
 import signal
 import time
@@ -28,10 +27,9 @@ AT_THE_END = ["complete", "draw", "report"]  # phases after the last step
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """The run that no signal came to. saved: steps at which it saved. pace: what took how long."""
+    """The run that no signal came to. pace: what took how long."""
 
     folder: Path
-    saved: list[int]
     pace: Pace
 
     @cached_property
@@ -76,8 +74,7 @@ def undisturbed(setting: Setting, folder: Path) -> Undisturbed:
     first = next(note["start"] for note in notes if "start" in note)
     cpu = next(note["work_of_a_step"] for note in notes if "work_of_a_step" in note)
     pace = Pace(first, cpu, {name: sum(found) / len(found) for name, found in phases.items() if found})
-    saved = sorted({note["step"] for note in notes if note.get("phase") == "save"})
-    return Undisturbed(folder, saved, pace)
+    return Undisturbed(folder, pace)
 
 
 def attempt(
@@ -91,7 +88,7 @@ def attempt(
     write(setting, folder)
     if setting.base:
         shutil.copytree(whole.folder.with_suffix(".base"), folder / "runs")
-    code, stops = None, set()
+    code = None
     kills = len(ends) or KILLS
     while len(trial.ends) < max(kills, MOST_KILLS) and (len(trial.ends) < kills or not trial.resumed):
         done = len(trial.ends)
@@ -99,7 +96,6 @@ def attempt(
         end = ends[done] if done < len(ends) else _end(dice, setting, whole, is_last=is_last, is_extra=done >= kills)
         before = len(_notes(folder))
         code = _life(setting.module, setting, folder, "tiny.yaml", end, whole.pace)
-        stops |= _stops(folder)
         if code == 0:  # it was killed after its result was written, or the signal was let pass
             break
         trial.ends.append(_in_words(end, code))
@@ -113,7 +109,7 @@ def attempt(
         trial.resumed += any(note.get("trained", 0) > 0 for note in _notes(folder)[before:])
         if code:
             trial.problem = f"the last life ended with exit code {code}: {_last_line(folder)}"
-    trial.problem = trial.problem or _verdict(trial, whole, folder, stops)
+    trial.problem = trial.problem or _verdict(trial, whole, folder)
     if not trial.problem:
         for path in (folder, folder.with_suffix(".out"), folder.with_suffix(".lives")):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -123,27 +119,15 @@ def attempt(
     return trial
 
 
-def _verdict(trial: Trial, whole: Undisturbed, folder: Path, stops: set[int]) -> str:
+def _verdict(trial: Trial, whole: Undisturbed, folder: Path) -> str:
     if not trial.ends or not trial.resumed:
         return "vacuous: no kill came, or nothing was resumed"
     if left := leftovers(folder / "runs"):
         return f"left over: {', '.join(left[:5])}"
-    run, train = folder / "runs/tiny", trial.setting.values["train"]
-    kept, wanted = checkpoints_kept(run), kept_by_rule(whole, stops, train["keep_last"], train["keep_best"])
+    kept, wanted = checkpoints_kept(folder / "runs/tiny"), checkpoints_kept(whole.run)
     if kept != wanted:
-        return f"checkpoints: {_shown(kept)}, and by the rule {_shown(wanted)}"
-    return difference(run, whole.run, set(kept) ^ set(checkpoints_kept(whole.run)))
-
-
-def kept_by_rule(whole: Undisturbed, stops: set[int], keep_last: int, keep_best: bool) -> dict[str, str]:
-    """The newest ones of all that were saved, and the best; SIGTERM saves one more, which counts as any other."""
-    saved = sorted({*whole.saved, *stops})
-    state = json.loads((whole.run / f"checkpoints/step_{saved[-1]:08d}/training/trainer_state.json").read_text())
-    best, kept = state["best_step"], set(saved[-keep_last:])
-    if keep_best and best in saved:
-        kept.add(best)
-    pointers = {"latest": f"step_{saved[-1]:08d}"} | ({"best": f"step_{best:08d}"} if best in kept else {})
-    return {f"step_{step:08d}": "" for step in kept} | pointers
+        return f"checkpoints: {_shown(kept)}, and undisturbed {_shown(wanted)}"
+    return difference(folder / "runs/tiny", whole.run)
 
 
 def _end(dice: random.Random, setting: Setting, whole: Undisturbed, *, is_last: bool, is_extra: bool) -> End:
@@ -183,12 +167,6 @@ def _is_expected(end: End, code: int | None) -> bool:
     """Whether this is how a process ends that gets this signal, or at the latest after some steps a SIGKILL."""
     number = int(end.number)
     return code in (-number, 128 + number, -signal.SIGKILL)
-
-
-def _stops(folder: Path) -> set[int]:
-    """The step at which the last life said that a signal stopped it."""
-    said = folder.with_suffix(".out").read_text(encoding="utf-8", errors="replace")
-    return {int(step.replace(",", "")) for step in re.findall(r"stopped at step ([\d,]+)", said)}
 
 
 def _notes(folder: Path) -> list[dict[str, Any]]:

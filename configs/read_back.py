@@ -83,7 +83,7 @@ def read_text(file: Path, most_bytes: int = MOST_BYTES) -> str:
 def read_json(file: Path, kind: Any = dict[str, Any], most_bytes: int = MOST_BYTES) -> Any:
     """The value of a JSON file, of this kind: a pydantic model or a type such as dict[str, int].
 
-    Values are taken as they are written: "1" is no number. Raises DamagedFile.
+    Values are taken as they are written: "1" is text, not a number. Raises DamagedFile.
     """
     return parse_json(read_text(file, most_bytes), str(file), kind)
 
@@ -122,7 +122,7 @@ def read_lines(
 ) -> list[dict[str, Any]]:
     """The records of a .jsonl file, each of this kind, in order; none without the file.
 
-    A line that is damaged is skipped, and `warn` is told its number; the last one is skipped in silence if it has no
+    A line that is damaged is skipped, and `warn` gets a line that names it; the last one is skipped in silence if it has no
     line end, because a process may be writing it. Raises DamagedFile if the file cannot be read at all.
     """
     return [record for _, record in _lines(file, warn, kind) if record is not None]
@@ -136,7 +136,7 @@ def keep_lines(
 ) -> None:
     """Take the other lines off a .jsonl file, and a last one without a line end that a full disk or a kill cut off.
 
-    Kept lines keep their bytes. A damaged line shares the fate of the line before it: nobody knows what it was.
+    Kept lines keep their bytes. A damaged line shares the fate of the line before it: what it was is unknown.
     Raises DamagedFile, and OSError if the file cannot be written.
     """
     kept, size, cut, keeps = list[bytes](), 0, None, True

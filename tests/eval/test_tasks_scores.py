@@ -205,7 +205,7 @@ def test_a_model_that_diverged_is_an_error():
     lm = random_model(tiny_config())
     with torch.no_grad():
         lm.lm_head.weight[3] = math.nan
-    with pytest.raises(ValueError, match="not finite: its weights are damaged"):
+    with pytest.raises(ValueError, match="logits are non-finite: its weights are damaged"):
         token_log_probs(lm, [[1, 2, 3]])
 
 

@@ -46,6 +46,7 @@ def test_datasets_and_the_model_it_started_from_are_named():
 def test_every_checkpoint_has_one_named_after_its_run(tmp_path):
     run = training()
     run.steps(1)
+    (tmp_path / "demo").mkdir()
     text = (run.save(tmp_path / "demo/checkpoints") / "README.md").read_text(encoding="utf-8")
     assert "\n# demo, step 1\n" in text
     assert f"with {sum(p.numel() for p in run.lm.parameters()):,} parameters" in text

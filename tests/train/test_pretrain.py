@@ -220,7 +220,7 @@ BAD = [
     (["train.max_tokens=9", "train.max_steps=0"], "`train.max_steps` is 0: must be greater than or equal to 1"),
     (["train.tokens_per_step=-256"], "`train.tokens_per_step` is -256: must be greater than or equal to 2"),
     (["train.max_steps=null", "train.max_minutes=0"], "`train.max_minutes` is 0: must be greater than 0"),
-    (["train.micro_batch_size=0"], "micro_batch_size (0) must divide the 8 rows of a step"),
+    (["train.micro_batch_size=0"], "`train.micro_batch_size` is 0: must be greater than or equal to 1"),
     (["train.precision=tf32"], "train.precision is tf32, which needs CUDA: on cpu use auto or fp32"),
     (["train.precision=fp8"], "`train.precision` is 'fp8'"),
     (["init_from=nowhere"], "init_from: "),

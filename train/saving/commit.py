@@ -262,7 +262,7 @@ def _reason(error: Exception) -> str:
 
 
 def _read_pointer(pointer: Path) -> str:
-    """The name in `latest` or `best`; "" without one, and for a damaged one, which is written anew."""
+    """The name in `latest` or `best`; "" without one, and for a damaged one, which is written again."""
     try:
         return read_name(pointer)
     except DamagedFile:

@@ -1,6 +1,7 @@
 # make demo          trains the demo: some 8 minutes on a CPU.
 # make test          style, types, import rules, and the tests of every room: at most 5 minutes on two cores.
 # make test-all      `make test`, then all the rest: slow tests, notebooks, README's quick commands. CI runs this.
+# make attack        tries every case of bad input and faults (tests/attack), some 6,000; test-all tries a third.
 # make notebooks     runs every notebook; with WRITE=--write it also keeps what they print and draw.
 # make readme        runs every command of README in a fresh copy, as a newcomer would: hours.
 # make readme-quick  runs those that take under a minute, with this .venv.
@@ -16,7 +17,7 @@ RUN := $(VENV)/bin/python
 REQUIREMENTS := requirements.txt requirements-dev.txt pyproject.toml
 PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: demo test test-all notebooks readme readme-quick lint bench clean
+.PHONY: demo test test-all attack notebooks readme readme-quick lint bench clean
 
 demo: $(VENV)/ready
 	$(RUN) -m train.pretrain configs/demo.yaml
@@ -26,6 +27,9 @@ test: lint
 
 test-all: test readme-quick notebooks
 	$(PYTEST) -m slow
+
+attack: $(VENV)/ready
+	HEADLIGHT_ATTACK_SHARE=1 $(PYTEST) --dist load tests/attack
 
 notebooks: $(VENV)/ready
 	$(RUN) -m notebooks.execute $(WRITE)

@@ -1,6 +1,7 @@
 """What do the files of a run say? metrics.jsonl, samples.jsonl and result.json, read back and checked.
 
-Any of them may be missing, damaged or written by somebody else. `warn` gets a line that names it and says why, and what is left counts.
+Any of them may be missing, damaged or written by somebody else. `warn` gets a line that names
+it and says why, and what is left counts.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ FOLDER = Path(__file__).parent
 CELL_SECONDS = 900  # a cell that hangs ends here; a slow machine does not
 KEEP = "__before = dict(globals())"
 RESTORE = "(lambda kept: (globals().clear(), globals().update(kept)))(__before)"
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -112,7 +113,8 @@ def error_of(client: Any, cell: Any, index: int, *, hidden: bool = False) -> str
         client.execute_cell(cell, index, store_history=not hidden)
     except CellExecutionError as error:
         if not hidden:
-            print(error, file=sys.stderr)  # with the traceback, which the one line of an InputError has no room for
+            plain = COLOURS.sub("", str(error))
+            print(plain, file=sys.stderr)  # with the traceback, which the one line of an InputError has no room for
         return f"{error.ename}: {error.evalue}"
     except (CellTimeoutError, DeadKernelError) as error:
         return str(error).strip() or type(error).__name__

@@ -17,7 +17,7 @@ CONFIGS = ["train.pretrain", "train.sft", "train.sweep", "train.budget", "data.p
 CONFIGS += ["data.tokenizer_report", "benchmarks.throughput"]
 RUNS = ["eval.attention", "eval.chat", "eval.compare", "eval.tasks", "eval.samples", "eval.questions"]
 OTHERS = ["model.convert_kv_heads", "train.scaling", "train.throughput", "train.documentation", "notebooks.execute"]
-OTHERS += ["benchmarks.preparing"]
+OTHERS += ["benchmarks.preparing", "benchmarks.long_words"]
 COMMANDS = [*CONFIGS, *RUNS, *OTHERS]
 
 

@@ -141,7 +141,7 @@ class _Map(BaseModel):
 
 
 class _About(BaseModel):
-    """What the archive says of its arrays, and all that is no array."""
+    """What the archive says of its arrays, and all that is not an array."""
 
     format: int
     step: Annotated[int, Field(ge=0, le=MOST_STEPS)]

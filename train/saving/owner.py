@@ -72,7 +72,10 @@ class Owner:
         if self._lock is None:
             return ""
         try:
-            is_same = _identity(self.directory) == self._identity or (self.directory / CARD).read_text() == self._card
+            is_same = (
+                _identity(self.directory) == self._identity
+                or (self.directory / CARD).read_text(encoding="utf-8") == self._card
+            )
         except (FileNotFoundError, NotADirectoryError):
             is_same = False
         except (OSError, ValueError):

@@ -122,8 +122,8 @@ def read_lines(
 ) -> list[dict[str, Any]]:
     """The records of a .jsonl file, each of this kind, in order; none without the file.
 
-    A line that is damaged is skipped, and `warn` gets a line that names it. The last one is skipped without a
-    word if it has no line end, because a process may be writing it. Raises DamagedFile if the file cannot be read at all.
+    A line that is damaged is skipped, and `warn` gets a line that names it. The last one is skipped without a word if
+    it has no line end, because a process may be writing it. Raises DamagedFile if the file cannot be read at all.
     """
     return [record for _, record in _lines(file, warn, kind) if record is not None]
 

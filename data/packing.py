@@ -9,6 +9,7 @@ Conversations stay whole: several share a row where they fit, and padding fills 
 from __future__ import annotations
 
 import os
+import weakref
 from bisect import bisect_left, insort
 from pathlib import Path
 from threading import Lock
@@ -67,6 +68,7 @@ class _Array:
             self._file: BinaryIO = path.open("rb")
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+        weakref.finalize(self, self._file.close)
         self._length = os.fstat(self._file.fileno()).st_size // self._dtype.itemsize
 
     def __len__(self) -> int:

@@ -140,7 +140,7 @@ def test_an_unreachable_hub_shows_its_retries_and_ends_in_one_clear_line(tmp_pat
     code = (
         "import time; real = time.sleep; time.sleep = lambda s: real(0)\n"  # only the waiting is cut short
         "import sys; sys.argv[0] = 'prepare'\n"
-        "from configs.loader import exit_on_bad_input; from data.prepare import main; exit_on_bad_input(main)"
+        "from configs.command import exit_on_bad_input; from data.prepare import main; exit_on_bad_input(main)"
     )
     environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
     done = subprocess.run(

@@ -38,9 +38,9 @@ HUGE = {  # within all bounds, and far beyond any machine
     "deep": ["model.num_hidden_layers=1000", "model.hidden_size=8192", "model.intermediate_size=65536"],
     "many words": ["model.vocab_size=1048576", "model.hidden_size=131072"],
     "long": [
-        "data.sequence_length=16777216",
-        "model.max_position_embeddings=16777216",
-        "train.tokens_per_step=16777216",
+        "data.sequence_length=1048576",
+        "model.max_position_embeddings=1048576",
+        "train.tokens_per_step=1048576",
     ],
     "a large step at once": ["train.tokens_per_step=1073741824", "train.micro_batch_size=33554432"],
     "all of it": [

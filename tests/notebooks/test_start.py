@@ -80,7 +80,7 @@ def test_without_the_demo_run_a_small_one_is_trained_once(start, tmp_path, capsy
     assert start.demo() == Path("runs/small")
     said = capsys.readouterr().out
     assert "no runs/demo here (`make demo` trains it" in said
-    assert "training a smaller one" in said
+    assert "training runs/small" in said
     report = tmp_path / "runs" / "small" / "report.md"
     before = report.stat().st_mtime_ns
     assert start.demo() == Path("runs/small")

@@ -13,23 +13,23 @@ LEAST_TIMES_CHANCE = 3.0  # before or after: below it, a head looks there about 
 
 
 class Changes:
-    """Which scores of which heads were told, so that only a clear change is told again."""
+    """Which scores of which heads were shown, so that only a clear change is shown again."""
 
     def __init__(self) -> None:
-        self.told: dict[str, np.ndarray] = {}  # score -> (layer, head), as last told
+        self.shown: dict[str, np.ndarray] = {}  # score -> (layer, head), as last shown
         self.explained: set[str] = set()
         self.looked_at: tuple[list[int], list[int]] = ([], [])
 
     def notice(self, snapshot: Snapshot) -> list[str]:
-        """At most one line a score, about the head that changed most. The first look tells nothing."""
+        """At most one line a score, about the head that changed most. The first look says nothing."""
         if self.looked_at != (snapshot.layers, snapshot.heads):
-            self.told, self.looked_at = {}, (snapshot.layers, snapshot.heads)
+            self.shown, self.looked_at = {}, (snapshot.layers, snapshot.heads)
         lines = []
         for name in WATCHED:
             now = snapshot.scores.get(name)
             if now is None:
                 continue
-            before = self.told.setdefault(name, now.copy())
+            before = self.shown.setdefault(name, now.copy())
             line = self._line(name, before, now, snapshot)
             lines += [line] if line else []
         return lines

@@ -55,7 +55,7 @@ class Attention(Hook):
         if event.is_last:
             snapshot.scalars.update(ablated(event.lm, self.probes, snapshot))
         if event.writes:
-            self.changes = self.changes or _told_so_far(event.directory)
+            self.changes = self.changes or _shown_so_far(event.directory)
             for line in self.changes.notice(snapshot):
                 event.say(line)
             picture = snapshots.write(snapshot, event.directory / "attention").with_suffix(".png")
@@ -126,8 +126,8 @@ def _probes_of(event: EvalEvent) -> list[Probe]:
     return build_probes(event.tokenizer, event.data_config, length, texts, event.data.stream("validation"))
 
 
-def _told_so_far(directory: Path) -> Changes:
-    """What a run that is resumed had told: its snapshots so far."""
+def _shown_so_far(directory: Path) -> Changes:
+    """What a run that is resumed had shown: its snapshots so far."""
     changes = Changes()
     for snapshot in snapshots.read_all(directory)[0]:
         changes.notice(snapshot)

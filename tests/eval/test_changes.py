@@ -4,7 +4,7 @@ import numpy as np
 
 from eval.attention.changes import Changes
 from eval.attention.snapshots import Snapshot, write
-from eval.hooks.attention import _told_so_far
+from eval.hooks.attention import _shown_so_far
 
 
 def snapshot(induction: list[list[float]], previous: float = 0.05, heads=(0, 3)) -> Snapshot:
@@ -68,5 +68,5 @@ def test_a_resumed_run_does_not_tell_it_again(tmp_path):
     formed = snapshot([[0.02, 0.02], [0.02, 0.6]])
     object.__setattr__(formed, "step", 100)
     write(formed, tmp_path / "attention")
-    assert _told_so_far(tmp_path).notice(snapshot([[0.02, 0.02], [0.02, 0.65]])) == []
+    assert _shown_so_far(tmp_path).notice(snapshot([[0.02, 0.02], [0.02, 0.65]])) == []
     assert Changes().notice(formed) == []

@@ -173,7 +173,8 @@ class DataConfig(Section):
 
     source: Source = Field(
         StoryworldSource(),
-        description="Where the text comes from: kind: storyworld | files | hub | mix (docs/data_formats.md).",
+        description="Where the text comes from: a path such as my.txt or a folder, or {kind: storyworld | files | hub "
+        "| mix, …} (docs/data_formats.md).",
         examples=[
             {"kind": "files", "path": "books/*.txt"},
             {"kind": "hub", "name": "roneneldan/TinyStories", "validation_split": "validation"},

@@ -13,7 +13,7 @@ from configs.bounds import (
     MOST_BYTES,
     MOST_DOCUMENTS,
     MOST_FACTOR,
-    MOST_POSITIONS,
+    MOST_ROW,
     MOST_SEED,
     MOST_TOLD,
     MOST_VOCABULARY,
@@ -189,7 +189,7 @@ class DataConfig(Section):
     sequence_length: Annotated[int, Meaning.ROWS] = Field(
         256,
         ge=2,
-        le=MOST_POSITIONS,
+        le=MOST_ROW,
         description="Tokens in a row: the longest text the model sees at once in training.",
     )
     isolate_documents: Annotated[bool, Meaning.ROWS] = Field(

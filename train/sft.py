@@ -11,7 +11,8 @@ from train.config import RunConfig, parse_command_line
 
 
 def main() -> int:
-    config = parse_command_line("Fine-tune a trained model on conversations.", "configs/sft_demo.yaml")
+    example = "configs/sft_demo.yaml init_from=runs/demo"
+    config = parse_command_line("Fine-tune a trained model on conversations.", example, "train.sft")
     from train.pretrain import run
 
     return run(config, "train.sft", complete=as_fine_tuning)

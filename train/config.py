@@ -285,19 +285,3 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run the code that eval.hooks names, also in a config that came from elsewhere",
     )
-
-
-def parse_command_line(
-    description: str, example: str = "configs/demo.yaml", script: str = "train.pretrain"
-) -> RunConfig:
-    """`configs/x.yaml [section.key=value ...]` -> RunConfig. script: whose command line it is."""
-    from train.help import Parser
-
-    parser = Parser(script, description)
-    parser.add_argument("config", nargs="?", help=f"a YAML file, for example {example.split()[0]}")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example seed=1")
-    add_trust_option(parser)
-    arguments = parser.parse_intermixed_args()
-    if arguments.config is None or "=" in Path(arguments.config).name:
-        raise InputError(f"name a config: python -m {script} {example} (--help lists the configs and the main keys)")
-    return load_run_config(arguments.config, arguments.overrides, trust_hooks=arguments.trust_hooks)

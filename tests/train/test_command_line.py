@@ -4,8 +4,8 @@ import pytest
 
 from tests.processes import run_module
 from tests.train.helpers import REPOSITORY
+from train.command_line import AFTERWARDS, MOST_CHANGED, first_sentence
 from train.config import load_run_config
-from train.help import AFTERWARDS, MOST_CHANGED, first_sentence
 
 SHIPPED = sorted((REPOSITORY / "configs").glob("*.yaml"))
 

@@ -1,4 +1,4 @@
-"""What does `python -m train.pretrain --help` say? Which configs there are, what people change, where a run goes."""
+"""How is a run started, and what does `--help` say? Which configs there are, what people change, where a run goes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
 import configs
+from configs.command import InputError
 from configs.meaning import fields
-from train.config import RunConfig
+from train.config import RunConfig, add_trust_option, load_run_config
 
 WIDTH = 100
 COLUMN = 38  # where the explanations begin
@@ -34,6 +35,20 @@ attention/viewer.html. To resume after Ctrl-C, a crash or a kill, type the same 
 its result again; name=… starts another one. To train longer, raise train.max_steps.
 All keys, a sentence each: docs/configuration.md.
 """
+
+
+def parse_command_line(
+    description: str, example: str = "configs/demo.yaml", script: str = "train.pretrain"
+) -> RunConfig:
+    """`configs/x.yaml [section.key=value ...]` -> RunConfig. script: whose command line it is."""
+    parser = Parser(script, description)
+    parser.add_argument("config", nargs="?", help=f"a YAML file, for example {example.split()[0]}")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example seed=1")
+    add_trust_option(parser)
+    arguments = parser.parse_intermixed_args()
+    if arguments.config is None or "=" in Path(arguments.config).name:
+        raise InputError(f"name a config: python -m {script} {example} (--help lists the configs and the main keys)")
+    return load_run_config(arguments.config, arguments.overrides, trust_hooks=arguments.trust_hooks)
 
 
 class Parser(ArgumentParser):

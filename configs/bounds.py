@@ -17,6 +17,7 @@ MOST_POSITIONS = 2**24  # tokens of a text; float32, in which RoPE computes angl
 MOST_ROW = 2**20  # tokens of a row to train on: four times the longest that we know (Qwen2.5-1M, arXiv 2501.15383)
 MOST_LAYERS = 1000  # the deepest known transformers (DeepNet, Wang et al. 2022, arXiv 2203.00555)
 MOST_HEADS = 1024  # DeepSeek-V3, which has the most, has 128 (arXiv 2412.19437)
+MOST_PROCESSES = 1024  # no machine has more cores
 MOST_WIDTH = 2**17  # Llama 3.1 405B has 16,384 (arXiv 2407.21783)
 MOST_INNER_WIDTH = 2**20  # 8/3 of the width, three times over
 MOST_VOCABULARY = 2**20  # Gemma 3 has 262,208 (arXiv 2503.19786)

@@ -15,6 +15,7 @@ from configs.bounds import (
     MOST_BATCH,
     MOST_FACTOR,
     MOST_MINUTES,
+    MOST_PROCESSES,
     MOST_RATE,
     MOST_STEPS,
     MOST_TOKENS,
@@ -91,6 +92,11 @@ class TrainConfig(Section):
     micro_batch_size: Annotated[int, Field(ge=1, le=MOST_BATCH)] | Literal["auto"] = Field(
         "auto",
         description="Rows computed at once, of those in a step. auto = a guess, halved if memory runs out.",
+    )
+    processes: Annotated[int, Field(ge=1, le=MOST_PROCESSES)] | Literal["auto"] = Field(
+        "auto",
+        description="On a CPU: processes that share the rows of a step. Beside other programs they are much quicker "
+        "than threads. auto = one a core, with at least 512 tokens each.",
     )
     schedule: Annotated[Literal["wsd", "cosine", "constant"], Meaning.IDENTITY] = Field(
         "wsd", description="Course of the learning rate: wsd (constant, then straight down) | cosine | constant."

@@ -1,13 +1,14 @@
 """Pretraining: `python -m train.pretrain configs/demo.yaml [section.key=value ...]`
 
-Several GPUs: `torchrun --nproc_per_node=N -m train.pretrain configs/x.yaml`. `run` reads top to bottom: what can be
-wrong, where to resume, data, model, optimizer, train, report. Another kind of training calls it with another objective
-and another source of batches; train/sft.py only changes the config.
+Several GPUs: `torchrun --nproc_per_node=N -m train.pretrain configs/x.yaml`. `_run` reads top to bottom: what can be
+wrong, where to resume, data, model, optimizer, train, report. Another kind of training calls `run` with another
+objective and another source of batches; train/sft.py only changes the config.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,23 @@ def run(
     script: the module of the command. objective: what a step minimises; default: the next token. source:
     (config, data, world, device) -> a BatchSource; default: rows of the prepared text. complete: what the config
     takes over from the run directory or another run.
+
+    On a CPU each core gets a process, if there is nothing that may need all rows of a step in one place.
     """
+    from train.machine.together import number_of_processes, together
+
+    work = partial(_run, config, script, objective, source, complete)
+    with together(1 if objective or source else number_of_processes(config), work):
+        return work()
+
+
+def _run(
+    config: RunConfig,
+    script: str,
+    objective: Objective | None,
+    source: Callable[..., Any] | None,
+    complete: Callable[[RunConfig], RunConfig] | None,
+) -> int:
     from data.batches import make_rows
     from data.prepare import prepare
     from eval.hooks.registry import Hooks
@@ -58,8 +75,8 @@ def run(
 
     survive_lost_output()
 
-    # 1. This process and the others, if torchrun started several; the run directory is theirs alone until the end.
-    # What can be wrong is found before text is read.
+    # 1. This process and the others; the run directory is theirs alone until the end. What can be wrong is found before
+    # text is read.
     with (
         processes(config.train.parallel, config.train.device) as world,
         owned(config.directory, world.is_first) as owner,

@@ -18,6 +18,7 @@ from eval.attention.render import VIEWER
 from eval.hooks import Outcome
 from eval.run_files import read_metrics, read_result
 from train.machine.device import machine
+from train.machine.distributed import World
 from train.machine.exactness import in_words
 from train.run import Run
 from train.saving.run_directory import write_result
@@ -39,13 +40,25 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
         f"{together})"
         + (f", {epochs:.2f} epochs" if epochs else "")
         + (f"; starts from {c.init_from}" * bool(c.init_from)),
-        f"{world.size} processes, {world.parallel}" if world.size > 1 else "",
+        _in_words(world),
         describe(run.data),
         run.source.notes,
         f"resumed from {checkpoint}, step {run.state.step:,}" if checkpoint is not None else "",
         *map(in_words, run.state.breaks),
     ]
     return "\n".join(filter(None, lines))
+
+
+def _in_words(world: World) -> str:
+    if world.size == 1:
+        return ""
+    if not world.on_cores:
+        return f"{world.size} processes, {world.parallel}"
+    threads = torch.get_num_threads()
+    return (
+        f"{world.size} processes of {threads} {'thread' if threads == 1 else 'threads'} each, which add up their "
+        "gradients once a step (train.processes)"
+    )
 
 
 def write(run: Run) -> None:

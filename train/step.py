@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from configs.command import InputError
 from data.batches import Batch
 from model.memory import is_out_of_memory
-from train.machine.distributed import sync_gradients, whole
+from train.machine.distributed import average_gradients, sync_gradients, whole
 from train.machine.signals import STOP_SIGNALS
 from train.meters import StepFigures, UpdateRatio
 from train.optimizer import lr_factor, set_learning_rate
@@ -131,6 +131,7 @@ def _backward(run: Run, batch: Batch, trained: int) -> tuple[Tensor, dict[str, T
         run.scaler.scale(loss_sum * (run.world.size / count)).backward()
         for name, value in {"loss": loss_sum, **figures}.items():
             sums[name] += value.detach()
+    average_gradients(run.lm, run.world)
     means = {name: run.world.sum_tensor(value) / count for name, value in sums.items()}
     return means.pop("loss"), means
 

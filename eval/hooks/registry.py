@@ -35,14 +35,17 @@ BUILT_IN = {  # name in YAML -> module and class; imported when a run names it
 
 
 class FunctionHook(Hook):
-    """A hook that you wrote as a function of one event."""
+    """A hook that you wrote as a function of one event. Only the first process calls it, under fsdp2 all do."""
 
     def __init__(self, function: Callable[[EvalEvent], Any]):
         self.function = function
         self.kept: dict[str, Any] = {}
 
     def look(self, event: EvalEvent) -> None:
-        self.function(replace(event, kept=self.kept))
+        if event.world.shares_model:
+            self.function(replace(event, kept=self.kept))
+        elif event.writes:
+            self.function(replace(event, kept=self.kept, world=_Alone()))
 
 
 class Hooks:

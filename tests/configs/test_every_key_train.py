@@ -33,6 +33,7 @@ CHANGES = [
     ),
     together(
         Change("train.micro_batch_size", 2, "rows, passes"),
+        Change("train.processes", 2, "rows, passes"),
         Change("train.schedule", "cosine", f"schedule, {LEARNING}"),
         Change("train.checkpoint_every", 3, "checkpoints"),
     ),

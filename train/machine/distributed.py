@@ -1,6 +1,8 @@
-"""One run on several processes, started by torchrun: DDP or FSDP2, and the few numbers that they exchange.
+"""One run on several processes: how they add up gradients, and the few numbers that they exchange.
 
     torchrun --nproc_per_node=N -m train.pretrain configs/x.yaml train.parallel=fsdp2
+
+starts them on GPUs, with DDP or FSDP2; on a CPU train/machine/together.py does.
 
 Each process takes an equal share of the rows of every step. Gradients are averaged by DDP or FSDP2; with the loss of
 a step as (own token sum / trained tokens of all) * processes, that average is the gradient of one process alone.
@@ -28,16 +30,21 @@ from model import LanguageModel
 from train.config import RunConfig
 
 Value = TypeVar("Value")
+STORE = "HEADLIGHT_STORE"  # names the file in which the processes of together.py find each other
 
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run, as one of them sees them. A run of one process has rank 0 of 1."""
+    """The processes of a run, as one of them sees them. A run of one process has rank 0 of 1.
+
+    on_cores: started by together.py, on the cores of a CPU.
+    """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     parallel: Literal["ddp", "fsdp2"] = "ddp"
+    on_cores: bool = False
 
     @property
     def is_first(self) -> bool:
@@ -94,13 +101,14 @@ class World:
 
 @contextmanager
 def processes(parallel: Literal["ddp", "fsdp2"], device: str) -> Iterator[World]:
-    """The world that torchrun describes in the environment; without torchrun, one process."""
+    """The world that torchrun or together.py describes in the environment; without them, one process."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield World()
         return
     on_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-    world = World(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")), parallel)
+    file = os.environ.get(STORE)
+    world = World(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")), parallel, file is not None)
     if on_cuda:
         if world.local_rank >= torch.cuda.device_count():
             problem = f"process {world.rank} finds {torch.cuda.device_count()} GPUs here: start as many processes"
@@ -108,7 +116,10 @@ def processes(parallel: Literal["ddp", "fsdp2"], device: str) -> Iterator[World]
                 print(f"error: {problem}", file=sys.stderr)  # the first process may have found its own
             raise InputError(f"train.device: {problem}, or set train.device=cpu")
         torch.cuda.set_device(world.local_rank)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")
+    if file is not None:
+        dist.init_process_group("gloo", store=dist.FileStore(file, size), rank=world.rank, world_size=size)
+    else:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")
     try:
         yield world
     finally:
@@ -163,7 +174,7 @@ def share(tensor: Tensor, like: Tensor) -> Tensor:
 
 def wrap(model: nn.Module, world: World, device: torch.device) -> nn.Module:
     """What training calls: with ddp, the model (compiled or not) whose backward pass averages the gradients."""
-    if world.size == 1 or world.parallel != "ddp":
+    if world.size == 1 or world.parallel != "ddp" or world.on_cores:
         return model
     ids = [device.index if device.index is not None else world.local_rank] if device.type == "cuda" else None
     return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
@@ -171,8 +182,30 @@ def wrap(model: nn.Module, world: World, device: torch.device) -> nn.Module:
 
 def sync_gradients(forward: nn.Module, lm: LanguageModel, world: World, wanted: bool) -> None:
     """Whether the next micro-batch makes the processes talk: of each step, only the last one does."""
+    if world.on_cores:
+        return
     if world.parallel == "fsdp2":
         lm.set_requires_gradient_sync(wanted)  # type: ignore[operator]
     else:
         assert isinstance(forward, nn.parallel.DistributedDataParallel)
         forward.require_backward_grad_sync = wanted  # what DDP.no_sync() sets
+
+
+def average_gradients(lm: LanguageModel, world: World) -> None:
+    """On the cores of a CPU, after the last micro-batch of a step: each gradient becomes the mean over the processes.
+
+    All of them travel as one vector, in the order of the parameters, so that the sums are the same after a resume; DDP
+    orders them by the time at which they are ready.
+    """
+    if not world.on_cores:
+        return
+    trained = [parameter for parameter in lm.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        if parameter.grad is None:  # no row of this process reached it
+            parameter.grad = torch.zeros_like(parameter)
+    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+    total = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(total)
+    total /= world.size
+    for gradient, mean in zip(gradients, total.split([gradient.numel() for gradient in gradients]), strict=True):
+        gradient.copy_(mean.view_as(gradient))

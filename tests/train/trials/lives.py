@@ -102,6 +102,7 @@ def live(module: str, folder: Path, config: str, threads: int, draws: bool, end:
     _watch_steps(note, end, pace)
     for name in PHASES:
         _watch_phase(name, note, end, pace)
+    # the other processes of a run are copies of this one: they watch nothing, and end with it
     if end is not None and pace is not None and end.where == "start":
         signal_after(time.process_time() + end.at * pace.start, end.number, WORK, end.again)
     sys.argv = [module, config]

@@ -83,7 +83,11 @@ def draw(seed: int, number: int, *, compiles: bool = False) -> Setting:
         "compile": "compiled" if compiles else "plain",
         "length": amounts,
     }
-    return Setting(number, values, base, threads, dice.random() < 0.02, kinds)
+    draws = dice.random() < 0.02
+    if dice.random() < 0.3:  # they add up their gradients once a step
+        kinds["threads"], train["processes"], threads = "2 processes", 2, 2
+        values["data"]["rows_joined"] = 1
+    return Setting(number, values, base, threads, draws, kinds)
 
 
 def write(setting: Setting, folder: Path) -> Path:

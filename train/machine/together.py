@@ -1,0 +1,162 @@
+"""A run on the CPU is several processes of few threads each, which add up their gradients once a step.
+
+The threads of one process wait for each other inside every operation, thousands of times a step, and compute nothing
+while they wait. Beside a busy program that takes ten times as long (EXPERIMENTS.md). Processes wait once a step.
+
+The first process is the one that was started. The others are copies of it (on Windows and macOS they start anew), which
+read the same config and write nothing; they hear no signals, and end when the first one does.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from configs.command import InputError
+from data.batches import JOINED
+from model.backends.choice import choose_device
+from train.config import RunConfig
+from train.machine.distributed import STORE
+from train.machine.signals import STOP_SIGNALS
+from train.run import largest_divisor
+from train.saving.commit import STEPS
+from train.saving.state import read_state
+
+LEAST_TOKENS = 512  # of a process in a step: with fewer it would rather wait than compute
+LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
+
+
+def number_of_processes(config: RunConfig) -> int:
+    """What train.processes stands for. A run that is resumed keeps its number, if this machine has as many cores."""
+    if "WORLD_SIZE" in os.environ or config.train.parallel != "ddp":
+        return 1  # torchrun decides
+    try:
+        on_cpu = choose_device(config.train.device).type == "cpu"
+    except ValueError:
+        on_cpu = False  # said later
+    wanted, cores = config.train.processes, torch.get_num_threads()
+    if wanted != "auto":
+        if wanted > 1 and not on_cpu:
+            raise InputError(
+                f"train.processes is {wanted}, which is for CPUs: on GPUs start torchrun (docs/hardware.md)"
+            )
+        return wanted
+    if not on_cpu:
+        return 1
+    before = _before(config)
+    size, threads = before.get("world_size"), before.get("threads")
+    if size and threads and size * threads <= cores:
+        return size
+    most = min(cores, config.train.tokens_per_step // LEAST_TOKENS)
+    return max(1, largest_divisor(config.rows_per_step // _joined(config), most))
+
+
+def _joined(config: RunConfig) -> int:
+    """How many rows may be joined into one, which one process computes."""
+    if config.data.rows_joined != "auto":
+        return config.data.rows_joined
+    is_text = config.data.records == "text" or not config.data.isolate_documents
+    return 1 if is_text else max(n for n in JOINED if config.rows_per_step % n == 0)
+
+
+def _before(config: RunConfig) -> dict[str, Any]:
+    """What the newest checkpoint says that this run was decided by; {} without one. What is wrong is said later."""
+    try:
+        newest = max((config.directory / "checkpoints").glob(STEPS), default=None)
+        return dict(read_state(newest).resolved) if newest is not None else {}
+    except (InputError, OSError):
+        return {}
+
+
+@contextmanager
+def together(number: int, work: Callable[[], Any]) -> Iterator[None]:
+    """While inside, `number` processes are one run: this one, and the others, which call `work`.
+
+    Raises InputError if one of the others ended before its time.
+    """
+    if number == 1:
+        yield
+        return
+    threads = torch.get_num_threads()
+    with tempfile.TemporaryDirectory(prefix="headlight-together-") as folder:
+        shared = {STORE: str(Path(folder) / "store"), "WORLD_SIZE": str(number)}
+        if platform.system() in LOOPBACK:
+            shared |= {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK[platform.system()])}
+        others = _started(number, work, shared, max(1, threads // number))
+        before = {name: os.environ.get(name) for name in (*shared, "RANK")}
+        os.environ.update(shared, RANK="0")
+        torch.set_num_threads(max(1, threads // number))
+        try:
+            yield
+        except RuntimeError as error:
+            raise (_lost(others) or error) from None
+        finally:
+            for other in others:
+                other.kill()  # it writes nothing, and what is left of it waits for nobody
+                other.join()
+            torch.set_num_threads(threads)
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+
+
+def _started(number: int, work: Callable[[], Any], shared: dict[str, str], threads: int) -> list[BaseProcess]:
+    """The others. A copy begins at once; where copies are not safe, each starts anew."""
+    context: Any = multiprocessing.get_context("fork" if platform.system() == "Linux" else "spawn")
+    others = []
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for rank in range(1, number):
+        environment = shared | {"RANK": str(rank)}
+        other = context.Process(target=_other, args=(work, environment, threads), daemon=True)
+        other.start()
+        others.append(other)
+    return others
+
+
+def _other(work: Callable[[], Any], environment: dict[str, str], threads: int) -> None:
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_first, daemon=True).start()
+    os.environ.update(environment)
+    torch.set_num_threads(threads)
+    try:
+        work()
+    except InputError:
+        sys.exit(2)  # the first process says it
+    except RuntimeError as error:
+        if "gloo" in str(error):  # another process has ended, and says why
+            sys.exit(1)
+        raise
+
+
+def _end_with_the_first() -> None:
+    first = multiprocessing.parent_process()
+    assert first is not None
+    connection.wait([first.sentinel])
+    os._exit(1)
+
+
+def _lost(others: list[BaseProcess]) -> InputError | None:
+    """Which process has ended too early, and what to do; None if all are there."""
+    for rank, other in enumerate(others, start=1):
+        other.join(timeout=1)
+        if other.exitcode:
+            why = f"signal {-other.exitcode}" if other.exitcode < 0 else f"exit code {other.exitcode}"
+            return InputError(
+                f"process {rank} of {len(others) + 1} ended ({why}); the same command continues from the newest "
+                "checkpoint. If memory is short: train.processes=1"
+            )
+    return None

@@ -33,7 +33,6 @@ CHANGES = [
     ),
     together(
         Change("train.micro_batch_size", 2, "rows, passes"),
-        Change("train.processes", 2, "rows, passes"),
         Change("train.schedule", "cosine", f"schedule, {LEARNING}"),
         Change("train.checkpoint_every", 3, "checkpoints"),
     ),
@@ -108,6 +107,13 @@ def test_compile(tiny, monkeypatch):
     assert not dynamo.counters["stats"]["unique_graphs"]
     pretrain(tiny, "name=compiled", "train.max_steps=1", "train.compile=true")
     assert dynamo.counters["stats"]["unique_graphs"]
+
+
+@shows("train.processes")
+def test_processes(tiny):
+    done = pretrain(tiny, "name=two", "train.processes=2", "train.max_steps=2", "eval.every=0")
+    assert "(8 rows of 32, 4 at a time)" in done.stdout
+    assert "2 processes of 1 thread each" in done.stdout
 
 
 @shows("train.device")

@@ -36,6 +36,7 @@ from train.saving.commit import STEPS
 from train.saving.state import read_state
 
 LEAST_TOKENS = 512  # of a process in a step: with fewer it would rather wait than compute
+CAN_COPY = platform.system() == "Linux"
 LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 
 
@@ -113,8 +114,8 @@ def together(number: int, work: Callable[[], Any]) -> Iterator[None]:
 
 
 def _started(number: int, work: Callable[[], Any], shared: dict[str, str], threads: int) -> list[BaseProcess]:
-    """The others. A copy begins at once; where copies are not safe, each starts anew."""
-    context: Any = multiprocessing.get_context("fork" if platform.system() == "Linux" else "spawn")
+    """The others. A copy begins at once; elsewhere than on Linux, and with threads of their own, they start anew."""
+    context: Any = multiprocessing.get_context("fork" if CAN_COPY and threads == 1 else "spawn")
     others = []
     sys.stdout.flush()
     sys.stderr.flush()

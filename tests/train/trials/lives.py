@@ -102,7 +102,6 @@ def live(module: str, folder: Path, config: str, threads: int, draws: bool, end:
     _watch_steps(note, end, pace)
     for name in PHASES:
         _watch_phase(name, note, end, pace)
-    # the other processes of a run are copies of this one: they watch nothing, and end with it
     if end is not None and pace is not None and end.where == "start":
         signal_after(time.process_time() + end.at * pace.start, end.number, WORK, end.again)
     sys.argv = [module, config]
@@ -130,6 +129,8 @@ def _watch_steps(note: _Note, end: End | None, pace: Pace | None) -> None:
 
     def watched(run: Any, *arguments: Any, **options: Any) -> Any:
         nonlocal begin, first
+        if _is_copy():
+            return step(run, *arguments, **options)
         now = run.state.step
         if begin < 0:
             begin, first = now, time.process_time()
@@ -159,6 +160,8 @@ def _watch_phase(name: str, note: _Note, end: End | None, pace: Pace | None) -> 
     calls = [0]
 
     def watched(*arguments: Any, **options: Any) -> Any:
+        if _is_copy():
+            return function(*arguments, **options)
         calls[0] += 1
         is_here = (
             end is not None
@@ -180,6 +183,11 @@ def _watch_phase(name: str, note: _Note, end: End | None, pace: Pace | None) -> 
                 os.kill(os.getpid(), signal.SIGKILL)
 
     setattr(owner, attribute, watched)
+
+
+def _is_copy() -> bool:
+    """Whether this is one of the other processes of a run (train.processes): copies, which end with the first."""
+    return os.environ.get("RANK", "0") != "0"
 
 
 def _step_of(arguments: tuple[Any, ...]) -> dict[str, int]:

@@ -82,7 +82,7 @@ def _clear_errors(source: HubSource, split: str) -> Iterator[None]:
 
 @contextmanager
 def _retries_in_one_line() -> Iterator[None]:
-    """While inside, one line of ours takes the place of all that the libraries log about their retries."""
+    """While inside, a single line takes the place of all that the libraries log about their retries."""
     shown = False
 
     def is_shown(record: logging.LogRecord) -> bool:

@@ -22,7 +22,7 @@ class FunctionHook(Hook):
     """Calls a function of one event, with the model in evaluation mode.
 
     It may return figures, {name: number}: a line of metrics.jsonl under `hooks/<function>`, a line on the terminal, and
-    a table in report.md. Raises ValueError or TypeError for what is no number and for a name that is taken.
+    a table in report.md. Raises ValueError or TypeError for a value that is not a number, and for a name that is taken.
     """
 
     def __init__(self, function: Callable[[EvalEvent], Any]):

@@ -23,7 +23,6 @@ from train.machine.hardware import device_memory, known_peak
 if TYPE_CHECKING:
     from train.machine.device import Device
 
-MOST_TOKENS = 4096  # of the product that is timed
 ASSUMED_CHAR_VOCABULARY = 128  # 116 characters and 12 special tokens: tiny Shakespeare has 65, plain English fits
 
 
@@ -110,7 +109,7 @@ def peak_of(run: RunConfig, device: Device) -> tuple[float, str] | None:
     from train.machine.processor import product_tflops
 
     busy = in_words(share_of_others())
-    tokens, inner = min(MOST_TOKENS, run.train.tokens_per_step), run.model.hidden_size
+    tokens, inner = run.train.tokens_per_step, run.model.hidden_size
     measured = product_tflops(tokens, inner, run.model.intermediate_size or inner, device.dtype)
     return round(measured, 3), f"one of its {device.precision} products, timed now" + (f"; {busy}" if busy else "")
 

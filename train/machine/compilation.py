@@ -70,13 +70,18 @@ def _decide(run: Run) -> tuple[bool, str]:
 
 
 def _cannot_compile(kind: str) -> str:
+    return compiler_problem(kind) or recall().fault("compile", kind) or ""
+
+
+def compiler_problem(kind: str) -> str:
+    """Why torch.compile is not even tried on this kind of device; "" if it is."""
     if kind not in PAYS_AFTER_MINUTES:
         return f"not tried on {kind}"
     if kind == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
         return "it needs a C++ compiler, and there is none"
     if kind == "cuda" and importlib.util.find_spec("triton") is None:
         return "it needs triton, which is not installed"
-    return recall().fault("compile", kind) or ""
+    return ""
 
 
 def seconds_of_a_step(run: Run, steps: int) -> tuple[float, float]:

@@ -10,7 +10,7 @@ import torch
 from train.machine.timing import timed
 
 KERNELS = ("MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")  # besides ATEN_CPU_CAPABILITY, which PyTorch itself reads
-ROUNDS = 15
+ROUNDS, MOST = 15, 1024
 
 
 def cpu_capabilities() -> dict[str, Any]:
@@ -27,8 +27,10 @@ def cpu_kernels() -> str:
 def product_tflops(tokens: int, inner: int, outer: int, dtype: torch.dtype) -> float:
     """TFLOP/s of one product of (tokens, inner) with (inner, outer), on all threads: the best of some.
 
-    A small product is far from what a large one reaches, above all in bf16, so give the sizes of your model.
+    Each size is MOST at most, beyond which a product is no quicker. A small product is far from what a large one
+    reaches, above all in bf16, so give the sizes of your model.
     """
+    tokens, inner, outer = (min(MOST, size) for size in (tokens, inner, outer))
     a, b = torch.ones(tokens, inner, dtype=dtype), torch.ones(inner, outer, dtype=dtype)
     flops = 2 * tokens * inner * outer
     a @ b  # the first one prepares

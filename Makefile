@@ -8,19 +8,24 @@
 # make lint          style, types and import rules alone.
 # make bench         measures speed on this machine.
 # make clean         removes .venv and every cache.
+# make install       installs what tests, notebooks and benchmarks need besides; `make demo` alone needs less.
 # Each makes .venv when it is missing or older than the requirements. PYTHON=python3.12 takes another Python
 # (3.11 to 3.13), WORKERS=8 another number of test processes.
+# TORCH="--index-url ADDRESS" installs torch from there first: the address that pytorch.org shows, for CPU or your CUDA.
 PYTHON ?= python3
 WORKERS ?= 2
 VENV := .venv
 RUN := $(VENV)/bin/python
-REQUIREMENTS := requirements.txt requirements-dev.txt pyproject.toml
+PIP := $(RUN) -m pip install --disable-pip-version-check
+TORCH ?=
 PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: demo test test-all attack notebooks readme readme-quick lint bench clean
+.PHONY: demo install test test-all attack notebooks readme readme-quick lint bench clean
 
-demo: $(VENV)/ready
+demo: $(VENV)/installed
 	$(RUN) -m train.pretrain configs/demo.yaml
+
+install: $(VENV)/ready
 
 test: lint
 	$(PYTEST) -m "not slow"
@@ -55,11 +60,27 @@ bench: $(VENV)/ready
 	$(RUN) -m benchmarks.throughput configs/base.yaml --packing
 	$(RUN) -m benchmarks.preparing
 
-# The stamp is written last, so an interrupted install starts again.
-$(VENV)/ready: $(REQUIREMENTS)
+# Two stamps, each written last, so that an interrupted install starts again. installed: what running needs.
+# ready: what tests, notebooks and benchmarks need as well.
+$(VENV)/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt -e .
+	@$(if $(TORCH),,$(RUN) -c "$$ABOUT_TORCH")
+	$(if $(TORCH),$(PIP) "$$(grep '^torch' requirements.txt)" $(TORCH))
+	$(PIP) -e .
 	touch $@
+
+$(VENV)/ready: requirements-dev.txt $(VENV)/installed
+	$(PIP) -r requirements-dev.txt
+	touch $@
+
+# Said before pip downloads torch: on Linux its default build brings the libraries of CUDA.
+define ABOUT_TORCH
+import importlib.util, shutil, sys
+if sys.platform == "linux" and not importlib.util.find_spec("torch") and not shutil.which("nvidia-smi"):
+    print("No NVIDIA GPU found. On Linux pip takes the CUDA build of torch, some gigabytes more than you need.")
+    print('For the CPU build: make TORCH="--index-url ADDRESS" with the address that pytorch.org shows for CPU.')
+endef
+export ABOUT_TORCH
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,4 +1,4 @@
-"""What do texts cost that have no spaces, beside prose? `python -m benchmarks.long_words [--megabytes 4]`
+"""What do texts cost that have no spaces, beside prose? `python -m benchmarks.long_words [--prose FILE]`
 
 Each text is learned from and encoded by a tokenizer of its own (bpe, 2,048 ids), then prepared from file to manifest.
 The numbers are seconds of computing for each megabyte, all cores together, so other work beside it disturbs little. The
@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from configs.bounds import MOST_FACTOR, number
 from configs.command import exit_on_bad_input
+from configs.read_back import read_text
 from configs.tables import table
 from data.config import DataConfig, FilesSource, TokenizerConfig
 from data.prepare import prepare
@@ -62,11 +63,16 @@ def main() -> int:
     parser.add_argument(
         "--megabytes", type=number("--megabytes", 0, MOST_FACTOR, above=True), default=1.0, help="size of each text"
     )
-    size = int(parser.parse_args().megabytes * 1e6)
+    parser.add_argument(
+        "--prose", type=Path, help="a text file to compare with (default: stories of the built-in world)"
+    )
+    options = parser.parse_args()
+    size = int(options.megabytes * 1e6)
     rows = []
-    expected = measured(prose(size))
-    for name, text in {"prose": prose, **TEXTS}.items():
-        found = expected if name == "prose" else measured(text(size))
+    ordinary = read_text(options.prose)[:size] if options.prose else prose(size)
+    expected = measured(ordinary)
+    for name, text in {"prose": None, **TEXTS}.items():
+        found = measured(text(size)) if text else expected
         ratios = [f"{one:.2f} ({one / of_prose:.1f} ×)" for one, of_prose in zip(found, expected, strict=True)]
         rows.append([name, *ratios])
     print(table(["text", "learn", "encode", "prepare in all"], rows))

@@ -14,6 +14,7 @@ MOST_STEPS = 99_999_999  # a checkpoint is named by eight digits of its step
 MOST_TOKENS = 10**15  # the largest known models have read a thirtieth of it
 MOST_BATCH = 2**30  # tokens of a step; the largest known batches have a sixteenth of it
 MOST_POSITIONS = 2**24  # tokens of a text; float32, in which RoPE computes angles, counts no further
+MOST_ROW = 2**20  # tokens of a row to train on: four times the longest that we know (Qwen2.5-1M, arXiv 2501.15383)
 MOST_LAYERS = 1000  # the deepest known transformers (DeepNet, Wang et al. 2022, arXiv 2203.00555)
 MOST_HEADS = 1024  # DeepSeek-V3, which has the most, has 128 (arXiv 2412.19437)
 MOST_WIDTH = 2**17  # Llama 3.1 405B has 16,384 (arXiv 2407.21783)

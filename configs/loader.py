@@ -24,6 +24,7 @@ Model = TypeVar("Model", bound=BaseModel)
 MOST_BYTES = 1_000_000  # of a config; base.yaml, the longest that is written by hand, has 7,000
 MOST_FILES = 20  # in a chain of `extends`
 MOST_PROBLEMS = 5  # that one error names
+SHORT_FORMS = {("data", "source"): lambda path: {"kind": "files", "path": path}}  # a path, or a list, for a section
 
 
 class Place(str):
@@ -58,6 +59,8 @@ class LoadedConfig:
 
     def set(self, key: KeyPath, value: Any, place: Place) -> None:
         """Put a value under its key, in place of all that was there. A section of another `kind` inherits nothing."""
+        if key in SHORT_FORMS and isinstance(value, str | list):
+            value = SHORT_FORMS[key](value)
         parent = self.values
         for depth, part in enumerate(key[:-1], start=1):
             if not isinstance(parent.get(part), dict):

@@ -13,7 +13,7 @@ from configs.bounds import (
     MOST_BYTES,
     MOST_DOCUMENTS,
     MOST_FACTOR,
-    MOST_POSITIONS,
+    MOST_ROW,
     MOST_SEED,
     MOST_TOLD,
     MOST_VOCABULARY,
@@ -173,7 +173,8 @@ class DataConfig(Section):
 
     source: Source = Field(
         StoryworldSource(),
-        description="Where the text comes from: kind: storyworld | files | hub | mix (docs/data_formats.md).",
+        description="Where the text comes from: a path such as my.txt or a folder, or {kind: storyworld | files | hub "
+        "| mix, …} (docs/data_formats.md).",
         examples=[
             {"kind": "files", "path": "books/*.txt"},
             {"kind": "hub", "name": "roneneldan/TinyStories", "validation_split": "validation"},
@@ -188,7 +189,7 @@ class DataConfig(Section):
     sequence_length: Annotated[int, Meaning.ROWS] = Field(
         256,
         ge=2,
-        le=MOST_POSITIONS,
+        le=MOST_ROW,
         description="Tokens in a row: the longest text the model sees at once in training.",
     )
     isolate_documents: Annotated[bool, Meaning.ROWS] = Field(

@@ -146,7 +146,7 @@ class Tokenizer:
             return described["normalizer"] is None and described["pre_tokenizer"] == json.loads(words.__getstate__())
 
         if is_ours(pre_tokenizer()):
-            return last_end(pre_tokenizer())
+            return last_end
         has_no_words = is_ours(_characters_alone()) or (is_ours(_bytes_alone()) and not described["model"]["merges"])
         return len if has_no_words else None
 

@@ -18,6 +18,7 @@ FAR = 1 << 16  # characters in which an ordinary text has a place to cut it
 # No token of a byte-level tokenizer crosses the end of this line end, or the beginning of this space. The look behind
 # comes last: `re` is quick where a pattern begins with the characters that it looks for.
 BETWEEN_WORDS = re.compile(r"[\n ](?=\S)(?<=\S[\n ])")
+SURELY = re.compile(r"(?<=[A-Za-z])(?=[!-@\[-`{-~])|(?<=[0-9])(?=[!-~])")  # a word ends here, whatever stands around it
 ROUGHLY = re.compile(rf" ?[^\W\d_]{{1,{LONGEST}}}|[^\S ]{{1,{LONGEST}}}| ?[^\s\w]{{1,{LONGEST}}}")  # words, about
 
 
@@ -56,7 +57,10 @@ def cut(text: str, length: int, inside: Callable[[str], int] | None = None) -> l
     return [*pieces, text[start:]]
 
 
-def last_end(words: pre_tokenizers.PreTokenizer) -> Callable[[str], int]:
-    """A function of a text: where its last word begins, which may go on behind the text. The ends before that are
-    those of any longer text, because a word depends on nothing before it and on one character behind it."""
-    return lambda text: words.pre_tokenize_str(text)[-1][1][0]
+def last_end(text: str) -> int:
+    """Where a text that begins with a word may be cut, after FAR characters before its end; more text may follow it.
+
+    Every end of a word will do but the very last: a word depends on nothing before it and on one character behind it.
+    """
+    sure = SURELY.search(text, max(0, len(text) - FAR))
+    return sure.start() if sure else pre_tokenizer().pre_tokenize_str(text)[-1][1][0]

@@ -66,6 +66,7 @@ class Result(BaseModel):
 
     step: Annotated[int, Field(ge=0, le=MOST_STEPS)] | None = None
     sample: str = ""
+    seen: str = ""
     summary: list[str] = []
     floor: dict[str, Number | None] = {}
 

@@ -47,7 +47,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SHELL = ("", "sh", "bash")
 NEEDS = ("network", "gpu", "windows", "person", "data")
 PROGRAMS = r"([A-Z_]+=\S+ )*(make|\.venv/bin/\w+|python3? -m venv|torchrun|git|bash) "  # with a space after each
-CHANGES_VENV = r"-m venv|pip install|make clean|\brm "
+CHANGES_VENV = r"-m venv|pip install|make (clean|install)|\brm "
+STAMPS = ("installed", "ready")  # of the Makefile, the older one first
 TAG = re.compile(r"<!--\s*(needs|slow|not a command):\s*(.*?)\s*(?:`([^`]+)`)?\s*-->")
 TRAINING = {"make demo": ".venv/bin/python -m train.pretrain configs/demo.yaml"}
 SHORT = (
@@ -280,9 +281,10 @@ def borrow_venv(folder: Path) -> None:
     own = folder / ".venv"
     own.mkdir()
     for entry in Path(sys.prefix).iterdir():
-        if entry.name != "ready":
+        if entry.name not in STAMPS:
             (own / entry.name).symlink_to(entry)
-    (own / "ready").touch()
+    for stamp in STAMPS:
+        (own / stamp).touch()
 
 
 def newcomers_environment(folder: Path, *, quick: bool) -> dict[str, str]:

@@ -178,6 +178,34 @@ def test_make_demo_is_what_the_makefile_says():
     assert recipe.strip().splitlines()[-1] == TRAINING["make demo"]
 
 
+REQUIREMENTS = ("requirements.txt", "requirements-dev.txt")
+
+
+def test_make_demo_installs_only_what_running_needs(tmp_path):
+    def would_install(target: str) -> list[str]:
+        command = ["make", "-n", "--no-print-directory", target]
+        recipe = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        return [line.partition("--disable-pip-version-check ")[2] for line in recipe.splitlines() if " pip " in line]
+
+    for name in ("Makefile", "pyproject.toml", *REQUIREMENTS):
+        shutil.copy2(ROOT / name, tmp_path)
+    assert would_install("demo") == ["-e ."]
+    for target in ("install", "lint", "notebooks", "bench", "readme-quick"):
+        assert would_install(target) == ["-e .", "-r requirements-dev.txt"]
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/installed").touch()
+    assert would_install("demo") == []
+    assert would_install("lint") == ["-r requirements-dev.txt"]
+    (tmp_path / ".venv/installed").unlink()
+    command = ["make", "-n", "--no-print-directory", "demo", "TORCH=--index-url somewhere"]
+    recipe = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    first, second = [line for line in recipe.splitlines() if " pip " in line]
+    assert first.endswith(
+        """install --disable-pip-version-check "$(grep '^torch' requirements.txt)" --index-url somewhere"""
+    )
+    assert second.endswith("-e .")
+
+
 # ---------------------------------------------------------------------------------------------------------
 # running, in a small repository
 

@@ -285,13 +285,3 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run the code that eval.hooks names, also in a config that came from elsewhere",
     )
-
-
-def parse_command_line(description: str, example: str = "configs/demo.yaml") -> RunConfig:
-    """`configs/x.yaml [section.key=value ...]` -> RunConfig."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("config", help=f"a YAML file, for example {example}")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example seed=1")
-    add_trust_option(parser)
-    arguments = parser.parse_intermixed_args()
-    return load_run_config(arguments.config, arguments.overrides, trust_hooks=arguments.trust_hooks)

@@ -253,6 +253,8 @@ def json_schema() -> str:
         schema["$defs"][model.__name__].pop("required")
     source = schema["$defs"]["DataConfig"]["properties"]["source"]
     source["anyOf"] = source.pop("oneOf")  # without its kind, a part of a source may be of several
+    paths = schema["$defs"]["FilesSource"]["properties"]["path"]["anyOf"]
+    source["anyOf"] += paths  # configs/loader.py: a path alone is a source of files
     del source["discriminator"]
     return json.dumps(schema, indent=2) + "\n"
 

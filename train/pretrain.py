@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from configs.command import InputError, exit_on_bad_input
 from configs.streams import survive_lost_output
-from train.config import RunConfig, parse_command_line
+from train.command_line import parse_command_line
+from train.config import RunConfig
 
 if TYPE_CHECKING:
     from data.tokenizer import Tokenizer

@@ -71,6 +71,7 @@ def write(run: Run) -> None:
         f"finished at step {run.state.step:,}"
     )
     figures["sample"] = "".join(outcome.sample for outcome in outcomes)
+    figures["seen"] = " ".join(outcome.seen for outcome in outcomes if outcome.seen)
     try:
         plot_loss(metrics, directory / "loss.png")
         (directory / "report.md").write_text(_page(run, figures, outcomes), encoding="utf-8")
@@ -114,16 +115,19 @@ def commit() -> str:
 
 
 def summary(directory: Path) -> str:
-    """The report of a finished run: a sample, the figures, and where every file is."""
+    """The report of a finished run: a sample, the figures, where every file is, and what was seen."""
     result = read_result(directory, lambda problem: None) or {}
+    viewer = directory / "attention" / VIEWER
     places = {
-        "heads": directory / "attention" / VIEWER,
         "samples": directory / "samples.jsonl",
         "report": directory / "report.md",
         "checkpoint": _newest(directory / "checkpoints"),
     }
     listed = [f"{label + ':':<12}{path}" for label, path in places.items() if path.exists()]
-    return "\n".join(["", result.get("sample", ""), "", *result.get("summary", []), "", *listed])
+    to_watch = f"To watch every head while it learns, open {viewer} in a browser." if viewer.exists() else ""
+    seen = [line for line in (result.get("seen", ""), to_watch) if line]
+    parts = [[result.get("sample", "")], result.get("summary", []), listed, seen]
+    return "\n".join(line for part in parts if part for line in ("", *part))
 
 
 def _newest(checkpoints: Path) -> Path:

@@ -7,11 +7,13 @@ Only what the assistant says is trained on (data/chat.py).
 from __future__ import annotations
 
 from configs.command import InputError, exit_on_bad_input
-from train.config import RunConfig, parse_command_line
+from train.command_line import parse_command_line
+from train.config import RunConfig
 
 
 def main() -> int:
-    config = parse_command_line("Fine-tune a trained model on conversations.", "configs/sft_demo.yaml")
+    example = "configs/sft_demo.yaml init_from=runs/demo"
+    config = parse_command_line("Fine-tune a trained model on conversations.", example, "train.sft")
     from train.pretrain import run
 
     return run(config, "train.sft", complete=as_fine_tuning)

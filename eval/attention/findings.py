@@ -51,6 +51,26 @@ def formed(snapshots: Sequence[Snapshot]) -> str:
     )
 
 
+def in_one_sentence(snapshots: Sequence[Snapshot]) -> str:
+    """The same for someone who has never seen a head: what the best one came to do; "" if it was not measured."""
+    snapshots = like_the_last(snapshots)
+    last, change = snapshots[-1], phase_change(snapshots)
+    best = best_head(last, "induction")
+    if best is None:
+        return ""
+    level, score = last.chance.get("induction"), float(last.scores["induction"][best])
+    name = f"layer {last.layers[best[0]]}, head {last.heads[best[1]]}"
+    numbers = f"induction {score:.2f}" + (f", chance {level:.2f}" if level else "")
+    if change is not None:
+        before = f"{float(snapshots[0].scores['induction'][best]):.2f} → {score:.2f}"
+        chance = f", chance {level:.2f}" if level else ""
+        learned = "learned to look at what followed the same token before, which is how a model copies"
+        return f"Around step {change.step:,}, {name} {learned} (induction {before}{chance})."
+    if level and score >= 10 * level:
+        return f"From the first look on, {name} looks at what followed the same token before ({numbers})."
+    return f"No head has learned yet to look at what followed the same token before (the best: {name}, {numbers})."
+
+
 def ablations(last: Snapshot) -> str:
     """A row for the induction heads, the heads that feed them and each random draw; nothing where none was ablated."""
     rows = [[one.what, _listed(one.heads), f"{one.rise:.2f}"] for one in last.ablations]

@@ -28,7 +28,8 @@ WITHOUT_SINK = 1e-6  # a row that gives less than this to all other tokens says 
 @dataclass(frozen=True)
 class Score:
     """One head score. probe: on which probe it is measured; low, high: its range (None: no bound); unit: "" or
-    "nats", "tokens"; title: short, for pictures; meaning: one plain sentence for a learner; paper: where it is from."""
+    "nats", "tokens"; title: short, for pictures; meaning: one plain sentence for a learner; paper: where it is from;
+    looks_at: how the sentence "This head looks at …" ends for a head in which the score is high, or ""."""
 
     name: str
     title: str
@@ -38,20 +39,33 @@ class Score:
     unit: str
     meaning: str
     paper: str = ""
+    looks_at: str = ""
 
 
 VIG, OLSSON, WANG = "Vig & Belinkov 2019, 1906.04284", "Olsson et al. 2022, 2209.11895", "Wang et al. 2022, 2211.00593"
 GU, ZHAI, KIMI = "Gu et al. 2024, 2410.10781", "Zhai et al. 2023, 2303.06296", "Kimi Team 2025, 2507.20534"
+SAME, AFTER = "the same word, earlier in the text", "what came after the same word last time"
+BEFORE, FIRST = "the word just before", "the first word of the text"
 ALL_SCORES = [
-    Score("previous_token", "previous token", "text", 0, 1, "", "Attention to the token just before.", OLSSON),
-    Score("duplicate_token", "duplicate token", "repeated_2", 0, 1, "", "Attention to the same token before.", WANG),
+    Score("previous_token", "previous token", "text", 0, 1, "", "Attention to the token just before.", OLSSON, BEFORE),
     Score(
-        "induction", "induction", "repeated_2", 0, 1, "", "Attention to what followed the same token before.", OLSSON
+        "duplicate_token", "duplicate token", "repeated_2", 0, 1, "", "Attention to the same token before.", WANG, SAME
+    ),
+    Score(
+        "induction",
+        "induction",
+        "repeated_2",
+        0,
+        1,
+        "",
+        "Attention to what followed the same token before.",
+        OLSSON,
+        AFTER,
     ),
     Score(
         "prefix_matching", "prefix matching", "repeated_4", 0, 0.5, "", "Induction as in Olsson et al. 2022.", OLSSON
     ),
-    Score("sink", "sink", "text", 0, 1, "", "Attention to the first token.", GU),
+    Score("sink", "sink", "text", 0, 1, "", "Attention to the first token.", GU, FIRST),
     Score("entropy", "entropy", "text", 0, None, "nats", "How spread out the attention is.", VIG),
     Score("entropy_normalised", "entropy / ln(i+1)", "text", 0, 1, "", "Entropy as a share of the largest.", ZHAI),
     Score(
@@ -60,7 +74,9 @@ ALL_SCORES = [
     Score("distance", "mean distance", "text", 0, None, "tokens", "How far back the head looks.", VIG),
     Score("saturated_rows", "saturated rows", "text", 0, 1, "", "Rows with more than 0.95 on one token.", ZHAI),
     Score("max_logit", "largest logit", "text", None, None, "", "Largest attention logit before the softmax.", KIMI),
-    Score("song_induction", "induction in songs", "songs", 0, 1, "", "Induction on the echo songs of stories."),
+    Score(
+        "song_induction", "induction in songs", "songs", 0, 1, "", "Induction on the echo songs of stories.", "", AFTER
+    ),
     Score("antecedent_copies", "copied mention", "stories", 0, 1, "", "Attention to the mention being copied."),
     Score(
         "antecedent_writes",

@@ -1,7 +1,7 @@
 """How do you talk to a run? In the terminal: `python -m eval.chat runs/sft_demo`.
 
-A run that was trained on texts, not on chats, continues what you type. Piped lines are answered one after the other.
-Within the program:
+A run that was trained on texts, not on chats, continues what you type. What goes round in circles is stopped. Piped
+lines are answered one after the other. Within the program:
 
     /attention [L,H]   what one head looked at while it wrote the last answer; all heads as a picture
     /temperature [T]   how random the answers are: 0 = always the likeliest token
@@ -38,6 +38,7 @@ ENDED = {  # how an answer ended, if not by itself
     "stopped": "(stopped)",
     "cut": "(cut after {} tokens: --max-new-tokens gives it more)",
     "full": "(cut: the model's context of {} tokens is full)",
+    "loops": "(stopped: it repeats the same words again and again; a higher /temperature makes that rarer)",
 }
 
 
@@ -141,6 +142,8 @@ class Chat:
             return None
 
     def greet(self) -> None:
+        from eval.chat.first_line import first_line
+
         conversation = self.conversation
         if self.is_interactive:
             size = sum(parameter.numel() for parameter in conversation.lm.parameters())
@@ -149,6 +152,8 @@ class Chat:
             self.remarks.line(f"{self.run_directory}: {size / 1e6:.2f} M parameters, {sees}, {drawn}")
         if not conversation.is_chat:
             self.remarks.line("This run was trained on texts, not on chats: it continues what you type.")
+            if self.is_interactive and (suggested := first_line(self.run_directory)):
+                self.remarks.line(f"Begin as its texts do, for example: {suggested}")
         if self.is_interactive:
             self.remarks.line("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves.")
 

@@ -18,6 +18,7 @@ from configs.command import InputError
 from configs.loader import load_config
 from data.chat import prompt_ids
 from data.tokenizer import Tokenizer
+from eval.chat.loops import repeated_block
 from eval.opening import open_model
 from model import LanguageModel
 from model.decoding.generation import stream
@@ -34,7 +35,7 @@ class Turn:
     ids:    all that the model saw, and the answer, without the token that ended it
     begin:  where the answer begins in ids
     reused: tokens whose keys and values the cache had; read: tokens that were run through the model
-    ended:  "" by itself | "stopped" by the reader | "cut" after max_new_tokens | "full": no context left
+    ended:  "" by itself | "stopped" by the reader | "cut" after max_new_tokens | "full": no context left | "loops"
     """
 
     ids: list[int]
@@ -142,6 +143,9 @@ class Conversation:
                 if whole > shown:
                     yield text[shown:whole]
                     shown = whole
+                if repeated_block(ids):
+                    ended = "loops"
+                    break
             else:
                 ended = "full" if len(prompt) + len(ids) >= self.context_length else "cut"
             if rest := self.tokenizer.decode(ids)[shown:]:

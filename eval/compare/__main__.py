@@ -36,17 +36,19 @@ MOST_NAMES = 6  # in the name of that folder
 
 @dataclass(frozen=True)
 class Comparison:
-    """What compare() wrote: the file, its warnings, and the table with the verdict as text."""
+    """What compare() wrote: the file, its warnings, and the table with the verdict as text; short: its main rows."""
 
     file: Path
     warnings: list[str]
     summary: str
+    short: str
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m eval.compare", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, help="run directories; the first one's variant is the baseline")
     parser.add_argument("--out", type=Path, help="folder to write; default: compare-<names> beside the runs")
+    parser.add_argument("--all", action="store_true", help="print every row of the table; the file has them anyway")
     parser.add_argument("--skip-decode", action="store_true", help="do not measure decoding")
     add_device_option(parser)
     given = parser.parse_args()
@@ -55,7 +57,8 @@ def main() -> int:
     comparison = compare(given.runs, given.out, decode=not given.skip_decode, device=given.device)
     for warning in comparison.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    print(f"{comparison.summary}\n\n{comparison.file}")
+    table, more = (comparison.summary, "") if given.all else (comparison.short, "all rows (--all), figures and heads: ")
+    print(f"{table}\n\n{more}{comparison.file}")
     return 0
 
 
@@ -88,7 +91,7 @@ def compare(
         (out / RUNS).write_text(json.dumps(_named(paths)), encoding="utf-8")
     except OSError as error:
         raise InputError(f"--out: {out} cannot be written: {error.strerror}") from None
-    return Comparison(out / "comparison.md", warnings, summary)
+    return Comparison(out / "comparison.md", warnings, summary, compare_text.short(variants, costs, speeds))
 
 
 def _own_folder(paths: Sequence[Path], variants: Sequence[Variant]) -> Path:

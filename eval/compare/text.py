@@ -16,6 +16,9 @@ from eval.compare.statistics import Difference, difference, spread
 Costs = dict[str, Cost]
 # of these the mean over all heads is shown; of every other score, the head that has most of it
 MEAN_OVER_HEADS = {"sink", "entropy", "entropy_normalised", "entropy_sink_free", "distance", "saturated_rows"}
+SHORT_ROWS = 6  # on the terminal; of these labels, the first ones that there are
+SHORT = ["parameters", "KV-cache bytes", "validation bits", "gap to", "induction, best", "copy gain", "train tokens"]
+SHORT += ["validation loss", "tokens trained on", "runs"]
 SIMILAR_SIZE = 0.005  # parameters that differ by no more than this count as equal
 
 
@@ -63,8 +66,24 @@ def summary(variants: Sequence[Variant], costs: Costs, speeds: dict[str, float] 
     return "\n\n".join(parts)
 
 
+def short(variants: Sequence[Variant], costs: Costs, speeds: dict[str, float] | None) -> str:
+    """What matters most, for the terminal: a few rows of the table, and the verdict."""
+    header, rows = figures_of(variants, costs, speeds)
+    found = [next((row for row in rows if row[0].startswith(label)), None) for label in SHORT]
+    chosen = [row for row in found if row is not None][:SHORT_ROWS]
+    parts = [tables.table(header, [row for row in rows if row in chosen])]
+    return "\n\n".join(parts + (["\n".join(verdicts(variants, costs))] if len(variants) > 1 else []))
+
+
 def table(variants: Sequence[Variant], costs: Costs, speeds: dict[str, float] | None) -> str:
     """A row for each figure, a column for each variant."""
+    return tables.table(*figures_of(variants, costs, speeds))
+
+
+def figures_of(
+    variants: Sequence[Variant], costs: Costs, speeds: dict[str, float] | None
+) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows of the table."""
 
     def row(label: str, cell: Callable[[Variant], str]) -> list[str]:
         return [label, *map(cell, variants)]
@@ -87,7 +106,7 @@ def table(variants: Sequence[Variant], costs: Costs, speeds: dict[str, float] | 
         rows.append(figure("gap to the entropy floor (bits per byte)", lambda run: run.floor_gap))
     if same_tokenizer(variants):
         rows += [figure(label, of, 3) for label, of in head_rows(variants)]
-    return tables.table(["", *[variant.name for variant in variants]], rows)
+    return ["", *[variant.name for variant in variants]], rows
 
 
 def head_rows(variants: Sequence[Variant]) -> list[tuple[str, Callable[[RunResult], float | None]]]:

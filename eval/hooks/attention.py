@@ -14,6 +14,7 @@ from typing import Any
 from configs.command import InputError
 from eval.attention import metrics as scores
 from eval.attention import snapshots
+from eval.attention.changes import Changes
 from eval.attention.pictures.plots import quick_mosaic
 from eval.attention.probes import Probe, ProbeText, build_probes, read_probe_file
 from eval.attention.record import ablated, look
@@ -27,6 +28,7 @@ class Attention(Hook):
 
     def __init__(self) -> None:
         self.probes: list[Probe] = []
+        self.changes: Changes | None = None
 
     def check(self, config: EvalConfig, model: ModelConfig) -> None:
         wanted = config.attention
@@ -53,6 +55,9 @@ class Attention(Hook):
         if event.is_last:
             snapshot.scalars.update(ablated(event.lm, self.probes, snapshot))
         if event.writes:
+            self.changes = self.changes or _shown_so_far(event.directory)
+            for line in self.changes.notice(snapshot):
+                event.say(line)
             picture = snapshots.write(snapshot, event.directory / "attention").with_suffix(".png")
             is_whole = len(snapshot.heads) == snapshot.num_attention_heads
             first = next(iter(snapshot.maps.values()))
@@ -93,7 +98,7 @@ class Attention(Hook):
         event.tracker.log_table("attention/scores", columns, rows, event.step)
 
     def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
-        from eval.attention.findings import findings
+        from eval.attention.findings import findings, in_one_sentence
         from eval.attention.render import PICTURES
 
         found, _ = snapshots.read_all(directory)
@@ -107,7 +112,8 @@ class Attention(Hook):
         drawn = [(f"attention/{name}", title) for name, title in PICTURES.items()]
         scalars = {name: last[name] for last in looked[-1:] for name in found[-1].scalars if name in last}
         figures = {"attention": scalars, "attention_seconds": cost}
-        return Outcome(figures, sections=["## Attention heads", "", *findings(found), looks, ""], pictures=drawn)
+        sections = ["## Attention heads", "", *findings(found), looks, ""]
+        return Outcome(figures, sections=sections, pictures=drawn, seen=in_one_sentence(found))
 
 
 def _probes_of(event: EvalEvent) -> list[Probe]:
@@ -118,6 +124,14 @@ def _probes_of(event: EvalEvent) -> list[Probe]:
         texts += read_probe_file(wanted.probe_file)
     length = event.lm.config.max_position_embeddings
     return build_probes(event.tokenizer, event.data_config, length, texts, event.data.stream("validation"))
+
+
+def _shown_so_far(directory: Path) -> Changes:
+    """What a run that is resumed had shown: its snapshots so far."""
+    changes = Changes()
+    for snapshot in snapshots.read_all(directory)[0]:
+        changes.notice(snapshot)
+    return changes
 
 
 def _repeats(numbers: list[int]) -> bool:

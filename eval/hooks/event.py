@@ -96,7 +96,8 @@ class Outcome:
     """What a hook adds to the end of a run.
 
     figures: for result.json. lines: for the summary on the terminal and in report.md. sample: text that the model
-    wrote. sections: Markdown for report.md. pictures: (path, title), relative to the run directory.
+    wrote. sections: Markdown for report.md. pictures: (path, title), relative to the run directory. seen: one sentence
+    that closes the summary on the terminal.
     """
 
     figures: dict[str, Any] = field(default_factory=dict)
@@ -104,6 +105,7 @@ class Outcome:
     sample: str = ""
     sections: list[str] = field(default_factory=list)
     pictures: list[tuple[str, str]] = field(default_factory=list)
+    seen: str = ""
 
 
 class Hook:

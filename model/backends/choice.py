@@ -254,9 +254,9 @@ def worst_error(name: str, here: Situation) -> float:
         spec = MaskSpec(places, places, 2, None, documents, 50 if here.windows else None, here.mask is None)
         q, k, v = leaves = [x.to(device, dtype).requires_grad_(here.gradients) for x in inputs]
         out = BACKENDS[backend].compute(q, k, v, BACKENDS[backend].mask(spec), 0.0)
-        above = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape).to(device, out.dtype)
+        above = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape).to(out.dtype).to(device)
         grads = torch.autograd.grad(out, leaves, above) if here.gradients else ()
-        results.append([x.detach().double().cpu() for x in (out, *grads)])
+        results.append([x.detach().cpu().double() for x in (out, *grads)])
     errors = [(found - exact).abs().max() / exact.abs().max() for exact, found in zip(*results, strict=True)]
     return float(torch.stack(errors).max())  # NaN, if the kernel gave one
 

@@ -76,6 +76,18 @@ def test_what_is_written_is_read_back_by_old_and_new_yaml():
     assert yaml_text.load(yaml_text.dump(values)) == yaml.safe_load(yaml_text.dump(values)) == values
 
 
+def test_a_path_alone_is_a_source_of_files(tmp_path):
+    write(tmp_path, "base.yaml", "data:\n  source: {kind: storyworld, documents: 7}\n")
+    child = write(tmp_path, "x.yaml", "extends: base.yaml\ndata:\n  source: books/\n")
+    assert load_config(child).values["data"]["source"] == {"kind": "files", "path": "books/"}
+    given = load_config(tmp_path / "base.yaml", ["data.source=my.jsonl.gz", "data.source.text_field=body"])
+    assert given.values["data"]["source"] == {"kind": "files", "path": "my.jsonl.gz", "text_field": "body"}
+    several = load_config(child, ["data.source=[a.txt, b.csv]"]).values["data"]["source"]
+    assert several == {"kind": "files", "path": ["a.txt", "b.csv"]}
+    with_limit = load_config(child, ["data.source.max_records=3"]).values["data"]["source"]
+    assert with_limit == {"kind": "files", "path": "books/", "max_records": 3}
+
+
 def test_another_kind_of_source_inherits_nothing(tmp_path):
     write(tmp_path, "base.yaml", "data:\n  source: {kind: storyworld, documents: 7}\n")
     child = write(tmp_path, "x.yaml", "extends: base.yaml\ndata:\n  source: {path: a.txt, kind: files}\n")
@@ -152,7 +164,8 @@ def test_another_kind_of_source_inherits_nothing(tmp_path):
         ),
         ("data: {source: {kind: hub, name: x, document_start: '('}}\n", "document_start.*is not a regular expression"),
         ("data: {source: {path: a.txt, kind: storyworld}}\n", "`data.source.path` belongs to another kind: set"),
-        ("data: {source: a.txt}\n", "`data.source` is 'a.txt': must be {key: value, …}"),
+        ("data: {source: 3}\n", "`data.source` is 3: must be {key: value, …}"),
+        ("data: {source: ''}\n", "`data.source.path` is ''"),
         ("name: a/b\n", "x.yaml:1: `name` is 'a/b'"),
         ("seed: 1\nseed: 2\n", "x.yaml:2: `seed` is given twice .first in line 1."),
         ("seed: [1\n", "x.yaml:.*not valid YAML"),

@@ -18,7 +18,7 @@ from data.tokenizer import Tokenizer, train_tokenizer
 from data.words import FAR, LONGEST, cut, last_end, pre_tokenizer
 
 KINDS = ["bpe", "byte", "char"]
-ALPHABET = "a'sré 中0½!\n\t\u3000🦊\u0301"
+ALPHABET = "a'sréZ 中07½!|\n\t\u3000🦊\u0301"
 
 
 @cache
@@ -71,7 +71,7 @@ def test_a_text_may_be_cut_where_its_last_word_begins(runs, length):
     text = "".join(character * count for character, count in runs)
     pieces, start = [], 0
     while len(text) - start > length + LONGEST:
-        end = start + last_end(pre_tokenizer())(text[start : start + length + LONGEST])
+        end = start + last_end(text[start : start + length + LONGEST])
         pieces.append(text[start:end])
         start = end
     pieces.append(text[start:])

@@ -1,5 +1,6 @@
 """A conversation: the cache changes what is computed and nothing else, and its ids are those of training."""
 
+import json
 from contextlib import closing
 from itertools import chain
 
@@ -10,6 +11,8 @@ from data.chat import TRAINED, encode_conversations, prompt_ids
 from data.config import TokenizerConfig
 from data.reading.records import conversation_of
 from data.tokenizer import train_tokenizer
+from eval.chat.first_line import first_line
+from eval.chat.loops import COPIES, repeated_block
 from eval.chat.session import Conversation
 from model import LanguageModel, generate
 from tests.conftest import random_model, tiny_config
@@ -232,3 +235,45 @@ def test_where_a_document_ends_the_next_line_begins_a_new_one(tokenizer):
         assert "".join(conversation.answer("Tiko")) == ANSWERS[0].removeprefix("Tiko")
         assert conversation.last.ended == ""
         assert conversation.last.ids == ids
+
+
+def test_an_answer_that_goes_round_in_circles_is_stopped(tokenizer):
+    """A model that knows nothing but one line, written again and again."""
+    line = tokenizer.encode("Who has the kite? ")
+    ids = [tokenizer.bos_id, *line * (200 // len(line))]
+    lm = learned(tokenizer.vocab_size, ids, [True] * len(ids), TEXT)
+    conversation = Conversation(lm, tokenizer, temperature=0.0, max_new_tokens=240)
+    text = "".join(conversation.answer("Who has the kite? Who has the kite?"))
+    assert conversation.last.ended == "loops"
+    assert text.count("Who has the kite?") in (COPIES - 1, COPIES, COPIES + 1)
+    assert len(conversation.last.ids) - conversation.last.begin < 240
+    with closing(conversation.answer("And")) as pieces:  # the conversation goes on
+        next(pieces)
+    assert len(conversation.turns) == 2
+
+
+def test_what_is_a_loop_and_what_is_not():
+    block = list(range(7))
+    assert repeated_block([90, 91, *block * COPIES]) == 7
+    assert repeated_block([90, 91, *block * (COPIES - 1)]) == 0
+    assert repeated_block([*block * COPIES, 90]) == 0  # it found the way out
+    assert repeated_block([5] * 19) == 0  # a row of dots
+    assert repeated_block([90, *[5] * 20]) == 1
+    assert repeated_block([90, *[5, 6] * 10]) == 2
+    assert repeated_block([90, *[5, 6] * 9]) == 0
+    assert repeated_block([]) == 0
+    assert repeated_block(list(range(300))) == 0
+    assert repeated_block([*range(60)] * COPIES) == 60
+
+
+def test_a_first_line_from_the_runs_own_world(tmp_path):
+    checkpoint = tmp_path / "run/checkpoints/step_00000010"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "config.json").write_text("{}", encoding="utf-8")
+    assert first_line(checkpoint) == ""
+    samples = tmp_path / "run/samples.jsonl"
+    story = {"step": 10, "prompt": "", "text": "What do you give to two great friends?"}
+    samples.write_text(f"{json.dumps(story | {'text': 'noise'})}\n{json.dumps(story)}\n", encoding="utf-8")
+    assert first_line(checkpoint) == "What do you give to two"
+    samples.write_text(f"{json.dumps(story | {'prompt': 'ROMEO:', 'text': 'ROMEO: I am'})}\n", encoding="utf-8")
+    assert first_line(checkpoint) == "ROMEO:"

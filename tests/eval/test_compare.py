@@ -66,6 +66,21 @@ def test_the_first_run_named_is_the_baseline_and_a_comparison_has_its_own_folder
     assert str(folder / "comparison.md") in done.stdout
 
 
+def test_the_terminal_shows_six_rows_and_the_rest_on_request(own):
+    runs = (own / "mha-seed0", own / "mqa-seed0", "--skip-decode")
+    shown, whole = command(*runs).stdout, command(*runs, "--all").stdout
+    written = table_of([*runs[:2]], own / "compare-mha-mqa")
+    few, all_rows = cells("\n\n" + shown), cells("\n\n" + whole)
+    for rows in (few, all_rows, written):  # the header and the line below it
+        del rows["mha"], rows[next(label for label in rows if not label.strip("-"))]
+    assert len(few) == 6
+    assert few.keys() <= all_rows.keys() == written.keys()
+    assert all(values == written[label] for label, values in few.items())
+    assert {"parameters", "KV-cache bytes per token", "validation bits per byte"} <= few.keys()
+    assert "- **mqa**: " in shown  # the verdict
+    assert shown.strip().splitlines()[-1].startswith("all rows (--all), figures and heads: ")
+
+
 def test_a_comparison_of_other_runs_is_never_overwritten(own):
     one, two = ([own / f"mha-seed{seed}", own / "mqa-seed0"] for seed in (0, 1))
     first = own / "compare-mha-mqa"

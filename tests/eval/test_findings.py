@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from eval.attention.findings import findings
+from eval.attention.findings import findings, in_one_sentence
 from eval.attention.snapshots import Ablated, Snapshot, read, write
 
 COMMON = {"layers": [0, 2], "heads": [1, 3], "num_attention_heads": 4, "num_key_value_heads": 2, "maps": {}}
@@ -55,3 +55,17 @@ def test_nothing_measured():
     one = snapshot(0, 0.5)
     one.scores.clear()
     assert told(one) == "Induction was not measured.\n"
+
+
+def test_one_sentence_for_each_of_these():
+    formed = in_one_sentence([snapshot(0, 0.02), snapshot(40, 0.31), snapshot(80, 0.6)])
+    assert formed.startswith("Around step 40, layer 2, head 1 learned to look at what followed the same token before")
+    assert formed.endswith("(induction 0.02 → 0.60, chance 0.02).")
+    there = in_one_sentence([snapshot(0, 0.5), snapshot(80, 0.6)])
+    assert there.startswith("From the first look on, layer 2, head 1 looks at what followed the same token before")
+    none = in_one_sentence([snapshot(0, 0.02), snapshot(80, 0.1)])
+    assert none.startswith("No head has learned yet")
+    assert none.endswith("(the best: layer 2, head 1, induction 0.10, chance 0.02).")
+    unmeasured = snapshot(0, 0.5)
+    unmeasured.scores.clear()
+    assert in_one_sentence([unmeasured]) == ""

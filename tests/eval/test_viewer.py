@@ -37,7 +37,9 @@ def file(runs, tmp_path_factory):
 
 @pytest.fixture
 def page(browser, file):
+    """The first run alone: a page of two runs opens on both."""
     with opened(browser, file) as page:
+        page.select_option("#compare", "none")
         yield page
 
 
@@ -120,7 +122,9 @@ def test_the_slider_and_its_keys_choose_the_step(page, runs):
     assert page.locator(".when").first.inner_text().startswith("step 2 ·")
     assert slider.get_attribute("aria-valuetext") == "step 2"
     assert (pixels(page, ".picture") != before).any()
-    assert page.locator(".scalars").first.inner_text() == "copy gain 0.20"  # group_gap is undefined: not shown
+    assert not page.locator(".scalars").first.is_visible()
+    page.locator(".all-numbers summary").first.click()
+    assert page.locator(".scalars").first.inner_text().split("\n") == ["copy gain", "0.20"]  # group_gap is undefined
     for key, at in [("ArrowRight", 3), ("ArrowLeft", 2), ("End", 5), ("ArrowRight", 5), ("Home", 0)]:
         page.keyboard.press(key)
         assert state(page)["views"][0]["at"] == at, key
@@ -215,18 +219,104 @@ def test_two_steps_side_by_side(page):
     page.select_option("#compare", "steps")
     panes = page.locator(".pane")
     assert panes.nth(1).is_visible()
-    assert [panes.nth(i).locator(".when").inner_text().split(" · ")[0] for i in (0, 1)] == ["step 20", "step 0"]
+    assert [panes.nth(i).locator(".when").inner_text().split(" · ")[0] for i in (0, 1)] == ["step 0", "step 20"]
     assert (pixels(page, ".picture", 0) != pixels(page, ".picture", 1)).any()
     panes.nth(1).locator(".step").fill("3")
-    assert [view["at"] for view in state(page)["views"]] == [5, 3]
+    assert [view["at"] for view in state(page)["views"]] == [0, 3]
     page.keyboard.press("ArrowRight")  # keys act on the view that was used last
-    assert [view["at"] for view in state(page)["views"]] == [5, 4]
+    assert [view["at"] for view in state(page)["views"]] == [0, 4]
+    panes.nth(0).locator(".step").fill("5")  # the early step stays on the left: the other one goes along
+    assert [view["at"] for view in state(page)["views"]] == [5, 5]
+    panes.nth(1).locator(".step").fill("2")
+    assert [view["at"] for view in state(page)["views"]] == [2, 2]
     choose_head(page, 0, 2)
     assert [panes.nth(i).locator(".map-title").inner_text() for i in (0, 1)] == ["L0 H2", "L0 H2"]
     panes.nth(0).locator(".token").nth(6).hover()  # the same text: both show it
     assert [panes.nth(i).locator(".token[aria-selected=true]").inner_text() for i in (0, 1)] == ["w6", "w6"]
     page.select_option("#compare", "none")
     assert not panes.nth(1).is_visible()
+    for at, both in (
+        ("3", [3, 5]),
+        ("0", [0, 5]),
+        ("5", [0, 5]),
+    ):  # from any step: it stays, beside a later or earlier one
+        page.locator(".step").first.fill(at)
+        page.keyboard.press("v")
+        assert [view["at"] for view in state(page)["views"]] == both
+        page.select_option("#compare", "none")
+        assert page.locator(".step").first.input_value() == at  # the step from which we came
+
+
+def test_two_views_are_aligned(browser, file):
+    """What belongs together stands at the same height and has the same size, with captions of one line or of two."""
+    with opened(browser, file) as page:
+        for mode in ("runs", "steps"):
+            page.select_option("#compare", mode)
+            for part in (".step", ".caption", ".heads", ".map-title", ".tokens", ".score-title", ".score-table"):
+                boxes = [page.locator(part).nth(i).bounding_box() for i in (0, 1)]
+                assert boxes[0]["y"] == boxes[1]["y"], (mode, part)
+                assert boxes[0]["x"] < boxes[1]["x"], (mode, part)
+            if mode == "steps":
+                maps = [page.locator(".picture").nth(i).bounding_box() for i in (0, 1)]
+                assert (maps[0]["y"], maps[0]["width"]) == (maps[1]["y"], maps[1]["width"])
+
+
+def test_a_page_of_two_runs_opens_on_both(browser, file, tmp_path):
+    with opened(browser, file) as page:
+        assert page.locator("#compare").input_value() == "runs"
+        panes = page.locator(".pane")
+        assert [panes.nth(i).locator(".run-choice option:checked").inner_text() for i in (0, 1)] == ["mha", "gqa"]
+        assert [panes.nth(i).locator(".map-title").inner_text()[:5] for i in (0, 1)] == [
+            "L1 H3",
+            "L2 H7",
+        ]  # each its best
+        panes.nth(1).locator(".step").focus()
+        page.select_option("#compare", "none")  # what was used last stays
+        assert panes.first.locator(".run-choice option:checked").inner_text() == "gqa"
+    ends = [(name, [snapshot(20, kv=kv)]) for name, kv in (("mha", 4), ("mqa", 1))]  # as eval.compare writes it
+    with opened(browser, write_viewer(ends, tmp_path / "v.html")) as page:
+        assert [page.locator(".pane").nth(i).is_visible() for i in (0, 1)] == [True, True]
+        assert not page.locator(".play, .step, #linked").filter(visible=True).count()  # there is nothing to play
+        assert "Press play" not in page.locator(".caption").first.inner_text()
+
+
+def test_one_sentence_says_what_the_head_looks_at_at_this_step(browser, tmp_path):
+    def at(step, value):
+        return snapshot(step, scores={"previous_token": np.full((2, 4), 0.4), "induction": np.full((2, 4), value)})
+
+    file = write_viewer([("run", [at(0, 0.03), at(5, 0.3), at(9, 0.6)])], tmp_path / "v.html")
+    with opened(browser, file) as page:
+        caption = page.locator(".caption").first
+        looks = "This head looks at what came after the same word last time."
+        assert caption.inner_text() == f"{looks} Press play. Its score for induction: 0.60, chance 0.020."
+        page.keyboard.press("Home")  # what is measured on another text says so
+        assert caption.inner_text().startswith("On ordinary text, this head looks at the word just before. Press play.")
+        page.keyboard.press("ArrowRight")
+        assert caption.inner_text().startswith(f"{looks} Press play. Its score for induction: 0.30")
+        page.select_option("#probe", "text")
+        assert caption.inner_text().startswith("This head looks at the word just before.")
+    low = snapshot(3, scores={"induction": np.full((2, 4), 0.03)})
+    with opened(browser, write_viewer([("run", [low])], tmp_path / "v.html")) as page:
+        words = "This head shows no pattern that has a name. Its score for induction: 0.030, chance 0.020."
+        assert page.locator(".caption").first.inner_text() == words
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(2, 4), (4, 4), (6, 8)])
+def test_map_tokens_and_readout_are_on_one_screen(browser, tmp_path, layers, heads):
+    shape = {"layers": range(layers), "heads": range(heads), "total": heads}
+    labels = [f"␣word{i}" for i in range(51)]
+    file = write_viewer(
+        [("run", [snapshot(s, length=51, labels=labels, **shape) for s in (0, 9)])], tmp_path / "v.html"
+    )
+    with opened(browser, file, viewport={"width": 1280, "height": 800}) as page:
+        assert page.locator("#probe option:checked").inner_text() == "repeated words"
+        for mode in ("none", "steps") if heads == 4 else ("none",):
+            page.select_option("#compare", mode)
+            page.locator(".token").nth(30).click()
+            for part in (".picture", ".tokens", ".readout", ".caption", ".play"):
+                box = page.locator(part).first.bounding_box()
+                assert 0 <= box["y"] < box["y"] + box["height"] <= 800, (mode, part)
+            assert page.locator(".picture").first.bounding_box()["width"] >= (340 if mode == "steps" else 500)
 
 
 def test_two_runs_side_by_side_though_they_differ_in_shape(page, runs):

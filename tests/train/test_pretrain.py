@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train.tracking
 from data import load_tokenizer
+from eval.hooks.samples import in_a_line
 from model import load
 from tests.train.helpers import REPOSITORY, kill_at, metrics, pretrain, run_module, write_config
 
@@ -59,6 +60,28 @@ def test_the_choice_of_attention_is_said_once_and_kept(finished):
     choice = "attention sdpa (auto: PyTorch picks its kernel; on cpu none is faster)"
     assert stdout.count(choice) == 1
     assert choice in (run / "report.md").read_text(encoding="utf-8")
+
+
+def test_the_terminal_shows_what_the_model_writes_while_it_learns(finished):
+    run, stdout, _ = finished
+    samples = [json.loads(line) for line in (run / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = [line for line in stdout.splitlines() if " writes “" in line]
+    assert len(lines) == len(samples) == 4
+    for line, sample in zip(lines, samples, strict=True):
+        assert line == f"step {sample['step']:>6,}   {in_a_line(sample['text'])}"
+
+
+def test_the_last_lines_say_what_was_seen_and_where_to_look(finished):
+    run, stdout, config = finished
+    seen, watch = stdout.splitlines()[-2:]
+    assert "look at what followed the same token before" in seen.replace("looks", "look")
+    assert watch == f"To watch every head while it learns, open {run / 'attention/viewer.html'} in a browser."
+    assert pretrain(config).stdout.splitlines()[-2:] == [seen, watch]  # a finished run prints it again
+
+
+def test_a_sample_is_one_line_that_controls_nothing():
+    assert in_a_line("One  fox.\nTwo\tcats\x1b[31m") == "writes “One fox. Two cats⟨U+001B⟩[31m”"
+    assert in_a_line("x" * 200) == f"writes “{'x' * 90}…”"
 
 
 def test_metrics_hold_what_the_contract_names(finished):

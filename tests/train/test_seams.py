@@ -18,7 +18,7 @@ from data.batches import Batch
 from model import generate
 from tests.train.helpers import metrics, pretrain, write_config
 from tests.train.worlds import pretrain_rank, run_world, trace
-from train.config import parse_command_line
+from train.command_line import parse_command_line
 from train.objective import BatchSource
 from train.pretrain import run
 

@@ -183,7 +183,10 @@ def main() -> int:
     parser.add_argument("config", nargs="?", default=str(DEFAULT), help="a YAML file; default: configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example train.precision=fp32")
     arguments = parser.parse_intermixed_args()
-    run = load_run_config(arguments.config, arguments.overrides)
+    path, overrides = arguments.config, arguments.overrides
+    if "=" in Path(path).name:  # the config was left out
+        path, overrides = str(DEFAULT), [path, *overrides]
+    run = load_run_config(path, overrides)
 
     from train.budget import with_vocabulary
 

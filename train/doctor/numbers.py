@@ -115,7 +115,7 @@ def _model_error(name: str, kind: str, packed: bool) -> float:
 
 def _gradient(loss: Tensor, lm: LanguageModel) -> Tensor:
     """Every number of the gradient, in float64 on the CPU."""
-    return torch.cat([g.detach().double().cpu().flatten() for g in torch.autograd.grad(loss, list(lm.parameters()))])
+    return torch.cat([g.detach().cpu().double().flatten() for g in torch.autograd.grad(loss, list(lm.parameters()))])
 
 
 @contextmanager

@@ -137,9 +137,7 @@ def recommendation(run: RunConfig, timings: list[Timing], can_compile: bool, oth
     notes = ["auto takes these by itself" if best is timings[0] else "auto does not: name them on the command line"]
     notes += [f"expect {minutes} of training; evaluations and checkpoints come on top"]
     if busy := in_words(others):
-        notes += [
-            f"{busy}: this is one thread's work shared out, as if they were not there; beside them it takes longer"
-        ]
+        notes += [f"{busy}: beside them it takes longer; this is the work of one thread, shared out"]
     if compiled:
         notes += ["compiled steps, which were not timed, are quicker still"]
     if not best.is_whole:

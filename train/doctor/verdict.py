@@ -24,7 +24,7 @@ class Verdict:
     is_fatal: bool = False
 
     def line(self) -> str:
-        """For the terminal; what is too long goes on below."""
+        """For the terminal; what is too long continues below."""
         text = f"{self.state:<6}{self.what:<{INDENT - 6}}{self.said}"
         return textwrap.fill(text, WIDTH, subsequent_indent=" " * INDENT, break_long_words=False)
 

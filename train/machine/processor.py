@@ -27,7 +27,7 @@ def cpu_kernels() -> str:
 def product_tflops(tokens: int, inner: int, outer: int, dtype: torch.dtype) -> float:
     """TFLOP/s of one product of (tokens, inner) with (inner, outer), on all threads: the best of some.
 
-    Each size is MOST at most, beyond which a product is no quicker. A small product is far from what a large one
+    Each size is MOST at most, beyond which a product gains nothing. A small product is far from what a large one
     reaches, above all in bf16, so give the sizes of your model.
     """
     tokens, inner, outer = (min(MOST, size) for size in (tokens, inner, outer))

@@ -171,7 +171,7 @@ class Sweep:
             comparison = compare(paths, out, decode=decode, notes=notes)
             for warning in comparison.warnings:
                 print(f"warning: {warning}", file=sys.stderr)
-            print(f"\n{comparison.summary}\n\n{comparison.file}")
+            print(f"\n{comparison.short}\n\nall rows, figures and heads: {comparison.file}")
         else:
             print("sweep: no run was trained to its end, so there is nothing to compare", file=sys.stderr)
         codes = list(self.failed.values())

@@ -1,6 +1,7 @@
 // The bar, the keys, playing, light and dark, help.
 
 const FRAME_MS = 450;
+const NARROW = 860; // as in style.css
 let timer = 0;
 
 const KEYS = [
@@ -153,10 +154,15 @@ function buildBar() {
   document.addEventListener("keydown", onKey);
 }
 
+// The switches of colours are out of the way where there is little room.
+function showColours() {
+  byId("colours").open = innerWidth > NARROW;
+}
+
 function drawBar() {
   byId("probe").value = state.probe;
   byId("compare").value = state.compare;
-  byId("linked-label").hidden = state.compare !== "runs";
+  byId("linked-label").hidden = state.compare !== "runs" || runs.every((run) => run.shown.length < 2);
   byId("linked").checked = state.linked;
   byId("scale").value = state.scale;
   byId("row-max").checked = state.rowMax;

@@ -24,7 +24,8 @@ function buildGrid(pane, run) {
   const box = pane.find(".heads");
   box.replaceChildren(element("span", "corner"));
   box.style.gridTemplateColumns = `auto repeat(${run.heads.length}, minmax(0, 1fr))`;
-  box.style.maxWidth = `${30 + run.heads.length * (run.heads.length < 4 ? 220 : 150)}px`;
+  box.style.setProperty("--layers", run.layers.length);
+  box.style.setProperty("--heads", run.heads.length);
   run.heads.forEach((head) => box.append(element("span", "column-name", `H${head}`)));
   pane.thumbnails = run.layers.map((layerNumber, layer) => {
     box.append(element("span", "row-name", `L${layerNumber}`));
@@ -36,7 +37,7 @@ function buildGrid(pane, run) {
       button.append(canvas, badge);
       button.addEventListener("click", () => {
         chooseHead(pane.number, layer, head);
-        if (innerWidth <= 860) pane.find(".map-side").scrollIntoView({ block: "start" }); // it is below, out of sight
+        if (innerWidth <= NARROW) pane.find(".map-side").scrollIntoView({ block: "start" }); // it is below, out of sight
       });
       box.append(button);
       return { button, canvas, badge, image: null };
@@ -59,7 +60,7 @@ function drawGrid(pane) {
     const chosen = layer === view.layer && head === view.head;
     const group = run.grouped ? `, KV group ${run.group(run.heads[head])}` : "";
     const value = info ? run.score(state.score, place, layer, head) : null;
-    const isBadged = isMeasuredOn(info, state.probe);
+    const isBadged = maps && isMeasuredOn(info, state.probe);
     button.setAttribute("aria-pressed", chosen);
     button.tabIndex = chosen ? 0 : -1;
     const name = headName(run, layer, head);

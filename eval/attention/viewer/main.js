@@ -3,6 +3,7 @@
 render = () => {
   const main = byId("panes");
   main.classList.toggle("two", viewCount() === 2);
+  main.classList.toggle("many", visiblePanes().some((pane) => pane.run.heads.length > 6)); // too many for beside the map
   main.classList.toggle("wide", state.wide);
   panes[1].root.hidden = viewCount() === 1;
   drawBar();
@@ -12,11 +13,11 @@ render = () => {
 
 // Side by side, what belongs together stands at the same height, also where one run has more layers.
 function align() {
-  ["grid-side", "map-side", "text-side", "score-table-side"].forEach((part) => {
+  ["steps", "caption", "grid-side", "map-side", "text-side", "score-all-side"].forEach((part) => {
     const parts = panes.map((pane) => pane.find(`.${part}`));
     parts.forEach((box) => { box.style.minHeight = ""; });
-    if (viewCount() === 1 || innerWidth <= 860) return;
-    const high = Math.max(...parts.map((box) => box.offsetHeight));
+    if (viewCount() === 1 || innerWidth <= NARROW) return;
+    const high = Math.ceil(Math.max(...parts.map((box) => box.getBoundingClientRect().height)));
     parts.forEach((box) => { box.style.minHeight = `${high}px`; });
   });
 }
@@ -33,11 +34,13 @@ async function start() {
   showNotes();
   panes.push(new Pane(0), new Pane(1));
   byId("panes").replaceChildren(...panes.map((pane) => pane.root));
+  showColours();
   followSystemTheme(); // draws
   let wide = innerWidth;
   addEventListener("resize", () => {
     if (innerWidth === wide) return; // a phone's address bar comes and goes
     wide = innerWidth;
+    showColours();
     render();
   });
   window.headlight = { state, runs, about, panes, Head }; // for the console, and for tests

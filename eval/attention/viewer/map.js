@@ -2,6 +2,8 @@
 
 const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Noto Sans CJK SC", "PingFang SC", sans-serif';
 const BAR = 34; // pixels for the colour bar
+const TEXT_HIGH = 205; // of tokens and readout, where they stand below the map
+const ROOMY = 240; // from this side on, the empty half has room for words and the colour bar
 
 // Where everything is, in CSS pixels, for a map that is `wide` pixels wide.
 function layoutMap(context, labels, wide) {
@@ -15,7 +17,8 @@ function layoutMap(context, labels, wide) {
   const cell = Math.min((wide - margin - 4) / length, 48);
   const every = Math.max(1, Math.ceil((size + 1) / cell)); // as many labels as there is room for
   const side = cell * length;
-  return { length, size, texts, left: margin, top: 6, cell, side, every, wide, high: 6 + side + margin + BAR + 8 };
+  const below = side > ROOMY ? 0 : BAR + 8;
+  return { length, size, texts, left: margin, top: 6, cell, side, every, wide, high: 6 + side + margin + below };
 }
 
 function shortened(context, label, most) {
@@ -51,8 +54,7 @@ function drawMap(pane) {
     sizedContext(pane.find(".cross"), 1, 1);
     return;
   }
-  const tallest = Math.max(380, innerHeight * (state.wide ? 1.2 : 0.86));
-  const wide = Math.max(200, Math.min(pane.find(".map-side").clientWidth, tallest));
+  const wide = Math.max(200, Math.min(pane.find(".map-side").clientWidth, roomFor(pane)));
   const head = headOf(view);
   const place = layoutMap(canvas.getContext("2d"), head.text.labels, wide);
   const context = sizedContext(canvas, place.wide, place.high);
@@ -74,15 +76,25 @@ function paintMap(context, head, place) {
     label(context, texts[i], left - 5, top + (i + 0.5) * cell, "right", 0);
     label(context, texts[i], left + (i + 0.5) * cell, top + side + 5, "right", -Math.PI / 2);
   }
-  if (side > 240) { // in the empty half
-    context.fillStyle = colour("--soft");
-    context.font = `11px ${FONT}`;
-    label(context, "row: the token that looks", left + side - 10, top + 16, "right", 0);
-    label(context, "column: what it looks at", left + side - 10, top + 32, "right", 0);
-  }
   documentLines(context, head.text.starts, place);
-  const barTop = place.high - BAR;
-  colourBar(context, left, barTop, Math.min(side, 260));
+  if (side <= ROOMY) {
+    colourBar(context, left, place.high - BAR, side);
+    return;
+  }
+  context.fillStyle = colour("--soft");
+  context.font = `11px ${FONT}`;
+  label(context, "row: the token that looks", left + side - 10, top + 16, "right", 0);
+  label(context, "column: what it looks at", left + side - 10, top + 32, "right", 0);
+  const bar = Math.min(side * 0.45, 200);
+  colourBar(context, left + side - 12 - bar, top + 48, bar);
+}
+
+// How wide the map may be: all of it is on the screen where it stands beside the heads, the enlarged one may be scrolled.
+function roomFor(pane) {
+  const [heads, map] = [".grid-side", ".map-side"].map((side) => pane.find(side));
+  if (heads.offsetTop !== map.offsetTop) return Math.max(380, innerHeight * (state.wide ? 1.2 : 0.86));
+  const above = pane.find(".map").getBoundingClientRect().top + scrollY;
+  return Math.max(340, innerHeight - above - 12 - (viewCount() === 2 ? TEXT_HIGH : 0));
 }
 
 function label(context, text, x, y, align, angle) {
@@ -118,11 +130,16 @@ function colourBar(context, left, top, wide) {
   context.font = `10px ${FONT}`;
   context.textBaseline = "top";
   const ticks = state.rowMax ? [0, 1] : SCALE_TICKS[state.scale];
+  let taken = -Infinity; // a number that would run into the one before is left out
   ticks.forEach((tick) => {
     const share = SCALES[state.scale](tick);
-    context.textAlign = share === 0 ? "left" : share === 1 ? "right" : "center";
     const words = state.rowMax ? (tick ? "row's largest" : "0") : String(tick);
-    context.fillText(words, left + share * wide, top + 12);
+    const width = context.measureText(words).width;
+    const from = Math.min(Math.max(0, share * wide - width / 2), wide - width);
+    if (from < taken + 5) return;
+    context.textAlign = "left";
+    context.fillText(words, left + from, top + 12);
+    taken = from + width;
   });
 }
 

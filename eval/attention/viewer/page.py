@@ -26,11 +26,17 @@ from eval.attention.pictures.drawing import GROUP_COLOURS
 from eval.attention.snapshots import ProbeMap, Snapshot
 
 PARTS = Path(__file__).parent
-SCRIPTS = "data colours state grid map tokens scores curve panes controls picture main".split()
+SCRIPTS = "data colours state grid caption map tokens scores curve panes controls picture main".split()
 FEW_STEPS = 12  # rather a probe less than fewer steps than this: the page is there to show change
 LEVELS = 255
+PROBE_TITLES = {  # where a name says too little
+    "text": "ordinary text",
+    "repeated_2": "repeated words",
+    "repeated_4": "words repeated four times",
+    "packed": "several documents",
+}
 PROBE_NOTES = {
-    "text": "an ordinary text",
+    "text": "your own, or how an unseen document begins",
     "repeated_2": "random tokens, written twice: an induction head knows the second half",
     "repeated_4": "random tokens, written four times",
     "songs": "a story in which a nonsense song comes back word for word",
@@ -222,15 +228,14 @@ def _about(
     numbers = {key: line for line, key in enumerate(frames, start=1)}
     names = [name for name in SCORES if any(name in one.snapshots[-1].scores for one in kept)]
     names += sorted({name for one in kept for name in one.snapshots[-1].scores} - set(names))
-    plain = {"probe": "", "low": 0, "high": None, "unit": "", "meaning": ""}
+    plain = {"probe": "", "low": 0, "high": None, "unit": "", "meaning": "", "looks_at": ""}
     about = {
         "scores": [
-            asdict(SCORES[name]) if name in SCORES else {**plain, "name": name, "title": name.replace("_", " ")}
+            {**plain, "name": name, "title": name.replace("_", " ")} if name not in SCORES else _about_score(name)
             for name in names
         ],
         "probes": [
-            {"name": name, "title": name.replace("_", " "), "note": PROBE_NOTES.get(name, "")}
-            for name in plan.names(kept)
+            {"name": name, "title": _title(name), "note": PROBE_NOTES.get(name, "")} for name in plan.names(kept)
         ],
         "colours": GROUP_COLOURS,
         "head": first,
@@ -240,6 +245,14 @@ def _about(
         "notes": _notes(kept, plan, scored, frames),
     }
     return _pack(json.dumps(about, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
+
+
+def _about_score(name: str) -> dict[str, Any]:
+    return asdict(SCORES[name]) | {"measured_on": _title(SCORES[name].probe)}
+
+
+def _title(probe: str) -> str:
+    return PROBE_TITLES.get(probe, probe.replace("_", " "))
 
 
 def _about_run(r: int, one: _Kept, plan: _Plan, indices: list[int], names: list[str], numbers: dict) -> dict[str, Any]:
@@ -290,7 +303,7 @@ def _notes(kept: list[_Kept], plan: _Plan, scored: list[int], frames: dict) -> l
                 f"To stay small, this file has the maps of {shown} of {there} steps of {one.name}, scores of {scores}."
             )
     probes = dict.fromkeys(name for one in kept for name in one.probes)
-    without = [name.replace("_", " ") for name in probes if name not in plan.names(kept)]
+    without = [_title(name) for name in probes if name not in plan.names(kept)]
     return [*notes, f"The maps of {', '.join(without)} did not fit."] if without else notes
 
 

@@ -35,6 +35,9 @@ class Pane {
       chooseStep(this.number, Number(event.target.value));
     });
     this.find(".play").addEventListener("click", () => togglePlay(this.number));
+    this.find(".all-numbers").addEventListener("toggle", (event) => { // both views or none
+      panes.forEach((pane) => { pane.find(".all-numbers").open = event.target.open; });
+    });
     this.root.addEventListener("pointerdown", () => this.activate());
     this.root.addEventListener("focusin", () => this.activate());
     listenTokens(this);
@@ -55,6 +58,7 @@ class Pane {
     }
     this.root.classList.toggle("active", state.active === this.number && viewCount() > 1);
     this.drawSteps();
+    drawCaption(this);
     drawGrid(this);
     drawMap(this);
     drawTokens(this);
@@ -62,6 +66,7 @@ class Pane {
     drawScoreTable(this);
     drawScoreMap(this);
     drawCurve(this);
+    this.drawScalars();
   }
 
   drawSteps() {
@@ -76,12 +81,20 @@ class Pane {
     slider.setAttribute("aria-valuetext", `step ${now.step}`);
     const playing = state.playing === this.number;
     const play = this.find(".play");
-    play.textContent = playing ? "❚❚" : "▶";
+    play.textContent = playing ? "❚❚ Pause" : "▶ Play";
     play.setAttribute("aria-label", playing ? "Pause" : "Play");
     play.disabled = run.shown.length < 2;
-    const scalars = Object.entries(now.scalars).filter(([, value]) => value !== null);
-    this.find(".scalars").textContent = scalars
-      .map(([name, value]) => `${name.replaceAll("_", " ")} ${number(value)}`).join(" · ");
+    play.hidden = slider.hidden = play.disabled;
+  }
+
+  drawScalars() {
+    const scalars = Object.entries(stepOf(this.view).scalars).filter(([, value]) => value !== null);
+    this.find(".all-numbers").hidden = !scalars.length;
+    this.find(".scalars").replaceChildren(...scalars.map(([name, value]) => {
+      const pair = element("div", "");
+      pair.append(element("dt", "", name.replaceAll("_", " ")), " ", element("dd", "", number(value)));
+      return pair;
+    }));
   }
 
   drawPointed() {

@@ -104,7 +104,7 @@ function drawScoreMap(pane) {
 
 function drawScoreNote(note, info) {
   note.textContent = info.paper ? `${info.meaning} (${info.paper})` : info.meaning;
-  if (info.probe) note.append(` Measured on “${info.probe.replaceAll("_", " ")}”.`);
+  if (info.measured_on) note.append(` Measured on “${info.measured_on}”.`);
 }
 
 function drawLegend(box, info, chance) {

@@ -63,7 +63,15 @@ function chooseStep(number, at) {
   views[number].at = at;
   const follows = state.compare === "runs" && state.linked;
   if (follows) views[1 - number].at = runOf(views[1 - number]).nearest(stepOf(views[number]).step);
+  if (state.compare === "steps") pushAside(views, number);
   change({ views, active: number });
+}
+
+// Of two steps the early one stays on the left: the view that moves takes the other one along.
+function pushAside([left, right], moved) {
+  if (left.at <= right.at) return;
+  if (moved === 0) right.at = left.at;
+  else left.at = right.at;
 }
 
 function chooseRun(number, place) {
@@ -80,17 +88,22 @@ function fitting(run, { layer, head }) {
   return { layer: Math.min(layer, run.layers.length - 1), head: Math.min(head, run.heads.length - 1) };
 }
 
+// The view that was used last stays, beside an earlier or later step of its run, or beside another run.
 function chooseCompare(compare) {
-  const [first, second] = state.views;
-  const last = runOf(first).shown.length - 1;
-  let other = second;
-  if (compare === "steps") other = { ...first, at: first.at === last ? 0 : last };
-  if (compare === "runs") {
-    const place = (first.run + 1) % runs.length;
-    const best = strongestHead(runs[place], runs[place].shown.at(-1));
-    other = { run: place, at: runs[place].nearest(stepOf(first).step), ...best };
-  }
-  change({ compare, views: [first, other], token: null, pinned: false, active: 0, playing: -1 });
+  const view = state.views[state.active];
+  const last = runOf(view).shown.length - 1;
+  let views = [view, state.views[1 - state.active]];
+  if (compare === "steps") views = view.at === last ? [{ ...view, at: 0 }, view] : [view, { ...view, at: last }];
+  if (compare === "runs") views = besideAnotherRun(view);
+  stopPlaying();
+  change({ compare, views, token: null, pinned: false, active: views.indexOf(view) });
+}
+
+function besideAnotherRun(view) {
+  const place = (view.run + 1) % runs.length;
+  const best = strongestHead(runs[place], runs[place].shown.at(-1));
+  const other = { run: place, at: runs[place].nearest(stepOf(view).step), ...best };
+  return view.run < place ? [view, other] : [other, view];
 }
 
 // layer and head with the largest value of the chosen score
@@ -113,4 +126,7 @@ function startState() {
     const last = runs[0].shown.length - 1;
     return { ...view, at: last, ...(about.head ?? strongestHead(runs[0], runs[0].shown[last])) };
   });
+  if (runs.length === 1) return;
+  state.compare = "runs"; // a page of several runs is there to compare them
+  state.views = besideAnotherRun(state.views[0]);
 }

@@ -1,0 +1,35 @@
+"""docs/demo_viewer.html, which README links: what a finished demo's viewer.html is, in today's page."""
+
+import re
+from pathlib import Path
+
+from eval.attention.viewer import page
+
+FILE = Path(__file__).resolve().parents[2] / "docs/demo_viewer.html"
+DATA = re.compile(r'(?<=<script type="text/plain" id="data">\n)[A-Za-z0-9+/=\n]+?(?=\n</script>)')
+
+
+def renewed(text: str) -> str:
+    """The numbers of the file in the page as it is now."""
+    return page._assemble("demo", DATA.search(text)[0])
+
+
+def renew() -> None:
+    FILE.write_text(renewed(FILE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def test_the_demos_viewer_is_todays_page():
+    text = FILE.read_text(encoding="utf-8")
+    how = "the page has changed: python -c 'from tests.docs.test_demo_viewer import renew; renew()'"
+    assert text == renewed(text), how
+    assert 1_000_000 < FILE.stat().st_size < 1_400_000  # README says 1.2 MB
+
+
+def test_it_is_linked_from_the_first_screen_of_readme():
+    for name in ("README.md", "README.zh-CN.md"):
+        first, _ = (FILE.parents[1] / name).read_text(encoding="utf-8").split("make demo", 1)
+        assert "(docs/demo_viewer.html)" in first, name
+
+
+def test_it_needs_no_file_beside_it():
+    assert not re.search(r'(?:src|href)="(?!data:)', FILE.read_text(encoding="utf-8"))

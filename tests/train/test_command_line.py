@@ -1,0 +1,48 @@
+"""`--help` of the commands that train, and what they say without a config."""
+
+import pytest
+
+from tests.processes import run_module
+from tests.train.helpers import REPOSITORY
+from train.command_line import AFTERWARDS, MOST_CHANGED, first_sentence
+from train.config import load_run_config
+
+SHIPPED = sorted((REPOSITORY / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize(("script", "fine_tunes"), [("train.pretrain", False), ("train.sft", True)])
+def test_help_lists_the_configs_the_main_keys_and_where_a_run_goes(script, fine_tunes):
+    done = run_module(script, "--help")
+    assert done.returncode == 0
+    listed = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  configs/")]
+    assert listed == [f"configs/{file.name}" for file in SHIPPED if ("sft" in file.name) == fine_tunes]
+    assert len(listed) >= 3
+    for example in MOST_CHANGED:
+        assert f"\n  {example} " in done.stdout
+    assert AFTERWARDS.strip() in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 120
+
+
+def test_every_example_of_the_help_is_accepted():
+    others = [example for example in MOST_CHANGED if not example.startswith(("train.max_minutes", "name"))]
+    config = load_run_config(REPOSITORY / "configs/base.yaml", ["name=mine", *others])
+    assert (config.name, config.data.source.kind, config.train.max_steps) == ("mine", "files", 500)
+    assert load_run_config(REPOSITORY / "configs/base.yaml", ["train.max_minutes=10"]).max_steps is None
+
+
+def test_every_shipped_config_introduces_itself():
+    for file in SHIPPED:
+        assert 20 < len(first_sentence(file)) < 200, file.name
+    assert first_sentence(REPOSITORY / "configs/mqa_matched.yaml").startswith("MQA with as many parameters as MHA")
+
+
+@pytest.mark.parametrize(
+    ("script", "example"),
+    [("train.pretrain", "configs/demo.yaml"), ("train.sft", "configs/sft_demo.yaml init_from=runs/demo")],
+)
+@pytest.mark.parametrize("arguments", [[], ["data.source=my.txt"]])
+def test_without_a_config_it_says_what_to_type(script, example, arguments):
+    done = run_module(script, *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: name a config: python -m {script} {example} (")
+    assert done.stderr.count("\n") == 1

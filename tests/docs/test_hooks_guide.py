@@ -51,7 +51,9 @@ def test_the_command_of_the_guide_names_that_hook():
     assert "my_hooks:how_sure" in load_run_config(ROOT / config, overrides).eval.cadences()
 
 
-def test_a_value_that_is_not_a_number_switches_the_hook_off_and_a_hook_that_returns_nothing_reports_nothing(tmp_path, my_hooks):
+def test_a_value_that_is_not_a_number_switches_the_hook_off_and_a_hook_that_returns_nothing_reports_nothing(
+    tmp_path, my_hooks
+):
     hooks = ["other_hooks:words", "other_hooks:nothing", "other_hooks:many", "other_hooks:taken"]
     my_hooks(
         "def words(event):\n    return {'a': 'many'}\n"

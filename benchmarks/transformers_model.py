@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.timing import Clock, alternate
-from benchmarks.training import Shape, Step, fused_adamw, make_step, our_step, seconds_of
+from benchmarks.training import seconds_of
 from configs.command import InputError
 from configs.tables import table
 from model import LanguageModel, save
 from train.config import RunConfig
 from train.machine.device import Device, resolve_device
+from train.random_steps import Shape, Step, fused_adamw, make_step, our_step
 from train.run import micro_batch_rows
 
 

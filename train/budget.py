@@ -1,6 +1,7 @@
 """What will a run cost? `python -m train.budget configs/x.yaml [section.key=value ...]` says it before you train.
 
-Nothing is prepared, downloaded or built. Parameters and the key-value cache are exact. FLOPs count matrix products.
+Nothing is prepared, downloaded or built. Parameters and the key-value cache are exact. FLOPs count matrix products;
+on a CPU one product is timed. `python -m train.doctor` times real steps instead.
 Memory is measured on one micro-batch, without computing it (train/step_memory.py); on a GPU it is not checked yet.
 """
 
@@ -98,6 +99,19 @@ def planned_device(run: RunConfig, kind: str | None) -> Device:
         return Device(torch.device("cuda"), precision, run.train.compile is not False, "auto", ())
     train = run.train.model_copy(update={"device": kind or run.train.device})
     return resolve_device(run.model_copy(update={"train": train}))
+
+
+def peak_of(run: RunConfig, device: Device) -> tuple[float, str] | None:
+    """(TFLOPS, in words whose): known of some GPUs; of the CPU that is here, one product of the model is timed."""
+    if device.device.type != "cpu":
+        return known_peak(device)
+    from train.machine.load import in_words, share_of_others
+    from train.machine.processor import product_tflops
+
+    busy = in_words(share_of_others())
+    tokens, inner = run.train.tokens_per_step, run.model.hidden_size
+    measured = product_tflops(tokens, inner, run.model.intermediate_size or inner, device.dtype)
+    return round(measured, 3), f"one of its {device.precision} products, timed now" + (f"; {busy}" if busy else "")
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -199,7 +213,7 @@ def main() -> int:
     parser.add_argument(
         "--tflops",
         type=number("--tflops", 0, MOST_FACTOR, above=True),
-        help="peak of the device; default: known for some GPUs",
+        help="peak of the device; default: known for some GPUs, and a CPU is timed",
     )
     parser.add_argument(
         "--mfu",
@@ -212,10 +226,12 @@ def main() -> int:
     run, known = with_vocabulary(load_run_config(arguments.config, arguments.overrides))
     device = planned_device(run, arguments.device)
     memory = (arguments.memory_gb * 1e9, "--memory-gb") if arguments.memory_gb else device_memory(device.device.type)
-    peak = (arguments.tflops, "--tflops") if arguments.tflops else known_peak(device)
+    peak = (arguments.tflops, "--tflops") if arguments.tflops else peak_of(run, device)
     heading = f"{run.name}: {run.model.in_words()}, vocabulary {run.model.vocab_size:,}\n  ({known})"
     tables = [parameters_table(run.model), memory_table(run, device, memory), cache_table(run.model)]
     print(heading, *tables, compute_table(run, peak, arguments.mfu), sep="\n\n")
+    if device.device.type == "cpu":
+        print("A small model may reach far less in bf16. python -m train.doctor times real steps.")
     return 0
 
 

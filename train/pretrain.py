@@ -91,7 +91,7 @@ def _run(
         if start.finished:
             world.say(report.summary(config.directory))
             return 0
-        device = resolve_device(config, start.state.resolved if start.state else None)
+        device = world.first(lambda: resolve_device(config, start.state.resolved if start.state else None))
         world.first(lambda: check_memory(config, device, world.size))
         world.first(lambda: check_disk(config))
         starts_from = config.init_from is not None and start.checkpoint is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +13,13 @@ from configs.command import InputError
 from data.config import HubSource
 from data.reading.files import Record
 
+RETRIES = re.compile(r"\bretr(y|ies|ying)\b|thrown while requesting", re.IGNORECASE)  # what the libraries log
 ROWS = 1000  # rows taken from the dataset at a time
 
 
 def records(source: HubSource, split: str) -> Iterator[Record]:
-    """Every row of a split, in order. Raises InputError if the Hub cannot be reached (its library retries five times
-    and says so) or has no such dataset, subset or split."""
+    """Every row of a split, in order. Raises InputError if the Hub cannot be reached (its library retries five times)
+    or has no such dataset, subset or split."""
     import datasets
 
     with _clear_errors(source, split):
@@ -64,7 +67,8 @@ def _clear_errors(source: HubSource, split: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     try:
-        yield
+        with _retries_in_one_line():
+            yield
     except Exception as error:  # the libraries beneath raise whatever they like
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         remedy = ""
@@ -74,3 +78,27 @@ def _clear_errors(source: HubSource, split: str) -> Iterator[None]:
             f"data.source: cannot read {source.name[:100]} ({split[:100]}) from the Hugging Face Hub: "
             f"{reason[:300]}{remedy}"
         ) from None
+
+
+@contextmanager
+def _retries_in_one_line() -> Iterator[None]:
+    """While inside, a single line takes the place of all that the libraries log about their retries."""
+    shown = False
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        nonlocal shown
+        if not RETRIES.search(record.getMessage()):
+            return True
+        if not shown:
+            print("the Hugging Face Hub does not answer; trying again …", file=sys.stderr, flush=True)
+        shown = True
+        return False
+
+    handlers = [one for name in ("huggingface_hub", "datasets") for one in logging.getLogger(name).handlers]
+    for handler in handlers:
+        handler.addFilter(is_shown)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(is_shown)

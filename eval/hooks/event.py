@@ -29,6 +29,18 @@ class Processes(Protocol):
     def gather(self, value: Any) -> list[Any]: ...
 
 
+class Alone:
+    """One process that asks no other."""
+
+    rank, size, shares_model = 0, 1, False
+
+    def sum(self, *numbers: int) -> list[int]:
+        return list(numbers)
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
 class Tracker(Protocol):
     """Where figures go: metrics.jsonl, the terminal, wandb (train.tracking.Tracker)."""
 

@@ -22,7 +22,8 @@ import torch
 
 from configs.command import InputError
 from eval.config import EvalConfig
-from eval.hooks.event import EvalEvent, Hook, Outcome
+from eval.hooks.event import Alone, EvalEvent, Hook, Outcome
+from eval.hooks.function import FunctionHook
 from eval.language_modeling import OutOfStep
 from model import ModelConfig
 
@@ -32,20 +33,6 @@ BUILT_IN = {  # name in YAML -> module and class; imported when a run names it
     "samples": "eval.hooks.samples:Samples",
     "attention": "eval.hooks.attention:Attention",
 }
-
-
-class FunctionHook(Hook):
-    """A hook that you wrote as a function of one event. Only the first process calls it, under fsdp2 all do."""
-
-    def __init__(self, function: Callable[[EvalEvent], Any]):
-        self.function = function
-        self.kept: dict[str, Any] = {}
-
-    def look(self, event: EvalEvent) -> None:
-        if event.world.shares_model:
-            self.function(replace(event, kept=self.kept))
-        elif event.writes:
-            self.function(replace(event, kept=self.kept, world=_Alone()))
 
 
 class Hooks:
@@ -86,7 +73,7 @@ class Hooks:
         """After the last step: what is drawn once. Only the first process draws."""
         for name in self.hooks:
             if event.writes:
-                self._attempt(name, lambda hook: hook.finish(event), replace(event, world=_Alone()))
+                self._attempt(name, lambda hook: hook.finish(event), replace(event, world=Alone()))
 
     def outcomes(
         self, directory: Path, metrics: list[dict[str, Any]], warn: Callable[[str], None]
@@ -116,18 +103,6 @@ class Hooks:
             event.tracker.say(f"warning: the {name} hook is off from here: {problem}")
             return None
         return found
-
-
-class _Alone:
-    """One process that asks no other."""
-
-    rank, size, shares_model = 0, 1, False
-
-    def sum(self, *numbers: int) -> list[int]:
-        return list(numbers)
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value]
 
 
 def _load(name: str) -> Hook:

@@ -16,8 +16,9 @@ not tested yet: flash3, flash4, sdpa_efficient, sdpa_cudnn, varlen, gradients of
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch.nn.attention import SDPBackend
@@ -196,54 +197,73 @@ def why_not(name: str, here: Situation) -> str | None:
     return reason and f"attn_implementation: {name} {reason}"
 
 
-def choose_attention(here: Situation) -> tuple[str, str]:
-    """What `auto` stands for, and why: (backend, reason).
+def choose_attention(here: Situation, avoid: Mapping[str, str] = MappingProxyType({})) -> tuple[str, str]:
+    """What `auto` stands for, and why: (backend, reason). avoid: backends that it must not take, and why.
 
     sdpa serves everything. On a CPU that trains in bfloat16, blocked is faster (EXPERIMENTS.md). On a GPU, faster ones
-    are tried in turn, on small tensors against eager: first what needs no mask at all, then flex, which skips what
-    the mask hides.
+    are tried in turn, on small tensors against the formula: first what needs no mask at all, then flex, which skips
+    what the mask hides. eager is what is left where even sdpa is to be avoided.
     """
-    if here.device == "cpu" and here.gradients and why_not("blocked", here) is None:
-        return "blocked", f"fastest in bfloat16 on a CPU; PyTorch's kernel for rows of more than {LONGEST} tokens"
-    if here.device != "cuda":
-        return "sdpa", f"PyTorch picks its kernel; on {here.device} none is faster"
-    candidates = ["varlen", "flex"] if here.documents or here.windows else ["flash4", "flash3"]
+    reasons = {
+        "blocked": f"fastest in bfloat16 on a CPU; PyTorch's kernel for rows of more than {LONGEST} tokens",
+        "sdpa": "PyTorch picks its kernel" + (f"; on {here.device} none is faster" if here.device != "cuda" else ""),
+        "eager": "the formula itself, which is the slowest",
+    }
+    candidates = []
+    if here.device == "cuda":
+        candidates = ["varlen", "flex"] if here.documents or here.windows else ["flash4", "flash3"]
+    elif here.device == "cpu" and here.gradients and why_not("blocked", here) is None:
+        candidates = ["blocked"]
     rejected: list[str] = []
-    for name in candidates:
-        problem = why_not(name, here) or try_out(name, here)
+    for name in [*candidates, "sdpa"]:
+        problem = why_not(name, here) or avoid.get(name)
+        if problem is None and here.device == "cuda" and name != "sdpa":
+            problem = try_out(name, here)
         if problem is None:
-            return name, "; ".join(["it is fastest with this mask and passed a trial against eager", *rejected])
+            reason = reasons.get(name, "it is fastest with this mask and passed a trial against the formula")
+            return name, "; ".join([reason, *rejected])
         rejected.append(f"not {name}: {problem.removeprefix(f'attn_implementation: {name} ')}")
-    return "sdpa", "; ".join(["PyTorch picks its kernel", *rejected])
+    return "eager", "; ".join([reasons["eager"], *rejected])
 
 
 def try_out(name: str, here: Situation) -> str | None:
-    """Compute something small with a backend and with eager; returns what went wrong, or None.
+    """Compute something small with a backend and with the formula; returns what went wrong, or None.
 
     Catches every error of a kernel, because a trial is for finding them.
     """
-    length, kv_heads, device = 192, 2, torch.device(here.device)
-    places = torch.arange(length, device=device)
-    documents = (places[None] // 70).expand(2, length) if here.documents else None
-    spec = MaskSpec(places, places, 2, None, documents, 50 if here.windows else None, here.mask is None)
-    generator = torch.Generator(device).manual_seed(0)
-    heads = (kv_heads * here.num_key_value_groups, kv_heads, kv_heads)
-    shapes = [(2, count, length, here.head_dim) for count in heads]
-    inputs = [torch.randn(s, device=device, generator=generator).to(here.dtype) for s in shapes]
-    results = []
     try:
-        for backend in (BACKENDS[name], BACKENDS["eager"]):
-            leaves = [x.clone().requires_grad_(here.gradients) for x in inputs]
-            q, k, v = leaves
-            out = backend.compute(q, k, v, backend.mask(spec), 0.0)
-            grads = torch.autograd.grad(out.float().square().sum(), leaves) if here.gradients else ()
-            results.append([out, *grads])
-        errors = [(a - b).detach().abs().max() / b.detach().abs().max() for a, b in zip(*results, strict=True)]
-        worst = float(torch.stack(errors).max())
+        worst = worst_error(name, here)
     except Exception as error:
-        return f"failed in a trial ({type(error).__name__}: {str(error).splitlines()[0][:100]})"
-    allowed = 5e-2 if here.dtype in HALF else 1e-3
-    return None if worst <= allowed else f"differed from eager in a trial by {worst:.1e} of the largest entry"
+        return f"failed in a trial ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]})"
+    allowed = allowed_error(here.dtype)
+    return None if worst <= allowed else f"differed from the formula in a trial by {worst:.1e} of the largest entry"
+
+
+def worst_error(name: str, here: Situation) -> float:
+    """How far a backend is from the formula in float64: the largest error of its output and of its gradients, each as a
+    share of the largest entry. Two rows of 192 tokens. Raises whatever the kernel raises.
+    """
+    length, kv_heads = 192, 2
+    generator = torch.Generator().manual_seed(0)
+    heads = (kv_heads * here.num_key_value_groups, kv_heads, kv_heads)
+    inputs = [torch.randn(2, count, length, here.head_dim, generator=generator).to(here.dtype) for count in heads]
+    results = []
+    for backend, device, dtype in (("eager", "cpu", torch.float64), (name, here.device, here.dtype)):
+        places = torch.arange(length, device=device)
+        documents = (places[None] // 70).expand(2, length) if here.documents else None
+        spec = MaskSpec(places, places, 2, None, documents, 50 if here.windows else None, here.mask is None)
+        q, k, v = leaves = [x.to(device, dtype).requires_grad_(here.gradients) for x in inputs]
+        out = BACKENDS[backend].compute(q, k, v, BACKENDS[backend].mask(spec), 0.0)
+        above = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape).to(out.dtype).to(device)
+        grads = torch.autograd.grad(out, leaves, above) if here.gradients else ()
+        results.append([x.detach().cpu().double() for x in (out, *grads)])
+    errors = [(found - exact).abs().max() / exact.abs().max() for exact, found in zip(*results, strict=True)]
+    return float(torch.stack(errors).max())  # NaN, if the kernel gave one
+
+
+def allowed_error(dtype: torch.dtype) -> float:
+    """Of `worst_error`: some ten times what the rounding of this dtype costs."""
+    return 5e-2 if dtype in HALF else 1e-3
 
 
 def _is_installed(package: str) -> bool:

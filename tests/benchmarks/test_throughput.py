@@ -14,13 +14,13 @@ from benchmarks.ladder import Rung, WithAllLogits, rungs
 from benchmarks.profile import class_of
 from benchmarks.throughput import parse_arguments, run_config
 from benchmarks.timing import alternate, peak_bytes
-from benchmarks.training import Shape, our_loss
 from benchmarks.transformers_model import in_transformers, their_loss
 from configs.command import InputError
 from data.prepare import prepare
 from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module, write_config
 from train.machine.device import Device
+from train.random_steps import Shape, our_loss
 
 CPU = torch.device("cpu")
 

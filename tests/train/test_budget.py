@@ -20,7 +20,9 @@ from tests.train.helpers import write_config
 from train import budget
 from train.budget import kv_cache_bytes, with_vocabulary
 from train.config import OptimizerConfig, RunConfig, load_run_config
+from train.machine import timing
 from train.machine.hardware import peak_tflops
+from train.machine.processor import product_tflops
 from train.optimizer import build_optimizers
 from train.step_memory import Held, _measured, largest_micro_batch, step_memory
 
@@ -231,6 +233,23 @@ def test_minutes_follow_from_flops_peak_and_share(tmp_path):
     text = budget.compute_table(run, (1e-6, "--tflops"), 0.25)
     line = next(line for line in text.splitlines() if "minutes at 25%" in line)
     assert float(line.split("|")[-2].replace(",", "")) == pytest.approx(seconds / 60, abs=0.05)
+
+
+def test_a_cpu_is_timed_instead_of_asked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("train.machine.load.share_of_others", lambda: 0.4)
+    text = show(monkeypatch, capsys, write_config(tmp_path), "--device", "cpu")
+    (line,) = (line for line in text.splitlines() if "minutes at 40%" in line)
+    assert "TFLOPS (one of its fp32 products, timed now; other programs use 40 % of the CPU)" in line
+    assert float(line.split("|")[-2].replace(",", "")) > 0
+    assert "give --tflops" not in text
+    assert "of 7 TFLOPS (--tflops)" in show(monkeypatch, capsys, write_config(tmp_path), "--tflops", 7)
+
+
+def test_a_product_is_timed_in_tflops(monkeypatch):
+    """On a clock that says that each product takes two seconds."""
+    ticks = iter(range(0, 10**6, 2))
+    monkeypatch.setitem(timing.CLOCKS, "wall", lambda: next(ticks))
+    assert product_tflops(64, 32, 16, torch.float32) == 64 * 32 * 16 / 1e12
 
 
 def test_planning_for_a_gpu_that_is_not_here(tmp_path, monkeypatch, capsys):

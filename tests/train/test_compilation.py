@@ -42,11 +42,13 @@ def plain(tmp_path, **train):
     return write_config(tmp_path, **sections)
 
 
-def test_a_busy_machine_does_not_make_it_compile(tmp_path, clocks):
+def test_a_busy_machine_does_not_make_it_compile(tmp_path, clocks, monkeypatch):
+    monkeypatch.setattr(compilation, "share_of_others", lambda: 0.4)
     clocks(wall=Clock(each=1000), cpu=Clock(each=0.001))
     said = pretrain(plain(tmp_path)).stdout
     assert "compile off (auto: about " in said
-    assert "; 0.0 if other programs leave the cores alone; compiling pays from about 15 minutes on" in said
+    assert "; 0.0 if other programs leave the cores alone (other programs use 40 % of the CPU)" in said
+    assert "; compiling pays from about 15 minutes on" in said
 
 
 def test_threads_that_wait_for_each_other_do_not_count_as_work(tmp_path, clocks, monkeypatch):

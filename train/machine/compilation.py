@@ -15,6 +15,8 @@ from torch import nn
 from configs.command import InputError
 from data.batches import Batch
 from train.machine.device import FEW_STEPS, resolve_attention
+from train.machine.findings import recall
+from train.machine.load import in_words, share_of_others
 from train.machine.timing import timed
 from train.run import Run
 from train.step import random_state, set_random_state, within_memory
@@ -47,7 +49,7 @@ def compiled(run: Run, stopped: Callable[[], int] = lambda: 0) -> nn.Module:
 def _decide(run: Run) -> tuple[bool, str]:
     """Whether compiling pays, and why: from what is left of the run, after a few trial steps."""
     kind = run.device.device.type
-    if problem := _cannot_compile(kind):
+    if problem := run.world.first(lambda: _cannot_compile(kind)):
         return False, f"auto: {problem}"
     pays_after = PAYS_AFTER_MINUTES[kind]
     limit = run.config.train.max_minutes
@@ -63,10 +65,16 @@ def _decide(run: Run) -> tuple[bool, str]:
         shown = f"about {minutes:.1f} minutes of training steps, evaluations and checkpoints not counted"
         if quiet < BUSY * minutes:
             shown += f"; {quiet:.1f} if other programs leave the cores alone"
+            shown += f" ({busy})" if (busy := in_words(share_of_others())) else ""
     return quiet > pays_after, f"auto: {shown}; compiling pays from about {pays_after:g} minutes on"
 
 
 def _cannot_compile(kind: str) -> str:
+    return compiler_problem(kind) or recall().fault("compile", kind) or ""
+
+
+def compiler_problem(kind: str) -> str:
+    """Why torch.compile is not even tried on this kind of device; "" if it is."""
     if kind not in PAYS_AFTER_MINUTES:
         return f"not tried on {kind}"
     if kind == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):

@@ -1,4 +1,7 @@
-"""Where does a run compute, and in which precision? What `auto` stands for on this machine, and why."""
+"""Where does a run compute, and with which attention? What `auto` stands for on this machine, and why.
+
+The precision is chosen in train/machine/precision.py. What train.doctor found wrong here, `auto` leaves out.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ import torch
 from configs.command import InputError
 from model.backends.choice import Situation, choose_attention, choose_device, why_not
 from train.config import RunConfig
+from train.machine.findings import recall
+from train.machine.precision import AS_BEFORE, avoided, dtype_of, resolve_precision
+from train.machine.processor import cpu_capabilities
 
-AS_BEFORE = "auto: as this run began"
 FEW_STEPS = 100  # for fewer, compiling is not even considered
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 KEPT = 2**31 - 1
@@ -39,7 +44,7 @@ class Device:
     @property
     def dtype(self) -> torch.dtype:
         """Of matrix products."""
-        return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision, torch.float32)
+        return dtype_of(self.precision)
 
     def autocast(self) -> AbstractContextManager:
         """16-bit matrix products over fp32 weights, or nothing."""
@@ -51,6 +56,8 @@ class Device:
 def resolve_device(run_config: RunConfig, resolved: dict[str, Any] | None = None) -> Device:
     """Decide what `auto` stands for. resolved: what a resumed run had decided; it is kept where it can be.
 
+    With several processes the first one decides for all.
+
     Raises InputError for a device or a precision that you ask for and this machine does not have.
     """
     config = run_config.train
@@ -58,6 +65,10 @@ def resolve_device(run_config: RunConfig, resolved: dict[str, Any] | None = None
         kind = choose_device(config.device).type
     except ValueError as error:
         raise InputError(f"train.device is {error}") from None
+    source = "asked for" if config.device != "auto" else "auto"
+    has_begun_here = resolved is not None and resolved.get("device") == kind
+    if config.device == "auto" and not has_begun_here and (fault := recall().fault("device", kind)):
+        kind, source = "cpu", f"auto: not {kind}: {fault}"
     earlier = resolved if resolved and resolved.get("device") == kind else {}
     precision, reason = resolve_precision(config.precision, kind, earlier.get("precision"))
     compiled, why = config.compile, "asked for"
@@ -69,7 +80,7 @@ def resolve_device(run_config: RunConfig, resolved: dict[str, Any] | None = None
     attention, choice = resolve_attention(run_config, kind, precision, compiled is not False, earlier.get("attention"))
     untested = "; not tested: no such machine was available" if kind == "mps" else ""
     notes = [
-        f"device {kind} ({'asked for' if config.device != 'auto' else 'auto'}{untested})",
+        f"device {kind} ({source}{untested})",
         f"precision {precision} ({reason})",
         f"attention {attention} ({choice})",
     ]
@@ -79,27 +90,6 @@ def resolve_device(run_config: RunConfig, resolved: dict[str, Any] | None = None
     if threads is not None:
         notes.append(f"threads {threads} ({AS_BEFORE})")
     return Device(torch.device(kind), precision, compiled, attention, tuple(notes), threads)
-
-
-def resolve_precision(wanted: str, kind: str, earlier: str | None = None) -> tuple[str, str]:
-    """The precision, and why. Raises InputError for one that the device does not have."""
-    if wanted == "auto":
-        is_kept = earlier is not None and _lacks(earlier, kind) is None
-        return (str(earlier), AS_BEFORE) if is_kept else _quick_precision(kind)
-    if problem := _lacks(wanted, kind):
-        raise InputError(f"train.precision is {wanted}, {problem}")
-    return wanted, "asked for"
-
-
-def _lacks(precision: str, kind: str) -> str | None:
-    """Why a device cannot train in a precision, and what to use instead; None if it can."""
-    if precision == "tf32" and kind != "cuda":
-        return f"which needs CUDA: on {kind} use auto or fp32"
-    if precision == "bf16" and kind == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return "but this GPU has no bf16 instructions: use auto, fp16 or fp32"
-    if precision in ("bf16", "fp16") and kind == "mps":
-        return "which does not train on mps: use auto or fp32"
-    return None
 
 
 def _earlier_threads(earlier: int | None) -> int | None:
@@ -117,7 +107,7 @@ def resolve_attention(
     model, data = run_config.model, run_config.data
     situation = Situation(
         device=kind,
-        dtype={"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32),
+        dtype=dtype_of(precision),
         head_dim=model.head_size,
         num_key_value_groups=model.num_key_value_groups,
         dropout=model.attention_dropout,
@@ -129,26 +119,11 @@ def resolve_attention(
     if model.attn_implementation == "auto":
         if earlier is not None and why_not(earlier, situation) is None:
             return earlier, AS_BEFORE
-        backend, reason = choose_attention(situation)
+        backend, reason = choose_attention(situation, avoided(recall(), kind, precision))
         return backend, f"auto: {reason}"
     if problem := why_not(model.attn_implementation, situation):
         raise InputError(f"model.{problem}")
     return model.attn_implementation, "asked for"
-
-
-def _quick_precision(kind: str) -> tuple[str, str]:
-    if kind == "cuda":
-        supported = torch.cuda.is_bf16_supported(including_emulation=False)
-        return ("bf16", "auto: this GPU computes in bf16") if supported else ("fp16", "auto: this GPU lacks bf16")
-    capabilities = cpu_capabilities() if kind == "cpu" else {}
-    if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"):
-        return "bf16", "auto: this CPU has bf16 instructions"
-    return "fp32", "auto: bf16 would be slow here"
-
-
-def cpu_capabilities() -> dict[str, Any]:
-    """What PyTorch knows about the processor; empty where that is unknown."""
-    return dict(getattr(torch.cpu, "get_capabilities", dict)())
 
 
 def machine(device: torch.device) -> str:

@@ -7,14 +7,13 @@ no longer: its figures may differ by rounding from those of the same run without
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
 
-from train.machine.device import Device, cpu_capabilities, machine
+from train.machine.device import Device, machine
+from train.machine.processor import cpu_capabilities, cpu_kernels
 
-KERNELS = ("MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")  # besides ATEN_CPU_CAPABILITY, which PyTorch itself reads
 NAMES = {"world_size": "processes", "micro_batch_size": "rows at a time", "torch": "PyTorch", "cpu": "processor"}
 NAMES |= {"kernels": "PyTorch's kernels for"}
 
@@ -32,11 +31,10 @@ def decided_by(device: Device, rows: int, world_size: int) -> dict[str, Any]:
     }
     if device.device.type != "cpu":
         return chosen | {"gpu": machine(device.device)}
-    limits = [f"{name}={os.environ[name]}" for name in KERNELS if name in os.environ]
     instructions = sorted(name for name, there in cpu_capabilities().items() if there is True)
     return chosen | {
         "cpu": cpu_capabilities().get("cpu_name"),
-        "kernels": " ".join([torch.backends.cpu.get_cpu_capability(), *limits]),
+        "kernels": cpu_kernels(),
         "instructions": instructions,
         "threads": torch.get_num_threads(),
     }

@@ -12,6 +12,7 @@ import torch
 from configs.tables import table
 from model import LanguageModel
 from model.counting import flops_per_token
+from model.memory import is_out_of_memory
 from train.config import RunConfig
 from train.machine.compilation import PAYS_AFTER_MINUTES
 from train.machine.device import Device, resolve_device
@@ -89,14 +90,19 @@ def _grown(run: RunConfig, device: Device, limit_s: float, wall: bool) -> Timing
         shape = replace(whole, rows=rows, at_once=min(rows, whole.at_once))
         batches = shape.batches(device.device)
         step = make_step(lm, our_loss(lm), optimizers, batches, device.autocast, run.train.grad_clip)
-        times[rows] = _time(step, device.device, until if rows == whole.rows else 0.0, wall)
+        try:
+            times[rows] = _time(step, device.device, until if rows == whole.rows else 0.0, wall)
+        except RuntimeError as error:
+            if not (times and is_out_of_memory(error)):
+                raise
+            break  # a run would take fewer rows at a time
         if rows == whole.rows:
             return Timing(device, times[rows], True)
         larger = min(GROWTH * rows, whole.rows)
         if time.perf_counter() + 2 * times[rows] * larger / rows > until and len(times) > 1:
             break
         rows = larger
-    (few, quick), (many, slow) = sorted(times.items())[-2:]
+    (few, quick), (many, slow) = [(0, 0.0), *sorted(times.items())][-2:]
     each = max(0.0, slow - quick) / (many - few)
     return Timing(device, slow + (whole.rows - many) * each, False)
 

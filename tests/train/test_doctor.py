@@ -360,9 +360,9 @@ def test_it_says_what_the_minutes_do_not_cover(config):
     assert "use a GPU" in recommendation(run, [], True, 0.0)
 
 
-@pytest.mark.parametrize(("limit", "is_whole"), [(1000.0, True), (0.0, False)])
-def test_a_step_is_timed_whole_or_extended_from_fewer_rows(config, monkeypatch, limit, is_whole):
-    """A clock on which a row takes a second, and a step one second besides: 32 rows take 33."""
+@pytest.mark.parametrize(("limit", "seconds"), [(1000.0, 33.0), (30.0, 33.0), (0.0, 64.0)])
+def test_a_step_is_timed_whole_or_extended_from_fewer_rows(config, monkeypatch, limit, seconds):
+    """A clock on which a row takes a second, and a step one second besides: 32 rows take 33. From one row alone: 64."""
     run = load_run_config(config, ["train.tokens_per_step=1024", "train.precision=fp32", "model.vocab_size=320"])
     clock = [0.0]
     monkeypatch.setattr(speed.time, "perf_counter", lambda: clock[0])
@@ -373,17 +373,16 @@ def test_a_step_is_timed_whole_or_extended_from_fewer_rows(config, monkeypatch, 
         step.rows = sum(len(batch["input_ids"]) for batch in batches)
         return step
 
-    monkeypatch.setattr(speed, "make_step", counted)
-
     def timed(step, device):
         clock[0] += step.rows + 1.0
         return step.rows + 1.0, step.rows + 1.0
 
+    monkeypatch.setattr(speed, "make_step", counted)
     monkeypatch.setattr(speed, "timed", timed)
     found = speed.time_step(run, resolve_device(run), limit, 0.0)
-    assert (found.seconds, found.is_whole) == (33.0, is_whole)
-    halved = speed.time_step(run, resolve_device(run), limit, 0.5)  # beside other programs: one thread's own clock
-    assert halved.seconds == 33.0 / torch.get_num_threads()
+    assert (found.seconds, found.is_whole) == (seconds, limit == 1000.0)
+    halved = speed.time_step(run, resolve_device(run), limit, 0.5)  # beside other programs: one thread
+    assert halved.seconds == seconds / torch.get_num_threads()
 
 
 @pytest.mark.parametrize("most", [1, 4])

@@ -1,7 +1,8 @@
 """Run the notebooks from top to bottom: `python -m notebooks.execute [--write] [notebooks …]`.
 
 Besides running every cell it proves the exercises: the hidden solution, which the check must accept, then the wrong
-answer in the exercise's metadata, which the check must refuse. --write puts what was printed and drawn into the files.
+answer in the exercise's metadata, which the check must refuse. --write puts what was printed and drawn into the files;
+where a control is, which shows nothing without a kernel, it puts what the control drew at first.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 from configs.command import InputError, exit_on_bad_input
 
 FOLDER = Path(__file__).parent
+PROGRESS = re.compile(r"\r(?:[^\r\n]* … (?=\r|$))?")  # a line that is written over while something trains
+LARGEST_PAGE = 100_000  # characters of HTML in one output
 CELL_SECONDS = 900  # a cell that hangs ends here; a slow machine does not
 KEEP = "__before = dict(globals())"
 RESTORE = "(lambda kept: (globals().clear(), globals().update(kept)))(__before)"
@@ -47,6 +50,7 @@ def execute(path: Path, *, write: bool) -> tuple[int, float]:
     notebook = read(path)
     client = client_of(notebook, path)
     proven, seconds, exercise = 0, 0.0, None
+    still: dict[int, list[Any]] = {}  # cell -> what its controls drew
     with client.setup_kernel():
         for index, cell in enumerate(list(notebook.cells)):
             tags = cell.metadata.get("tags", [])
@@ -54,10 +58,11 @@ def execute(path: Path, *, write: bool) -> tuple[int, float]:
                 exercise = index
             elif "exercise" in tags:
                 break
-            before = time.perf_counter()
+            before, there = time.perf_counter(), set(client.comm_objects)
             if failed := error_of(client, cell, index):
                 raise InputError(f"{path.name}, cell {index + 1} failed: {failed}")
             seconds += time.perf_counter() - before
+            still[index] = [output for key in client.comm_objects.keys() - there for output in drawn_by(client, key)]
             if "check" in tags and exercise is not None:
                 prove(client, notebook, exercise, index, path.name)
                 proven, exercise = proven + 1, None
@@ -66,7 +71,7 @@ def execute(path: Path, *, write: bool) -> tuple[int, float]:
     if write:
         import nbformat
 
-        tidy(notebook)
+        tidy(notebook, still)
         nbformat.write(notebook, path)
     return proven, seconds
 
@@ -118,8 +123,13 @@ def error_of(client: Any, cell: Any, index: int, *, hidden: bool = False) -> str
         return f"{error.ename}: {error.evalue}"
     except (CellTimeoutError, DeadKernelError) as error:
         return str(error).strip() or type(error).__name__
-    drawn = [output for widget in client.comm_objects.values() for output in widget.outputs]  # interact hides errors
+    drawn = [output for key in client.comm_objects for output in drawn_by(client, key)]  # interact hides errors
     return next((f"{error.ename}: {error.evalue}" for error in drawn if error.output_type == "error"), "")
+
+
+def drawn_by(client: Any, key: str) -> list[Any]:
+    """What `interact` drew in the widget of that key."""
+    return list(client.comm_objects[key].outputs)
 
 
 def prove(client: Any, notebook: Any, exercise: int, check: int, name: str) -> None:
@@ -158,12 +168,20 @@ def hide(client: Any, notebook: Any, source: str) -> tuple[str, str]:
         notebook.cells.pop()
 
 
-def tidy(notebook: Any) -> None:
-    """Leave out what differs from run to run, and controls, which show nothing without a kernel."""
-    for cell in notebook.cells:
+def tidy(notebook: Any, still: dict[int, list[Any]]) -> None:
+    """Leave out what differs from run to run, progress, large pages, and controls: what they drew takes their place."""
+    for index, cell in enumerate(notebook.cells):
         cell.metadata.pop("execution", None)
-        if cell.cell_type == "code":
-            cell.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
+        if cell.cell_type != "code":
+            continue
+        for output in cell.outputs:
+            if "text" in output:
+                output.text = PROGRESS.sub("", output.text)
+        plain = [one for one in cell.outputs if WIDGET not in one.get("data", {}) and one.get("text") != ""]
+        cell.outputs = plain + still.get(index, [])
+        for output in cell.outputs:
+            if len(output.get("data", {}).get("text/html", "")) > LARGEST_PAGE:
+                del output["data"]["text/html"]  # its text says where to find it
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},

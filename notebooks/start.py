@@ -9,6 +9,7 @@ error of a kind that people can mend as its one sentence, without a traceback.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from configs.command import InputError
+from notebooks.hints import HINTS
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "configs/small.yaml"
+PROGRESS_SECONDS = 2  # between two looks at how far a training is
 SAVING_SECONDS = 60  # that a training which is stopped has for its last step and its checkpoint
 SHORT = ("train.max_steps=500", "eval.every=100", "eval.max_tokens=8192")  # three whole ones would take too long
 THREE = {"mha": "short_mha", "gqa": "short_gqa", "mqa": "short_mqa"}  # name of the run of each word of the toggle
@@ -72,13 +75,13 @@ def _train(runs: dict[str, tuple[str, ...]]) -> None:
     started = {name: _start(name, overrides, threads) for name, overrides in runs.items()}
     try:
         for name, process in started.items():
-            said, _ = process.communicate()
+            said = _wait(process, list(runs))
             if process.returncode:
                 last = said.strip().splitlines()[-1:] or ["it said nothing"]
                 raise Sentence(f"training runs/{name} stopped with code {process.returncode}: {last[0]}")
     finally:
         _stop(list(started.values()))
-    print(f"done in {time.perf_counter() - began:.0f} seconds")
+    print(f"\rdone in {time.perf_counter() - began:.0f} seconds")
 
 
 def _start(name: str, overrides: tuple[str, ...], threads: int) -> subprocess.Popen[str]:
@@ -92,6 +95,24 @@ def _start(name: str, overrides: tuple[str, ...], threads: int) -> subprocess.Po
         encoding="utf-8",
         errors="replace",
     )
+
+
+def _wait(process: subprocess.Popen[str], names: list[str]) -> str:
+    """What the training said when it has ended; until then one line says how far all of them are."""
+    while True:
+        try:
+            said, _ = process.communicate(timeout=PROGRESS_SECONDS)
+        except subprocess.TimeoutExpired:
+            print("\r" + ", ".join(f"{name}: step {_last_step(name):,}" for name in names), end=" … ", flush=True)
+        else:
+            return said
+
+
+def _last_step(name: str) -> int:
+    """The last step in the run's metrics; 0 where there is none yet."""
+    file = ROOT / "runs" / name / "metrics.jsonl"
+    found = re.findall(r'"step": *(\d+)', file.read_text(encoding="utf-8")) if file.is_file() else []
+    return int(found[-1]) if found else 0
 
 
 def _stop(started: list[subprocess.Popen[str]]) -> None:
@@ -139,8 +160,12 @@ def play(draw: Callable[..., Any], **controls: Any) -> None:
     interact(draw, **controls)
 
 
-def check(answer: Any, is_right: Callable[[Any], Any], hint: str) -> None:
-    """Say that the reader's answer is right; raises Sentence with the hint if it is not. None: no answer yet."""
+def check(answer: Any, is_right: Callable[[Any], Any], exercise: str) -> None:
+    """Say that the reader's answer is right; raises Sentence with the hint if it is not. None: no answer yet.
+
+    exercise: such as "01.2". Its hint is in notebooks/hints.py, so nobody reads it before the first try.
+    """
+    hint = HINTS[exercise]
     if answer is None:
         print("No answer yet: change the cell above, and run it and this one.")
         return

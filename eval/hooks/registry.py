@@ -23,6 +23,7 @@ import torch
 from configs.command import InputError
 from eval.config import EvalConfig
 from eval.hooks.event import EvalEvent, Hook, Outcome
+from eval.hooks.function import FunctionHook
 from eval.language_modeling import OutOfStep
 from model import ModelConfig
 
@@ -32,17 +33,6 @@ BUILT_IN = {  # name in YAML -> module and class; imported when a run names it
     "samples": "eval.hooks.samples:Samples",
     "attention": "eval.hooks.attention:Attention",
 }
-
-
-class FunctionHook(Hook):
-    """A hook that you wrote as a function of one event."""
-
-    def __init__(self, function: Callable[[EvalEvent], Any]):
-        self.function = function
-        self.kept: dict[str, Any] = {}
-
-    def look(self, event: EvalEvent) -> None:
-        self.function(replace(event, kept=self.kept))
 
 
 class Hooks:

@@ -14,15 +14,8 @@ from notebooks.execute import client_of
 ROOT = Path(__file__).resolve().parents[2]
 
 # What every notebook begins with, but for the names that it imports.
-FIRST_CELL = """\
-try:
-    from notebooks.start import {names}
-except ModuleNotFoundError as error:
-    error._render_traceback_ = lambda: [
-        "This kernel has no Headlight: run `make .venv/ready` in the repository, then `.venv/bin/jupyter lab`",
-        "(in Colab: `!git clone` the repository, `%cd` into it, `%pip install -e .`).",
-    ]
-    raise"""
+FIRST_CELL = "from notebooks.start import {names}"
+FIND_IT = "Start Jupyter with `.venv/bin/jupyter lab`"  # in the introduction of each
 
 TINY = """
 model: {hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 4, num_key_value_heads: mha, \
@@ -46,7 +39,7 @@ def environment(**changes: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT)} | changes
 
 
-def exercise(solution: str, wrong: str | None, check: str = "check(answer, lambda a: a == 4, 'Count.')") -> list[Any]:
+def exercise(solution: str, wrong: str | None, check: str = "check(answer, lambda a: a == 4, '01.1')") -> list[Any]:
     """The three cells of an exercise."""
     asks = new_code_cell("answer = None  # a number")
     asks.metadata["tags"] = ["exercise"]

@@ -13,8 +13,9 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_output
 
+from notebooks.hints import HINTS
 from tests.eval.viewer_helpers import chromium
-from tests.notebooks.making import FIRST_CELL, ROOT, write_notebook
+from tests.notebooks.making import FIND_IT, FIRST_CELL, ROOT, write_notebook
 
 pytestmark = pytest.mark.slow
 NAMES = """
@@ -59,10 +60,11 @@ def test_the_title_is_a_question_and_the_first_cell_is_that_of_all(path):
     first = read(path).cells[0]
     assert first.cell_type == "markdown"
     assert re.match(r"# .+\?$", first.source.splitlines()[0])
+    assert FIND_IT in first.source  # what to do where the first cell finds no module `notebooks`
     source = code_cells(path)[0].source
     imported = re.search(r"from notebooks.start import (.+)", source)
     assert imported
-    assert ast.dump(ast.parse(source)) == ast.dump(ast.parse(FIRST_CELL.format(names=imported[1])))
+    assert source == FIRST_CELL.format(names=imported[1])
 
 
 @every_notebook
@@ -108,6 +110,17 @@ def test_it_lets_the_reader_check_what_they_understood(path):
         assert "check(" in cells[index + 1].source
         assert re.search(r"<details><summary>Solution</summary>\n\n.*```python\n.+```.*\n\n</details>",
                          cells[index + 2].source, re.DOTALL)  # fmt: skip
+
+
+def test_no_notebook_shows_a_hint_before_the_first_try():
+    checks = [
+        cell.source for path in NOTEBOOKS for cell in code_cells(path) if "check" in cell.metadata.get("tags", [])
+    ]
+    assert sorted(re.search(r'"(\d\d\.\d)"', source)[1] for source in checks) == sorted(HINTS)
+    text = "\n".join(map(words, NOTEBOOKS))
+    assert not [
+        key for key, hint in HINTS.items() if hint in text or json.dumps(hint, ensure_ascii=False)[1:-1] in text
+    ]
 
 
 @every_notebook

@@ -14,7 +14,7 @@ from configs.command import InputError
 from tests.notebooks.making import ROOT, environment, exercise, write_notebook
 
 IMPORTS = "from notebooks.start import check, play"
-CHECK = "check(answer, lambda a: a == 4, 'Count.')"
+CHECK = "check(answer, lambda a: a == 4, '01.1')"
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def test_a_notebook_is_run_proven_and_written_with_what_it_shows(execute, tmp_pa
         IMPORTS,
         *exercise("answer = 4", "answer = 5"),
         "play(lambda width: print(width), width=[3, 5])",
-        *exercise("def answer(n):\n    return 2 * n", "answer = abs", "check(answer, lambda a: a(2) == 4, 'Double.')"),
-        "print('end')",
+        *exercise("def answer(n):\n    return 2 * n", "answer = abs", "check(answer, lambda a: a(2) == 4, '01.2')"),
+        "print('\\rstep 1 … ', end='', flush=True); print('\\rend')",
     )
     before = path.read_bytes()
     exercises, seconds = execute(path, write=False)
@@ -53,6 +53,8 @@ def test_a_notebook_is_run_proven_and_written_with_what_it_shows(execute, tmp_pa
     assert code[-1].outputs[0].text == "end\n"
     assert code[2].outputs[0].text.startswith("No answer yet")
     assert "widget" not in path.read_text(encoding="utf-8")
+    (drawn,) = [cell for cell in code if cell.source.startswith("play(")]
+    assert [output.text for output in drawn.outputs] == ["3\n"]  # what the control drew at first, for the web
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
     assert all("execution" not in cell.metadata for cell in code)
 
@@ -78,7 +80,7 @@ def test_a_notebook_is_run_proven_and_written_with_what_it_shows(execute, tmp_pa
             "cell 5 failed: NameError: name 'side' is not defined",
         ),
         (
-            [*exercise("answer = 4", "answer = 5", "check(answer, lambda a: a == later, 'x')"), "later = 4"],
+            [*exercise("answer = 4", "answer = 5", "check(answer, lambda a: a == later, '01.1')"), "later = 4"],
             "exercise in cell 2: its check does not take the solution: Sentence: Not yet",
         ),
     ],
@@ -91,6 +93,16 @@ def test_an_exercise_that_proves_nothing_is_refused(execute, tmp_path, cells, co
     assert complaint in str(raised.value)
     assert str(raised.value).startswith("bad.ipynb, ")
     assert path.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_large_page_is_left_out_and_its_text_stays(execute, tmp_path):
+    shown = "from IPython.display import display\ndisplay({'text/html': '<b>' + N * 'x', 'text/plain': 'N'}, raw=True)"
+    path = write_notebook(tmp_path / "n.ipynb", *(shown.replace("N", size) for size in ("9", "900_000")))
+    execute(path, write=True)
+    small, large = (cell.outputs[0].data for cell in nbformat.read(path, as_version=4).cells)
+    assert small == {"text/html": "<b>" + 9 * "x", "text/plain": "9"}
+    assert large == {"text/plain": "900_000"}
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -59,18 +60,6 @@ def test_a_notebook_finds_the_repository_from_another_folder(tmp_path):
     assert printed(cell).strip() == str(ROOT)
 
 
-@pytest.mark.slow
-def test_a_kernel_without_headlight_gets_one_sentence(tmp_path):
-    leave = (  # the installed Headlight, or the one on the path
-        "import sys, pathlib\n"
-        "sys.meta_path[:] = [finder for finder in sys.meta_path if 'editable' not in repr(finder).lower()]\n"
-        "sys.path[:] = [p for p in sys.path if not (pathlib.Path(p) / 'notebooks' / 'start.py').exists()]"
-    )
-    _, cell = run_cells(tmp_path, leave, IMPORTS)
-    assert shown_error(cell).startswith("This kernel has no Headlight: run `make .venv/ready`")
-    assert "Traceback" not in shown_error(cell)
-
-
 # ---------------------------------------------------------------------------------------------------------
 # runs
 
@@ -104,6 +93,16 @@ def test_the_three_runs_are_the_words_of_the_toggle_and_only_what_is_missing_is_
     assert start.three_runs() == {word: Path(f"runs/short_{word}") for word in ("mha", "gqa", "mqa")}
     assert [key_value_heads(tmp_path / "runs" / name) for name in start.THREE.values()] == [4, 2, 1]
     assert capsys.readouterr().out.startswith("training short_gqa, short_mqa: ")
+
+
+@pytest.mark.slow
+def test_a_training_says_how_far_it_is(start, tmp_path, monkeypatch, capsys):
+    tiny_config(tmp_path, steps=400)
+    monkeypatch.setattr(start, "PROGRESS_SECONDS", 0.05)
+    start.small()
+    steps = [int(step.replace(",", "")) for step in re.findall(r"\rsmall: step ([\d,]+)", capsys.readouterr().out)]
+    assert steps == sorted(steps)
+    assert 0 < max(steps) <= 400
 
 
 @pytest.mark.slow
@@ -227,12 +226,18 @@ def test_play_draws_where_ipywidgets_is_there_and_says_what_to_install_where_it_
     assert printed(without).startswith("To play with this: `.venv/bin/python -m pip install ipywidgets`")
 
 
-def test_check_takes_what_is_right_and_shows_the_hint_for_what_is_not(start, capsys):
-    start.check(4, lambda a: a == 4, "Count.")
+def test_check_takes_what_is_right_and_shows_the_hint_only_after_a_wrong_try(start, capsys):
+    hint = start.HINTS["01.1"]
+    start.check(4, lambda a: a == 4, "01.1")
     assert capsys.readouterr().out == "Right.\n"
-    start.check(None, lambda a: 1 / 0, "Count.")
-    assert capsys.readouterr().out.startswith("No answer yet")
+    start.check(None, lambda a: 1 / 0, "01.1")
+    said = capsys.readouterr().out
+    assert said.startswith("No answer yet")
+    assert hint not in said
     for wrong, is_right in [(5, lambda a: a == 4), ("five", lambda a: a + 1 == 5), ([1, 2], lambda a: a[2] == 3)]:
-        with pytest.raises(start.Sentence, match="^Not yet. Count.$"):
-            start.check(wrong, is_right, "Count.")
+        with pytest.raises(start.Sentence) as raised:
+            start.check(wrong, is_right, "01.1")
+        assert str(raised.value) == f"Not yet. {hint}"
     assert capsys.readouterr().out == ""
+    with pytest.raises(KeyError):
+        start.check(None, lambda a: True, "01.99")  # a cell that has no hint is found when it is run

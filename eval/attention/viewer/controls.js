@@ -1,7 +1,8 @@
 // The bar, the keys, playing, light and dark, help.
 
 const FRAME_MS = 450;
-const NARROW = 860; // as in style.css
+const NARROW = 860; // as in style.css: no room for two views,
+const STACKED = 640; // nor for a map beside the heads
 let timer = 0;
 
 const KEYS = [

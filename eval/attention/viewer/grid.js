@@ -37,7 +37,7 @@ function buildGrid(pane, run) {
       button.append(canvas, badge);
       button.addEventListener("click", () => {
         chooseHead(pane.number, layer, head);
-        if (innerWidth <= NARROW) pane.find(".map-side").scrollIntoView({ block: "start" }); // it is below, out of sight
+        if (innerWidth <= STACKED) pane.find(".map-side").scrollIntoView({ block: "start" }); // it is below, out of sight
       });
       box.append(button);
       return { button, canvas, badge, image: null };

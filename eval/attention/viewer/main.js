@@ -9,6 +9,12 @@ render = () => {
   drawBar();
   visiblePanes().forEach((pane) => pane.draw());
   align();
+  if (viewCount() === 1) return;
+  visiblePanes().forEach((pane) => { // now that they stand at one height, both maps have the same room
+    drawMap(pane);
+    drawCross(pane);
+  });
+  align();
 };
 
 // Side by side, what belongs together stands at the same height, also where one run has more layers.

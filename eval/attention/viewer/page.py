@@ -97,6 +97,9 @@ class Notebook:
     page: str
     height: int = 900
 
+    def __repr__(self) -> str:
+        return f"the viewer ({len(self.page) / 1e6:.1f} MB): run this cell to see it, or open docs/demo_viewer.html"
+
     def _repr_html_(self) -> str:
         return (
             f'<iframe title="attention viewer" srcdoc="{html.escape(self.page)}" width="100%" height="{self.height}" '

@@ -81,7 +81,7 @@ class Pane {
     slider.setAttribute("aria-valuetext", `step ${now.step}`);
     const playing = state.playing === this.number;
     const play = this.find(".play");
-    play.textContent = playing ? "❚❚ Pause" : "▶ Play";
+    play.textContent = playing ? "❙❙ Pause" : "▶ Play";
     play.setAttribute("aria-label", playing ? "Pause" : "Play");
     play.disabled = run.shown.length < 2;
     play.hidden = slider.hidden = play.disabled;

@@ -95,6 +95,7 @@ def test_here_training_works_and_nothing_is_left_behind(config, tmp_path):
         assert line(said, what).startswith("ok "), said
     assert "equal to the last bit" in line(said, "save and resume")
     assert "a run started and ended" in line(said, "wandb")
+    assert line(said, "torch.compile") == "-- torch.compile left out here; training works without it"
     assert line(said, "attention varlen").startswith("-- ")
     assert "tiny: 12 steps of 256 tokens" in said
     assert re.search(r"recommended: train.device=cpu train.precision=\w+ model.attn_implementation=\w+", said)
@@ -359,9 +360,9 @@ def test_it_says_what_the_minutes_do_not_cover(config):
     assert "use a GPU" in recommendation(run, [], True, 0.0)
 
 
-@pytest.mark.parametrize(("limit", "is_whole"), [(1000.0, True), (0.0, False)])
-def test_a_step_is_timed_whole_or_extended_from_fewer_rows(config, monkeypatch, limit, is_whole):
-    """A clock on which a row takes a second, and a step one second besides: 32 rows take 33."""
+@pytest.mark.parametrize(("limit", "seconds"), [(1000.0, 33.0), (30.0, 33.0), (0.0, 64.0)])
+def test_a_step_is_timed_whole_or_extended_from_fewer_rows(config, monkeypatch, limit, seconds):
+    """A clock on which a row takes a second, and a step one second besides: 32 rows take 33. From one row alone: 64."""
     run = load_run_config(config, ["train.tokens_per_step=1024", "train.precision=fp32", "model.vocab_size=320"])
     clock = [0.0]
     monkeypatch.setattr(speed.time, "perf_counter", lambda: clock[0])
@@ -372,17 +373,36 @@ def test_a_step_is_timed_whole_or_extended_from_fewer_rows(config, monkeypatch, 
         step.rows = sum(len(batch["input_ids"]) for batch in batches)
         return step
 
-    monkeypatch.setattr(speed, "make_step", counted)
-
     def timed(step, device):
         clock[0] += step.rows + 1.0
         return step.rows + 1.0, step.rows + 1.0
 
+    monkeypatch.setattr(speed, "make_step", counted)
     monkeypatch.setattr(speed, "timed", timed)
     found = speed.time_step(run, resolve_device(run), limit, 0.0)
-    assert (found.seconds, found.is_whole) == (33.0, is_whole)
-    halved = speed.time_step(run, resolve_device(run), limit, 0.5)  # beside other programs: one thread's own clock
-    assert halved.seconds == 33.0 / torch.get_num_threads()
+    assert (found.seconds, found.is_whole) == (seconds, limit == 1000.0)
+    halved = speed.time_step(run, resolve_device(run), limit, 0.5)  # beside other programs: one thread
+    assert halved.seconds == seconds / torch.get_num_threads()
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_where_memory_runs_out_a_step_is_extended_from_fewer_rows(config, monkeypatch, most):
+    run = load_run_config(config, ["train.tokens_per_step=1024", "train.precision=fp32", "model.vocab_size=320"])
+    tried = iter([1, 4, 16])
+
+    def time_or_raise(*arguments):
+        rows = next(tried)
+        if rows > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return float(rows)
+
+    monkeypatch.setattr(speed, "_time", time_or_raise)
+    found = speed.time_step(run, resolve_device(run), 1000.0, 0.0)
+    assert (found.seconds, found.is_whole) == (32.0, False)
+    monkeypatch.setattr(speed, "_time", lambda *of: time_or_raise())
+    tried = iter([16])
+    with pytest.raises(torch.OutOfMemoryError):
+        speed.time_step(run, resolve_device(run), 1000.0, 0.0)
 
 
 def test_a_model_for_which_this_cpu_is_far_too_slow_is_not_tried(config):

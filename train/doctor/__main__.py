@@ -184,7 +184,7 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example train.precision=fp32")
     arguments = parser.parse_intermixed_args()
     path, overrides = arguments.config, arguments.overrides
-    if "=" in Path(path).name:  # the config was left out
+    if "=" in path and not Path(path).is_file():  # the config was left out
         path, overrides = str(DEFAULT), [path, *overrides]
     run = load_run_config(path, overrides)
 

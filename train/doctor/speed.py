@@ -12,6 +12,7 @@ import torch
 from configs.tables import table
 from model import LanguageModel
 from model.counting import flops_per_token
+from model.memory import is_out_of_memory
 from train.config import RunConfig
 from train.machine.compilation import PAYS_AFTER_MINUTES
 from train.machine.device import Device, resolve_device
@@ -26,7 +27,7 @@ from train.random_steps import make_step, our_loss, shape_of
 HOPELESS = 0.5  # bf16 that is slower than this against fp32 is not timed
 CLEARLY = 1.1  # times as fast: less is noise
 GROWTH = 4  # from one row of a step to all of them
-SLOWEST_ROW_S = 5.0
+SLOWEST_ROW_S, SLOW_S = 5.0, 4.0
 
 
 @dataclass(frozen=True)
@@ -89,21 +90,28 @@ def _grown(run: RunConfig, device: Device, limit_s: float, wall: bool) -> Timing
         shape = replace(whole, rows=rows, at_once=min(rows, whole.at_once))
         batches = shape.batches(device.device)
         step = make_step(lm, our_loss(lm), optimizers, batches, device.autocast, run.train.grad_clip)
-        times[rows] = _time(step, device.device, until if rows == whole.rows else 0.0, wall)
+        try:
+            times[rows] = _time(step, device.device, until if rows == whole.rows else 0.0, wall)
+        except RuntimeError as error:
+            if not (times and is_out_of_memory(error)):
+                raise
+            break  # a run would take fewer rows at a time
         if rows == whole.rows:
             return Timing(device, times[rows], True)
         larger = min(GROWTH * rows, whole.rows)
-        if time.perf_counter() + 2 * times[rows] * larger / rows > until and len(times) > 1:
+        if time.perf_counter() + 2 * times[rows] * larger / rows > until:
             break
         rows = larger
-    (few, quick), (many, slow) = sorted(times.items())[-2:]
+    (few, quick), (many, slow) = [(0, 0.0), *sorted(times.items())][-2:]
     each = max(0.0, slow - quick) / (many - few)
     return Timing(device, slow + (whole.rows - many) * each, False)
 
 
 def _time(step: Callable[[], object], device: torch.device, until: float, wall: bool) -> float:
-    """The median of two steps or, until then, of as many as fit; a first one warms up."""
-    timed(step, device)
+    """The median of two steps or, until then, of as many as fit. A first one warms up, or counts if it is slow."""
+    first = timed(step, device)
+    if first[0] > SLOW_S:
+        return first[0 if wall else 1]
     found: list[float] = []
     while len(found) < 2 or time.perf_counter() + found[-1] < until:
         found.append(timed(step, device)[0 if wall else 1])

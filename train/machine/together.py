@@ -3,8 +3,8 @@
 The threads of one process wait for each other inside every operation, thousands of times a step, and compute nothing
 while they wait. Beside a busy program that takes ten times as long (EXPERIMENTS.md). Processes wait once a step.
 
-The first process is the one that was started. The others are copies of it (on Windows and macOS they start from nothing), which
-read the same config and write nothing; they hear no signals, and end when the first one does.
+The first process is the one that was started. The others are copies of it; on Windows and macOS they start by
+themselves. They read the same config and write nothing; they hear no signals, and end when the first one does.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def together(number: int, work: Callable[[], Any]) -> Iterator[None]:
 
 
 def _started(number: int, work: Callable[[], Any], shared: dict[str, str], threads: int) -> list[BaseProcess]:
-    """The others. A copy begins at once; elsewhere than on Linux, and with threads of their own, they start from nothing."""
+    """The others. A copy begins at once; elsewhere than on Linux, and with several threads, it starts by itself."""
     context: Any = multiprocessing.get_context("fork" if CAN_COPY and threads == 1 else "spawn")
     others = []
     sys.stdout.flush()

@@ -1,7 +1,7 @@
 """How fast does a run train beside other programs? `python -m benchmarks.busy [config] [--busy 0 1 2 4] [--seconds 20]`
 
 A row for each number of busy programs, a column for each way to use the cores: threads of one process, or one process a
-core (train.processes). Each cell is a real run of so many seconds; the number is its median of tokens/s.
+core (train.processes). Each number is the median of tokens/s of a real run of --seconds.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def speed(config: str, folder: Path, name: str, processes: int | str, seconds: float) -> float:
-    """Median tokens/s of a run of so many seconds. Raises InputError with its last line if it fails."""
+    """Median tokens/s of a run that lasts this long. Raises InputError with its last line if it fails."""
     command = [
         sys.executable,
         "-m",

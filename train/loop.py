@@ -12,7 +12,7 @@ import torch
 
 from configs.command import InputError
 from train import trace
-from train.machine.compilation import compiled
+from train.machine.compilation import compiled, in_fixed_order
 from train.machine.distributed import wrap
 from train.machine.exactness import differences, in_words
 from train.machine.signals import stop_signals
@@ -43,7 +43,7 @@ def train(run: Run) -> int:
     """Train from run.state to the end of the run. Returns the exit code: 0, 3 (non-finite), 128 + signal."""
     state = run.state
     state.started = time.perf_counter() - state.seconds  # from here, so that compiling counts
-    with stop_signals() as stopped:
+    with stop_signals() as stopped, in_fixed_order(run):
         try:
             try:
                 forward = compiled(run, stopped) if run.device.compile else run.lm

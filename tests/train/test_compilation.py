@@ -6,7 +6,9 @@ import signal
 import pytest
 import torch
 
+from tests.processes import exit_code
 from tests.train.helpers import metrics, pretrain, write_config
+from tests.train.worlds import trace
 from train.machine import compilation, device, timing
 from train.optimizer import Muon
 
@@ -123,3 +125,26 @@ def test_a_compiler_that_fails_is_an_error_only_where_it_was_asked_for(tmp_path,
         in pretrain(plain(tmp_path, compile=True), code=2).stderr
     )
     assert "compile is off: it failed here (RuntimeError: no such instruction)" in pretrain(plain(tmp_path)).stdout
+
+
+def compiled_on_two_threads(config, name):
+    import sys
+
+    from configs.command import exit_on_bad_input
+    from tests.processes import print_to
+    from train.pretrain import main
+
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    torch.set_num_threads(2)
+    print_to(config.with_name("said.txt"))
+    sys.argv = ["pretrain", str(config), f"name={name}", "train.compile=true", "train.processes=1"]
+    exit_on_bad_input(main)
+
+
+@pytest.mark.slow
+def test_two_threads_add_up_in_the_same_order_in_compiled_runs_too(tmp_path):
+    config = plain(tmp_path, trace=True, tokens_per_step=2048, max_steps=30)
+    for name in ("one", "two"):
+        assert exit_code(compiled_on_two_threads, config, name) == 0, config.with_name("said.txt").read_text()
+    assert "compiled in" in config.with_name("said.txt").read_text()
+    assert trace(tmp_path / "runs/one") == trace(tmp_path / "runs/two")

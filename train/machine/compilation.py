@@ -6,8 +6,10 @@ import importlib.util
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from statistics import median
+from typing import Any
 
 import torch
 from torch import nn
@@ -138,6 +140,24 @@ def _update_nothing(run: Run) -> None:
         optimizer.found_inf = torch.ones((), device=run.device.device)  # type: ignore[attr-defined]
         optimizer.step()
         del optimizer.found_inf  # type: ignore[attr-defined]
+
+
+@contextmanager
+def in_fixed_order(run: Run) -> Iterator[None]:
+    """Where a CPU may train with compiled kernels: they add up the gradient of an embedding in an order that is always
+    the same. By default each thread adds its part when it comes to it, so that no run was ever twice the same."""
+    if run.device.compile is False or run.device.device.type != "cpu":
+        yield
+        return
+    debug: Any = torch.utils.deterministic  # fills memory that nobody has written yet, which takes time
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fills, debug.fill_uninitialized_memory = debug.fill_uninitialized_memory, False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        debug.fill_uninitialized_memory = fills
 
 
 def _compile(run: Run, stopped: Callable[[], int]) -> nn.Module:

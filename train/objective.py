@@ -23,9 +23,9 @@ from data.packing import ConversationRows
 from data.prepare import PreparedData
 from model import LanguageModel
 from train.config import RunConfig
-from train.machine.distributed import World
+from train.machine.distributed import ALONE, World
 
-ALONE, CPU = World(), torch.device("cpu")
+CPU = torch.device("cpu")
 Forward = Callable[..., Any]  # the model as training calls it: compiled, or wrapped for several processes
 Figures = dict[str, Tensor]
 

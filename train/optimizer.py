@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from model import LanguageModel
 from train.config import OptimizerConfig
-from train.machine.distributed import share
+from train.machine.distributed import ALONE, World, in_shares, share
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # steepest slope at zero; Jordan's constants
 FUSED = ("cpu", "cuda", "mps")  # devices on which PyTorch has AdamW as one kernel
@@ -48,7 +49,7 @@ class Muon(torch.optim.Optimizer):
     sqrt(max(1, rows / columns)). Jordan et al. 2024, kellerjordan.github.io/posts/muon. A parameter (…, rows, columns)
     is a stack of matrices, as experts are. Matrices of one shape, a tall one counting as wide, are orthogonalised in
     one batch; on a CPU in float32, because bfloat16 products are slow on many. Of sharded parameters (FSDP2: DTensor)
-    momentum stays sharded, and every process orthogonalises the whole.
+    momentum stays sharded, and every process orthogonalises the whole; on the cores of a CPU each makes its share.
     """
 
     def __init__(
@@ -58,9 +59,11 @@ class Muon(torch.optim.Optimizer):
         momentum: float = 0.95,
         weight_decay: float = 0.0,
         dtype: torch.dtype | None = None,
+        world: World = ALONE,
     ):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.dtype = dtype
+        self.world = world
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -78,7 +81,11 @@ class Muon(torch.optim.Optimizer):
         # 1 or 0, a factor: a step that must not happen adds zeros and multiplies by one
         happens = 1.0 if found_inf is None else 1.0 - found_inf
         dtype = self.dtype or (torch.bfloat16 if parameters[0].is_cuda else torch.float32)
-        orthogonal = orthogonalize(self._updates(group["momentum"], parameters, happens), dtype=dtype)
+        updates = self._updates(group["momentum"], parameters, happens)
+        if self.world.on_cores:  # a third of a small model's step, so nobody computes what another process does
+            orthogonal = in_shares(partial(orthogonalize, dtype=dtype), updates, self.world)
+        else:
+            orthogonal = orthogonalize(updates, dtype=dtype)
         steps, scales = [], []
         counts = [math.prod(parameter.shape[:-2]) for parameter in parameters]  # 1 for a matrix
         for matrices, parameter in zip(orthogonal.split(counts), parameters, strict=True):
@@ -122,7 +129,7 @@ def _whole(shard: Tensor, like: DTensor) -> Tensor:
     return sharded.full_tensor()
 
 
-def build_optimizers(lm: LanguageModel, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
+def build_optimizers(lm: LanguageModel, config: OptimizerConfig, world: World = ALONE) -> list[torch.optim.Optimizer]:
     """AdamW for everything, or Muon for the matrices of the layers and AdamW for the rest.
 
     The model says which parameter belongs to which group, and leaves out what is frozen. Weight decay applies to
@@ -135,7 +142,7 @@ def build_optimizers(lm: LanguageModel, config: OptimizerConfig) -> list[torch.o
     optimizers: list[torch.optim.Optimizer] = []
     if config.name == "muon":
         if blocks:
-            optimizers.append(Muon([{"name": "blocks", "params": blocks}], lr, config.momentum, decay))
+            optimizers.append(Muon([{"name": "blocks", "params": blocks}], lr, config.momentum, decay, world=world))
         blocks, lr = [], config.adamw_lr
     groups: list[dict[str, Any]] = [
         {"name": "blocks", "params": blocks, "lr": lr, "weight_decay": decay},

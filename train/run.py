@@ -127,7 +127,7 @@ def open_run(
 
     Raises InputError if the checkpoint does not fit, or the text is not the one that the run was trained on.
     """
-    optimizers = build_optimizers(lm, config.train.optimizer)
+    optimizers = build_optimizers(lm, config.train.optimizer, world)
     state = RunState(identity=config.identity())
     if start.checkpoint is not None:
         state = RunState(**vars(load_checkpoint(start.checkpoint, lm, optimizers, world)))

@@ -99,6 +99,9 @@ class World:
         return values
 
 
+ALONE = World()
+
+
 @contextmanager
 def processes(parallel: Literal["ddp", "fsdp2"], device: str) -> Iterator[World]:
     """The world that torchrun or together.py describes in the environment; without them, one process."""
@@ -209,3 +212,13 @@ def average_gradients(lm: LanguageModel, world: World) -> None:
     total /= world.size
     for gradient, mean in zip(gradients, total.split([gradient.numel() for gradient in gradients]), strict=True):
         gradient.copy_(mean.view_as(gradient))
+
+
+def in_shares(compute: Callable[[Tensor], Tensor], items: Tensor, world: World) -> Tensor:
+    """compute(items), whose shape is that of `items`; each process computes its share of the first dimension."""
+    first, end = (len(items) * rank // world.size for rank in (world.rank, world.rank + 1))
+    found = torch.zeros_like(items)
+    if first < end:
+        found[first:end] = compute(items[first:end])
+    dist.all_reduce(found)  # the others' shares are zeros here, so that the sums are exact
+    return found

@@ -26,12 +26,11 @@ from data.tokenizer import Tokenizer
 from model import LanguageModel, save
 from model.checkpoint_format import read_weights
 from model.families import family_of
-from train.machine.distributed import World, share, whole
+from train.machine.distributed import ALONE, World, share, whole
 from train.saving.commit import SaveError, commit, drop_old, step_name
 from train.saving.state import TrainerState, read_state
 
 OPTIMIZER = "optimizer.safetensors"
-ALONE = World()
 
 # README.md of a checkpoint, which the Hugging Face Hub shows
 MODEL_CARD = """\

@@ -41,6 +41,8 @@ HUGE = {  # within all bounds, and far beyond any machine
         "data.sequence_length=1048576",
         "model.max_position_embeddings=1048576",
         "train.tokens_per_step=1048576",
+        "model.hidden_size=8192",  # in a narrow model such a row fits into the memory of many machines
+        "model.num_attention_heads=64",
     ],
     "a large step at once": ["train.tokens_per_step=1073741824", "train.micro_batch_size=33554432"],
     "all of it": [

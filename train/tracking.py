@@ -21,6 +21,7 @@ from train.config import RunConfig
 from train.saving.owner import Owner
 
 PATIENCE_S = 60.0  # how long the end of a run waits for wandb
+SILENCE_S, SILENCE = 10.0, 0.05  # without a terminal, for so long and this share of the run nothing need be said
 WAITING = 1000  # things to log that may wait for wandb; what comes beyond is dropped there (it is on the disk)
 
 
@@ -52,6 +53,7 @@ class Tracker:
             bar_format="{desc} {percentage:3.0f}%|{bar:20}| {n:.4g}/{total} {unit} [{elapsed}<{remaining}{postfix}]",
             disable=None if writes else True,  # None: only on a terminal
         )
+        self._began = self._said = time.monotonic()
         self._wandb: _Wandb | None = None
         self.wandb_id = wandb_id
         if writes and config.tracking.wandb != "disabled":
@@ -99,10 +101,16 @@ class Tracker:
             self._wandb.log_table(name, columns, rows, step)
 
     def progress(self, step: int, seconds: float, **shown: str) -> None:
-        """Move the bar to this step (under max_minutes, to this time) and show these figures beside it."""
+        """Move the bar to this step (under max_minutes, to this time) and show these figures beside it.
+
+        Without a terminal: a line of its own where nothing was said for a while, so that nobody takes work for a hang.
+        """
         self.bar.set_postfix(shown, refresh=False)
         position = step if self._minutes is None else min(seconds / 60, self._minutes)
         self.bar.update(position - self.bar.n)
+        now = time.monotonic()
+        if self.bar.disable and now - self._said > max(SILENCE_S, (now - self._began) * SILENCE):
+            self.say(f"step {step:>6,}   " + "   ".join(f"{name} {value}" for name, value in shown.items()))
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
@@ -117,6 +125,7 @@ class Tracker:
         """Print a line without tearing the progress bar."""
         if not self.writes:
             return
+        self._said = time.monotonic()
         self.bar.write(text, file=sys.stdout)
         sys.stdout.flush()
 

@@ -115,3 +115,13 @@ def test_a_service_of_wandb_that_was_started_elsewhere_writes_into_the_run(tmp_p
     assert done.returncode == 0, done.stderr
     assert list((there / "runs/tiny/wandb").glob("offline-run-*/*.wandb"))
     assert not (here / "runs").exists()
+
+
+def test_without_a_terminal_a_long_silence_ends_with_a_line(tmp_path, monkeypatch):
+    config = write_config(tmp_path, eval={"every": 0}, tracking={"wandb": "disabled"})
+    assert "tok_s" not in pretrain(config, "name=quick").stdout
+    monkeypatch.setattr(train.tracking, "SILENCE_S", 0.0)
+    monkeypatch.setattr(train.tracking, "SILENCE", 0.0)
+    lines = [line.split() for line in pretrain(config, "name=slow").stdout.splitlines() if "tok_s" in line]
+    assert [line[:3:2] for line in lines] == [["step", "loss"]] * 12
+    assert [int(line[1]) for line in lines] == list(range(1, 13))

@@ -5,6 +5,7 @@ Everything that is drawn afterwards (mosaics, curves, time-lapse, viewer, compar
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -120,7 +121,9 @@ def write(snapshot: Snapshot, folder: Path) -> Path:
 def read(file: Path) -> Snapshot:
     """Read one snapshot. Raises InputError for any other file, or a broken one."""
     try:
-        with opened(file, MOST_BYTES) as stream, np.load(stream, allow_pickle=False) as arrays:
+        with opened(file, MOST_BYTES) as stream:
+            archive = io.BytesIO(stream.read())  # a damaged archive seeks to places that no file has
+        with np.load(archive, allow_pickle=False) as arrays:
             if sum(member.file_size for member in arrays.zip.infolist()) > MOST_BYTES:
                 raise ValueError("it would not fit into memory")
             about = parse_json(str(arrays["about"]), str(file))

@@ -9,7 +9,6 @@ error of a kind that people can mend as its one sentence, without a traceback.
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.command import InputError
+from eval.run_files import read_metrics
 from notebooks.hints import HINTS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,9 +110,8 @@ def _wait(process: subprocess.Popen[str], names: list[str]) -> str:
 
 def _last_step(name: str) -> int:
     """The last step in the run's metrics; 0 where there is none yet."""
-    file = ROOT / "runs" / name / "metrics.jsonl"
-    found = re.findall(r'"step": *(\d+)', file.read_text(encoding="utf-8")) if file.is_file() else []
-    return int(found[-1]) if found else 0
+    lines = read_metrics(ROOT / "runs" / name, lambda problem: None)
+    return lines[-1]["step"] if lines else 0
 
 
 def _stop(started: list[subprocess.Popen[str]]) -> None:

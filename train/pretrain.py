@@ -48,8 +48,7 @@ def run(
     from train.machine.together import number_of_processes, together
 
     work = partial(_run, config, script, objective, source, complete)
-    with together(1 if objective or source else number_of_processes(config), work):
-        return work()
+    return together(1 if objective or source else number_of_processes(config), work)
 
 
 def _run(

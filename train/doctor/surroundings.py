@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 from configs.command import InputError
 from train.budget import size_in_words
 from train.config import RunConfig
-from train.doctor.verdict import Verdict
+from train.doctor.verdict import Verdict, in_short
 from train.fits import check_disk
 from train.machine.device import machine
 from train.machine.hardware import all_memory, device_memory
@@ -76,7 +76,7 @@ def device(kind: str) -> Verdict:
         problem = "" if found == 1024 else f"a small product gave {found:g}, not 1024"
         name = machine(torch.device(kind))
     except Exception as error:
-        problem = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
+        problem = in_short(error)
     if problem:
         return Verdict("FAIL", f"device {kind}", problem, {f"device {kind}": problem}, is_fatal=kind == "cpu")
     name += f", PyTorch's kernels for {cpu_kernels()}" if kind == "cpu" else ""

@@ -82,35 +82,43 @@ def _before(config: RunConfig) -> dict[str, Any]:
         return {}
 
 
-@contextmanager
-def together(number: int, work: Callable[[], Any]) -> Iterator[None]:
-    """While inside, `number` processes are one run: this one, and the others, which call `work`.
+def together(number: int, work: Callable[[], int]) -> int:
+    """What `work` returns here, when `number` processes call it as one run: this one, and the others.
 
     Raises InputError if one of the others ended before its time.
     """
     if number == 1:
-        yield
-        return
-    threads = torch.get_num_threads()
+        return work()
+    cores = torch.get_num_threads()
+    threads = max(1, cores // number)
     with tempfile.TemporaryDirectory(prefix="headlight-together-") as folder:
         shared = {STORE: str(Path(folder) / "store"), "WORLD_SIZE": str(number)}
         if platform.system() in LOOPBACK:
             shared |= {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK[platform.system()])}
-        others = _started(number, work, shared, max(1, threads // number))
-        before = {name: os.environ.get(name) for name in (*shared, "RANK")}
-        os.environ.update(shared, RANK="0")
-        torch.set_num_threads(max(1, threads // number))
+        others = _started(number, work, shared, threads)
+        torch.set_num_threads(threads)
         try:
-            yield
+            with _environment(shared | {"RANK": "0"}):
+                return work()
         except RuntimeError as error:
             raise (_lost(others) or error) from None
         finally:
             for other in others:
                 other.kill()  # it writes nothing, and what is left of it waits for nobody
                 other.join()
-            torch.set_num_threads(threads)
-            for name, value in before.items():
-                os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+            torch.set_num_threads(cores)
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ[name] for name in values if name in os.environ}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _started(number: int, work: Callable[[], Any], shared: dict[str, str], threads: int) -> list[BaseProcess]:

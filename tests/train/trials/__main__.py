@@ -15,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.busy import burn
+
 # three libraries choose their kernels for the processor, each by its own variable, when they are loaded
 WITHOUT_AVX512 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 
@@ -82,12 +84,6 @@ def run_sweeps(given: argparse.Namespace, folder: Path) -> int:
     equal = sum(" equal " in line for line in lines)
     print(f"\n{equal} of {len(lines)} equal; {_machine(given)}")
     return int(equal < len(lines))
-
-
-def burn() -> None:
-    """Keep a core busy."""
-    while True:
-        sum(i * i for i in range(10_000))
 
 
 def _machine(given: argparse.Namespace) -> str:

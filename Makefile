@@ -1,9 +1,9 @@
 # make demo          trains the demo: some 8 minutes on a CPU.
 # make test          style, types, import rules, and the tests of every room: at most 5 minutes on two cores.
-# make test-all      `make test`, then all the rest: slow tests, notebooks, README's quick commands. CI runs this.
+# make test-all      `make test`, then all the rest: slow tests, notebooks, quick commands of README. CI runs this.
 # make attack        tries every case of bad input and faults (tests/attack), some 6,000; test-all tries a third.
 # make notebooks     runs every notebook; with WRITE=--write it also keeps what they print and draw.
-# make readme        runs every command of README in a fresh copy, as a newcomer would: hours.
+# make readme        runs every command of README and of three guides in a fresh copy, as a newcomer would: hours.
 # make readme-quick  runs those that take under a minute, with this .venv.
 # make lint          style, types and import rules alone.
 # make bench         measures speed on this machine.

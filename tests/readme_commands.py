@@ -1,4 +1,5 @@
-"""Run what README.md shows, in its order and word for word: `python tests/readme_commands.py [--quick] [--list]`.
+"""Run what README.md and the guides of PAGES show, in their order and word for word:
+`python tests/readme_commands.py [--quick] [--list] [PAGE ...]`.
 
 Every fenced code block counts; its language says what becomes of it:
 
@@ -24,8 +25,8 @@ Without --quick the copy makes its own .venv, as a newcomer would: packages are 
 (`make readme`). With --quick (`make readme-quick`, a part of CI) it borrows the .venv that this script runs in; a slow
 training whose run a later command looks at is done in short, which is the same command with the overrides SHORT.
 
-One line per command: ok, short, skipped or failed, seconds, line in README, command, reason. The exit code is 1 if one
-failed, 2 if README cannot be read like that. It needs git and a POSIX shell.
+One line per command: ok, short, skipped or failed, seconds, page and line, command, reason. The exit code is 1 if one
+failed, 2 if a page cannot be read like that. It needs git and a POSIX shell.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = ("README.md", "docs/install.md", "docs/runs.md", "docs/speed.md")
 SHELL = ("", "sh", "bash")
 NEEDS = ("network", "gpu", "windows", "person", "data")
 PROGRAMS = r"([A-Z_]+=\S+ )*(make|\.venv/bin/\w+|python3? -m venv|torchrun|git|bash) "  # with a space after each
@@ -62,7 +64,7 @@ LAST_LINES = 15  # of a command that failed
 
 
 class ReadmeError(Exception):
-    """README cannot be read as commands; the message says where and why."""
+    """A page cannot be read as commands; the message says where and why."""
 
 
 @dataclass
@@ -78,6 +80,7 @@ class Command:
     needs: str = ""
     slow: str = ""
     shows: str = ""
+    page: str = field(default="README.md", compare=False)
 
     @property
     def title(self) -> str:
@@ -105,7 +108,7 @@ class Plan:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# README -> commands
+# pages -> commands
 
 
 @dataclass
@@ -118,7 +121,16 @@ class Block:
 
 def parse(text: str, name: str = "README.md") -> list[Command]:
     """Every command of a Markdown text, in its order. Raises ReadmeError with file and line."""
-    return [command for block in _blocks(text, name) for command in _commands(block, name)]
+    commands = [command for block in _blocks(text, name) for command in _commands(block, name)]
+    for command in commands:
+        command.page = name
+    return commands
+
+
+def read(page: Path) -> list[Command]:
+    """The commands of a file, under its path from the root. Raises ReadmeError, OSError."""
+    inside = page.resolve().is_relative_to(ROOT)
+    return parse(page.read_text(encoding="utf-8"), page.resolve().relative_to(ROOT).as_posix() if inside else page.name)
 
 
 def _blocks(text: str, name: str) -> list[Block]:
@@ -334,7 +346,8 @@ def describe(status: str, seconds: float | None, item: Plan) -> str:
     """The one line of a command."""
     duration = "" if seconds is None else f"{seconds:.0f} s"
     why = f"   ({item.reason})" if item.reason else ""
-    return f"{status:8}{duration:>6}  {item.command.line:4}  {item.command.title}{why}"
+    place = f"{item.command.page}:{item.command.line}"
+    return f"{status:8}{duration:>6}  {place:<19}  {item.command.title}{why}"
 
 
 def run_all(plans: list[Plan], *, quick: bool) -> int:
@@ -374,13 +387,13 @@ def bring_data(needs: str, folder: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("readme", nargs="?", type=Path, default=ROOT / "README.md")
+    parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help=f"default: {', '.join(PAGES)}")
     parser.add_argument("--quick", action="store_true", help="leave out what is slow; what CI runs")
     parser.add_argument("--list", action="store_true", help="only show what would be run")
     parser.add_argument("--with", dest="available", action="append", default=[], choices=NEEDS, help="what is there")
     options = parser.parse_args()
     try:
-        commands = parse(options.readme.read_text(encoding="utf-8"), options.readme.name)
+        commands = [command for page in options.pages or map(ROOT.joinpath, PAGES) for command in read(page)]
     except (ReadmeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""README's commands: how they are read, and that each is accounted for. `make readme-quick` runs them."""
+"""The commands of README and of some guides: how they are read, and that each is accounted for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests import readme_commands
 from tests.docs.tree import is_module
-from tests.readme_commands import ROOT, TRAINING, Command, ReadmeError, parse, plan
+from tests.readme_commands import PAGES, ROOT, TRAINING, Command, ReadmeError, parse, plan, read
 
 pytestmark = pytest.mark.slow
 
@@ -23,8 +23,8 @@ SCRIPT = ROOT / "tests" / "readme_commands.py"
 PYTHON = ".venv/bin/python"
 
 
-def commands_of_readme() -> list[Command]:
-    return parse((ROOT / "README.md").read_text(encoding="utf-8"))
+def commands_of_pages() -> list[Command]:
+    return [command for page in PAGES for command in read(ROOT / page)]
 
 
 def fenced(lines: str, tags: str = "", language: str = "") -> str:
@@ -240,7 +240,9 @@ def repository(tmp_path):
 
 
 def run_script(root: Path, readme: str, *options: str) -> subprocess.CompletedProcess[str]:
-    (root / "README.md").write_text(readme, encoding="utf-8")
+    for page in PAGES:
+        (root / page).parent.mkdir(exist_ok=True)
+        (root / page).write_text(readme if page == "README.md" else "Nothing to run.\n", encoding="utf-8")
     command = [sys.executable, str(root / "tests" / "readme_commands.py"), *options]
     return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
 
@@ -287,6 +289,16 @@ def test_a_readme_that_cannot_be_read_is_one_line_and_code_2(repository):
     assert result.stderr == "error: README.md:4: not recognised as a command, and not tagged: sl\n"
 
 
+def test_pages_are_run_one_after_the_other_and_named(repository):
+    (repository / "docs").mkdir()
+    (repository / "docs/more.md").write_text(fenced("make hello", "<!-- needs: gpu -->"), encoding="utf-8")
+    result = run_script(repository, fenced("make fails"), "--list", "README.md", "docs/more.md")
+    assert [line.split()[:3] for line in result.stdout.splitlines()] == [
+        ["run", "README.md:4", "make"],
+        ["skipped", "docs/more.md:5", "make"],
+    ]
+
+
 def test_data_that_one_has_is_brought_where_the_command_looks_for_it(repository):
     (repository / "runs" / "my.txt").write_text("mine", encoding="utf-8")  # ignored by git: not in the copy
     text = fenced('assert open("runs/my.txt").read() == "mine"', "<!-- needs: data runs/my.txt -->", "python")
@@ -325,11 +337,11 @@ def test_the_children_of_a_command_that_hangs_end_with_it(tmp_path, monkeypatch)
 
 
 # ---------------------------------------------------------------------------------------------------------
-# README itself
+# README and the guides
 
 
-def test_every_block_of_readme_is_a_command_or_says_what_it_is():
-    kinds = {command.kind for command in commands_of_readme()}
+def test_every_block_of_the_pages_is_a_command_or_says_what_it_is():
+    kinds = {command.kind for command in commands_of_pages()}
     assert {"shell", "python", "yaml"} <= kinds
 
 
@@ -342,17 +354,17 @@ def test_the_chinese_readme_has_the_same_commands():
     assert said[0] == said[1]
 
 
-def test_what_readme_skips_names_modules_and_configs_that_exist():
+def test_what_is_skipped_names_modules_and_configs_that_exist():
     """CI runs no command that needs a network or a GPU; the names in it are checked all the same."""
     from train.config import load_run_config
 
-    for command in commands_of_readme():
+    for command in commands_of_pages():
         words = shlex.split(command.title) if command.kind == "shell" else []
         if "-m" not in words or command.needs.startswith("windows"):
             continue
         at = words.index("-m")
         module, arguments = words[at + 1], words[at + 2 :]
-        assert is_module(module), f"README.md:{command.line}: there is no module {module}"
+        assert is_module(module), f"{command.page}:{command.line}: there is no module {module}"
         for name in [word for word in arguments if word.startswith("configs/") and word.endswith(".yaml")]:
             overrides = [word for word in arguments if re.match(r"[a-z_]+(\.[a-z_]+)*=", word)]
             if module != "train.sweep":  # whose overrides may be lists

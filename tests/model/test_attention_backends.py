@@ -10,8 +10,10 @@ from model.backends import choice as attention_backends
 from model.backends.choice import BACKENDS, Backend, Situation, choose_attention, try_out, why_not
 from tests.conftest import random_model, tiny_config
 from train.config import load_run_config
+from train.machine.device import resolve_attention
 
 HALF = torch.bfloat16
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.mark.parametrize(
@@ -59,24 +61,13 @@ def test_what_cannot_serve_says_why_and_what_to_do(name, situation, message):
     assert message in found
 
 
-@pytest.mark.parametrize("config", sorted(Path("configs").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("config", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("backend", ["eager", "flash"])
 def test_every_shipped_config_trains_with_eager_and_flash_wherever_there_is_a_kernel(backend, config):
-    """Documents, windows and heads as they are in the file; compiled or not."""
-    run = load_run_config(config)
-    here = Situation(
-        device="cpu",
-        dtype=HALF,
-        head_dim=run.model.head_size,
-        num_key_value_groups=run.model.num_key_value_groups,
-        dropout=run.model.attention_dropout,
-        gradients=True,
-        documents=run.data.isolate_documents,
-        windows=run.model.sliding_window is not None,
-    )
+    run = load_run_config(config, [f"model.attn_implementation={backend}"])
     for device in ("cpu", "cuda"):
         for compiled in (False, True):
-            assert why_not(backend, replace(here, device=device, compiled=compiled)) is None
+            assert resolve_attention(run, device, "bf16", compiled) == (backend, "asked for")
 
 
 def test_what_can_serve_is_let_through():

@@ -177,7 +177,7 @@ class Decoder(nn.Module):
         documents: tuple[Tensor | None, Tensor | None],
         kv_cache: KVCache | None,
     ) -> dict[int | None, Mask]:
-        """One mask for each kind of layer, by its window, as the backend reads it. documents: their ids, their starts."""
+        """One mask for each kind of layer, by its window, as the backend reads it. documents: (ids, starts)."""
         count, plain = len(positions), attention_mask is None and documents[0] is None
         masks: dict[int | None, Mask] = {}
         for layer, window in enumerate(self.config.windows):

@@ -40,7 +40,7 @@ class Shape:
         parts: list[dict[str, Tensor | None]] = []
         for first in range(0, self.rows, self.at_once):
             part = slice(first, first + self.at_once)
-            parts.append({"input_ids": ids[part], "labels": ids[part]} | _documents(begins[part], self.documents))
+            parts.append({"input_ids": ids[part], "labels": ids[part], **_documents(begins[part], self.documents)})
         return parts
 
 

@@ -4,8 +4,8 @@ who sees whom                     on a GPU                                      
 all, up to itself                 the kernel's own causal flag                     the same
 documents, windows, padding       documents laid end to end, see varlen.py         a boolean mask
 
-The kernel on a GPU reads no mask, but it takes lengths. So packed documents are no reason to leave it. Dao 2023
-(arXiv 2307.08691); versions 3 and 4 are packages of their own (Shah et al. 2024, 2407.08608).
+The kernel on a GPU reads no mask, but it takes lengths, so it serves packed documents as well. Dao 2023 (arXiv
+2307.08691); versions 3 and 4 are packages of their own (Shah et al. 2024, 2407.08608).
 """
 
 from __future__ import annotations

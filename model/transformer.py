@@ -145,7 +145,7 @@ class Decoder(nn.Module):
         document_ids: Tensor | None,
         position_ids: Tensor | None,
         kv_cache: KVCache | None,
-        document_starts: Tensor | None,
+        document_starts: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """-> the hidden states, and the sums of the layers' auxiliary losses by name."""
         T, device = input_ids.shape[1], input_ids.device

@@ -17,6 +17,13 @@ measure() { # name, seconds at most, command …
 
 local_text="data.source={kind: files, path: ../shared/data/tinystories_samples}"
 measure correct 400 "$PYTHON" -m pytest -q tests/train/test_cuda.py tests/model -m "not slow"
+measure backends 120 "$PYTHON" -m train.doctor configs/124m.yaml  # each against float64, packed documents or not
+for backend in flash flash3 flash4 flex sdpa; do # training on packed documents, which 124m.yaml isolates
+    for compile in false true; do
+        measure "documents_${backend}_compile_$compile" 90 "$PYTHON" -m benchmarks.throughput configs/124m.yaml \
+            model.attn_implementation=$backend train.compile=$compile
+    done
+done
 measure speed_124m 120 "$PYTHON" -m benchmarks.throughput configs/124m.yaml
 measure speed_26m 120 "$PYTHON" -m benchmarks.throughput configs/26m.yaml
 measure versus_transformers 300 "$PYTHON" -m benchmarks.throughput configs/124m.yaml --versus transformers

@@ -37,8 +37,9 @@ class Batch:
     """Rows that are trained on together: an open set of tensors by name, each with the rows as its first dimension.
 
     Rows of text have input_ids and labels (B, T) int64. They have document_ids (B, T) where documents must not see
-    each other, and position_ids (B, T) where positions do not count on through the row. Another objective names what
-    it needs (chosen_input_ids, rewards, …). row_ids: the rows' numbers, for messages.
+    each other, with document_starts (B, N), the places where they begin. They have position_ids (B, T) where positions
+    do not count on through the row. Another objective names what it needs (chosen_input_ids, rewards, …). row_ids: the
+    rows' numbers, for messages.
     """
 
     tensors: dict[str, Tensor]
@@ -200,6 +201,7 @@ def make_batch(
         documents = [packing.document_ids(row, tokenizer.bos_id) for row in ids]
         if isolate:
             found["document_ids"] = np.stack(documents)
+            found["document_starts"] = packing.document_starts(found["document_ids"])
         if restart:
             found["position_ids"] = np.stack([packing.restarted_positions(row) for row in documents])
     return Batch({name: torch.from_numpy(array) for name, array in found.items()}, row_ids)

@@ -228,6 +228,18 @@ def document_ids(row: np.ndarray, bos_id: int) -> np.ndarray:
     return np.cumsum(row == bos_id, dtype=np.int64)
 
 
+def document_starts(documents: np.ndarray) -> np.ndarray:
+    """(B, T) document numbers -> (B, N) int32 places at which documents begin in each row, filled up with T.
+
+    0 0 1 1 1 -> 0 2 5 5 5 5 5 5. N is a power of two, 8 or more, so that a compiled model meets few shapes.
+    """
+    begins = np.diff(documents, axis=1, prepend=documents[:, :1] - 1) != 0
+    most, length = int(begins.sum(axis=1).max()), documents.shape[1]
+    starts = np.sort(np.where(begins, np.arange(length, dtype=np.int32), np.int32(length)), axis=1)
+    wanted = max(8, 1 << (most - 1).bit_length())
+    return np.pad(starts[:, :wanted], ((0, 0), (0, max(0, wanted - length))), constant_values=length)
+
+
 def restarted_positions(documents: np.ndarray) -> np.ndarray:
     """(T,) document numbers -> (T,) positions that count from 0 in every document: 0 0 0 1 1 2 -> 0 1 2 0 1 0."""
     begins = np.flatnonzero(np.diff(documents, prepend=documents[:1] - 1))

@@ -19,8 +19,8 @@ from configs.bounds import (
 from configs.meaning import Meaning, Section
 
 AttentionImplementation = Literal[
-    "auto", "eager", "flash", "flash3", "flash4", "sdpa", "sdpa_efficient", "sdpa_cudnn", "sdpa_math", "blocked",
-    "flex", "varlen",
+    "auto", "eager", "flash", "flex",
+    "flash3", "flash4", "sdpa", "sdpa_efficient", "sdpa_cudnn", "sdpa_math", "blocked", "varlen",
 ]  # fmt: skip
 LayerType = Literal["full_attention", "sliding_attention"]
 KeyValueHeads = Annotated[int, Field(ge=0, le=MOST_HEADS)] | Literal["mha", "gqa", "mqa"]
@@ -169,8 +169,8 @@ class ModelConfig(Section):
     )
     attn_implementation: Annotated[AttentionImplementation, Meaning.FREE_AT_START, Meaning.MAY_CHANGE] = Field(
         "auto",
-        description="Code that computes attention (same numbers, other speed): auto | eager | flash | sdpa | flex | "
-        "varlen | blocked (bf16 on a CPU), or one kernel: flash3 | flash4 | sdpa_efficient | sdpa_cudnn | sdpa_math.",
+        description="Code that computes attention (same numbers, other speed): auto | eager (the formula) | flash | "
+        "flex. docs/attention.md has the others.",
     )
     bos_token_id: Annotated[TokenId | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
         None, description="First token of every document. The tokenizer sets it."

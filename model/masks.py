@@ -91,7 +91,8 @@ class MaskSpec:
     """Which predicates limit one kind of layer in one forward pass of B rows, T queries over S keys each.
 
     query_positions (T,), key_positions (S,): places in the sequence. attention_mask (B, S): 1 = real token.
-    document_ids (B, T): packed rows, T = S. sliding_window: tokens seen, or None.
+    document_ids (B, T): packed rows, T = S. document_starts (B, most of a row): where each begins, filled up with T;
+    None = look for it. sliding_window: tokens seen, or None.
     all_visible: every query sees every key up to itself, so that a kernel's own causal flag says it all.
     """
 
@@ -102,6 +103,7 @@ class MaskSpec:
     document_ids: Tensor | None = None
     sliding_window: int | None = None
     all_visible: bool = False
+    document_starts: Tensor | None = None
 
 
 def boolean_mask(spec: MaskSpec) -> Tensor | None:

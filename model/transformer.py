@@ -145,6 +145,7 @@ class Decoder(nn.Module):
         document_ids: Tensor | None,
         position_ids: Tensor | None,
         kv_cache: KVCache | None,
+        document_starts: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """-> the hidden states, and the sums of the layers' auxiliary losses by name."""
         T, device = input_ids.shape[1], input_ids.device
@@ -152,7 +153,8 @@ class Decoder(nn.Module):
             self.check_backend(input_ids, attention_mask, document_ids, kv_cache)
         # places in the sequence, cached tokens included
         positions = torch.arange(T, device=device) if kv_cache is None else kv_cache.positions(T, device)
-        masks = self.build_masks(positions, input_ids.shape[0], attention_mask, document_ids, kv_cache)
+        documents = (document_ids, document_starts)
+        masks = self.build_masks(positions, input_ids.shape[0], attention_mask, documents, kv_cache)
         x = self.dropout(self.embed_tokens(input_ids))
         cos, sin = self.rotary_emb(positions[None] if position_ids is None else position_ids, x.dtype)
         auxiliary: dict[str, Tensor] = {}
@@ -172,11 +174,11 @@ class Decoder(nn.Module):
         positions: Tensor,
         batch_size: int,
         attention_mask: Tensor | None,
-        document_ids: Tensor | None,
+        documents: tuple[Tensor | None, Tensor | None],
         kv_cache: KVCache | None,
     ) -> dict[int | None, Mask]:
-        """One mask for every kind of layer, by its window, in the form that the backend reads."""
-        count, plain = len(positions), attention_mask is None and document_ids is None
+        """One mask for each kind of layer, by its window, as the backend reads it. documents: (ids, starts)."""
+        count, plain = len(positions), attention_mask is None and documents[0] is None
         masks: dict[int | None, Mask] = {}
         for layer, window in enumerate(self.config.windows):
             if window in masks:
@@ -187,7 +189,7 @@ class Decoder(nn.Module):
                 keys = kv_cache.key_positions(layer, count, positions.device)
                 sees_all = kv_cache.sees_all(layer, window, count)
             real = real_tokens(attention_mask, keys) if attention_mask is not None else None
-            spec = MaskSpec(positions, keys, batch_size, real, document_ids, window, plain and sees_all)
+            spec = MaskSpec(positions, keys, batch_size, real, documents[0], window, plain and sees_all, documents[1])
             masks[window] = BACKENDS[self.backend].mask(spec)
         return masks
 
@@ -316,6 +318,7 @@ class LanguageModel(nn.Module):
         kv_cache: KVCache | None = None,
         labels: Tensor | None = None,
         logits_to_keep: int = 0,
+        document_starts: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """input_ids (B, T) -> logits (B, T, V); with labels (B, T) -> (loss_sum, token_count), both scalars.
 
@@ -325,6 +328,8 @@ class LanguageModel(nn.Module):
         model is asked for it at position t - 1, and -100 marks what is not trained on. loss_sum is the sum of
         -ln p over the token_count trained positions; the caller divides, by the global count.
         logits_to_keep: logits of the last positions only; 0 = of all.
+        document_starts (B, N): where the documents of document_ids begin, filled up with T, as batches have them. flash
+        then waits for nothing. Without it, it has to read from the GPU how many there are.
 
         In training mode, with labels, every auxiliary loss of the layers is added to loss_sum, times token_count.
 
@@ -332,8 +337,8 @@ class LanguageModel(nn.Module):
         that it is several documents), masks of another shape, and a backend that cannot serve.
         """
         if not torch.compiler.is_compiling():
-            self._check_inputs(input_ids, attention_mask, document_ids, position_ids, kv_cache)
-        hidden, auxiliary = self.model(input_ids, attention_mask, document_ids, position_ids, kv_cache)
+            self._check_inputs(input_ids, attention_mask, document_ids, position_ids, kv_cache, document_starts)
+        hidden, auxiliary = self.model(input_ids, attention_mask, document_ids, position_ids, kv_cache, document_starts)
         if labels is None:
             return self.lm_head(hidden[:, -logits_to_keep:])
         next_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # position t is asked for token t + 1
@@ -352,6 +357,7 @@ class LanguageModel(nn.Module):
         document_ids: Tensor | None,
         position_ids: Tensor | None,
         kv_cache: KVCache | None,
+        document_starts: Tensor | None,
     ) -> None:
         (B, T), longest = input_ids.shape, self.config.max_position_embeddings
         past = kv_cache.length if kv_cache is not None else 0
@@ -365,6 +371,8 @@ class LanguageModel(nn.Module):
             raise ValueError("document_ids are for packed rows, a kv_cache is for one document: give one of them")
         if document_ids is not None and document_ids.shape != input_ids.shape:
             raise ValueError(f"document_ids has shape {tuple(document_ids.shape)}, input_ids {(B, T)}: make them equal")
+        if document_starts is not None and (document_ids is None or len(document_starts) != B):
+            raise ValueError(f"document_starts has {len(document_starts)} rows: give {B}, and document_ids with it")
         if position_ids is not None and position_ids.shape not in ((B, T), (1, T)):
             raise ValueError(f"position_ids has shape {tuple(position_ids.shape)}: give {(B, T)} or {(1, T)}")
         if attention_mask is not None:

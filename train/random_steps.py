@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from data.packing import document_starts
 from model import LanguageModel
 from train.config import RunConfig
 from train.machine.device import Device
@@ -36,13 +37,18 @@ class Shape:
         torch.manual_seed(0)
         ids = torch.randint(0, self.vocabulary, (self.rows, self.length), device=device)
         begins = torch.rand(self.rows, self.length, device=device) < 1 / DOCUMENT
-        documents = begins.cumsum(1) if self.documents else None
         parts: list[dict[str, Tensor | None]] = []
         for first in range(0, self.rows, self.at_once):
             part = slice(first, first + self.at_once)
-            ids_of_documents = documents[part] if documents is not None else None
-            parts.append({"input_ids": ids[part], "labels": ids[part], "document_ids": ids_of_documents})
+            parts.append({"input_ids": ids[part], "labels": ids[part], **_documents(begins[part], self.documents)})
         return parts
+
+
+def _documents(begins: Tensor, isolated: bool) -> dict[str, Tensor | None]:
+    """As batches of text have them (data.batches)."""
+    ids = begins.cumsum(1)
+    starts = torch.from_numpy(document_starts(ids.cpu().numpy())).to(begins.device)
+    return {"document_ids": ids, "document_starts": starts} if isolated else {"document_ids": None}
 
 
 def make_step(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from configs.command import InputError
 from data.batches import Batch
 from model.memory import is_out_of_memory
-from train.machine.distributed import average_gradients, sync_gradients, whole
+from train.machine.distributed import add_up_gradients, sync_gradients, whole
 from train.machine.signals import STOP_SIGNALS
 from train.meters import StepFigures, UpdateRatio
 from train.optimizer import lr_factor, set_learning_rate
@@ -120,7 +120,8 @@ def _loss_and_gradients(run: Run, batch: Batch, trained: int) -> tuple[Tensor, d
 def _backward(run: Run, batch: Batch, trained: int) -> tuple[Tensor, dict[str, Tensor]]:
     # the loss of a step is its sum / its count, whatever micro-batches and processes there are; DDP and FSDP2 divide
     # gradients by the number of processes, so the loss is multiplied by it
-    forward, count = run.state.forward, max(1, trained)
+    forward, count, memory = run.state.forward, max(1, trained), run.world.memory
+    factor = run.world.size if memory is None else 1
     sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=run.device.device))
     parts = batch.split(run.state.micro_rows)
     for number, part in enumerate(parts, start=1):
@@ -128,10 +129,11 @@ def _backward(run: Run, batch: Batch, trained: int) -> tuple[Tensor, dict[str, T
             sync_gradients(forward, run.lm, run.world, wanted=number == len(parts))
         with run.device.autocast():
             loss_sum, figures = run.objective.loss(forward, part)
-        run.scaler.scale(loss_sum * (run.world.size / count)).backward()
+        run.scaler.scale(loss_sum * (factor / count)).backward()
         for name, value in {"loss": loss_sum, **figures}.items():
             sums[name] += value.detach()
-    average_gradients(run.lm, run.world)
+    if memory is not None:
+        add_up_gradients(run.lm, memory)
     means = {name: run.world.sum_tensor(value) / count for name, value in sums.items()}
     return means.pop("loss"), means
 

@@ -31,7 +31,8 @@ from train.optimizer import Muon, build_optimizers
 USABLE_SHARE = 0.9  # of the memory: the rest is for the CUDA context and for fragments
 WRITTEN_OUT = ("eager", "sdpa_math")  # attention that keeps every weight for the backward pass, on any device
 MOST_CHUNKS = 96  # of the loss: more than 49,152 tokens are measured as if the chunks were larger, or it takes minutes
-UNMASKED = ("flex", "varlen")  # attention that needs no mask matrix for documents and windows
+# attention that needs no mask matrix for documents and windows
+UNMASKED = ("flash", "flash3", "flash4", "flex", "varlen")
 
 
 def largest_micro_batch(run: RunConfig, memory: float, *, half: bool, device: str) -> int:

@@ -1,16 +1,16 @@
 """Which device computes, and which code computes attention: what each backend can serve, and what `auto` chooses.
 
     eager           the formula, written out (model/attention.py); memory grows with T * S
-    sdpa            torch.nn.functional.scaled_dot_product_attention; PyTorch picks the kernel
-    flash           its flash kernel and only that (FlashAttention-2, Dao 2023, arXiv 2307.08691)
-    flash3, flash4  the same call on FlashAttention-3 / -4, where installed (Shah et al. 2024, arXiv 2407.08608)
+    flash           PyTorch's flash kernel and only that, with packed documents or without      (flash.py)
+    flash3, flash4  the same on FlashAttention-3 / -4, where installed
+    flex            FlexAttention: masks as code, compiled into the kernel                      (flex.py)
+    sdpa            torch.nn.functional.scaled_dot_product_attention; PyTorch picks the kernel  (sdpa.py)
     sdpa_math, sdpa_efficient, sdpa_cudnn   one of its other kernels
-    blocked         bfloat16 matrix products over blocks of queries, for training on a CPU  (blocked.py)
-    flex            FlexAttention: masks as code, compiled into the kernel                  (flex.py)
-    varlen          documents laid end to end, nothing is computed for masks                (varlen.py)
+    blocked         bfloat16 matrix products over blocks of queries, for training on a CPU      (blocked.py)
+    varlen          documents laid end to end even where there is one a row                     (varlen.py)
 
 All give the same numbers. Tested on a CPU: eager, sdpa, flash, sdpa_math, blocked, flex (forward). Need CUDA and are
-not tested yet: flash3, flash4, sdpa_efficient, sdpa_cudnn, varlen, gradients of flex.
+not tested yet: flash on a GPU, flash3, flash4, sdpa_efficient, sdpa_cudnn, varlen, gradients of flex.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend
 
 from model.attention import AttentionFunction, eager
 from model.backends.blocked import LONGEST, blocked
+from model.backends.flash import flash, lengths_or_mask
 from model.backends.flex import block_mask, flex
 from model.backends.sdpa import any_kernel, only
 from model.backends.varlen import sequences, varlen
@@ -83,23 +84,32 @@ def _half_limits(here: Situation) -> str | None:
     return f"computes in 16 bits, not in {_name(here.dtype)}: use sdpa, or train.precision: bf16"
 
 
-def _flash_kernel_limits(here: Situation) -> str | None:
-    """What the flash kernel on CUDA takes, called directly or by sdpa."""
-    if problem := _half_limits(here):
-        return problem
-    if here.head_dim > 256:
-        return f"takes heads of at most 256, not {here.head_dim}: use sdpa, or a smaller head_dim"
-    return None
-
-
 def _flash_limits(here: Situation) -> str | None:
+    """What the flash kernel cannot serve: plain, or with the lengths of documents in place of a mask."""
     if here.device == "cpu":
         return "has no dropout on CPU: use sdpa, or attention_dropout: 0" if here.dropout else None
     if here.device != "cuda":
         return f"has no kernel on {here.device}: use sdpa"
-    if problem := _flash_kernel_limits(here):
+    if problem := _half_limits(here):
         return problem
-    return f"cannot serve {here.mask} on CUDA: use sdpa, flex or varlen" if here.mask else None
+    if here.head_dim > 256:
+        return f"takes heads of at most 256, not {here.head_dim}: use sdpa, or a smaller head_dim"
+    return _lengths_limits(here) if here.mask else None
+
+
+def _lengths_limits(here: Situation) -> str | None:
+    """What lengths cannot say, or the kernel cannot do with them."""
+    if here.dropout:
+        return f"has no dropout with {here.mask or 'lengths'}: use sdpa, or attention_dropout: 0"
+    if here.documents and here.padding:
+        return "takes documents or padding, not both: give padding a document id of its own"
+    if here.padding and here.compiled:
+        return "cannot leave out padding in a compiled model, whose shapes are fixed: use flex, or train.compile: false"
+    return "cannot read a static cache: use sdpa, or a dynamic cache" if here.static_cache else None
+
+
+def _varlen_limits(here: Situation) -> str | None:
+    return _cuda_limits(here) or _flash_limits(here) or _lengths_limits(here)
 
 
 def _newer_flash_limits(package: str, capabilities: tuple[int, ...]) -> Callable[[Situation], str | None]:
@@ -140,32 +150,18 @@ def _flex_limits(here: Situation) -> str | None:
     return None
 
 
-def _varlen_limits(here: Situation) -> str | None:
-    if problem := _cuda_limits(here) or _flash_kernel_limits(here):
-        return problem
-    if here.dropout:
-        return NO_DROPOUT
-    if here.documents and here.padding:
-        return "takes documents or padding, not both: give padding a document id of its own"
-    if here.compiled:
-        return "is not for a compiled model, since lengths differ with every batch: use flex, or train.compile: false"
-    return "cannot read a static cache: use sdpa, or a dynamic cache" if here.static_cache else None
-
-
 # AttentionImplementation in config.py lists the names once more, because a JSON Schema needs them written out
 BACKENDS: dict[str, Backend] = {
     "eager": Backend(eager),
-    "flash": Backend(only(SDPBackend.FLASH_ATTENTION), limits=_flash_limits),
-    "flash3": Backend(
-        only(SDPBackend.FLASH_ATTENTION, "FA3"), limits=_newer_flash_limits("flash_attn_interface", (9,))
-    ),
-    "flash4": Backend(only(SDPBackend.FLASH_ATTENTION, "FA4"), limits=_newer_flash_limits("flash_attn.cute", (9, 10))),
+    "flash": Backend(flash(), lengths_or_mask, _flash_limits),
+    "flex": Backend(flex, block_mask, _flex_limits),
+    "flash3": Backend(flash("FA3"), lengths_or_mask, _newer_flash_limits("flash_attn_interface", (9,))),
+    "flash4": Backend(flash("FA4"), lengths_or_mask, _newer_flash_limits("flash_attn.cute", (9, 10))),
     "sdpa": Backend(any_kernel),
     "sdpa_efficient": Backend(only(SDPBackend.EFFICIENT_ATTENTION), limits=_cuda_limits),
     "sdpa_cudnn": Backend(only(SDPBackend.CUDNN_ATTENTION), limits=_cudnn_limits),
     "sdpa_math": Backend(only(SDPBackend.MATH)),
     "blocked": Backend(blocked, limits=_blocked_limits),
-    "flex": Backend(flex, block_mask, _flex_limits),
     "varlen": Backend(varlen, sequences, _varlen_limits),
 }
 
@@ -201,8 +197,9 @@ def choose_attention(here: Situation, avoid: Mapping[str, str] = MappingProxyTyp
     """What `auto` stands for, and why: (backend, reason). avoid: backends that it must not take, and why.
 
     sdpa serves everything. On a CPU that trains in bfloat16, blocked is faster (EXPERIMENTS.md). On a GPU, faster ones
-    are tried in turn, on small tensors against the formula: first what needs no mask at all, then flex, which skips
-    what the mask hides. eager is what is left where even sdpa is to be avoided.
+    are tried in turn, on small tensors against the formula: the newest flash kernel that is installed first. Where
+    documents or windows hide something, also PyTorch's own, then flex; both skip what is hidden. Without them, that is
+    sdpa's first choice anyway. eager is what is left where even sdpa is to be avoided.
     """
     reasons = {
         "blocked": f"fastest in bfloat16 on a CPU; PyTorch's kernel for rows of more than {LONGEST} tokens",
@@ -211,7 +208,7 @@ def choose_attention(here: Situation, avoid: Mapping[str, str] = MappingProxyTyp
     }
     candidates = []
     if here.device == "cuda":
-        candidates = ["varlen", "flex"] if here.documents or here.windows else ["flash4", "flash3"]
+        candidates = ["flash4", "flash3", *(["flash", "flex"] if here.documents or here.windows else [])]
     elif here.device == "cpu" and here.gradients and why_not("blocked", here) is None:
         candidates = ["blocked"]
     rejected: list[str] = []

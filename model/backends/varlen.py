@@ -1,5 +1,9 @@
 """Padding-free attention: documents laid end to end, with the place where each begins (`cu_seqlens`).
 
+documents   0 0 1 1 1 | 3 3 3 3 3      two rows of five tokens, three documents
+starts      0 2 5 5   | 0 5 5 5        per row, filled up with the row's length (data.packing.document_starts)
+cu_seqlens  0 2 5 5 5 10 10 10 10      all rows end to end; two equal numbers are an empty document, which costs nothing
+
 No mask is read, and no score is computed that a mask would forbid. PyTorch's varlen_attn calls its flash kernel, so
 this needs CUDA, 16-bit numbers and a head of at most 256. It is not tested on a GPU yet. The code around the kernel is
 tested on a CPU against a loop over the documents.
@@ -25,18 +29,17 @@ def sequences(spec: MaskSpec) -> Sequences:
     """The predicates of a MaskSpec as lengths. The tokens of a document must stand together: an id that returns later
     in a row begins a new document here.
 
-    Queries are the last T of the S keys. With a cache, the kernel aligns both at their ends.
+    Queries are the last T of the S keys. With a cache, the kernel aligns both at their ends. An upper bound of a length
+    is enough for the kernel, so nothing is read back from the GPU but where padding has to be found.
     """
     T, S = len(spec.query_positions), len(spec.key_positions)
     window = (-1 if spec.sliding_window is None else spec.sliding_window - 1, 0)
-    device = spec.query_positions.device
+    rows = torch.arange(spec.batch_size + 1, device=spec.query_positions.device, dtype=torch.int32)
     if spec.document_ids is not None:
-        ids = spec.document_ids
-        begins = F.pad(ids[:, 1:] != ids[:, :-1], (1, 0), value=True).flatten()
-        cu = _starts(begins)
+        starts = spec.document_starts if spec.document_starts is not None else find_starts(spec.document_ids)
+        cu = F.pad((starts + rows[:-1, None] * T).flatten(), (0, 1), value=spec.batch_size * T).int()
         return Sequences(cu, cu, T, S, window)
     if spec.attention_mask is None:
-        rows = torch.arange(spec.batch_size + 1, device=device, dtype=torch.int32)
         return Sequences(rows * T, rows * S, T, S, window)
     real = spec.attention_mask.bool()
     queries = real[:, S - T :]
@@ -51,12 +54,16 @@ def sequences(spec: MaskSpec) -> Sequences:
     )
 
 
-def _starts(begins: Tensor) -> Tensor:
-    """Indices at which a document begins, then the total: (N,) bool -> (documents + 1,) int32.
+def find_starts(document_ids: Tensor) -> Tensor:
+    """Where documents begin in each row, filled up with T, for batches that do not say it: (B, T) -> (B, N).
 
-    The number of documents differs from batch to batch, so a compiled model, whose shapes are fixed, cannot use this.
+    Waits for the GPU once, to learn N, the most of a row. A compiled model must know shapes in advance: there N is T,
+    as if every token could begin a document.
     """
-    return F.pad(begins.nonzero().flatten(), (0, 1), value=len(begins)).int()
+    T = document_ids.shape[1]
+    begins = F.pad(document_ids[:, 1:] != document_ids[:, :-1], (1, 0), value=True)
+    starts = torch.where(begins, torch.arange(T, device=begins.device), T).sort(dim=1).values
+    return starts if torch.compiler.is_compiling() else starts[:, : int(begins.sum(1).max())]
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, mask: Sequences, dropout: float) -> Tensor:
@@ -85,5 +92,5 @@ def varlen_kernel() -> tuple[Callable[..., Any], bool]:
 
     parameters = inspect.signature(varlen_attn).parameters
     if "window_size" not in parameters:
-        raise ValueError(f"attn_implementation: varlen needs PyTorch 2.11 or newer, this is {torch.__version__}")
+        raise ValueError(f"attention over documents needs PyTorch 2.11 or newer, this is {torch.__version__}")
     return varlen_attn, "enable_gqa" in parameters

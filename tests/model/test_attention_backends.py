@@ -1,6 +1,7 @@
 """The choice of a backend: explicit means explicit, auto says why, and what cannot serve is refused first."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,8 +9,11 @@ import torch
 from model.backends import choice as attention_backends
 from model.backends.choice import BACKENDS, Backend, Situation, choose_attention, try_out, why_not
 from tests.conftest import random_model, tiny_config
+from train.config import load_run_config
+from train.machine.device import resolve_attention
 
 HALF = torch.bfloat16
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.mark.parametrize(
@@ -24,10 +28,10 @@ HALF = torch.bfloat16
         ("flash", Situation("cuda", HALF, 320), "heads of at most 256, not 320: use sdpa, or a smaller head_dim"),
         (
             "flash",
-            Situation("cuda", HALF, 64, documents=True),
-            "cannot serve documents on CUDA: use sdpa, flex or varlen",
+            Situation("cuda", HALF, 64, documents=True, dropout=0.1),
+            "has no dropout with documents: use sdpa, or attention_dropout: 0",
         ),
-        ("flash", Situation("cuda", HALF, 64, windows=True), "cannot serve a sliding window on CUDA"),
+        ("flash", Situation("cuda", HALF, 64, padding=True, compiled=True), "cannot leave out padding in a compiled"),
         ("flash", Situation("mps", HALF, 64), "no kernel on mps: use sdpa"),
         ("flash3", Situation("cpu", HALF, 64), "needs CUDA: use flash or sdpa"),
         ("sdpa_efficient", Situation("cpu", torch.float32, 64), "needs CUDA: use sdpa"),
@@ -46,9 +50,8 @@ HALF = torch.bfloat16
         ("varlen", Situation("cuda", HALF, 512), "heads of at most 256, not 512"),
         ("varlen", Situation("cuda", HALF, 64, static_cache=True), "cannot read a static cache: use sdpa"),
         ("varlen", Situation("cuda", HALF, 64, documents=True, padding=True), "documents or padding, not both"),
-        ("varlen", Situation("cuda", HALF, 64, compiled=True), "not for a compiled model"),
-        ("flash", Situation("cuda", HALF, 64, static_cache=True), "cannot serve a static cache on CUDA"),
-        ("flash", Situation("cuda", HALF, 64, after_cached_tokens=True), "cannot serve tokens behind a cache on CUDA"),
+        ("varlen", Situation("cuda", HALF, 64, dropout=0.1), "has no dropout with lengths"),
+        ("flash", Situation("cuda", HALF, 64, static_cache=True), "cannot read a static cache: use sdpa"),
     ],
 )
 def test_what_cannot_serve_says_why_and_what_to_do(name, situation, message):
@@ -58,8 +61,19 @@ def test_what_cannot_serve_says_why_and_what_to_do(name, situation, message):
     assert message in found
 
 
+@pytest.mark.parametrize("config", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("backend", ["eager", "flash"])
+def test_every_shipped_config_trains_with_eager_and_flash_wherever_there_is_a_kernel(backend, config):
+    run = load_run_config(config, [f"model.attn_implementation={backend}"])
+    for device in ("cpu", "cuda"):
+        for compiled in (False, True):
+            assert resolve_attention(run, device, "bf16", compiled) == (backend, "asked for")
+
+
 def test_what_can_serve_is_let_through():
-    assert why_not("flash", Situation("cuda", HALF, 256)) is None
+    for masked in ("documents", "windows", "padding", "after_cached_tokens"):
+        assert why_not("flash", Situation("cuda", HALF, 64, **{masked: True})) is None
+    assert why_not("flash", Situation("cuda", HALF, 256, dropout=0.1)) is None
     assert why_not("varlen", Situation("cuda", HALF, 64, documents=True, windows=True)) is None
     assert why_not("varlen", Situation("cuda", HALF, 64, padding=True, after_cached_tokens=True)) is None
     assert all(why_not(name, Situation("cpu", torch.float32, 64)) is None for name in ("eager", "sdpa", "sdpa_math"))
@@ -85,7 +99,7 @@ def test_dropout_is_refused_by_flash_in_training_only():
 
 def test_an_unknown_name_lists_the_known_ones():
     lm = random_model(tiny_config())
-    with pytest.raises(ValueError, match="'flashy'.*auto, eager, flash, flash3, flash4, sdpa"):
+    with pytest.raises(ValueError, match="'flashy'.*auto, eager, flash, flex, flash3, flash4, sdpa"):
         lm.set_attn_implementation("flashy")
     assert lm.attn_implementation == "sdpa"
 
@@ -115,11 +129,12 @@ def test_a_trial_finds_a_kernel_that_fails_or_computes_something_else(monkeypatc
 
 def test_auto_on_a_gpu_takes_the_first_that_passes_and_says_what_it_skipped(monkeypatch):
     """The order and the words; which kernel passes on a real GPU is not yet known."""
-    trials = {"varlen": "failed in a trial (RuntimeError: no kernel image)", "flex": None}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))  # no flash3, no flash4
+    trials = {"flash": "failed in a trial (RuntimeError: no kernel image)", "flex": None}
     monkeypatch.setattr(attention_backends, "try_out", lambda name, here: trials[name])
     packed = Situation("cuda", HALF, 64, gradients=True, documents=True)
     backend, reason = choose_attention(packed)
     assert backend == "flex"
-    assert "not varlen: failed in a trial (RuntimeError: no kernel image)" in reason
+    assert "not flash: failed in a trial (RuntimeError: no kernel image)" in reason
     trials["flex"] = "failed in a trial (RuntimeError: out of registers)"
     assert choose_attention(packed)[0] == "sdpa"

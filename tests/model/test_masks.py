@@ -1,10 +1,15 @@
 """Masks: each form that a backend wants says the same as the predicates asked one pair at a time."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data.packing import document_starts
+from model.attention import eager
+from model.backends.choice import BACKENDS
 from model.backends.varlen import sequences, varlen
 from model.masks import MaskSpec, boolean_mask, real_tokens
 from tests.conftest import random_model, tiny_config
@@ -61,7 +66,16 @@ def test_a_static_cache_may_be_longer_than_the_attention_mask():
 
 
 def loop_over_documents(q, k, v, cu_q, cu_k, max_q, max_k, *, window_size, enable_gqa=False):
-    """What varlen_attn computes, by its documentation: one document after the other, ends aligned."""
+    """What varlen_attn computes, by its documentation: one document after the other, ends aligned.
+
+    What the kernel takes for granted, and reads beyond its memory without, is checked.
+    """
+    for x, cu, longest in ((q, cu_q, max_q), (k, cu_k, max_k)):
+        lengths = cu[1:] - cu[:-1]
+        assert cu.dtype == torch.int32
+        assert (cu[0], cu[-1]) == (0, len(x))
+        assert 0 <= lengths.min() <= lengths.max() <= longest
+    assert enable_gqa == (q.shape[1] != k.shape[1])
     out = torch.zeros_like(q)
     for (q0, q1), (k0, k1) in zip(*(zip(c.tolist(), c.tolist()[1:], strict=False) for c in (cu_q, cu_k)), strict=True):
         if q1 == q0:
@@ -83,31 +97,75 @@ def test_lengths_say_the_same_as_the_boolean_mask(data):
     length, cached = data.draw(st.integers(1, 8)), data.draw(st.sampled_from([0, 0, 3]))
     window = data.draw(st.none() | st.integers(1, 6))
     kind = data.draw(st.sampled_from(["plain", "documents", "left padding", "right padding"]))
-    documents = real = None
+    documents = real = starts = None
     if kind == "documents":
         cached = 0
         documents = torch.randint(0, 3, (2, length), generator=torch.manual_seed(data.draw(st.integers(0, 999))))
         documents = documents.sort().values
+        if data.draw(st.booleans()):  # as batches say it
+            starts = torch.from_numpy(document_starts(documents.numpy()))
     elif kind != "plain":
         real = torch.arange(length + cached) < data.draw(st.integers(0, length + cached))
         real = torch.stack([real, torch.ones(length + cached).bool()])
         real = real.flip(1) if kind == "left padding" else real
     places = torch.arange(length + cached)
-    spec = MaskSpec(places[cached:], places, 2, real, documents, window)
+    spec = MaskSpec(places[cached:], places, 2, real, documents, window, document_starts=starts)
     q, k, v = (torch.randn(2, h, n, 4).double() for h, n in ((4, length), (2, length + cached), (2, length + cached)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("model.backends.varlen.varlen_kernel", lambda: (loop_over_documents, True))
         out = varlen(q, k, v, sequences(spec), 0.0)
     mask = boolean_mask(spec).expand(2, 1, length, length + cached)
-    expected = reference.attention(q, k, v, lambda b, i, j: mask[b, 0, i, j])
+    expected = eager(q, k, v, mask, 0.0)
     if kind == "right padding":  # padding as a query is left out altogether, so it stays zero
         expected = expected * real[:, None, cached:, None]
     assert torch.allclose(out, expected, atol=1e-12)
 
 
+@pytest.mark.parametrize("changes", [{}, {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}])
+@pytest.mark.parametrize("told", [True, False], ids=["starts given", "starts found"])
+def test_a_model_learns_the_same_from_lengths_as_from_a_mask(monkeypatch, told, changes):
+    """Loss and every gradient of packed rows, in float64: the formula under a mask, and lengths."""
+    monkeypatch.setattr("model.backends.varlen.varlen_kernel", lambda: (loop_over_documents, True))
+    monkeypatch.setitem(BACKENDS, "varlen", replace(BACKENDS["varlen"], limits=None))  # it would refuse a CPU
+    lm = random_model(tiny_config(**changes)).double().train()
+    ids = torch.randint(0, 192, (3, 21))
+    documents = torch.randint(0, 5, (3, 21)).sort().values
+    starts = torch.from_numpy(document_starts(documents.numpy())) if told else None
+    found = []
+    for backend in ("eager", "varlen"):
+        lm.set_attn_implementation(backend)
+        loss, _ = lm(ids, labels=ids, document_ids=documents, document_starts=starts)
+        found.append([loss, *torch.autograd.grad(loss, list(lm.parameters()))])
+    for exact, ours in zip(*found, strict=True):
+        assert torch.allclose(ours, exact, rtol=1e-9, atol=1e-9)
+
+
+def test_documents_that_began_elsewhere_would_be_seen(monkeypatch):
+    """The comparison above can fail: a start that is off by one changes the loss."""
+    monkeypatch.setattr("model.backends.varlen.varlen_kernel", lambda: (loop_over_documents, True))
+    monkeypatch.setitem(BACKENDS, "varlen", replace(BACKENDS["varlen"], limits=None))
+    lm = random_model(tiny_config(attn_implementation="varlen")).double()
+    ids, documents = torch.randint(0, 192, (1, 12)), torch.tensor([[0] * 5 + [1] * 7])
+    right, wrong = torch.tensor([[0, 5, 12]]), torch.tensor([[0, 6, 12]])
+    losses = [lm(ids, labels=ids, document_ids=documents, document_starts=s)[0] for s in (None, right, wrong)]
+    assert losses[0] == losses[1]
+    assert abs(losses[2] - losses[0]) > 1e-3
+
+
 def test_a_document_never_continues_in_the_next_row():
     ids, places = torch.tensor([[0, 0, 1, 1], [1, 1, 2, 2]]), torch.arange(4)
     assert sequences(MaskSpec(places, places, 2, None, ids)).cu_keys.tolist() == [0, 2, 4, 6, 8]
+
+
+def test_starts_are_filled_up_to_a_power_of_two():
+    """One long row among short ones; what is filled up becomes empty documents at the end of its row."""
+    ids = torch.stack([torch.arange(20) // 2, torch.zeros(20, dtype=torch.long)])
+    starts = document_starts(ids.numpy())
+    assert starts.tolist() == [[*range(0, 20, 2), *[20] * 6], [0, *[20] * 15]]
+    places = torch.arange(20)
+    spec = MaskSpec(places, places, 2, None, ids, document_starts=torch.from_numpy(starts))
+    assert sequences(spec).cu_keys.tolist() == [*range(0, 20, 2), *[20] * 6, 20, *[40] * 16]
+    assert document_starts(ids[:, :3].numpy()).shape == (2, 8)
 
 
 def test_documents_packed_into_one_row_do_not_see_each_other():
@@ -154,6 +212,8 @@ def test_padding_is_invisible_on_either_side_and_never_nan(backend):
         ({"position_ids": torch.arange(6)}, r"position_ids has shape \(6,\): give \(2, 6\) or \(1, 6\)"),
         ({"position_ids": torch.zeros(3, 6).long()}, "position_ids has shape"),
         ({"document_ids": torch.zeros(2, 5).long()}, r"document_ids has shape \(2, 5\)"),
+        ({"document_starts": torch.zeros(2, 8).int()}, "document_starts has 2 rows: give 2, and document_ids with it"),
+        ({"document_ids": torch.zeros(2, 6).long(), "document_starts": torch.zeros(1, 8).int()}, "has 1 rows: give 2"),
     ],
 )
 def test_masks_of_another_shape_are_refused(given, message):

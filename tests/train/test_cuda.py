@@ -20,13 +20,14 @@ def test_every_precision_learns_what_fp32_learns_on_a_cpu(tmp_path, precision, c
     assert gpu[-1]["loss"] == pytest.approx(cpu[-1]["loss"], abs=0.05)
 
 
-@pytest.mark.parametrize("backend", ["eager", "sdpa", "flex", "varlen", "auto"])
-def test_every_backend_trains_packed_documents(tmp_path, backend):
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "flash", "flex", "sdpa", "varlen", "auto"])
+def test_every_backend_trains_packed_documents(tmp_path, backend, compiled):
     config = write_config(
         tmp_path,
         model={"attn_implementation": backend, "hidden_size": 64},
         data={"isolate_documents": True},
-        train={"precision": "bf16", "compile": False},
+        train={"precision": "bf16", "compile": compiled},
     )
     pretrain(config)
     losses = [m["loss"] for m in metrics(tmp_path / "runs/tiny") if m["split"] == "val"]

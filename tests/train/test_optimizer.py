@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor
 from model import LanguageModel
 from tests.conftest import tiny_config
 from train.config import OptimizerConfig
-from train.machine.distributed import World, in_shares
 from train.optimizer import Muon, build_optimizers, lr_factor, orthogonalize, set_learning_rate
 
 
@@ -256,18 +255,3 @@ def test_a_stack_of_matrices_steps_as_its_matrices_do(shape):
     for parameters in ([stack], alone):
         Muon(parameters, weight_decay=0.1).step()
     assert torch.equal(stack, torch.stack(alone))
-
-
-def test_processes_on_the_cores_orthogonalise_a_share_each(monkeypatch):
-    """Without the others, a process has its share of the steps and zeros: the sum over the processes is the whole."""
-    monkeypatch.setattr("train.machine.distributed.dist.all_reduce", lambda total: None)
-    items, computed = torch.randn(5, 4, 6, generator=torch.Generator().manual_seed(0)), []
-
-    def compute(some):
-        computed.append(len(some))
-        return orthogonalize(some)
-
-    parts = [in_shares(compute, items, World(rank, 3, on_cores=True)) for rank in range(3)]
-    assert computed == [1, 2, 2]
-    torch.testing.assert_close(sum(parts), orthogonalize(items))
-    assert sum((part != 0).any(dim=(1, 2)).int() for part in parts).tolist() == [1] * 5

@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from configs.command import InputError
 from model import LanguageModel
 from train.config import RunConfig
+from train.machine.shared_memory import SharedMemory
 
 Value = TypeVar("Value")
 STORE = "HEADLIGHT_STORE"  # names the file in which the processes of together.py find each other
@@ -37,14 +38,19 @@ STORE = "HEADLIGHT_STORE"  # names the file in which the processes of together.p
 class World:
     """The processes of a run, as one of them sees them. A run of one process has rank 0 of 1.
 
-    on_cores: started by together.py, on the cores of a CPU.
+    memory: of the processes that together.py started, on the cores of a CPU; None for all others.
     """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     parallel: Literal["ddp", "fsdp2"] = "ddp"
-    on_cores: bool = False
+    memory: SharedMemory | None = None
+
+    @property
+    def on_cores(self) -> bool:
+        """Whether together.py started the processes, on the cores of a CPU."""
+        return self.memory is not None
 
     @property
     def is_first(self) -> bool:
@@ -110,8 +116,9 @@ def processes(parallel: Literal["ddp", "fsdp2"], device: str) -> Iterator[World]
         yield World()
         return
     on_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-    file = os.environ.get(STORE)
-    world = World(int(os.environ["RANK"]), size, int(os.environ.get("LOCAL_RANK", "0")), parallel, file is not None)
+    file, rank = os.environ.get(STORE), int(os.environ["RANK"])
+    memory = SharedMemory(rank, size) if file is not None else None
+    world = World(rank, size, int(os.environ.get("LOCAL_RANK", "0")), parallel, memory)
     if on_cuda:
         if world.local_rank >= torch.cuda.device_count():
             problem = f"process {world.rank} finds {torch.cuda.device_count()} GPUs here: start as many processes"
@@ -194,31 +201,16 @@ def sync_gradients(forward: nn.Module, lm: LanguageModel, world: World, wanted: 
         forward.require_backward_grad_sync = wanted  # what DDP.no_sync() sets
 
 
-def average_gradients(lm: LanguageModel, world: World) -> None:
-    """On the cores of a CPU, after the last micro-batch of a step: each gradient becomes the mean over the processes.
-
-    All of them travel as one vector, in the order of the parameters, so that the sums are the same after a resume; DDP
-    orders them by the time at which they are ready.
-    """
-    if not world.on_cores:
-        return
+def add_up_gradients(lm: LanguageModel, memory: SharedMemory) -> None:
+    """On the cores of a CPU, after the last micro-batch of a step: each gradient becomes the sum over the processes."""
     trained = [parameter for parameter in lm.parameters() if parameter.requires_grad]
     for parameter in trained:
         if parameter.grad is None:  # no row of this process reached it
             parameter.grad = torch.zeros_like(parameter)
-    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
-    total = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(total)
-    total /= world.size
-    for gradient, mean in zip(gradients, total.split([gradient.numel() for gradient in gradients]), strict=True):
-        gradient.copy_(mean.view_as(gradient))
+    memory.add_up([parameter.grad for parameter in trained if parameter.grad is not None])
 
 
-def in_shares(compute: Callable[[Tensor], Tensor], items: Tensor, world: World) -> Tensor:
-    """compute(items), whose shape is that of `items`; each process computes its share of the first dimension."""
-    first, end = (len(items) * rank // world.size for rank in (world.rank, world.rank + 1))
-    found = torch.zeros_like(items)
-    if first < end:
-        found[first:end] = compute(items[first:end])
-    dist.all_reduce(found)  # the others' shares are zeros here, so that the sums are exact
-    return found
+def in_shares(compute: Callable[[Tensor], Tensor], items: Tensor, memory: SharedMemory) -> Tensor:
+    """compute(items), whose shape is that of `items`; each process computes its part of the first dimension."""
+    first, end = memory.part_of(len(items))
+    return memory.put_together(compute(items[first:end]), items.shape)

@@ -89,7 +89,7 @@ def _folders() -> list[Path]:
 
 
 def _file(length: int) -> str | None:
-    """A new file of so many zeros: written, because a place that is only promised may turn out not to be there."""
+    """A new file of this many zeros: written, because a place that is only promised may turn out not to be there."""
     for folder in _folders():
         with suppress(OSError):
             descriptor, name = tempfile.mkstemp(prefix="headlight-", dir=folder)

@@ -101,12 +101,17 @@ def test_the_model_runs_on_fake_tensors_of_a_gpu(monkeypatch, name, kind, change
     if (name, kind) == ("flash", "plain") and not torch.cuda.is_available():
         pytest.skip("PyTorch asks the GPU whether its flash kernel runs there")
     monkeypatch.setattr(flex, "flex_kernel_compiled", lambda: flex_attention.flex_attention)
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)  # without a driver PyTorch switches autocast off
     try:
         given = inputs_of(kind, "cpu")
-        mode = FakeTensorMode()
-        with mode, torch.device("cuda"):
+        # flex traces its backward pass together with the other
+        with (
+            FakeTensorMode(),
+            torch.device("cuda"),
+            torch.set_grad_enabled(name != "flex" or torch.cuda.is_available()),
+        ):
             lm = random_model(tiny_config(**changes, attn_implementation=name)).train()
             given = {key: torch.empty(x.shape, dtype=x.dtype) for key, x in given.items()}
             loss, count = lm(**given, labels=given["input_ids"])

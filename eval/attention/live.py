@@ -9,6 +9,7 @@ import base64
 import html
 import io
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import Template
@@ -48,6 +49,7 @@ class Live:
     changes: Changes = field(default_factory=Changes)
     looks: list[Snapshot] = field(default_factory=list)
     lines: list[tuple[int, str]] = field(default_factory=list)  # step, what changed
+    said: set[str] = field(default_factory=set)  # "watch it" and "warning", each once
 
     def notice(self, snapshot: Snapshot) -> list[str]:
         """Keep this look. The lines that say what changed, as on the terminal."""
@@ -59,6 +61,19 @@ class Live:
             self.looks[-1] = _only(self.looks[-1], "")
         self.looks.append(_only(snapshot, REPEATED))
         return lines
+
+    def show(self, directory: Path, now: Moment, say: Callable[[str], None]) -> None:
+        """Write live.html, and say its address once. That it cannot be written is said once too, and stops nothing."""
+        try:
+            file = self.write(directory, now)
+        except Exception as error:  # of the disk, or of drawing: a page is no reason to stop
+            problem = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
+            said = f"warning: {directory / LIVE} cannot be written ({problem}); training continues"
+        else:
+            said = "" if now.is_over else f"watch it: {file.resolve().as_uri()}"
+        if said and said.partition(": ")[0] not in self.said:
+            say(said)
+        self.said.add(said.partition(": ")[0])
 
     def write(self, directory: Path, now: Moment) -> Path:
         """live.html in the run's directory. Raises OSError if it cannot be written; then nothing has changed."""

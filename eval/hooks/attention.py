@@ -15,7 +15,7 @@ from typing import Any
 from configs.command import InputError
 from eval.attention import metrics as scores
 from eval.attention import snapshots
-from eval.attention.live import LIVE, Live, Moment
+from eval.attention.live import Live, Moment
 from eval.attention.pictures.plots import quick_mosaic
 from eval.attention.probes import Probe, ProbeText, build_probes, read_probe_file
 from eval.attention.record import ablated, look
@@ -30,7 +30,6 @@ class Attention(Hook):
     def __init__(self) -> None:
         self.probes: list[Probe] = []
         self.live: Live | None = None
-        self.address_said = self.page_failed = False
 
     def check(self, config: EvalConfig, model: ModelConfig) -> None:
         wanted = config.attention
@@ -103,21 +102,8 @@ class Attention(Hook):
         event.tracker.log_table("attention/scores", columns, rows, event.step)
 
     def _show(self, live: Live, event: EvalEvent, is_over: bool = False) -> None:
-        """Write the page. That it cannot be written is said once, and stops nothing."""
-        try:
-            now = Moment(event.step, event.total_steps, event.seconds, event.loss, is_over)
-            page = live.write(event.directory, now)
-        except Exception as error:
-            if not self.page_failed:
-                problem = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
-                event.tracker.say(
-                    f"warning: {event.directory / LIVE} cannot be written ({problem}); training continues"
-                )
-            self.page_failed = True
-            return
-        if not self.address_said and not is_over:
-            event.tracker.say(f"watch it: {page.resolve().as_uri()}")
-        self.address_said = True
+        now = Moment(event.step, event.total_steps, event.seconds, event.loss, is_over)
+        live.show(event.directory, now, event.tracker.say)
 
     def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
         from eval.attention.findings import findings, in_one_sentence, without_them

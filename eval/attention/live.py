@@ -66,7 +66,7 @@ class Live:
         """Write live.html, and say its address once. That it cannot be written is said once too, and stops nothing."""
         try:
             file = self.write(directory, now)
-        except Exception as error:  # of the disk, or of drawing: a page is no reason to stop
+        except Exception as error:  # of the disk, or of the drawing
             problem = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
             said = f"warning: {directory / LIVE} cannot be written ({problem}); training continues"
         else:
@@ -167,7 +167,7 @@ def curves(looks: list[Snapshot], last_step: int) -> str:
 
 
 def maps(looks: list[Snapshot], is_over: bool) -> str:
-    """The head with most induction, on a text that comes twice, at the first look and at the last; "" without them."""
+    """The head with most induction, on words written twice, at the first look and at the last; "" without them."""
     first, last = looks[0], looks[-1]
     place = best_head(last, "induction")
     if place is None or REPEATED not in last.maps:
@@ -185,10 +185,10 @@ def maps(looks: list[Snapshot], is_over: bool) -> str:
         for caption, one in ((f"at step {first.step:,}", first), (f"{when}, at step {last.step:,}", last))
     ]
     return (
-        f"<h2>{_head(last, 'induction').capitalize()}: {period} random words, told twice</h2>"
+        f"<h2>{_head(last, 'induction').capitalize()}: {period} random words, written twice</h2>"
         f'<div class="pair">{"".join(figures)}</div>'
         "<p>A row is a word that looks, a column is what it looks at; dark is much. A dark stripe in the lower half: "
-        "at the second telling, the head finds what comes next. It is best at the second "
+        "when the words come again, the head finds what comes next. It is best at the second "
         f"<b>{word}</b>: <b>{now[row, row - period + 1]:.2f}</b> of its attention goes to <b>{after}</b>, which "
         f"followed the first <b>{word}</b> (at step {first.step:,}: {before[row, row - period + 1]:.2f}).</p>"
     )

@@ -12,6 +12,7 @@ tested on a CPU against a loop over the documents.
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -76,9 +77,10 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, mask: Sequences, dropout: float) -> 
         q, k, v = q[mask.query_index], k[mask.key_index], v[mask.key_index]
     if not TAKES_GROUPS:
         k, v = (repeat_kv(x.transpose(0, 1)[None], H // x.shape[1])[0].transpose(0, 1) for x in (k, v))
-    extra = {"enable_gqa": k.shape[1] != H} if TAKES_GROUPS else {}
+    extra: dict[str, Any] = {"enable_gqa": k.shape[1] != H} if TAKES_GROUPS else {}
     lengths = (mask.cu_queries, mask.cu_keys, mask.max_queries, mask.max_keys)
     out = varlen_attn(q, k, v, *lengths, window_size=mask.window, **extra)
+    assert isinstance(out, Tensor)
     if mask.query_index is not None:
         out = out.new_zeros(B * T, H, D).index_copy(0, mask.query_index, out)
     return out.view(B, T, H, D).transpose(1, 2).to(out_dtype)

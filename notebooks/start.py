@@ -24,8 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "configs/small.yaml"
 PROGRESS_SECONDS = 2  # between two looks at how far a training is
 SAVING_SECONDS = 60  # that a training which is stopped has for its last step and its checkpoint
-SHORT = ("train.max_steps=500", "eval.every=100", "eval.max_tokens=8192")  # three whole ones would take too long
-THREE = {"mha": "short_mha", "gqa": "short_gqa", "mqa": "short_mqa"}  # name of the run of each word of the toggle
+KEY_VALUE_HEADS = (4, 2, 1)  # MHA, GQA and MQA of its four query heads
 
 
 class Sentence(Exception):
@@ -54,58 +53,69 @@ def small() -> Path:
     """
     if not is_finished("small"):
         print("training runs/small: a minute or so …")
-        _train({"small": ()})
+        _train("runs/small", ["small"], ["train.pretrain", CONFIG, "name=small"])
     return checked("small")
 
 
-def three_runs() -> dict[str, Path]:
-    """Short runs of the small config as MHA, GQA and MQA (4, 2, 1 key/value heads); what is missing is trained now."""
-    missing = {word: name for word, name in THREE.items() if not is_finished(name)}
+def sweep(seeds: int) -> Path:
+    """The small config as MHA, GQA and MQA, `seeds` runs of each; what is missing is trained now, one after the other.
+
+    Returns the file with their histories (eval.compare.histories). Raises Sentence where a training fails.
+    """
+    base = Path(CONFIG).stem
+    names = [f"{base}-{heads}-seed{seed}" for seed in range(seeds) for heads in KEY_VALUE_HEADS]
+    missing = [name for name in names if not is_finished(name)]
     if missing:
-        print(f"training {', '.join(missing.values())}: a minute or so …")
-        heads = {word: f"model.num_key_value_heads={2 if word == 'gqa' else word}" for word in missing}
-        _train({name: (heads[word], *SHORT) for word, name in missing.items()})
-    return {word: checked(name) for word, name in THREE.items()}
+        print(f"training {len(missing)} of {len(names)} models, a minute or more each …")
+    folder = Path("runs") / f"{base}-repeated"
+    swept = f"model.num_key_value_heads={','.join(map(str, KEY_VALUE_HEADS))}"
+    command = ["train.sweep", CONFIG, swept, "--seeds", str(seeds), "--skip-decode", "--out", folder.as_posix()]
+    _train(folder.as_posix(), names, command)
+    return folder / "histories.json"
 
 
-def _train(runs: dict[str, tuple[str, ...]]) -> None:
-    """Train runs of the small config (name: overrides) side by side; the cores are shared out."""
-    threads = max(1, (os.cpu_count() or 1) // len(runs))
+def _train(what: str, names: list[str], command: list[str]) -> None:
+    """`python -m command` trains the runs of these names; a line says how far it is."""
     began = time.perf_counter()
-    started = {name: _start(name, overrides, threads) for name, overrides in runs.items()}
-    try:
-        for name, process in started.items():
-            said = _wait(process, list(runs))
-            if process.returncode:
-                last = said.strip().splitlines()[-1:] or ["it said nothing"]
-                raise Sentence(f"training runs/{name} stopped with code {process.returncode}: {last[0]}")
-    finally:
-        _stop(list(started.values()))
-    print(f"\rdone in {time.perf_counter() - began:.0f} seconds")
-
-
-def _start(name: str, overrides: tuple[str, ...], threads: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "train.pretrain", CONFIG, f"name={name}", *overrides],
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command],
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONUTF8": "1"},
+        env=os.environ | {"PYTHONUTF8": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         encoding="utf-8",
         errors="replace",
     )
+    try:
+        said = _wait(process, names)
+        if process.returncode:
+            lines = said.strip().splitlines() or ["it said nothing"]
+            reason = next((line for line in reversed(lines) if "error: " in line), lines[-1])
+            raise Sentence(f"training {what} stopped with code {process.returncode}: {reason}")
+    finally:
+        _stop(process)
+    print(f"\rdone in {time.perf_counter() - began:.0f} seconds")
 
 
 def _wait(process: subprocess.Popen[str], names: list[str]) -> str:
-    """What the training said when it has ended; until then one line says how far all of them are."""
+    """What the training said when it has ended; until then one line says how far it is."""
     while True:
         try:
             said, _ = process.communicate(timeout=PROGRESS_SECONDS)
         except subprocess.TimeoutExpired:
-            print("\r" + ", ".join(f"{name}: step {_last_step(name):,}" for name in names), end=" … ", flush=True)
+            print(f"\r{_how_far(names)}", end=" … ", flush=True)
         else:
             return said
+
+
+def _how_far(names: list[str]) -> str:
+    """Such as `small-2-seed0 (2 of 3): step 340`; the first run that is not finished."""
+    trains = next((name for name in names if not is_finished(name)), None)
+    if trains is None:
+        return "comparing" if len(names) > 1 else "finishing"
+    place = f" ({names.index(trains) + 1} of {len(names)})" if len(names) > 1 else ""
+    return f"{trains}{place}: step {_last_step(trains):,}"
 
 
 def _last_step(name: str) -> int:
@@ -114,17 +124,16 @@ def _last_step(name: str) -> int:
     return lines[-1]["step"] if lines else 0
 
 
-def _stop(started: list[subprocess.Popen[str]]) -> None:
-    """No training outlives its cell: each saves its step and ends (on Windows it ends), and another call continues."""
-    running = [process for process in started if process.poll() is None]
-    for process in running:
-        process.terminate()
-    for process in running:
-        try:
-            process.communicate(timeout=SAVING_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+def _stop(process: subprocess.Popen[str]) -> None:
+    """No training outlives its cell: it saves its step and ends (on Windows it ends), and another call continues."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.communicate(timeout=SAVING_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
 
 
 def is_finished(name: str) -> bool:

@@ -1,8 +1,8 @@
 """Which of these runs is better, and at what? `python -m eval.compare runs/mha runs/gqa runs/mqa [--out FOLDER]`
 
 Writes a folder of its own, runs/compare-mha-gqa-mqa: comparison.md with one table and the differences against the
-first variant, figures, and a page of heads. Runs that differ only in their seed are one variant: mean ± standard
-deviation. Comparing the same runs again replaces their folder; a comparison of other runs is never overwritten.
+first variant, figures, a page of heads, and histories.json, the curves as numbers. Runs that differ only in their seed
+are one variant: mean ± standard deviation. Comparing the same runs again replaces their folder; a comparison of other runs is never overwritten.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from configs.command import InputError, exit_on_bad_input
 from configs.read_back import DamagedFile, read_json
 from eval.compare import figures as compare_figures
 from eval.compare import text as compare_text
+from eval.compare.histories import FILE, histories
 from eval.compare.runs import Cost, Variant, group, read_runs
 from eval.opening import add_device_option, open_model
 
@@ -88,6 +89,7 @@ def compare(
         figures = draw(variants, costs, out)
         text = compare_text.page(variants, summary, warnings, figures, speeds is not None)
         (out / "comparison.md").write_text(text, encoding="utf-8")
+        (out / FILE).write_text(json.dumps(histories(variants)), encoding="utf-8")
         (out / RUNS).write_text(json.dumps(_named(paths)), encoding="utf-8")
     except OSError as error:
         raise InputError(f"--out: {out} cannot be written: {error.strerror}") from None

@@ -202,7 +202,7 @@ def _machine(report: Path, problems: list[str]) -> str:
         problems.append(str(error))
         return ""
     found = re.search(r"^torch [^\n]{,200}(?<!\.)", text, re.MULTILINE)
-    return found.group() if found else ""
+    return found.group().rstrip("; ") if found else ""
 
 
 def _contents(checkpoint: Path) -> str | None:

@@ -1,5 +1,6 @@
 """Runs side by side: the scores of their heads over seeds, and the figures that are drawn of all."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,31 @@ def test_head_scores_are_of_the_last_snapshot_over_seeds(own, tmp_path):
     assert table["other documents, best head"] == ["-", "-"]
     assert table["copy gain (nats a token)"] == ["6.000 ± 1.414", "-"]
     assert (tmp_path / "comparison_heads.png").is_file()
+
+
+def test_histories_have_every_look_at_the_heads_of_every_run_and_no_paths(own, tmp_path):
+    write_snapshots(own)
+    table_of(every(own), tmp_path)
+    text = (tmp_path / "histories.json").read_text(encoding="utf-8")
+    mha, mqa = json.loads(text)["variants"]
+    assert [(one["name"], one["settings"]) for one in (mha, mqa)] == [
+        ("mha", {"model.num_key_value_heads": 4}),
+        ("mqa", {"model.num_key_value_heads": 1}),
+    ]
+    first, second = mha["runs"]
+    assert [one["seed"] for one in (first, second)] == [0, 1]
+    assert second["looks"] == [
+        {"step": 0, "tokens": 0, "previous_token": None, "induction": 0.01, "copy_gain": None},
+        {"step": 2, "tokens": 512, "previous_token": None, "induction": 0.35, "copy_gain": 1.0},
+        {"step": 4, "tokens": 1024, "previous_token": None, "induction": 0.7, "copy_gain": 7.0},
+    ]
+    assert second["formed"] == {"layer": 1, "head": 2, "step": 2}
+    assert second["chance"] == {"previous_token": None, "induction": 0.0125}
+    ends = last_val(own / "mha-seed1")
+    assert (second["loss"], second["bits_per_byte"]) == (round(ends["loss"], 4), round(ends["bits_per_byte"], 4))
+    assert mqa["runs"][0]["looks"] == []
+    assert mqa["runs"][0]["formed"] is None
+    assert str(own) not in text
 
 
 def test_without_snapshots_the_scores_are_a_dash_and_an_older_figure_goes(own, tmp_path):

@@ -22,15 +22,16 @@ model: {hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 4, num_key_v
 max_position_embeddings: 64}
 data: {source: {kind: storyworld, documents: 40, validation_documents: 5}, tokenizer: {kind: byte}, sequence_length: 32}
 train: {max_steps: STEPS, tokens_per_step: 64, device: cpu, compile: false, precision: fp32, checkpoint_every: 0}
-eval: {hooks: [validation], every: 0, max_tokens: 64, final_max_tokens: 64, floor_documents: 1}
+eval: {hooks: [HOOKS], every: 0, max_tokens: 64, final_max_tokens: 64, floor_documents: 1}
 tracking: {wandb: disabled}
 """
 
 
-def tiny_config(folder: Path, steps: int = 2) -> Path:
-    """A config for a run that takes `steps` steps of a millisecond."""
+def tiny_config(folder: Path, steps: int = 2, *, watch: bool = False) -> Path:
+    """A config for a run that takes `steps` steps of a millisecond. watch: it looks at its heads, too."""
     path = folder / "tiny.yaml"
-    path.write_text(TINY.replace("STEPS", str(steps)), encoding="utf-8")
+    text = TINY.replace("STEPS", str(steps)).replace("HOOKS", "validation, attention" if watch else "validation")
+    path.write_text(text, encoding="utf-8")
     return path
 
 

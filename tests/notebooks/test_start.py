@@ -13,8 +13,8 @@ import time
 from contextlib import chdir
 from pathlib import Path
 
+import nbformat
 import pytest
-import yaml
 
 from tests.notebooks.making import FIRST_CELL, ROOT, environment, printed, run_cells, shown_error, tiny_config
 from tests.train.helpers import pretrain
@@ -22,7 +22,7 @@ from tests.train.helpers import pretrain
 IMPORTS = FIRST_CELL.format(names="check, demo, play")
 ELSEWHERE = """
 import os, pathlib, notebooks.start as start
-start.ROOT, start.CONFIG, start.SHORT = pathlib.Path({folder!r}), "tiny.yaml", ()
+start.ROOT, start.CONFIG = pathlib.Path({folder!r}), "tiny.yaml"
 os.chdir(start.ROOT)
 """  # the runs of a test in a folder of its own
 
@@ -35,7 +35,6 @@ def start(tmp_path, monkeypatch):
     tiny_config(tmp_path)
     monkeypatch.setattr(start, "ROOT", tmp_path)
     monkeypatch.setattr(start, "CONFIG", "tiny.yaml")
-    monkeypatch.setattr(start, "SHORT", ())
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(tmp_path)
     return start
@@ -48,10 +47,6 @@ def trained(tmp_path_factory) -> Path:
     with chdir(folder):
         pretrain(tiny_config(folder), "name=demo")
     return folder / "runs" / "demo"
-
-
-def key_value_heads(run: Path) -> int:
-    return yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["model"]["num_key_value_heads"]
 
 
 @pytest.mark.slow
@@ -86,13 +81,37 @@ def test_the_demo_run_is_taken_where_it_is_finished_and_left_alone_where_it_is_n
 
 
 @pytest.mark.slow
-def test_the_three_runs_are_the_words_of_the_toggle_and_only_what_is_missing_is_trained(
-    start, trained, tmp_path, capsys
-):
-    shutil.copytree(trained, tmp_path / "runs" / "short_mha")
-    assert start.three_runs() == {word: Path(f"runs/short_{word}") for word in ("mha", "gqa", "mqa")}
-    assert [key_value_heads(tmp_path / "runs" / name) for name in start.THREE.values()] == [4, 2, 1]
-    assert capsys.readouterr().out.startswith("training short_gqa, short_mqa: ")
+def test_a_sweep_trains_what_is_missing_of_the_three_and_returns_their_histories(start, tmp_path, capsys):
+    tiny_config(tmp_path, watch=True)
+    file = start.sweep(1)
+    variants = json.loads(file.read_text(encoding="utf-8"))["variants"]
+    assert [one["settings"] for one in variants] == [{"model.num_key_value_heads": heads} for heads in (4, 2, 1)]
+    assert [one["looks"][-1]["step"] for variant in variants for one in variant["runs"]] == [2, 2, 2]
+    assert capsys.readouterr().out.startswith("training 3 of 3 models")
+    report = tmp_path / "runs" / "tiny-4-seed0" / "report.md"
+    before = report.stat().st_mtime_ns
+    shutil.rmtree(tmp_path / "runs" / "tiny-1-seed0")
+    assert start.sweep(1) == file
+    assert capsys.readouterr().out.startswith("training 1 of 3 models")
+    assert report.stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_the_cell_of_notebook_03_that_repeats_the_sweep_works(tmp_path):
+    tiny_config(tmp_path, watch=True)
+    cells = nbformat.read(ROOT / "notebooks" / "03_mha_gqa_mqa.ipynb", as_version=4).cells
+    tagged = {tag: cell.source for cell in cells for tag in cell.metadata.get("tags", [])}
+    recorded, repeats = tagged["histories"], tagged["repeat"]
+    assert "SEEDS = 0" in repeats  # nobody waits for it who did not ask
+    imports = FIRST_CELL.format(names="sweep")
+    wanted = repeats.replace("SEEDS = 0", "SEEDS = 1")
+    *_, shown, cell = run_cells(
+        tmp_path, imports, recorded, tagged["drawn"], ELSEWHERE.format(folder=str(tmp_path)), wanted
+    )
+    assert not [output for output in (*shown.outputs, *cell.outputs) if output.output_type == "error"]
+    assert "training 3 of 3 models" in printed(cell)
+    assert [output for output in cell.outputs if "image/png" in output.get("data", {})]
+    assert [output for output in cell.outputs if "text/markdown" in output.get("data", {})]
 
 
 @pytest.mark.slow
@@ -103,6 +122,16 @@ def test_a_training_says_how_far_it_is(start, tmp_path, monkeypatch, capsys):
     steps = [int(step.replace(",", "")) for step in re.findall(r"\rsmall: step ([\d,]+)", capsys.readouterr().out)]
     assert steps == sorted(steps)
     assert 0 < max(steps) <= 400
+
+
+def test_a_sweep_says_which_of_its_runs_trains(start, trained, tmp_path):
+    names = ["a", "b"]
+    assert start._how_far(names) == "a (1 of 2): step 0"
+    shutil.copytree(trained, tmp_path / "runs" / "a")
+    shutil.copytree(trained, tmp_path / "runs" / "b")
+    assert start._how_far(names) == "comparing"
+    (tmp_path / "runs" / "b" / "result.json").unlink()
+    assert start._how_far(names) == "b (2 of 2): step 2"
 
 
 @pytest.mark.slow
@@ -116,13 +145,14 @@ def test_a_run_that_stopped_before_its_first_checkpoint_is_trained(start, traine
 
 
 @pytest.mark.slow
-def test_what_training_complains_of_is_one_sentence_and_the_other_trainings_end(start, tmp_path):
-    (tmp_path / "runs" / "short_mha").mkdir(parents=True)
-    (tmp_path / "runs" / "short_mha" / "diary.txt").write_text("not a run", encoding="utf-8")
-    tiny_config(tmp_path, steps=10_000_000)  # the others would train for hours
-    with pytest.raises(start.Sentence, match="runs/short_mha stopped with code 2: error: .*exists and is not a"):
-        start.three_runs()
-    assert not start.is_finished("short_mqa")
+@pytest.mark.parametrize(
+    ("name", "begin"), [("small", lambda start: start.small()), ("tiny-4-seed0", lambda start: start.sweep(1))]
+)
+def test_what_training_complains_of_is_one_sentence(start, tmp_path, name, begin):
+    (tmp_path / "runs" / name).mkdir(parents=True)
+    (tmp_path / "runs" / name / "diary.txt").write_text("not a run", encoding="utf-8")
+    with pytest.raises(start.Sentence, match=r"training runs/\S+ stopped with code 2: error: .*exists and is not a"):
+        begin(start)
 
 
 def stopped_while_training(folder: Path) -> tuple[int, str]:

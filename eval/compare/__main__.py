@@ -2,7 +2,8 @@
 
 Writes a folder of its own, runs/compare-mha-gqa-mqa: comparison.md with one table and the differences against the
 first variant, figures, a page of heads, and histories.json, the curves as numbers. Runs that differ only in their seed
-are one variant: mean ± standard deviation. Comparing the same runs again replaces their folder; a comparison of other runs is never overwritten.
+are one variant: mean ± standard deviation. Comparing the same runs again replaces their folder; a comparison of other
+runs is never overwritten.
 """
 
 from __future__ import annotations

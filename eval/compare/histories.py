@@ -1,4 +1,4 @@
-"""What happened in every run, in one small file? histories.json: scores of the heads over training, no weights, no maps.
+"""What happened in every run, in one small file? histories.json: scores of heads over training, no weights.
 
 Some ten kB for nine runs, so it can be kept, sent and read where the runs are not: notebook 03 reads one.
 """
@@ -26,7 +26,8 @@ def histories(variants: Sequence[Variant]) -> dict[str, Any]:
     {"variants": [{"name", "settings", "runs": [run]}]}; settings: the keys in which the variants differ. A run:
     seed, machine, loss (nats a token) and bits_per_byte of its last evaluation, formed ({layer, head, step} of its
     induction head, null where none formed), chance (by score), and looks: {step, tokens, previous_token, induction:
-    the head that has most of it at that step, copy_gain: nats} of the heads that were looked at last. null: not measured.
+    the head that has most of it at that step, copy_gain: nats} of the heads that were looked at last. null: not
+    measured.
     """
     keys = differing_keys(variants)
     return {

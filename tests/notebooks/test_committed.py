@@ -16,6 +16,7 @@ from nbformat.v4 import new_code_cell, new_output
 from notebooks.hints import HINTS
 from tests.eval.viewer_helpers import chromium
 from tests.notebooks.making import FIND_IT, FIRST_CELL, ROOT, write_notebook
+from train.config import load_run_config
 
 pytestmark = pytest.mark.slow
 NAMES = """
@@ -110,6 +111,17 @@ def test_it_lets_the_reader_check_what_they_understood(path):
         assert "check(" in cells[index + 1].source
         assert re.search(r"<details><summary>Solution</summary>\n\n.*```python\n.+```.*\n\n</details>",
                          cells[index + 2].source, re.DOTALL)  # fmt: skip
+
+
+def test_the_recorded_histories_are_whole_runs_of_each_form_with_three_seeds():
+    file = ROOT / "notebooks" / "three_seeds.json"
+    assert file.stat().st_size < 30_000
+    variants = json.loads(file.read_text(encoding="utf-8"))["variants"]
+    assert [one["settings"] for one in variants] == [{"model.num_key_value_heads": heads} for heads in (4, 2, 1)]
+    small = load_run_config(ROOT / "configs" / "small.yaml").train
+    for runs in (one["runs"] for one in variants):
+        assert [run["seed"] for run in runs] == [0, 1, 2]
+        assert {run["looks"][-1]["step"] for run in runs} == {small.max_steps}, "recorded with another small.yaml"
 
 
 def test_no_notebook_shows_a_hint_before_the_first_try():

@@ -106,7 +106,8 @@ def test_what_cannot_be_read_is_refused_with_its_line(text, complaint):
 @pytest.mark.parametrize(
     ("text", "run"),
     [
-        ("make demo", "demo"),
+        ("make demo", "small"),
+        ("make story", "demo"),
         (f"{PYTHON} -m train.pretrain configs/mha.yaml seed=1", "mha"),
         (f"{PYTHON} -m train.sft configs/sft_demo.yaml init_from=runs/demo  # name=x", "sft_demo"),
         (f"{PYTHON} -m train.pretrain configs/demo.yaml name=four", "four"),
@@ -127,7 +128,7 @@ def actions(text: str, **options) -> list[str]:
     return [item.action for item in plan(parse(text), **({"quick": True} | options))]
 
 
-SLOW_DEMO = fenced("make demo", "<!-- slow: 7 minutes -->")
+SLOW_DEMO = fenced("make story", "<!-- slow: 7 minutes -->")
 
 
 def test_a_slow_training_is_done_in_short_only_where_a_quick_command_looks_at_its_run():

@@ -123,6 +123,32 @@ def as_command_anew(config: Path, overrides: list[str]) -> None:
     as_command(config, overrides)
 
 
+def test_memory_that_runs_out_in_one_process_halves_the_rows_of_all(tmp_path):
+    """Process 1 cannot hold two rows at a time; both compute one by one from then on, and the step is not lost."""
+    code, said = command(config_of(tmp_path, max_steps=6), TWO, "train.micro_batch_size=1")
+    assert code == 0, said
+    process = start(as_command_without_memory, config_of(tmp_path, max_steps=6), ["name=short", TWO])
+    process.join(timeout=200)
+    said = (tmp_path / "said.txt").read_text()
+    assert process.exitcode == 0, said
+    assert "out of memory with 2 rows at a time: 1 from here" in said
+    assert trace(tmp_path / "runs/short") == trace(tmp_path / "runs/tiny")
+
+
+def as_command_without_memory(config: Path, overrides: list[str]) -> None:
+    import train.step
+
+    passes = train.step._passes
+
+    def short_of_memory(run, batch, factor):
+        if run.world.rank == 1 and run.state.micro_rows > 1:
+            raise torch.OutOfMemoryError("DefaultCPUAllocator: can't allocate memory")
+        return passes(run, batch, factor)
+
+    train.step._passes = short_of_memory
+    as_command(config, overrides)
+
+
 def test_a_function_hook_is_called_by_the_first_process_alone(tmp_path):
     config = write_config(
         tmp_path,

@@ -132,15 +132,20 @@ def rows_of(stdout):
     return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
 
 
-def test_a_configs_training_steps_are_measured_and_profiled(tmp_path):
-    config = write_config(tmp_path)
-    done = run_module("benchmarks.throughput", config, "--seconds", "0.3", "--profile", tmp_path / "traces")
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_configs_training_steps_are_measured_and_profiled(tmp_path, processes):
+    """As a run takes them: in its processes, of which each takes its share of the 8 rows."""
+    config, traces = write_config(tmp_path, train={"processes": processes}), tmp_path / "traces"
+    done = run_module("benchmarks.throughput", config, "--seconds", "0.3", "--profile", traces)
     assert done.returncode == 0, done.stderr
+    together = "* 2 processes of 1 thread each, which add up their gradients once a step (train.processes)"
+    assert (together in done.stdout) == (processes == 2)
     rows = rows_of(done.stdout)
     tokens_per_s, ms = rows["tokens/s (median)"][0], next(v for k, v in rows.items() if k.startswith("ms a step"))[0]
     rounded = 0.051  # ms are shown with one digit
     assert 256e3 / float(tokens_per_s.replace(",", "")) == pytest.approx(float(ms.replace(",", "")), abs=rounded)
     assert rows["MFU"] == ["unknown peak"]
+    assert rows["rows a forward pass × length"] == [f"{8 // processes} × 32"]
     assert rows["vocabulary"] == ["320"]  # of bytes, with the special tokens
     assert "* attention sdpa (auto: PyTorch picks its kernel" in done.stdout
     events = json.loads((tmp_path / "traces" / "tiny.trace.json").read_text())["traceEvents"]

@@ -14,11 +14,12 @@ from benchmarks.ladder import Rung, WithAllLogits, rungs
 from benchmarks.profile import class_of
 from benchmarks.throughput import parse_arguments, run_config
 from benchmarks.timing import alternate, peak_bytes
-from benchmarks.transformers_model import in_transformers, their_loss
+from benchmarks.transformers_model import gpt2_like, in_transformers, their_loss
 from configs.command import InputError
 from data.prepare import prepare
 from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module, write_config
+from train.config import load_run_config
 from train.machine.device import Device
 from train.random_steps import Shape, our_loss
 
@@ -101,6 +102,27 @@ def test_bad_arguments_are_named(arguments, message, monkeypatch):
     done = run_module("benchmarks.throughput", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+@pytest.mark.slow
+def test_training_is_compared_beside_busy_programs(tmp_path):
+    done = run_module("benchmarks.busy", write_config(tmp_path), "--busy", "0", "1", "--seconds", "1")
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(done.stdout)
+    assert len(rows["busy programs"]) == 5
+    for busy in ("0", "1"):
+        speeds = [float(cell.replace(",", "")) for cell in rows[busy]]
+        assert len(speeds) == 5
+        assert min(speeds) > 0
+
+
+def test_their_gpt2_is_as_wide_and_deep_as_the_config(tmp_path):
+    run = load_run_config(write_config(tmp_path), ["model.vocab_size=320"])
+    other, model = gpt2_like(run), run.model
+    h, layers, length = model.hidden_size, model.num_hidden_layers, run.data.sequence_length
+    each = 12 * h * h + 13 * h  # four products of attention, eight of the MLP, their biases, two norms
+    assert other.num_parameters() == layers * each + (320 + length) * h + 2 * h
+    assert other.lm_head.weight is other.transformer.wte.weight
 
 
 def test_train_throughput_is_the_same_command(monkeypatch, capsys):

@@ -30,7 +30,7 @@ class StepFigures:
 
     loss (nats a token), grad_norm: scalars on the device, not read yet. tokens without padding, positions with it.
     waited: seconds for the batch. rows: numbers of the step's first and last row. figures: the objective's other means,
-    on the device.
+    update_ratios: see UpdateRatio; both by name, on the device.
     """
 
     step: int
@@ -42,16 +42,17 @@ class StepFigures:
     waited: float
     rows: tuple[int, int]
     figures: dict[str, Tensor] = field(default_factory=dict)
-    update_ratios: dict[str, float] = field(default_factory=dict)
+    update_ratios: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A step's loss and gradient norm as numbers, read off the device."""
+    """A step's loss and gradient norm as numbers, read off the device; of the newest step, everything else too."""
 
     figures: StepFigures
     loss: float
     grad_norm: float
+    others: dict[str, float] = field(default_factory=dict)
 
 
 class Meter:
@@ -94,8 +95,14 @@ class Meter:
         """The steps since the last call as numbers: one wait for the device, however many steps."""
         if not self._unread:
             return []
-        values = torch.stack([torch.stack([f.loss.float(), f.grad_norm.float()]) for f in self._unread]).tolist()
-        readings = [Reading(f, *pair) for f, pair in zip(self._unread, values, strict=True)]
+        newest, count = self._unread[-1], len(self._unread)
+        ratios = {f"update_to_weight/{name}": ratio for name, ratio in newest.update_ratios.items()}
+        others = newest.figures | ratios
+        scalars = [f.loss for f in self._unread] + [f.grad_norm for f in self._unread] + [*others.values()]
+        values = torch.stack([scalar.float() for scalar in scalars]).tolist()
+        pairs = zip(self._unread, values[:count], values[count : 2 * count], strict=True)
+        readings = [Reading(figures, loss, grad_norm) for figures, loss, grad_norm in pairs]
+        readings[-1].others.update(zip(others, values[2 * count :], strict=True))
         self._unread, self.last = [], readings[-1]
         self._lap()
         return readings
@@ -124,8 +131,7 @@ class Meter:
             **({"mfu": round(flops_per_s / self.peak_flops, 4)} if self.peak_flops else {}),
             "memory_gb": memory_gb(self.device),
             **{name: round(seconds, 3) for name, seconds in self.elsewhere.items()},
-            **{name: float(value) for name, value in self.last.figures.figures.items()},
-            **{f"update_to_weight/{name}": ratio for name, ratio in self.last.figures.update_ratios.items()},
+            **self.last.others,
         }
         self._reset()
         return values
@@ -144,17 +150,17 @@ class UpdateRatio:
         self.before = [[p.detach().clone() for p in group["params"]] for group in self.groups]
 
     @torch.no_grad()
-    def read(self) -> dict[str, float]:
-        """The ratio of each parameter group, by its name."""
+    def read(self) -> dict[str, Tensor]:
+        """The ratio of each parameter group, by its name: scalars on the device, so that nothing waits for them."""
         ratios = {}
         for number, (group, before) in enumerate(zip(self.groups, self.before, strict=True)):
             changes = [p - old for p, old in zip(group["params"], before, strict=True)]
-            ratios[group.get("name", str(number))] = _norm(changes) / max(_norm(before), 1e-12)
+            ratios[group.get("name", str(number))] = _norm(changes) / _norm(before).clamp(min=1e-12)
         return ratios
 
 
-def _norm(tensors: list[Tensor]) -> float:
-    return float(whole(torch.nn.utils.get_total_norm(tensors)))
+def _norm(tensors: list[Tensor]) -> Tensor:
+    return whole(torch.nn.utils.get_total_norm(tensors))
 
 
 def spike_median(losses: list[float], loss: float) -> float | None:

@@ -12,17 +12,18 @@ tested on a CPU against a loop over the documents.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 
 from model.attention import repeat_kv
 from model.backends.sdpa import in_kernel_dtype
 from model.masks import MaskSpec, Sequences
+
+TAKES_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters  # PyTorch 2.12 and newer: grouped heads
 
 
 def sequences(spec: MaskSpec) -> Sequences:
@@ -74,23 +75,12 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, mask: Sequences, dropout: float) -> 
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B * T, H, D), (B * S, H_kv, D)
     if mask.query_index is not None:
         q, k, v = q[mask.query_index], k[mask.key_index], v[mask.key_index]
-    kernel, takes_groups = varlen_kernel()
-    if not takes_groups:
+    if not TAKES_GROUPS:
         k, v = (repeat_kv(x.transpose(0, 1)[None], H // x.shape[1])[0].transpose(0, 1) for x in (k, v))
-    extra = {"enable_gqa": k.shape[1] != H} if takes_groups else {}
+    extra: dict[str, Any] = {"enable_gqa": k.shape[1] != H} if TAKES_GROUPS else {}
     lengths = (mask.cu_queries, mask.cu_keys, mask.max_queries, mask.max_keys)
-    out = kernel(q, k, v, *lengths, window_size=mask.window, **extra)
+    out = varlen_attn(q, k, v, *lengths, window_size=mask.window, **extra)
+    assert isinstance(out, Tensor)
     if mask.query_index is not None:
         out = out.new_zeros(B * T, H, D).index_copy(0, mask.query_index, out)
     return out.view(B, T, H, D).transpose(1, 2).to(out_dtype)
-
-
-@cache
-def varlen_kernel() -> tuple[Callable[..., Any], bool]:
-    """PyTorch's function, and whether it takes grouped heads (2.12 and newer). Raises ValueError if it is too old."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    parameters = inspect.signature(varlen_attn).parameters
-    if "window_size" not in parameters:
-        raise ValueError(f"attention over documents needs PyTorch 2.11 or newer, this is {torch.__version__}")
-    return varlen_attn, "enable_gqa" in parameters

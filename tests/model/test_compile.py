@@ -1,14 +1,20 @@
 """Compile-clean: one graph, no break, and the same graph for every step of training and of decoding."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
+from torch.nn.attention import varlen
 
+from data.packing import document_starts
 from model.attention import eager
+from model.backends.choice import BACKENDS
 from model.backends.flex import block_mask, flex_kernel_compiled
 from model.decoding.generation import generate
 from model.decoding.kv_cache import StaticCache
 from model.masks import MaskSpec, boolean_mask
+from tests import varlen_kernel
 from tests.conftest import random_model, tiny_config
 
 MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
@@ -53,6 +59,28 @@ def test_training_in_blocks_of_bfloat16_is_one_graph_too(packed):
             expected, _ = lm(ids, labels=ids, document_ids=documents)
         (loss / count).backward()
         assert torch.allclose(loss, expected, rtol=1e-3)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["starts given", "starts found"])
+def test_lengths_in_place_of_a_mask_are_one_graph_too(monkeypatch, told):
+    """PyTorch's operator itself, as flash calls it on a GPU, with what its documentation says as its kernel here."""
+    monkeypatch.setitem(BACKENDS, "varlen", replace(BACKENDS["varlen"], limits=None))  # it would refuse a CPU
+    varlen._varlen_attn.register_kernel("cpu")(varlen_kernel.forward)
+    varlen._varlen_attn_backward.register_kernel("cpu")(varlen_kernel.backward)
+    lm = random_model(tiny_config(**MIXED)).train()
+    counter = CompileCounter()
+    step = torch.compile(lm, backend=counter, fullgraph=True, dynamic=False)
+    for _ in range(3):
+        ids, documents = torch.randint(0, 192, (2, 32)), torch.randint(0, 4, (2, 32)).sort().values
+        starts = torch.from_numpy(document_starts(documents.numpy())) if told else None
+        gradients = []
+        for name, model in (("eager", lm), ("varlen", step)):
+            lm.set_attn_implementation(name)
+            loss, _ = model(ids, labels=ids, document_ids=documents, document_starts=starts)
+            gradients.append([loss, *torch.autograd.grad(loss, list(lm.parameters()))])
+        for expected, found in zip(*gradients, strict=True):
+            assert torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.detach().abs().max()))
     assert counter.frame_count == 1
 
 

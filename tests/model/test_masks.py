@@ -112,7 +112,7 @@ def test_lengths_say_the_same_as_the_boolean_mask(data):
     spec = MaskSpec(places[cached:], places, 2, real, documents, window, document_starts=starts)
     q, k, v = (torch.randn(2, h, n, 4).double() for h, n in ((4, length), (2, length + cached), (2, length + cached)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("model.backends.varlen.varlen_kernel", lambda: (loop_over_documents, True))
+        patch.setattr("model.backends.varlen.varlen_attn", loop_over_documents)
         out = varlen(q, k, v, sequences(spec), 0.0)
     mask = boolean_mask(spec).expand(2, 1, length, length + cached)
     expected = eager(q, k, v, mask, 0.0)
@@ -125,7 +125,7 @@ def test_lengths_say_the_same_as_the_boolean_mask(data):
 @pytest.mark.parametrize("told", [True, False], ids=["starts given", "starts found"])
 def test_a_model_learns_the_same_from_lengths_as_from_a_mask(monkeypatch, told, changes):
     """Loss and every gradient of packed rows, in float64: the formula under a mask, and lengths."""
-    monkeypatch.setattr("model.backends.varlen.varlen_kernel", lambda: (loop_over_documents, True))
+    monkeypatch.setattr("model.backends.varlen.varlen_attn", loop_over_documents)
     monkeypatch.setitem(BACKENDS, "varlen", replace(BACKENDS["varlen"], limits=None))  # it would refuse a CPU
     lm = random_model(tiny_config(**changes)).double().train()
     ids = torch.randint(0, 192, (3, 21))
@@ -142,7 +142,7 @@ def test_a_model_learns_the_same_from_lengths_as_from_a_mask(monkeypatch, told, 
 
 def test_documents_that_began_elsewhere_would_be_seen(monkeypatch):
     """The comparison above can fail: a start that is off by one changes the loss."""
-    monkeypatch.setattr("model.backends.varlen.varlen_kernel", lambda: (loop_over_documents, True))
+    monkeypatch.setattr("model.backends.varlen.varlen_attn", loop_over_documents)
     monkeypatch.setitem(BACKENDS, "varlen", replace(BACKENDS["varlen"], limits=None))
     lm = random_model(tiny_config(attn_implementation="varlen")).double()
     ids, documents = torch.randint(0, 192, (1, 12)), torch.tensor([[0] * 5 + [1] * 7])

@@ -1,0 +1,123 @@
+"""The model away from the CPU: every backend and mask gives the numbers of the formula, and nothing stays behind.
+
+On the accelerator of tests/accelerator.py, forward and backward, in processes of their own. And, where PyTorch is built
+for CUDA, on fake tensors of a GPU: they have a device and shapes but no numbers, so no driver is needed. Their backward
+pass needs one, and so do the kernels that PyTorch itself chooses by the GPU's properties.
+"""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import flex_attention
+
+from data.packing import document_starts
+from model.backends import flex
+from model.backends.choice import BACKENDS
+from model.decoding.kv_cache import KVCache
+from tests import accelerator
+from tests.conftest import random_model, tiny_config
+from tests.processes import exit_code, print_to
+
+MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+MASKS = ("plain", "documents", "documents found", "left padding", "right padding")
+# the others: blocked is for CPUs, PyTorch has flex for devices that it knows, and efficient and cudnn for CUDA
+ANYWHERE = ("eager", "sdpa", "sdpa_math", "flash", "varlen")
+
+
+def inputs_of(kind: str, device: str) -> dict[str, torch.Tensor]:
+    """Two rows of 24 tokens, masked in one way."""
+    generator = torch.Generator().manual_seed(3)
+    given = {"input_ids": torch.randint(0, 192, (2, 24), generator=generator)}
+    if kind.startswith("documents"):
+        given["document_ids"] = torch.randint(0, 5, (2, 24), generator=generator).sort().values
+    if kind == "documents":
+        given["document_starts"] = torch.from_numpy(document_starts(given["document_ids"].numpy()))
+    if kind.endswith("padding"):
+        real = torch.arange(24) < torch.tensor([[20], [24]])
+        given["attention_mask"] = real.flip(1) if kind == "left padding" else real
+    return {name: tensor.to(device) for name, tensor in given.items()}
+
+
+def loss_and_gradients(lm, kind: str, device: str) -> list[torch.Tensor]:
+    """A loss in which only real tokens count, and the gradients of all parameters."""
+    given = inputs_of(kind, device)
+    losses = F.cross_entropy(lm(**given)[:, :-1].transpose(1, 2), given["input_ids"][:, 1:], reduction="none")
+    if kind.endswith("padding"):
+        losses = torch.where(given["attention_mask"][:, :-1], losses, 0.0)
+    loss = losses.sum()
+    return [x.detach().cpu() for x in (loss, *torch.autograd.grad(loss, list(lm.parameters())))]
+
+
+@torch.no_grad()
+def read_in_pieces(lm, device: str) -> list[torch.Tensor]:
+    """The logits of a text that is read with a cache: a part, then several tokens at once, then one by one."""
+    cache, ids = KVCache(lm.config), inputs_of("plain", device)["input_ids"]
+    logits = [lm(ids[:, first:end], kv_cache=cache) for first, end in ((0, 9), (9, 15), (15, 16), (16, 17), (17, 18))]
+    return [torch.cat(logits, dim=1).cpu()]
+
+
+def compare_on_accelerator(file) -> None:
+    """Write {backend, window, mask: the largest error, as a share of the largest entry}."""
+    torch.set_num_threads(1)
+    print_to(file.with_name("said.txt"))
+    accelerator.register()
+    BACKENDS.update({name: replace(backend, limits=None) for name, backend in BACKENDS.items()})
+    found = {}
+    for changes in ({}, MIXED):
+        torch.manual_seed(0)
+        lm = random_model(tiny_config(**changes, attn_implementation="eager"))
+        expected = {kind: loss_and_gradients(lm, kind, "cpu") for kind in MASKS}
+        expected["a cache"] = read_in_pieces(lm, "cpu")
+        with accelerator.Accelerator():
+            lm.to(accelerator.NAME)
+            for name in ANYWHERE:
+                lm.set_attn_implementation(name)
+                for kind in expected:
+                    read = read_in_pieces if kind == "a cache" else partial(loss_and_gradients, kind=kind)
+                    ours = read(lm, device=accelerator.NAME)
+                    errors = [(a - b).abs().max() / b.abs().max() for a, b in zip(ours, expected[kind], strict=True)]
+                    found[f"{name}, window {'sliding_window' in changes}, {kind}"] = float(torch.stack(errors).max())
+    file.write_text(json.dumps(found), encoding="utf-8")
+
+
+def test_every_backend_and_mask_gives_the_numbers_of_the_formula(tmp_path):
+    code = exit_code(compare_on_accelerator, tmp_path / "found.json")
+    assert code == 0, (tmp_path / "said.txt").read_text(encoding="utf-8")[-3000:]
+    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    assert len(found) == 2 * len(ANYWHERE) * (len(MASKS) + 1)
+    assert {where: error for where, error in found.items() if not error < 1e-4} == {}  # float32; a wrong one is ~1
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="needs a PyTorch that is built for CUDA; no GPU")
+@pytest.mark.parametrize("changes", [{}, MIXED], ids=["full", "windows"])
+@pytest.mark.parametrize("kind", ["plain", "documents"])
+@pytest.mark.parametrize("name", [*ANYWHERE, "flex"])
+def test_the_model_runs_on_fake_tensors_of_a_gpu(monkeypatch, name, kind, changes):
+    if (name, kind) == ("flash", "plain") and not torch.cuda.is_available():
+        pytest.skip("PyTorch asks the GPU whether its flash kernel runs there")
+    monkeypatch.setattr(flex, "flex_kernel_compiled", lambda: flex_attention.flex_attention)
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)  # without a driver PyTorch switches autocast off
+    try:
+        given = inputs_of(kind, "cpu")
+        # flex traces its backward pass together with the other
+        with (
+            FakeTensorMode(),
+            torch.device("cuda"),
+            torch.set_grad_enabled(name != "flex" or torch.cuda.is_available()),
+        ):
+            lm = random_model(tiny_config(**changes, attn_implementation=name)).train()
+            given = {key: torch.empty(x.shape, dtype=x.dtype) for key, x in given.items()}
+            loss, count = lm(**given, labels=given["input_ids"])
+            assert (loss.device.type, loss.shape, count.device.type) == ("cuda", (), "cuda")
+            if torch.cuda.is_available():
+                loss.backward()
+                assert {p.grad.device.type for p in lm.parameters()} == {"cuda"}
+    finally:
+        torch.set_default_dtype(before)

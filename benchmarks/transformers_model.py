@@ -77,10 +77,18 @@ def gpt2_like(run: RunConfig) -> Any:
     except ImportError:
         raise InputError(NOT_INSTALLED) from None
     model = run.model
-    shape = {"n_embd": model.hidden_size, "n_layer": model.num_hidden_layers, "n_head": model.num_attention_heads}
-    no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    ends = dict.fromkeys(("bos_token_id", "eos_token_id"), 0)
-    config = GPT2Config(vocab_size=model.vocab_size, n_positions=run.data.sequence_length, **shape, **no_dropout, **ends)
+    config = GPT2Config(
+        vocab_size=model.vocab_size or 0,
+        n_positions=run.data.sequence_length,
+        n_embd=model.hidden_size,
+        n_layer=model.num_hidden_layers,
+        n_head=model.num_attention_heads,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     config._attn_implementation = "sdpa"
     return GPT2LMHeadModel(config)
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from packaging.specifiers import SpecifierSet
 
+from configs.command import InputError
 from model.backends import choice
 from model.backends.choice import BACKENDS, Backend
 from tests.processes import run_module
 from tests.train.helpers import REPOSITORY, write_config
-from configs.command import InputError
 from train.config import load_run_config
 from train.doctor import __main__ as doctor
 from train.doctor import numbers, rehearsal, speed, surroundings

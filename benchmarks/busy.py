@@ -57,7 +57,7 @@ def main() -> int:
 
 @contextmanager
 def burning(programs: int) -> Iterator[None]:
-    """So many busy programs beside what is done here."""
+    """Runs this many busy programs beside what is done here."""
     burners = [multiprocessing.get_context("spawn").Process(target=burn, daemon=True) for _ in range(programs)]
     for burner in burners:
         burner.start()

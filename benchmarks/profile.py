@@ -28,7 +28,7 @@ PROFILED = 3  # steps
 
 
 def take(step: Callable[[], object], count: int) -> None:
-    """So many steps."""
+    """Take this many steps."""
     for _ in range(count):
         step()
 

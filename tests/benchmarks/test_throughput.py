@@ -106,14 +106,13 @@ def test_bad_arguments_are_named(arguments, message, monkeypatch):
 
 @pytest.mark.slow
 def test_training_is_compared_beside_busy_programs(tmp_path):
-    done = run_module("benchmarks.busy", write_config(tmp_path), "--busy", "0", "1", "--seconds", "1")
+    done = run_module("benchmarks.busy", write_config(tmp_path), "--busy", "1", "--seconds", "1")
     assert done.returncode == 0, done.stderr
     rows = rows_of(done.stdout)
     assert len(rows["busy programs"]) == 5
-    for busy in ("0", "1"):
-        speeds = [float(cell.replace(",", "")) for cell in rows[busy]]
-        assert len(speeds) == 5
-        assert min(speeds) > 0
+    speeds = [float(cell.replace(",", "")) for cell in rows["1"]]
+    assert len(speeds) == 5
+    assert min(speeds) > 0
 
 
 def test_their_gpt2_is_as_wide_and_deep_as_the_config(tmp_path):

@@ -110,7 +110,7 @@ def together(number: int, work: Callable[[], Result]) -> Result:
 
 
 def threads_each(number: int) -> int:
-    """Threads of each of so many processes."""
+    """Threads of each, of this many processes."""
     return max(1, torch.get_num_threads() // number)
 
 

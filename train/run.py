@@ -106,6 +106,8 @@ class Run:
             autocast=self.device.autocast,
             tracker=self.tracker,
             world=self.world,
+            total_steps=self.config.max_steps,
+            loss=self.meter.last.loss if self.meter.last else None,
         )
 
 

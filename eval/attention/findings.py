@@ -71,6 +71,25 @@ def in_one_sentence(snapshots: Sequence[Snapshot]) -> str:
     return f"No head has learned yet to look at what followed the same token before (the best: {name}, {numbers})."
 
 
+def without_them(last: Snapshot) -> str:
+    """What ablating the induction heads, and those that feed them, costs: a sentence; "" where there are none."""
+    best, level = best_head(last, "induction"), last.chance.get("induction")
+    draws = [one.rise for one in last.ablations if one.what.startswith("random")]
+    circuit = [one for one in last.ablations if not one.what.startswith("random")]
+    if best is None or not circuit or last.scores["induction"][best] < 10 * (level or 0.01):
+        return ""
+    rises = " and ".join(f"by {one.rise:.2f} without the {one.what} ({_in_words(one.heads)})" for one in circuit)
+    others = f"; without as many random heads by {max(draws):.2f} at most" if draws else ""
+    return f"The loss on the second copy of random words rises {rises}, in nats a token{others}."
+
+
+def _in_words(heads: Sequence[tuple[int, int]]) -> str:
+    """layer 1, heads 1 and 3; layer 2, head 0"""
+    layers = dict.fromkeys(layer for layer, _ in heads)
+    of = {layer: [str(head) for one, head in heads if one == layer] for layer in layers}
+    return "; ".join(f"layer {layer}, head{'s' * (len(n) > 1)} {' and '.join(n)}" for layer, n in of.items())
+
+
 def ablations(last: Snapshot) -> str:
     """A row for the induction heads, the heads that feed them and each random draw; nothing where none was ablated."""
     rows = [[one.what, _listed(one.heads), f"{one.rise:.2f}"] for one in last.ablations]

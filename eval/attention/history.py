@@ -35,10 +35,11 @@ def like_the_last(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     A run may continue with other layers, texts or lengths (`eval.attention`); what it saw before is another picture.
     """
     ordered = sorted(snapshots, key=lambda snapshot: snapshot.step)
-    return [one for one in ordered if _looked_at(one) == _looked_at(ordered[-1])]
+    return [one for one in ordered if looked_at(one) == looked_at(ordered[-1])]
 
 
-def _looked_at(snapshot: Snapshot) -> tuple:
+def looked_at(snapshot: Snapshot) -> tuple:
+    """Which heads on which texts: equal for two snapshots that can be compared."""
     return snapshot.layers, snapshot.heads, {name: one.labels for name, one in snapshot.maps.items()}
 
 

@@ -1,7 +1,8 @@
 """What does every head look at? Maps and scores of all heads while they learn; pictures and the viewer at the end.
 
-While training runs, one plain picture of all heads is drawn at a look. Labelled pictures, curves, time-lapse and
-viewer are made from the snapshots at the end (eval/attention/render.py).
+While training runs, a look draws one plain picture of all heads, and writes the page that shows the head as it forms
+(eval/attention/live.py). Labelled pictures, curves, time-lapse and viewer are made from the snapshots at the end
+(eval/attention/render.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from configs.command import InputError
 from eval.attention import metrics as scores
 from eval.attention import snapshots
-from eval.attention.changes import Changes
+from eval.attention.live import Live, Moment
 from eval.attention.pictures.plots import quick_mosaic
 from eval.attention.probes import Probe, ProbeText, build_probes, read_probe_file
 from eval.attention.record import ablated, look
@@ -28,7 +29,7 @@ class Attention(Hook):
 
     def __init__(self) -> None:
         self.probes: list[Probe] = []
-        self.changes: Changes | None = None
+        self.live: Live | None = None
 
     def check(self, config: EvalConfig, model: ModelConfig) -> None:
         wanted = config.attention
@@ -55,13 +56,14 @@ class Attention(Hook):
         if event.is_last:
             snapshot.scalars.update(ablated(event.lm, self.probes, snapshot))
         if event.writes:
-            self.changes = self.changes or _shown_so_far(event.directory)
-            for line in self.changes.notice(snapshot):
+            self.live = self.live or _shown_so_far(event.directory)
+            for line in self.live.notice(snapshot):
                 event.say(line)
             picture = snapshots.write(snapshot, event.directory / "attention").with_suffix(".png")
             is_whole = len(snapshot.heads) == snapshot.num_attention_heads
             first = next(iter(snapshot.maps.values()))
             quick_mosaic(first.weights, picture, snapshot.num_key_value_heads if is_whole else None)
+            self._show(self.live, event)
             if event.is_last or (wanted.every and event.step % wanted.every == 0):
                 event.log_image("attention/heads", picture)
         seconds = round(time.perf_counter() - before, 4)
@@ -83,6 +85,8 @@ class Attention(Hook):
             problem = f"{type(error).__name__}: {error}"
             event.tracker.say(f"warning: the heads could not be drawn: {problem}; `{again}` tries again")
             return
+        finally:
+            self._show(self.live or _shown_so_far(event.directory), event, is_over=True)
         for name in PICTURES:
             file = event.directory / "attention" / name
             if file.suffix == ".png" and file.is_file():
@@ -97,8 +101,12 @@ class Attention(Hook):
         columns = ["layer", "head", "kv_group", *last.scores]
         event.tracker.log_table("attention/scores", columns, rows, event.step)
 
+    def _show(self, live: Live, event: EvalEvent, is_over: bool = False) -> None:
+        now = Moment(event.step, event.total_steps, event.seconds, event.loss, is_over)
+        live.show(event.directory, now, event.tracker.say)
+
     def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
-        from eval.attention.findings import findings, in_one_sentence
+        from eval.attention.findings import findings, in_one_sentence, without_them
         from eval.attention.render import PICTURES
 
         found, _ = snapshots.read_all(directory)
@@ -113,7 +121,8 @@ class Attention(Hook):
         scalars = {name: last[name] for last in looked[-1:] for name in found[-1].scalars if name in last}
         figures = {"attention": scalars, "attention_seconds": cost}
         sections = ["## Attention heads", "", *findings(found), looks, ""]
-        return Outcome(figures, sections=sections, pictures=drawn, seen=in_one_sentence(found))
+        seen = " ".join(filter(None, (in_one_sentence(found), without_them(found[-1]))))
+        return Outcome(figures, sections=sections, pictures=drawn, seen=seen)
 
 
 def _probes_of(event: EvalEvent) -> list[Probe]:
@@ -126,12 +135,12 @@ def _probes_of(event: EvalEvent) -> list[Probe]:
     return build_probes(event.tokenizer, event.data_config, length, texts, event.data.stream("validation"))
 
 
-def _shown_so_far(directory: Path) -> Changes:
+def _shown_so_far(directory: Path) -> Live:
     """What a run that is resumed had shown: its snapshots so far."""
-    changes = Changes()
+    live = Live()
     for snapshot in snapshots.read_all(directory)[0]:
-        changes.notice(snapshot)
-    return changes
+        live.notice(snapshot)
+    return live
 
 
 def _repeats(numbers: list[int]) -> bool:

@@ -55,7 +55,8 @@ class Tracker(Protocol):
 class EvalEvent:
     """What a hook may read: the moment, the uncompiled model, the data; and where it writes.
 
-    step, tokens, seconds: of training so far. rows_per_batch: rows that fit into memory in one forward pass.
+    step, tokens, seconds: of training so far. total_steps: None where a clock ends the run. loss: of the last step, in
+    nats a token; None before the first one. rows_per_batch: rows that fit into memory in one forward pass.
     directory: of the run. kept: for functions that must remember something between two events; a Hook has itself.
     Where a run has several processes, every one runs every hook, because each may hold only a share of the model;
     the first process, which `writes`, leaves the files.
@@ -75,6 +76,8 @@ class EvalEvent:
     autocast: Callable[[], AbstractContextManager]
     tracker: Tracker
     world: Processes
+    total_steps: int | None = None
+    loss: float | None = None
     kept: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -116,7 +117,7 @@ def one_head(
     return drawing.save_figure(figure, path)
 
 
-def quick_mosaic(weights: np.ndarray, path: Path, num_key_value_heads: int | None = None) -> Path:
+def quick_mosaic(weights: np.ndarray, file: Path | BinaryIO, num_key_value_heads: int | None = None) -> None:
     """Draw weights (layer, head, query, key) without any text, in a few milliseconds: for use during training.
 
     The colours are those of `mosaic`, written as palette indices. num_key_value_heads: frames the heads that share
@@ -143,5 +144,4 @@ def quick_mosaic(weights: np.ndarray, path: Path, num_key_value_heads: int | Non
             index[top : top + height + 1, [left, left + 1, left + width - 1, left + width]] = colour
     image = Image.fromarray(index, mode="P")
     image.putpalette(drawing.palette_bytes())
-    image.save(path, compress_level=1)
-    return path
+    image.save(file, "PNG", compress_level=1)

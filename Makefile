@@ -62,6 +62,7 @@ bench: $(VENV)/ready
 	$(RUN) -m benchmarks.throughput
 	$(RUN) -m benchmarks.throughput --versus transformers
 	$(RUN) -m benchmarks.throughput --ladder --skip compile
+	$(RUN) -m benchmarks.busy
 	$(RUN) -m benchmarks.throughput --attention
 	$(RUN) -m benchmarks.throughput --decode --versus transformers
 	$(RUN) -m benchmarks.throughput configs/base.yaml --packing

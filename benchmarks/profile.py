@@ -24,15 +24,22 @@ CLASSES = {
     "embedding": r"embedding|index",
 }
 
+PROFILED = 3  # steps
+
+
+def take(step: Callable[[], object], count: int) -> None:
+    """Take this many steps."""
+    for _ in range(count):
+        step()
+
 
 def profile_steps(step: Callable[[], object], device: torch.device, folder: Path, name: str) -> str:
-    """Write a Chrome trace of three steps. Returns a table: the share of each class of operators."""
+    """Write a Chrome trace of PROFILED steps. Returns a table: the share of each class of operators."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities) as profiler:
-        for _ in range(3):
-            step()
+        take(step, PROFILED)
         synchronize(device)
     folder.mkdir(parents=True, exist_ok=True)
     trace = folder / f"{name or 'step'}.trace.json"

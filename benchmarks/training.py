@@ -1,19 +1,22 @@
-"""How fast does a config train here? Whole steps on random tokens."""
+"""How fast does a config train here? Whole steps on random tokens, in as many processes as a run of it."""
 
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from benchmarks.profile import profile_steps
+from benchmarks.profile import PROFILED, profile_steps, take
 from benchmarks.timing import Clock, peak_bytes, synchronize
 from configs.tables import table
 from model.counting import flops_per_token
 from train.config import RunConfig
-from train.machine.device import resolve_device
+from train.machine.device import Device, resolve_device
+from train.machine.distributed import ALONE, World, check_shares, processes
 from train.machine.hardware import known_peak
+from train.machine.together import number_of_processes, processes_in_words, together
 from train.random_steps import Step, our_step, shape_of
 
 COUNTED = 0.25  # share of the time after which steps count
@@ -21,20 +24,34 @@ COUNTED = 0.25  # share of the time after which steps count
 
 def measure_training(run: RunConfig, seconds: float, profile: Path | None, clock: Clock) -> None:
     """Print speed, share of the peak, memory and what `auto` chose; with `profile`, where the time goes as well."""
-    device = resolve_device(run)
-    shape = shape_of(run, device, run.data.isolate_documents)
-    compiled = device.device.type == "cuda" if device.compile == "auto" else device.compile
-    step, lm, optimizers = our_step(run, device, shape, compiled)
-    first = seconds_of(step, device.device, clock)
-    times = repeat(step, seconds, device.device, clock)
-    if profile is not None:
-        print(profile_steps(step, device.device, profile, run.name) + "\n")
+    device = resolve_device(run)  # before the processes start: it may ask the machine
+    together(number_of_processes(run), partial(_measure, run, device, seconds, profile, clock))
+
+
+def _measure(run: RunConfig, device: Device, seconds: float, profile: Path | None, clock: Clock) -> None:
+    """What each process does; the first one prints."""
+    with processes(run.train.parallel, run.train.device) as world:
+        check_shares(run, world)
+        shape = shape_of(run, device, run.data.isolate_documents, world.size)
+        compiled = device.device.type == "cuda" if device.compile == "auto" else device.compile
+        step, lm, optimizers = our_step(run, device, shape, compiled, world=world)
+        first = seconds_of(step, device.device, clock)
+        times = repeat(step, seconds, device.device, clock, world)
+        if profile is not None:
+            if world.is_first:
+                print(profile_steps(step, device.device, profile, run.name) + "\n")
+            else:
+                take(step, PROFILED)
+        peak = peak_bytes(step, device.device)
+        if not world.is_first:
+            return
     states = [tensor for one in optimizers for state in one.state.values() for tensor in state.values()]
-    lasting, peak = sum(tensor.nbytes for tensor in [*lm.parameters(), *states]), peak_bytes(step, device.device)
-    tokens, median = shape.rows * shape.length, statistics.median(times)
+    lasting = sum(tensor.nbytes for tensor in [*lm.parameters(), *states])
+    tokens, median = run.rows_per_step * shape.length, statistics.median(times)
     flops_per_s = flops_per_token(run.model, shape.length) * tokens / median
     known = known_peak(device)
     share = f"{flops_per_s / known[0] / 1e12:.1%} of {known[0]:g} TFLOPS ({known[1]})" if known else "unknown peak"
+    each = " of each process" if world.size > 1 else ""
     rows = [
         ["tokens/s (median)", f"{tokens / median:,.0f}"],
         [f"ms a step of {tokens:,} tokens (median of {len(times)})", f"{1e3 * median:,.1f}"],
@@ -42,14 +59,16 @@ def measure_training(run: RunConfig, seconds: float, profile: Path | None, clock
         ["first step, compiling included, s" if compiled else "first step, s", f"{first:.1f}"],
         ["TFLOP/s of matrix products", f"{flops_per_s / 1e12:.3f}"],
         ["MFU", share],
-        ["weights and optimizer state, MB", f"{lasting / 1e6:,.1f}"],
-        ["a step's fullest moment, beyond them, MB", f"{peak / 1e6:,.1f}"],
+        [f"weights and optimizer state{each}, MB", f"{lasting / 1e6:,.1f}"],
+        [f"a step's fullest moment{each}, beyond them, MB", f"{peak / 1e6:,.1f}"],
         ["parameters", f"{lm.num_parameters():,}"],
         ["vocabulary", f"{shape.vocabulary:,}"],
         ["rows a forward pass × length", f"{shape.at_once} × {shape.length}"],
     ]
     print(table(["", run.name], rows))
     choices = list(device.notes)
+    if world.on_cores:
+        choices.append(processes_in_words(world.size, torch.get_num_threads()))
     if device.compile == "auto":
         choices.append(f"compile {'on' if compiled else 'off'} (auto; a run decides by its length)")
     print("\n" + "\n".join(f"* {choice}" for choice in choices))
@@ -64,12 +83,18 @@ def seconds_of(step: Step, device: torch.device, clock: Clock) -> float:
     return clock() - before
 
 
-def repeat(step: Step, seconds: float, device: torch.device, clock: Clock) -> list[float]:
-    """Seconds of each step, at least three. The first quarter of the time warms up and does not count."""
+def repeat(step: Step, seconds: float, device: torch.device, clock: Clock, world: World = ALONE) -> list[float]:
+    """Seconds of each step, at least three. The first quarter of the time warms up and does not count.
+
+    world: who takes the step together; the first process's clock decides how many there are.
+    """
     times: list[float] = []
     began = clock()
-    while (spent := clock() - began) < seconds or len(times) < 3:
+    while True:
+        spent = clock() - began
+        goes_on = spent < seconds or len(times) < 3
+        if not world.sum(int(world.is_first and goes_on))[0]:
+            return times
         took = seconds_of(step, device, clock)
         if spent >= COUNTED * seconds or spent + took >= seconds:
             times.append(took)
-    return times

@@ -19,6 +19,8 @@ from train.machine.device import Device, resolve_device
 from train.random_steps import Shape, Step, fused_adamw, make_step, our_step
 from train.run import micro_batch_rows
 
+NOT_INSTALLED = "to compare with transformers, install that package: pip install -r requirements-dev.txt"
+
 
 def in_transformers(lm: LanguageModel, **options: Any) -> Any:
     """transformers' model with identical weights, read from the directory that Headlight saves.
@@ -29,7 +31,7 @@ def in_transformers(lm: LanguageModel, **options: Any) -> Any:
         from transformers import AutoModelForCausalLM
         from transformers.utils.logging import disable_progress_bar
     except ImportError:
-        raise InputError("--versus transformers needs that package: pip install -r requirements-dev.txt") from None
+        raise InputError(NOT_INSTALLED) from None
 
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as directory:
@@ -64,9 +66,39 @@ def compare_training(run: RunConfig, rounds: int, skip: list[str], clock: Clock)
     print(table(["", "tokens/s", "ms a step", f"ratio to {measure}", "first step, s"], lines))
 
 
-def their_step(lm: LanguageModel, run: RunConfig, device: Device, shape: Shape, compiled: bool) -> Step:
-    """The same step with transformers' model, fused AdamW and its own loss."""
-    other = in_transformers(lm, attn_implementation="sdpa").to(device.device).train()
+def gpt2_like(run: RunConfig) -> Any:
+    """transformers' GPT-2 with random weights, as wide and deep as a config's model, with its heads and vocabulary.
+
+    nanoGPT's model has this architecture: learned positions, LayerNorm, GELU, an MLP four times as wide, tied weights.
+    Radford et al. 2019. Raises InputError if the package is not installed.
+    """
+    try:
+        from transformers import GPT2Config, GPT2LMHeadModel
+    except ImportError:
+        raise InputError(NOT_INSTALLED) from None
+    model = run.model
+    config = GPT2Config(
+        vocab_size=model.vocab_size or 0,
+        n_positions=run.data.sequence_length,
+        n_embd=model.hidden_size,
+        n_layer=model.num_hidden_layers,
+        n_head=model.num_attention_heads,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    config._attn_implementation = "sdpa"
+    return GPT2LMHeadModel(config)
+
+
+def their_step(
+    lm: LanguageModel, run: RunConfig, device: Device, shape: Shape, compiled: bool, other: Any = None
+) -> Step:
+    """The same step with transformers' model, fused AdamW and its own loss. other: a model of its own instead of one
+    with lm's weights."""
+    other = (other or in_transformers(lm, attn_implementation="sdpa")).to(device.device).train()
     other.config.use_cache = False
     forward = torch.compile(other, dynamic=False) if compiled else other
     batches = shape.batches(device.device)

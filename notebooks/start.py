@@ -35,14 +35,14 @@ class Sentence(Exception):
 
 
 def demo() -> Path:
-    """runs/demo where `make demo` made it, else runs/small, which is trained now, in about a minute.
+    """runs/demo where `make story` made it, else runs/small, which is trained now, in about a minute.
 
     Raises Sentence where a run cannot be read, for example because an older Headlight wrote it.
     """
     if is_finished("demo"):
         return checked("demo")
     if not is_finished("small"):
-        print("There is no runs/demo here (`make demo` trains it in eight minutes): taking a smaller one")
+        print("There is no runs/demo here (`make story` trains it): taking a smaller one")
     return small()
 
 

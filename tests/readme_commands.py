@@ -52,7 +52,10 @@ PROGRAMS = r"([A-Z_]+=\S+ )*(make|\.venv/bin/\w+|python3? -m venv|torchrun|git|b
 CHANGES_VENV = r"-m venv|pip install|make (clean|install)|\brm "
 STAMPS = ("installed", "ready")  # of the Makefile, the older one first
 TAG = re.compile(r"<!--\s*(needs|slow|not a command):\s*(.*?)\s*(?:`([^`]+)`)?\s*-->")
-TRAINING = {"make demo": ".venv/bin/python -m train.pretrain configs/demo.yaml"}
+TRAINING = {
+    "make demo": ".venv/bin/python -m train.pretrain configs/small.yaml",
+    "make story": ".venv/bin/python -m train.pretrain configs/demo.yaml",
+}
 SHORT = (
     "train.max_steps=3 train.max_tokens=null train.max_minutes=null train.compile=false "
     "eval.final_max_tokens=2048 eval.floor_documents=2 eval.questions=4 eval.sample_tokens=8 eval.attention.early=[0]"

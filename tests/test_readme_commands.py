@@ -106,7 +106,8 @@ def test_what_cannot_be_read_is_refused_with_its_line(text, complaint):
 @pytest.mark.parametrize(
     ("text", "run"),
     [
-        ("make demo", "demo"),
+        ("make demo", "small"),
+        ("make story", "demo"),
         (f"{PYTHON} -m train.pretrain configs/mha.yaml seed=1", "mha"),
         (f"{PYTHON} -m train.sft configs/sft_demo.yaml init_from=runs/demo  # name=x", "sft_demo"),
         (f"{PYTHON} -m train.pretrain configs/demo.yaml name=four", "four"),
@@ -127,7 +128,7 @@ def actions(text: str, **options) -> list[str]:
     return [item.action for item in plan(parse(text), **({"quick": True} | options))]
 
 
-SLOW_DEMO = fenced("make demo", "<!-- slow: 7 minutes -->")
+SLOW_DEMO = fenced("make story", "<!-- slow: 7 minutes -->")
 
 
 def test_a_slow_training_is_done_in_short_only_where_a_quick_command_looks_at_its_run():
@@ -160,7 +161,7 @@ def test_everything_but_what_is_not_there_is_run_where_it_need_not_be_quick():
 def test_in_short_is_the_same_command_with_more_overrides_that_are_valid():
     from train.config import load_run_config
 
-    for text in ("make demo", f"{PYTHON} -m train.sft configs/sft_demo.yaml init_from=runs/demo"):
+    for text in ("make demo", "make story", f"{PYTHON} -m train.sft configs/sft_demo.yaml init_from=runs/demo"):
         words = shlex.split(readme_commands.in_short(Command(1, "shell", text)))
         assert words[0] == PYTHON
         assert load_run_config(ROOT / words[3], words[4:]).max_steps == 3
@@ -171,11 +172,28 @@ def test_in_short_is_the_same_command_with_more_overrides_that_are_valid():
     assert load_run_config(ROOT / words[3], words[4:]).data.source.kind == "files"
 
 
-def test_make_demo_is_what_the_makefile_says():
+@pytest.mark.parametrize("command", TRAINING)
+def test_what_make_trains_is_what_the_makefile_says(command):
     recipe = subprocess.run(
-        ["make", "-n", "--no-print-directory", "demo"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["make", "-n", "--no-print-directory", command.split()[1]], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    assert recipe.strip().splitlines()[-1] == TRAINING["make demo"]
+    trained = [line for line in recipe.splitlines() if "-m train." in line]
+    assert trained == [TRAINING[command]]
+
+
+def test_make_demo_ends_with_what_to_do_next_and_its_minutes():
+    """The Makefile is the one place of these minutes."""
+    (minutes,) = re.findall(r"^STORY_MINUTES := (\d+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "demo", "RUN=true", "VENV=nowhere", "-o", "nowhere/installed"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    last = done.stdout.splitlines()[-1]
+    assert "`make story` trains one that does" in last
+    assert f"{minutes} minutes" in last
 
 
 REQUIREMENTS = ("requirements.txt", "requirements-dev.txt")

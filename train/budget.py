@@ -105,13 +105,22 @@ def peak_of(run: RunConfig, device: Device) -> tuple[float, str] | None:
     """(TFLOPS, in words whose): known of some GPUs; of the CPU that is here, one product of the model is timed."""
     if device.device.type != "cpu":
         return known_peak(device)
+    import torch
+
     from train.machine.load import in_words, share_of_others
     from train.machine.processor import product_tflops
+    from train.machine.together import number_of_processes, threads_each
 
-    busy = in_words(share_of_others())
-    tokens, inner = run.train.tokens_per_step, run.model.hidden_size
-    measured = product_tflops(tokens, inner, run.model.intermediate_size or inner, device.dtype)
-    return round(measured, 3), f"one of its {device.precision} products, timed now" + (f"; {busy}" if busy else "")
+    busy, number, cores = in_words(share_of_others()), number_of_processes(run), torch.get_num_threads()
+    tokens, inner = run.train.tokens_per_step // number, run.model.hidden_size
+    torch.set_num_threads(threads_each(number))
+    try:
+        measured = number * product_tflops(tokens, inner, run.model.intermediate_size or inner, device.dtype)
+    finally:
+        torch.set_num_threads(cores)
+    timed = f"one of its {device.precision} products, timed now"
+    shared = f" in one of {number} processes, and taken {number} times" if number > 1 else ""
+    return round(measured, 3), timed + shared + (f"; {busy}" if busy else "")
 
 
 # ---------------------------------------------------------------------------------------------------------

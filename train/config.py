@@ -91,8 +91,7 @@ class TrainConfig(Section):
     )
     micro_batch_size: Annotated[int, Field(ge=1, le=MOST_BATCH)] | Literal["auto"] = Field(
         "auto",
-        description="Rows computed at once, of those in a step. auto = a guess, halved where memory runs out (one "
-        "process).",
+        description="Rows computed at once, of those in a step. auto = a guess, halved where memory runs out.",
     )
     processes: Annotated[int, Field(ge=1, le=MOST_PROCESSES)] | Literal["auto"] = Field(
         "auto",

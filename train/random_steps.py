@@ -14,6 +14,7 @@ from data.packing import document_starts
 from model import LanguageModel
 from train.config import RunConfig
 from train.machine.device import Device
+from train.machine.distributed import ALONE, World, add_up_gradients
 from train.optimizer import build_optimizers
 from train.run import micro_batch_rows
 
@@ -24,7 +25,7 @@ Ours = tuple[Step, LanguageModel, list[torch.optim.Optimizer]]
 
 @dataclass(frozen=True)
 class Shape:
-    """Random tokens of a config's shape. rows: of a step; at_once: of a forward pass."""
+    """Random tokens of a config's shape, for one process. rows: of a step; at_once: of a forward pass."""
 
     rows: int
     at_once: int
@@ -58,14 +59,20 @@ def make_step(
     batches: list[dict[str, Tensor | None]],
     autocast: Callable[[], AbstractContextManager],
     grad_clip: float,
+    world: World = ALONE,
 ) -> Step:
-    """Forward and backward of every micro-batch, clipping, and the optimizers' step. loss_of returns a mean."""
+    """Forward and backward of every micro-batch, clipping, and the optimizers' step. loss_of returns a mean.
+
+    world: the processes that take the step together, each with its batches; they add up gradients as a run does.
+    """
 
     def step() -> None:
         for batch in batches:
             with autocast():
-                loss = loss_of(**batch) / len(batches)
+                loss = loss_of(**batch) / (len(batches) * world.size)
             loss.backward()
+        if world.memory is not None:
+            add_up_gradients(model, world.memory)
         nn.utils.clip_grad_norm_(model.parameters(), grad_clip or float("inf"))
         for optimizer in optimizers:
             optimizer.step()
@@ -74,16 +81,18 @@ def make_step(
     return step
 
 
-def our_step(run: RunConfig, device: Device, shape: Shape, compiled: bool, adamw: bool = False) -> Ours:
+def our_step(
+    run: RunConfig, device: Device, shape: Shape, compiled: bool, adamw: bool = False, world: World = ALONE
+) -> Ours:
     """A step as training takes it, the model, its optimizers. adamw: fused AdamW, whatever the config says."""
     torch.manual_seed(run.seed)
     lm = LanguageModel(run.model).to(device.device).train()
     lm.set_attn_implementation(device.attention)
     forward = torch.compile(lm, dynamic=False) if compiled else lm
-    optimizers = [fused_adamw(lm)] if adamw else build_optimizers(lm, run.train.optimizer)
+    optimizers = [fused_adamw(lm)] if adamw else build_optimizers(lm, run.train.optimizer, world)
 
     batches = shape.batches(device.device)
-    step = make_step(lm, our_loss(forward), optimizers, batches, device.autocast, run.train.grad_clip)
+    step = make_step(lm, our_loss(forward), optimizers, batches, device.autocast, run.train.grad_clip, world)
     return step, lm, optimizers
 
 
@@ -102,8 +111,8 @@ def fused_adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
 
-def shape_of(run: RunConfig, device: Device, documents: bool) -> Shape:
-    """A whole step of the config, in micro-batches as training takes them."""
+def shape_of(run: RunConfig, device: Device, documents: bool, processes: int = 1) -> Shape:
+    """One process's share of a step of the config, in micro-batches as training takes them."""
     assert run.model.vocab_size is not None
-    rows, at_once = run.rows_per_step, micro_batch_rows(run, device)
+    rows, at_once = run.rows_per_step // processes, micro_batch_rows(run, device, processes)
     return Shape(rows, at_once, run.data.sequence_length, run.model.vocab_size, documents)

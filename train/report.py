@@ -20,6 +20,7 @@ from eval.run_files import read_metrics, read_result
 from train.machine.device import machine
 from train.machine.distributed import World
 from train.machine.exactness import in_words
+from train.machine.together import processes_in_words
 from train.run import Run
 from train.saving.run_directory import write_result
 
@@ -54,11 +55,7 @@ def _in_words(world: World) -> str:
         return ""
     if not world.on_cores:
         return f"{world.size} processes, {world.parallel}"
-    threads = torch.get_num_threads()
-    return (
-        f"{world.size} processes of {threads} {'thread' if threads == 1 else 'threads'} each, which add up their "
-        "gradients once a step (train.processes)"
-    )
+    return processes_in_words(world.size, torch.get_num_threads())
 
 
 def write(run: Run) -> None:

@@ -99,7 +99,7 @@ def _loss_and_gradients(run: Run, batch: Batch, trained: int) -> tuple[Tensor, d
     """
     scale_before = run.scaler.state_dict()
     while True:
-        loss, figures = within_memory(run, lambda: _backward(run, batch, trained))
+        loss, figures = _backward(run, batch, trained)
         if run.scaler.is_enabled():
             for optimizer in run.optimizers:
                 run.scaler.unscale_(optimizer)
@@ -120,8 +120,18 @@ def _loss_and_gradients(run: Run, batch: Batch, trained: int) -> tuple[Tensor, d
 def _backward(run: Run, batch: Batch, trained: int) -> tuple[Tensor, dict[str, Tensor]]:
     # the loss of a step is its sum / its count, whatever micro-batches and processes there are; DDP and FSDP2 divide
     # gradients by the number of processes, so the loss is multiplied by it
-    forward, count, memory = run.state.forward, max(1, trained), run.world.memory
+    count, memory = max(1, trained), run.world.memory
     factor = run.world.size if memory is None else 1
+    sums = within_memory(run, lambda: _passes(run, batch, factor / count), agree=memory is not None)
+    if memory is not None:
+        add_up_gradients(run.lm, memory)
+    means = {name: run.world.sum_tensor(value) / count for name, value in sums.items()}
+    return means.pop("loss"), means
+
+
+def _passes(run: Run, batch: Batch, factor: float) -> dict[str, Tensor]:
+    """Forward and backward, one micro-batch after the other: the gradients of factor * loss, and sums of figures."""
+    forward = run.state.forward
     sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=run.device.device))
     parts = batch.split(run.state.micro_rows)
     for number, part in enumerate(parts, start=1):
@@ -129,29 +139,31 @@ def _backward(run: Run, batch: Batch, trained: int) -> tuple[Tensor, dict[str, T
             sync_gradients(forward, run.lm, run.world, wanted=number == len(parts))
         with run.device.autocast():
             loss_sum, figures = run.objective.loss(forward, part)
-        run.scaler.scale(loss_sum * (factor / count)).backward()
+        run.scaler.scale(loss_sum * factor).backward()
         for name, value in {"loss": loss_sum, **figures}.items():
             sums[name] += value.detach()
-    if memory is not None:
-        add_up_gradients(run.lm, memory)
-    means = {name: run.world.sum_tensor(value) / count for name, value in sums.items()}
-    return means.pop("loss"), means
+    return sums
 
 
-def within_memory(run: Run, attempt: Callable[[], Result]) -> Result:
+def within_memory(run: Run, attempt: Callable[[], Result], agree: bool = False) -> Result:
     """What `attempt` returns; where memory runs out in it, run.state.micro_rows is halved and it is called again.
 
-    Raises InputError where that is not to be decided here: train.micro_batch_size was given, one row is too much, or
-    there are several processes, which would have to agree.
+    agree: all processes call this, and if memory runs out in one of them, all try again. Raises InputError where that
+    is not to be decided here: train.micro_batch_size was given, one row is too much, or processes cannot agree.
     """
     while True:
-        before = random_state(run)
+        before, found = random_state(run), []
         try:
-            return attempt()
+            found.append(attempt())
         except RuntimeError as error:  # torch.OutOfMemoryError is one; on a CPU it is a plain one
             if not is_out_of_memory(error):
                 raise
-        _halve_micro_batch(run)
+        missing = int(not found)
+        if agree:
+            (missing,) = run.world.sum(missing)
+        if not missing:
+            return found[0]
+        _halve_micro_batch(run, agree)
         set_random_state(before)
 
 
@@ -168,16 +180,17 @@ def set_random_state(state: tuple[Tensor, Tensor | None]) -> None:
         torch.cuda.set_rng_state(state[1])
 
 
-def _halve_micro_batch(run: Run) -> None:
+def _halve_micro_batch(run: Run, agreed: bool) -> None:
     run.forget_gradients()
     if run.device.device.type == "cuda":
         torch.cuda.empty_cache()
     size, chosen = run.state.micro_rows, run.config.train.micro_batch_size
     remedy = "train.activation_checkpointing=true, a shorter data.sequence_length or a smaller model"
-    if run.world.size > 1 or chosen != "auto":
-        now = f"{max(1, size // 2)}" + ("" if run.world.size > 1 else " or auto")
+    is_apart = run.world.size > 1 and not agreed
+    if is_apart or chosen != "auto":
+        now = f"{max(1, size // 2)}" + ("" if is_apart else " or auto")
         message = f"out of memory with {size} rows at a time: try train.micro_batch_size={now}, or {remedy}"
-        if run.world.rank:  # the others do not know, and only the first process prints its errors
+        if run.world.rank and is_apart:  # the others do not know, and only the first process prints its errors
             print(f"error in process {run.world.rank}: {message}", file=sys.stderr)
         raise InputError(message)
     if size == 1:

@@ -13,8 +13,10 @@ from torch import Tensor
 from model.decoding.kv_cache import KVCache, StaticCache, make_cache
 from model.decoding.matvec import FewRows
 from model.decoding.sampling import Sampling, log_probabilities, next_token
+from model.decoding.threads import Pace, openmp
 from model.transformer import LanguageModel
 
+FEWEST = 16384  # of the numbers that a compiled loop reads: with fewer a thread it is not shared out
 STATIC_BLOCK = 64  # a static cache has room for a multiple of this, so that similar calls share compiled code
 
 
@@ -162,8 +164,10 @@ class _Reader:
     ):
         self.lm, self.cache = lm, cache
         self.step: Callable[..., Tensor] = lm  # reads one token
-        if compile:  # on CUDA as a CUDA graph (not tested yet)
-            self.step = partial(compiled_step("reduce-overhead" if next(lm.parameters()).is_cuda else None), lm)
+        if compile:
+            self.step = partial(compiled_step(next(lm.parameters()).device.type), lm)
+            if next(lm.parameters()).device.type == "cpu" and torch.get_num_threads() > 1 and openmp() is not None:
+                self.step = partial(Pace(), self.step)
         self.seen = cache.length if cache is not None else 0
         self.is_static = isinstance(cache, StaticCache)
         self.mask = self.position_ids = None
@@ -205,15 +209,17 @@ class _Reader:
 
 
 @cache
-def compiled_step(mode: str | None) -> Callable[..., Tensor]:
-    """Reading one token, compiled without graph breaks. Each model, batch size and cache size compiles its own."""
+def compiled_step(kind: str) -> Callable[..., Tensor]:
+    """Reading one token, compiled without graph breaks: on kind "cuda" as a CUDA graph (not tested yet). Each model,
+    batch size and cache size compiles its own."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)  # 8 would soon be an error
 
     def step(lm: LanguageModel, *args: Any, **given: Any) -> Any:
         with FewRows():
             return lm(*args, **given)
 
-    return torch.compile(step, fullgraph=True, dynamic=False, mode=mode)
+    how: dict[str, Any] = {"cuda": {"mode": "reduce-overhead"}, "cpu": {"options": {"cpp.min_chunk_size": FEWEST}}}
+    return torch.compile(step, fullgraph=True, dynamic=False, **how.get(kind, {}))
 
 
 def left_pad(prompts: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[Tensor, Tensor]:

@@ -14,11 +14,12 @@ from benchmarks.ladder import Rung, WithAllLogits, rungs
 from benchmarks.profile import class_of
 from benchmarks.throughput import parse_arguments, run_config
 from benchmarks.timing import alternate, peak_bytes
-from benchmarks.transformers_model import in_transformers, their_loss
+from benchmarks.transformers_model import gpt2_like, in_transformers, their_loss
 from configs.command import InputError
 from data.prepare import prepare
 from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module, write_config
+from train.config import load_run_config
 from train.machine.device import Device
 from train.random_steps import Shape, our_loss
 
@@ -103,6 +104,26 @@ def test_bad_arguments_are_named(arguments, message, monkeypatch):
     assert message in done.stderr
 
 
+@pytest.mark.slow
+def test_training_is_compared_beside_busy_programs(tmp_path):
+    done = run_module("benchmarks.busy", write_config(tmp_path), "--busy", "1", "--seconds", "1")
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(done.stdout)
+    assert len(rows["busy programs"]) == 5
+    speeds = [float(cell.replace(",", "")) for cell in rows["1"]]
+    assert len(speeds) == 5
+    assert min(speeds) > 0
+
+
+def test_their_gpt2_is_as_wide_and_deep_as_the_config(tmp_path):
+    run = load_run_config(write_config(tmp_path), ["model.vocab_size=320"])
+    other, model = gpt2_like(run), run.model
+    h, layers, length = model.hidden_size, model.num_hidden_layers, run.data.sequence_length
+    each = 12 * h * h + 13 * h  # four products of attention, eight of the MLP, their biases, two norms
+    assert other.num_parameters() == layers * each + (320 + length) * h + 2 * h
+    assert other.lm_head.weight is other.transformer.wte.weight
+
+
 def test_train_throughput_is_the_same_command(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["throughput", "--help"])
     with pytest.raises(SystemExit, match="0"):
@@ -132,15 +153,20 @@ def rows_of(stdout):
     return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
 
 
-def test_a_configs_training_steps_are_measured_and_profiled(tmp_path):
-    config = write_config(tmp_path)
-    done = run_module("benchmarks.throughput", config, "--seconds", "0.3", "--profile", tmp_path / "traces")
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_configs_training_steps_are_measured_and_profiled(tmp_path, processes):
+    """As a run takes them: in its processes, of which each takes its share of the 8 rows."""
+    config, traces = write_config(tmp_path, train={"processes": processes}), tmp_path / "traces"
+    done = run_module("benchmarks.throughput", config, "--seconds", "0.3", "--profile", traces)
     assert done.returncode == 0, done.stderr
+    together = "* 2 processes of 1 thread each, which add up their gradients once a step (train.processes)"
+    assert (together in done.stdout) == (processes == 2)
     rows = rows_of(done.stdout)
     tokens_per_s, ms = rows["tokens/s (median)"][0], next(v for k, v in rows.items() if k.startswith("ms a step"))[0]
     rounded = 0.051  # ms are shown with one digit
     assert 256e3 / float(tokens_per_s.replace(",", "")) == pytest.approx(float(ms.replace(",", "")), abs=rounded)
     assert rows["MFU"] == ["unknown peak"]
+    assert rows["rows a forward pass × length"] == [f"{8 // processes} × 32"]
     assert rows["vocabulary"] == ["320"]  # of bytes, with the special tokens
     assert "* attention sdpa (auto: PyTorch picks its kernel" in done.stdout
     events = json.loads((tmp_path / "traces" / "tiny.trace.json").read_text())["traceEvents"]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from eval.attention.findings import findings, in_one_sentence
+from eval.attention.findings import findings, in_one_sentence, without_them
 from eval.attention.snapshots import Ablated, Snapshot, read, write
 
 COMMON = {"layers": [0, 2], "heads": [1, 3], "num_attention_heads": 4, "num_key_value_heads": 2, "maps": {}}
@@ -69,3 +69,19 @@ def test_one_sentence_for_each_of_these():
     unmeasured = snapshot(0, 0.5)
     unmeasured.scores.clear()
     assert in_one_sentence([unmeasured]) == ""
+
+
+def test_what_the_ablation_costs_in_one_sentence():
+    last = snapshot(80, 0.6)
+    assert without_them(last) == ""  # a part of the heads was looked at: nothing was ablated
+    last.ablations.append(Ablated("strongest induction heads", [(2, 0), (3, 1)], 3.694))
+    last.ablations.append(Ablated("previous-token heads below them", [(0, 1), (0, 3)], 3.1))
+    assert without_them(last) == (
+        "The loss on the second copy of random words rises by 3.69 without the strongest induction heads (layer 2, "
+        "head 0; layer 3, head 1) and by 3.10 without the previous-token heads below them (layer 0, heads 1 and 3), in "
+        "nats a token."
+    )
+    last.ablations.extend([Ablated("random draw 1", [(0, 0)], 0.02), Ablated("random draw 2", [(1, 0)], -0.1)])
+    assert without_them(last).endswith("in nats a token; without as many random heads by 0.02 at most.")
+    last.scores["induction"][:] = 0.1  # no induction head: nothing to say of it
+    assert without_them(last) == ""

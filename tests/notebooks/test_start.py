@@ -63,7 +63,7 @@ def test_a_notebook_finds_the_repository_from_another_folder(tmp_path):
 def test_without_the_demo_run_a_small_one_is_trained_once(start, tmp_path, capsys):
     assert start.demo() == Path("runs/small")
     said = capsys.readouterr().out
-    assert "no runs/demo here (`make demo` trains it" in said
+    assert "no runs/demo here (`make story` trains it" in said
     assert "training runs/small" in said
     report = tmp_path / "runs" / "small" / "report.md"
     before = report.stat().st_mtime_ns
@@ -76,7 +76,7 @@ def test_the_demo_run_is_taken_where_it_is_finished_and_left_alone_where_it_is_n
     for name in ("demo", "small"):
         shutil.copytree(trained, tmp_path / "runs" / name)
     assert start.demo() == Path("runs/demo")
-    (tmp_path / "runs" / "demo" / "result.json").unlink()  # half-way: `make demo` may be at it
+    (tmp_path / "runs" / "demo" / "result.json").unlink()  # half-way: `make story` may be at it
     assert start.demo() == Path("runs/small")
 
 

@@ -245,6 +245,16 @@ def test_a_cpu_is_timed_instead_of_asked_for(tmp_path, monkeypatch, capsys):
     assert "of 7 TFLOPS (--tflops)" in show(monkeypatch, capsys, write_config(tmp_path), "--tflops", 7)
 
 
+def test_a_cpu_is_as_quick_as_the_processes_of_a_run(tmp_path, monkeypatch, capsys):
+    """Two processes, each with half of the rows of a product."""
+    sizes = []
+    monkeypatch.setattr("train.machine.processor.product_tflops", lambda *size: sizes.append(size[0]) or 1.5)
+    text = show(monkeypatch, capsys, write_config(tmp_path), "--device", "cpu", "train.processes=2")
+    assert "of 3 TFLOPS (one of its fp32 products, timed now in one of 2 processes, and taken 2 times" in text
+    show(monkeypatch, capsys, write_config(tmp_path), "--device", "cpu", "train.processes=1")
+    assert sizes == [128, 256]
+
+
 def test_a_product_is_timed_in_tflops(monkeypatch):
     """On a clock that says that each product takes two seconds."""
     ticks = iter(range(0, 10**6, 2))

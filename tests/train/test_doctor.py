@@ -10,6 +10,7 @@ import pytest
 import torch
 from packaging.specifiers import SpecifierSet
 
+from configs.command import InputError
 from model.backends import choice
 from model.backends.choice import BACKENDS, Backend
 from tests.processes import run_module
@@ -360,10 +361,8 @@ def test_it_says_what_the_minutes_do_not_cover(config):
     assert "use a GPU" in recommendation(run, [], True, 0.0)
 
 
-@pytest.mark.parametrize(("limit", "seconds"), [(1000.0, 33.0), (30.0, 33.0), (0.0, 64.0)])
-def test_a_step_is_timed_whole_or_extended_from_fewer_rows(config, monkeypatch, limit, seconds):
-    """A clock on which a row takes a second, and a step one second besides: 32 rows take 33. From one row alone: 64."""
-    run = load_run_config(config, ["train.tokens_per_step=1024", "train.precision=fp32", "model.vocab_size=320"])
+def a_second_a_row(monkeypatch) -> None:
+    """A clock on which a row takes a second, and a step one second besides."""
     clock = [0.0]
     monkeypatch.setattr(speed.time, "perf_counter", lambda: clock[0])
     make = speed.make_step
@@ -379,10 +378,33 @@ def test_a_step_is_timed_whole_or_extended_from_fewer_rows(config, monkeypatch, 
 
     monkeypatch.setattr(speed, "make_step", counted)
     monkeypatch.setattr(speed, "timed", timed)
+
+
+@pytest.mark.parametrize(("limit", "seconds"), [(1000.0, 33.0), (30.0, 33.0), (0.0, 64.0)])
+def test_a_step_is_timed_whole_or_extended_from_fewer_rows(config, monkeypatch, limit, seconds):
+    """32 rows take 33 seconds. From one row alone: 64."""
+    run = load_run_config(config, ["train.tokens_per_step=1024", "train.precision=fp32", "model.vocab_size=320"])
+    a_second_a_row(monkeypatch)
     found = speed.time_step(run, resolve_device(run), limit, 0.0)
     assert (found.seconds, found.is_whole) == (seconds, limit == 1000.0)
     halved = speed.time_step(run, resolve_device(run), limit, 0.5)  # beside other programs: one thread
     assert halved.seconds == seconds / torch.get_num_threads()
+
+
+def test_the_minutes_are_those_of_the_processes_of_a_run(config, monkeypatch):
+    """Two of them share the 32 rows: 17 seconds. Beside other programs the work of one thread, 33, is shared out."""
+    settings = ["train.tokens_per_step=1024", "train.precision=fp32", "model.vocab_size=320", "train.processes=2"]
+    run = load_run_config(config, [*settings, "train.max_steps=60"])
+    a_second_a_row(monkeypatch)
+    alone, beside = (speed.time_step(run, resolve_device(run), 1000.0, others) for others in (0.0, 0.5))
+    assert (alone.seconds, alone.is_whole, alone.processes) == (17.0, True, 2)
+    assert (beside.seconds, beside.processes) == (33.0 / 2, 2)
+    said = recommendation(run, [alone], False, 0.0)
+    assert "about 17.0 minutes of training" in said
+    assert "2 processes of 1 thread each" in said
+    uneven = load_run_config(config, [*settings, "train.processes=3"])
+    with pytest.raises(InputError, match="3 processes cannot share the 32 rows"):
+        speed.time_step(uneven, resolve_device(uneven), 1.0, 0.0)
 
 
 @pytest.mark.parametrize("most", [1, 4])

@@ -3,6 +3,7 @@ the first one is gone."""
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -123,6 +124,32 @@ def as_command_anew(config: Path, overrides: list[str]) -> None:
     as_command(config, overrides)
 
 
+def test_memory_that_runs_out_in_one_process_halves_the_rows_of_all(tmp_path):
+    """Process 1 cannot hold two rows at a time; both compute one by one from then on, and the step is not lost."""
+    code, said = command(config_of(tmp_path, max_steps=6), TWO, "train.micro_batch_size=1")
+    assert code == 0, said
+    process = start(as_command_without_memory, config_of(tmp_path, max_steps=6), ["name=short", TWO])
+    process.join(timeout=200)
+    said = (tmp_path / "said.txt").read_text()
+    assert process.exitcode == 0, said
+    assert "out of memory with 2 rows at a time: 1 from here" in said
+    assert trace(tmp_path / "runs/short") == trace(tmp_path / "runs/tiny")
+
+
+def as_command_without_memory(config: Path, overrides: list[str]) -> None:
+    import train.step
+
+    passes = train.step._passes
+
+    def short_of_memory(run, batch, factor):
+        if run.world.rank == 1 and run.state.micro_rows > 1:
+            raise torch.OutOfMemoryError("DefaultCPUAllocator: can't allocate memory")
+        return passes(run, batch, factor)
+
+    train.step._passes = short_of_memory
+    as_command(config, overrides)
+
+
 def test_a_function_hook_is_called_by_the_first_process_alone(tmp_path):
     config = write_config(
         tmp_path,
@@ -157,6 +184,18 @@ def test_auto_is_one_a_core_with_at_least_512_tokens_each(tmp_path, monkeypatch)
     assert numbers(tmp_path, 4, monkeypatch, train={"parallel": "fsdp2"}) == 1
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert numbers(tmp_path, 4, monkeypatch) == 1  # torchrun's
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("threads", "overrides", "expected"), [("1", [], 1), ("2", [], 2), ("2", ["1"], 1)])
+def test_the_environment_and_the_command_line_overrule_auto(tmp_path, threads, overrides, expected):
+    """As a real command finds it: OMP_NUM_THREADS is how many cores a run may use."""
+    config = write_config(tmp_path, train={"tokens_per_step": 1024, "compile": False, "max_steps": 2})
+    command = [sys.executable, "-m", "train.pretrain", str(config), *[f"train.processes={n}" for n in overrides]]
+    environment = {name: value for name, value in os.environ.items() if name != "WORLD_SIZE"}
+    done = subprocess.run(command, env=environment | {"OMP_NUM_THREADS": threads}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ("2 processes of 1 thread each" in done.stdout) == (expected == 2)
 
 
 def test_a_resumed_run_keeps_its_number_where_there_are_as_many_cores(tmp_path, monkeypatch):

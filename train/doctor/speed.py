@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 
 import torch
@@ -16,11 +17,13 @@ from model.memory import is_out_of_memory
 from train.config import RunConfig
 from train.machine.compilation import PAYS_AFTER_MINUTES
 from train.machine.device import Device, resolve_device
+from train.machine.distributed import ALONE, World, check_shares, processes
 from train.machine.findings import recall
 from train.machine.load import WORTH_SAYING, in_words
 from train.machine.precision import bf16_speed
 from train.machine.processor import product_tflops
 from train.machine.timing import timed
+from train.machine.together import number_of_processes, processes_in_words, threads_each, together
 from train.optimizer import build_optimizers
 from train.random_steps import make_step, our_loss, shape_of
 
@@ -33,12 +36,13 @@ SLOWEST_ROW_S, SLOW_S = 5.0, 4.0
 @dataclass(frozen=True)
 class Timing:
     """seconds: of a whole step, if other programs leave the CPU alone. is_whole: all its rows were timed together; else
-    it is extended from fewer.
+    it is extended from fewer. processes: that take the step together, as in a run (train.processes).
     """
 
     device: Device
     seconds: float
     is_whole: bool
+    processes: int = 1
 
     def minutes(self, run: RunConfig) -> float:
         """Of the training steps; evaluations and checkpoints come on top."""
@@ -62,58 +66,72 @@ def candidates(run: RunConfig, auto: Device) -> list[Device]:
 def time_step(run: RunConfig, device: Device, limit_s: float, others: float) -> Timing | None:
     """Seconds of a step on this device, within about limit_s; None where one row alone takes far too long.
 
-    From one row on, more and more, until all rows of a step are timed together or the time is over. Beside other
-    programs threads wait for each other, so there one thread is timed, on its own clock, and shared out.
+    The processes that a run would start take the step together. From one row each on, more and more, until all rows of
+    a step are timed or the time is over. Beside other programs one thread is timed, on its own clock, and shared out.
     """
-    threads = torch.get_num_threads()
-    is_alone = device.device.type != "cpu" or others < WORTH_SAYING
-    torch.set_num_threads(threads if is_alone else 1)
-    try:
-        found = _grown(run, device, limit_s, wall=is_alone)
-    finally:
-        torch.set_num_threads(threads)
-    return found if found is None or is_alone else replace(found, seconds=found.seconds / threads)
-
-
-def _grown(run: RunConfig, device: Device, limit_s: float, wall: bool) -> Timing | None:
-    whole = shape_of(run, device, run.data.isolate_documents)
+    cores, number = torch.get_num_threads(), number_of_processes(run)
+    check_shares(run, World(size=number))
     if device.device.type == "cpu" and _row_seconds(run) > SLOWEST_ROW_S:
         return None
+    if device.device.type != "cpu" or others < WORTH_SAYING:
+        return together(number, partial(_shared, run, device, limit_s))
+    shares = number * threads_each(number)
+    torch.set_num_threads(1)
+    try:
+        found = _grown(run, device, limit_s, ALONE, wall=False)
+    finally:
+        torch.set_num_threads(cores)
+    return replace(found, seconds=found.seconds / shares, processes=number)
+
+
+def _shared(run: RunConfig, device: Device, limit_s: float) -> Timing:
+    with processes(run.train.parallel, run.train.device) as world:
+        return _grown(run, device, limit_s, world, wall=True)
+
+
+def _grown(run: RunConfig, device: Device, limit_s: float, world: World, wall: bool) -> Timing:
+    """What one of these processes finds; the first one's clock decides how long. Its rows are those of one process."""
+    whole = shape_of(run, device, run.data.isolate_documents, world.size)
     torch.manual_seed(run.seed)
     lm = LanguageModel(run.model).to(device.device).train()
     lm.set_attn_implementation(device.attention)
     lm.set_activation_checkpointing(run.train.activation_checkpointing)
-    optimizers = build_optimizers(lm, run.train.optimizer)
+    optimizers = build_optimizers(lm, run.train.optimizer, world)
     until, times = time.perf_counter() + limit_s, dict[int, float]()
     rows = 1
     while True:
         shape = replace(whole, rows=rows, at_once=min(rows, whole.at_once))
         batches = shape.batches(device.device)
-        step = make_step(lm, our_loss(lm), optimizers, batches, device.autocast, run.train.grad_clip)
+        step = make_step(lm, our_loss(lm), optimizers, batches, device.autocast, run.train.grad_clip, world)
         try:
-            times[rows] = _time(step, device.device, until if rows == whole.rows else 0.0, wall)
+            times[rows] = _time(step, device.device, until if rows == whole.rows else 0.0, world, wall)
         except RuntimeError as error:
             if not (times and is_out_of_memory(error)):
                 raise
             break  # a run would take fewer rows at a time
         if rows == whole.rows:
-            return Timing(device, times[rows], True)
+            return Timing(device, times[rows], True, world.size)
         larger = min(GROWTH * rows, whole.rows)
-        if time.perf_counter() + 2 * times[rows] * larger / rows > until:
+        is_enough = time.perf_counter() + 2 * times[rows] * larger / rows > until
+        if world.sum(int(world.is_first and is_enough))[0]:
             break
         rows = larger
     (few, quick), (many, slow) = [(0, 0.0), *sorted(times.items())][-2:]
     each = max(0.0, slow - quick) / (many - few)
-    return Timing(device, slow + (whole.rows - many) * each, False)
+    return Timing(device, slow + (whole.rows - many) * each, False, world.size)
 
 
-def _time(step: Callable[[], object], device: torch.device, until: float, wall: bool) -> float:
+def _time(step: Callable[[], object], device: torch.device, until: float, world: World, wall: bool) -> float:
     """The median of two steps or, until then, of as many as fit. A first one warms up, or counts if it is slow."""
+
+    def all_agree(is_so: bool) -> bool:
+        return bool(world.sum(int(world.is_first and is_so))[0])
+
     first = timed(step, device)
-    if first[0] > SLOW_S:
+    if all_agree(first[0] > SLOW_S):
         return first[0 if wall else 1]
     found: list[float] = []
-    while len(found) < 2 or time.perf_counter() + found[-1] < until:
+    while all_agree(len(found) < 2 or time.perf_counter() + found[-1] < until):
         found.append(timed(step, device)[0 if wall else 1])
     return median(found)
 
@@ -146,6 +164,8 @@ def recommendation(run: RunConfig, timings: list[Timing], can_compile: bool, oth
     notes += [f"expect {minutes} of training; evaluations and checkpoints come on top"]
     if busy := in_words(others):
         notes += [f"{busy}: beside them it takes longer; this is the work of one thread, shared out"]
+    if best.processes > 1:
+        notes += [processes_in_words(best.processes, threads_each(best.processes))]
     if compiled:
         notes += ["compiled steps, which were not timed, are quicker still"]
     if not best.is_whole:

@@ -201,7 +201,7 @@ def sync_gradients(forward: nn.Module, lm: LanguageModel, world: World, wanted: 
         forward.require_backward_grad_sync = wanted  # what DDP.no_sync() sets
 
 
-def add_up_gradients(lm: LanguageModel, memory: SharedMemory) -> None:
+def add_up_gradients(lm: nn.Module, memory: SharedMemory) -> None:
     """On the cores of a CPU, after the last micro-batch of a step: each gradient becomes the sum over the processes."""
     trained = [parameter for parameter in lm.parameters() if parameter.requires_grad]
     for parameter in trained:

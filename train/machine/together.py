@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -37,6 +37,7 @@ from train.saving.state import read_state
 
 LEAST_TOKENS = 512  # of a process in a step: with fewer it would rather wait than compute
 CAN_COPY = platform.system() == "Linux"
+Result = TypeVar("Result")
 LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 
 
@@ -82,15 +83,14 @@ def _before(config: RunConfig) -> dict[str, Any]:
         return {}
 
 
-def together(number: int, work: Callable[[], int]) -> int:
+def together(number: int, work: Callable[[], Result]) -> Result:
     """What `work` returns here, when `number` processes call it as one run: this one, and the others.
 
     Raises InputError if one of the others ended before its time.
     """
     if number == 1:
         return work()
-    cores = torch.get_num_threads()
-    threads = max(1, cores // number)
+    cores, threads = torch.get_num_threads(), threads_each(number)
     with tempfile.TemporaryDirectory(prefix="headlight-together-") as folder:
         shared = {STORE: str(Path(folder) / "store"), "WORLD_SIZE": str(number)}
         if platform.system() in LOOPBACK:
@@ -107,6 +107,19 @@ def together(number: int, work: Callable[[], int]) -> int:
                 other.kill()  # it writes nothing, and what is left of it waits for nobody
                 other.join()
             torch.set_num_threads(cores)
+
+
+def threads_each(number: int) -> int:
+    """Threads of each, of this many processes."""
+    return max(1, torch.get_num_threads() // number)
+
+
+def processes_in_words(number: int, threads: int) -> str:
+    """As a run says it in its opening lines."""
+    return (
+        f"{number} processes of {threads} {'thread' if threads == 1 else 'threads'} each, which add up their "
+        "gradients once a step (train.processes)"
+    )
 
 
 @contextmanager

@@ -24,7 +24,6 @@ from configs.command import InputError, exit_on_bad_input
 from configs.read_back import DamagedFile, read_json
 from eval.compare import figures as compare_figures
 from eval.compare import text as compare_text
-from eval.compare.histories import FILE, histories
 from eval.compare.runs import Cost, Variant, group, read_runs
 from eval.opening import add_device_option, open_model
 
@@ -78,6 +77,8 @@ def compare(
     other runs has that name. decode: measure decoding as well, on `device`. notes: warnings of the caller's.
     Raises InputError for a path that is not a run, has no checkpoint or no evaluation, or is named twice.
     """
+    from eval.compare.histories import FILE, histories  # heavy: --help answers at once
+
     runs, broken = read_runs(paths)
     variants = group(runs)
     warnings = [*notes, *broken, *compare_text.warnings(variants)]

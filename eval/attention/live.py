@@ -93,7 +93,8 @@ class Live:
         seen = in_one_sentence(looks) or "Induction is not measured in this run (eval.attention.metrics)."
         total = now.total or (now.step if now.is_over else None)
         parts = [f"step {now.step:,}" + (f" of {total:,}" if total else "")]
-        parts += [f"training loss {now.loss:.3f} nats a token"] if now.loss is not None else []
+        if now.loss is not None and not now.is_over:  # a run that resumes after its last step does not know it
+            parts.append(f"training loss {now.loss:.3f} nats a token")
         parts.append(f"{now.seconds:.0f} seconds")
         found = [f"<li><b>step {step:,}</b> {html.escape(line)}</li>" for step, line in reversed(self.lines)]
         again = (
@@ -119,8 +120,12 @@ class Live:
 
 
 def _only(snapshot: Snapshot, kept: str) -> Snapshot:
-    """The same without the weights of its maps, but of one that is kept."""
-    maps = {name: one if name == kept else replace(one, weights=UNTOUCHED) for name, one in snapshot.maps.items()}
+    """The same without the weights of its maps, but of one that is kept: as the snapshot's file keeps it, so that a run
+    that is resumed writes the same page."""
+    maps = {
+        name: replace(one, weights=one.weights.astype(np.float16).astype(np.float32) if name == kept else UNTOUCHED)
+        for name, one in snapshot.maps.items()
+    }
     return replace(snapshot, maps=maps, similarity=None)
 
 

@@ -73,14 +73,14 @@ def _compare(ours: Path, theirs: Path) -> str:
 
 
 def _page(text: str) -> list[bytes]:
-    """The lines of the viewer's page, its deflated numbers inflated, without seconds."""
+    """The lines of the viewer's page or of live.html, deflated numbers inflated, without seconds."""
     lines = []
     for line in text.splitlines():
         raw = line.encode()
         if len(line) > 1000:
             with suppress(ValueError, zlib.error):
                 raw = zlib.decompress(base64.b64decode(line), -zlib.MAX_WBITS)
-        lines.append(re.sub(rb'"seconds":[-+.\de]+', b"", raw))
+        lines.append(re.sub(rb'"seconds":[-+.\de]+|\b\d+ seconds', b"", raw))
     return lines
 
 

@@ -41,6 +41,7 @@ ALLOWED = {
     ("eval/chat/__main__.py", "posix module"): "readline, behind suppress(ImportError): Windows edits lines itself",
     ("model/memory.py", "posix"): "sysconf, behind a look at sysconf_names",
     ("train/machine/hardware.py", "posix"): "the same",
+    ("train/machine/shared_memory.py", "place"): "/dev/shm, where there is one; else the folder of temporary files",
     ("train/machine/together.py", "fork"): "on Linux only; elsewhere a process starts by itself",
     ("train/machine/hardware.py", "place"): "control groups, none where /proc is missing",
     ("configs/checkpoints.py", "os.path"): LEXISTS,

@@ -157,12 +157,12 @@ def test_what_training_complains_of_is_one_sentence(start, tmp_path, name, begin
 def stopped_while_training(folder: Path) -> tuple[int, str]:
     """SIGINT to the process that waits for a training, as an interrupted cell gets it. (pid of the training, words)"""
     program = ELSEWHERE.format(folder=str(folder)) + (
-        "begin = start._start\n"
-        "def tell(*arguments):\n"
-        "    process = begin(*arguments)\n"
+        "begin = start.subprocess.Popen\n"
+        "def tell(*arguments, **options):\n"
+        "    process = begin(*arguments, **options)\n"
         "    print(process.pid, flush=True)\n"
         "    return process\n"
-        "start._start = tell\n"
+        "start.subprocess.Popen = tell\n"
         "start.demo()\n"
     )
     command = [sys.executable, "-c", program]

@@ -82,9 +82,8 @@ class Muon(torch.optim.Optimizer):
         happens = 1.0 if found_inf is None else 1.0 - found_inf
         dtype = self.dtype or (torch.bfloat16 if parameters[0].is_cuda else torch.float32)
         updates = self._updates(group["momentum"], parameters, happens)
-        if (
-            self.world.memory is not None
-        ):  # a third of a small model's step, so nobody computes what another process does
+        # a sixth of a small model's step, so on the cores of a CPU nobody computes what another process does
+        if self.world.memory is not None:
             orthogonal = in_shares(partial(orthogonalize, dtype=dtype), updates, self.world.memory)
         else:
             orthogonal = orthogonalize(updates, dtype=dtype)

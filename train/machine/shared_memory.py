@@ -1,6 +1,6 @@
 """Memory that the processes of a run on the cores of one machine share: they add up gradients there.
 
-Sending the same numbers from process to process took two and a half times as long (EXPERIMENTS.md).
+Sending the same numbers from process to process took more than twice as long (EXPERIMENTS.md).
 """
 
 from __future__ import annotations

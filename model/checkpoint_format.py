@@ -1,7 +1,7 @@
 """Weights + config.json: a saved model directory IS a Hugging Face model directory.
 
 Parameter names and the order of operations are transformers', so `AutoModelForCausalLM.from_pretrained(dir)` gives
-identical logits. model/families.py has what differs between the architectures.
+identical logits. model/families/ has what differs between the architectures.
 """
 
 from __future__ import annotations

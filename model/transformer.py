@@ -1,4 +1,4 @@
-"""FeedForward, DecoderLayer and LanguageModel. Parameter names are Hugging Face's, so a checkpoint needs no conversion.
+"""DecoderLayer, Decoder and LanguageModel. Parameter names are Hugging Face's, so a checkpoint needs no conversion.
 
 Modules know themselves. Each has `reset_parameters` and may say, as class attributes that hold for everything inside:
 `optimizer_group` (one of GROUPS) and `part` (how model/counting.py counts it). A feed-forward layer may return
@@ -19,6 +19,7 @@ from model.attention import Attention
 from model.backends.choice import BACKENDS, Situation, why_not
 from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache, StaticCache
+from model.feed_forward import FeedForward
 from model.loss import IGNORED, cross_entropy_sum
 from model.masks import Mask, MaskSpec, real_tokens
 from model.norm import RMSNorm
@@ -37,32 +38,6 @@ def labelled(module: nn.Module, attribute: str, label: str) -> Iterator[tuple[nn
         yield parameter, label
     for child in module.children():
         yield from labelled(child, attribute, label)
-
-
-class FeedForward(nn.Module):
-    """SwiGLU, a gated two-layer network on every token by itself: down( silu(gate(x)) * up(x) ), (B, T, hidden_size).
-
-    Shazeer 2020 (arXiv 2002.05202).
-    """
-
-    optimizer_group = "matrix"
-    part = "feed_forward"
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        assert config.intermediate_size is not None
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-    def reset_parameters(self) -> None:
-        """Random gate and up; a zero output projection, so that the layer adds nothing at first."""
-        for projection in (self.gate_proj, self.up_proj):
-            nn.init.normal_(projection.weight, std=1 / math.sqrt(projection.in_features))
-        nn.init.zeros_(self.down_proj.weight)
 
 
 class DecoderLayer(nn.Module):

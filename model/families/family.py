@@ -1,8 +1,6 @@
-"""Which Hugging Face architecture is a model, and what can that architecture express?
+"""What is an architecture of transformers, and how is a ModelConfig spelled in its config.json?
 
-A config is written as the first family in FAMILIES that can express it. To add an architecture, write a `Family` and
-add it there. Every field for which transformers has a default is written out, because a missing one is silently wrong
-there.
+Every field for which transformers has a default is written out, because a missing one is silently wrong there.
 """
 
 from __future__ import annotations
@@ -114,75 +112,10 @@ def _read_rope(there: ConfigJson) -> Fields:
     return values if rope.rope_type == "default" else values | {"rope_scaling": scaling}
 
 
-def _qwen3_windows(config: ModelConfig) -> Fields:
-    """transformers forgets the window unless use_sliding_window is true."""
-    return {
-        "use_sliding_window": config.sliding_window is not None,
-        "sliding_window": config.sliding_window,
-        "max_window_layers": config.num_hidden_layers,  # layer_types decides; this must not contradict it
-    }
-
-
-def _read_qwen3_windows(there: ConfigJson) -> Fields:
-    """Without layer_types, the layers from max_window_layers on slide, 28 being transformers' default."""
-    full, layers = there.max_window_layers, range(there.num_hidden_layers)
-    window = there.sliding_window if there.use_sliding_window else None
-    types: list[str] = ["full_attention" if window is None or i < full else "sliding_attention" for i in layers]
-    return _windows(window, list(there.layer_types or types))
-
-
-def _ministral_windows(config: ModelConfig) -> Fields:
-    """layer_types, which every family writes, says where the window is."""
-    return {"sliding_window": config.sliding_window}
-
-
-def _read_ministral_windows(there: ConfigJson) -> Fields:
-    """Without layer_types every layer slides, if there is a window."""
-    kind = "full_attention" if there.sliding_window is None else "sliding_attention"
-    types: list[str] = [kind] * there.num_hidden_layers
-    return _windows(there.sliding_window, list(there.layer_types or types))
-
-
-def _windows(window: int | None, types: list[str]) -> Fields:
+def windows(window: int | None, types: list[str]) -> Fields:
     """The two fields of ModelConfig."""
     if "sliding_attention" not in types:
         return {}
     if window is None:
         raise ValueError("layer_types has sliding_attention, and no sliding_window is in use")
     return {"sliding_window": window, "layer_types": types}
-
-
-# No QK-norm, no sliding window; the widest support elsewhere (llama.cpp, vLLM, …).
-# Touvron et al. 2023 (arXiv 2302.13971); Grattafiori et al. 2024 (2407.21783).
-LLAMA = Family("llama", "LlamaForCausalLM", needs={"qk_norm": False, "sliding_window": None})
-# QK-norm on every head, and sliding windows in any of the layers. Yang et al. 2025 (arXiv 2505.09388).
-QWEN3 = Family(
-    "qwen3",
-    "Qwen3ForCausalLM",
-    needs={"qk_norm": True},
-    defaults={"head_dim": 128, "sliding_window": 4096},
-    write_windows=_qwen3_windows,
-    read_windows=_read_qwen3_windows,
-)
-# No QK-norm, and sliding windows in any of the layers. Not `mistral`, which has a window in all layers or in none.
-# Jiang et al. 2023 (arXiv 2310.06825).
-MINISTRAL = Family(
-    "ministral",
-    "MinistralForCausalLM",
-    needs={"qk_norm": False},
-    defaults={"num_key_value_heads": 8, "sliding_window": 4096},
-    write_windows=_ministral_windows,
-    read_windows=_read_ministral_windows,
-)
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, QWEN3, MINISTRAL)}
-
-
-def family_of(config: ModelConfig) -> Family:
-    """The family that a model is saved as. Raises ValueError, with each family's reason, if none can express it."""
-    reasons = []
-    for family in FAMILIES.values():
-        reason = family.cannot_express(config)
-        if reason is None:
-            return family
-        reasons.append(f"{family.model_type}: {reason}")
-    raise ValueError(f"no Hugging Face architecture that Headlight writes can be this model ({'; '.join(reasons)})")

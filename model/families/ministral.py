@@ -1,0 +1,31 @@
+"""Ministral: no QK-norm, and sliding windows in any of the layers."""
+
+from __future__ import annotations
+
+from model.config import ModelConfig
+from model.config_json import ConfigJson
+from model.families.family import Family, Fields, windows
+
+
+def _ministral_windows(config: ModelConfig) -> Fields:
+    """layer_types, which every family writes, says where the window is."""
+    return {"sliding_window": config.sliding_window}
+
+
+def _read_ministral_windows(there: ConfigJson) -> Fields:
+    """Without layer_types every layer slides, if there is a window."""
+    kind = "full_attention" if there.sliding_window is None else "sliding_attention"
+    types: list[str] = [kind] * there.num_hidden_layers
+    return windows(there.sliding_window, list(there.layer_types or types))
+
+
+# Not `mistral`, which has a window in all layers or in none.
+# Jiang et al. 2023 (arXiv 2310.06825).
+MINISTRAL = Family(
+    "ministral",
+    "MinistralForCausalLM",
+    needs={"qk_norm": False},
+    defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+    write_windows=_ministral_windows,
+    read_windows=_read_ministral_windows,
+)

@@ -1,0 +1,35 @@
+"""Qwen3: QK-norm on every head, and sliding windows in any of the layers."""
+
+from __future__ import annotations
+
+from model.config import ModelConfig
+from model.config_json import ConfigJson
+from model.families.family import Family, Fields, windows
+
+
+def _qwen3_windows(config: ModelConfig) -> Fields:
+    """transformers forgets the window unless use_sliding_window is true."""
+    return {
+        "use_sliding_window": config.sliding_window is not None,
+        "sliding_window": config.sliding_window,
+        "max_window_layers": config.num_hidden_layers,  # layer_types decides; this must not contradict it
+    }
+
+
+def _read_qwen3_windows(there: ConfigJson) -> Fields:
+    """Without layer_types, the layers from max_window_layers on slide, 28 being transformers' default."""
+    full, layers = there.max_window_layers, range(there.num_hidden_layers)
+    window = there.sliding_window if there.use_sliding_window else None
+    types: list[str] = ["full_attention" if window is None or i < full else "sliding_attention" for i in layers]
+    return windows(window, list(there.layer_types or types))
+
+
+# Yang et al. 2025 (arXiv 2505.09388).
+QWEN3 = Family(
+    "qwen3",
+    "Qwen3ForCausalLM",
+    needs={"qk_norm": True},
+    defaults={"head_dim": 128, "sliding_window": 4096},
+    write_windows=_qwen3_windows,
+    read_windows=_read_qwen3_windows,
+)

@@ -20,6 +20,7 @@ MOST_HEADS = 1024  # DeepSeek-V3, which has the most, has 128 (arXiv 2412.19437)
 MOST_PROCESSES = 1024  # no machine has more cores
 MOST_WIDTH = 2**17  # Llama 3.1 405B has 16,384 (arXiv 2407.21783)
 MOST_INNER_WIDTH = 2**20  # 8/3 of the width, three times over
+MOST_EXPERTS = 2**17  # Shazeer et al. 2017 had 131,072 (arXiv 1701.06538)
 MOST_VOCABULARY = 2**20  # Gemma 3 has 262,208 (arXiv 2503.19786)
 MOST_DOCUMENTS = 10**12  # the Common Crawl has read a third of it
 MOST_TOLD = 10**9  # documents of the built-in world: telling them takes a week

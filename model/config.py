@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from configs.bounds import (
     LEAST_EPSILON,
+    MOST_EXPERTS,
     MOST_FACTOR,
     MOST_HEADS,
     MOST_INNER_WIDTH,
@@ -25,6 +26,8 @@ AttentionImplementation = Literal[
 LayerType = Literal["full_attention", "sliding_attention"]
 KeyValueHeads = Annotated[int, Field(ge=0, le=MOST_HEADS)] | Literal["mha", "gqa", "mqa"]
 TokenId = Annotated[int, Field(ge=-1, lt=MOST_VOCABULARY)]  # -1: none, in some of Llama's configs
+
+EXPERT_KEYS = ("num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers")  # of experts
 
 
 class RopeScaling(Section):
@@ -101,6 +104,38 @@ class ModelConfig(Section):
         le=MOST_INNER_WIDTH,
         description="Inner width of the feed-forward layers (SwiGLU). null = 8/3 of hidden_size, rounded up to a "
         "multiple of 32.",
+    )
+    num_experts: Annotated[int | None, Meaning.TENSORS] = Field(
+        None,
+        ge=1,
+        le=MOST_EXPERTS,
+        description="Mixture of experts: feed-forward networks in a layer, of which a router picks a few for every "
+        "token. null = one for all.",
+    )
+    num_experts_per_tok: Annotated[int, Meaning.TENSORS] = Field(
+        2, ge=1, le=MOST_EXPERTS, description="Experts that a token goes to."
+    )
+    moe_intermediate_size: Annotated[int | None, Meaning.TENSORS] = Field(
+        None,
+        ge=1,
+        le=MOST_INNER_WIDTH,
+        description="Inner width of an expert. null = intermediate_size / num_experts_per_tok, rounded up to "
+        "a multiple of 8: a token costs what it costs without experts.",
+    )
+    norm_topk_prob: Annotated[bool, Meaning.TENSORS] = Field(
+        True, description="true: the weights of a token's experts add up to 1. Several experts need it, one forbids it."
+    )
+    router_aux_loss_coef: Annotated[float, Meaning.FREE_AT_START] = Field(
+        0.01,
+        ge=0,
+        le=MOST_FACTOR,
+        description="How strongly the load-balancing loss makes the router use all experts. 0 = not at all.",
+    )
+    decoder_sparse_step: Annotated[int, Meaning.TENSORS] = Field(
+        1, ge=1, le=MOST_LAYERS, description="Every how many layers there are experts: 1 = in all, 2 = in every second."
+    )
+    mlp_only_layers: Annotated[list[Annotated[int, Field(ge=0, lt=MOST_LAYERS)]], Meaning.TENSORS] = Field(
+        [], max_length=MOST_LAYERS, description="Layers without experts, counted from 0."
     )
     num_hidden_layers: Annotated[int, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
         6, ge=1, le=MOST_LAYERS, description="Number of layers."
@@ -204,6 +239,10 @@ class ModelConfig(Section):
             values["head_dim"] = hidden // heads
         if values.get("intermediate_size") is None:
             values["intermediate_size"] = -(-hidden * 8 // (3 * 32)) * 32
+        if values.get("num_experts") is not None and values.get("moe_intermediate_size") is None:
+            width, chosen = values["intermediate_size"], values.get("num_experts_per_tok", 2)
+            if _is_int(width, MOST_INNER_WIDTH) and _is_int(chosen, MOST_EXPERTS):
+                values["moe_intermediate_size"] = -(-width // (8 * chosen)) * 8
         kv_heads = values.get("num_key_value_heads", cls.model_fields["num_key_value_heads"].default)
         values["num_key_value_heads"] = _toggle(kv_heads, heads)
         layers, types = (
@@ -228,6 +267,35 @@ class ModelConfig(Section):
             raise ValueError(
                 f"head_dim ({head_dim}) must be even, because RoPE rotates pairs: change hidden_size "
                 f"({self.hidden_size}) or num_attention_heads ({heads}), or set head_dim to {head_dim + 1}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_experts(self) -> ModelConfig:
+        if self.num_experts is None:
+            for key in EXPERT_KEYS:
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    raise ValueError(f"{key} is set, and there are no experts: set num_experts, or leave {key} out")
+            return self
+        if self.num_experts_per_tok > self.num_experts:
+            raise ValueError(
+                f"num_experts_per_tok ({self.num_experts_per_tok}) must not be above num_experts ({self.num_experts})"
+            )
+        for key in ("hidden_size", "moe_intermediate_size"):
+            if (size := getattr(self, key)) % 8:
+                raise ValueError(
+                    f"{key} ({size}) must be a multiple of 8 in a model with experts, because their products are "
+                    f"computed together (torch.nn.functional.grouped_mm): use {-(-size // 8) * 8}"
+                )
+        outside = [layer for layer in self.mlp_only_layers if layer >= self.num_hidden_layers]
+        if outside:
+            raise ValueError(
+                f"mlp_only_layers names layer {outside[0]}: the layers are 0 to {self.num_hidden_layers - 1}"
+            )
+        if not any(self.has_experts):
+            raise ValueError(
+                f"num_experts ({self.num_experts}) is set, but decoder_sparse_step ({self.decoder_sparse_step}) and "
+                "mlp_only_layers leave no layer with experts: set num_experts to null, or change these"
             )
         return self
 
@@ -265,11 +333,19 @@ class ModelConfig(Section):
         """For every layer, how many tokens it sees, itself included; None = all."""
         return [self.sliding_window if kind == "sliding_attention" else None for kind in self.layer_types or []]
 
+    @property
+    def has_experts(self) -> list[bool]:
+        """For every layer, whether its feed-forward part is a mixture of experts."""
+        step, dense = self.decoder_sparse_step, self.mlp_only_layers
+        layers = range(self.num_hidden_layers)
+        return [self.num_experts is not None and (i + 1) % step == 0 and i not in dense for i in layers]
+
     def in_words(self) -> str:
         """The shape in a line: "4 layers x 128, 4 query heads / 1 key-value heads (MQA)"."""
         toggle = {self.num_attention_heads: "MHA", 1: "MQA"}.get(self.kv_heads, "GQA")
         heads = f"{self.num_attention_heads} query heads / {self.kv_heads} key-value heads ({toggle})"
-        return f"{self.num_hidden_layers} layers x {self.hidden_size}, {heads}"
+        experts = f", {self.num_experts_per_tok} of {self.num_experts} experts a token" if self.num_experts else ""
+        return f"{self.num_hidden_layers} layers x {self.hidden_size}, {heads}{experts}"
 
     @property
     def num_key_value_groups(self) -> int:

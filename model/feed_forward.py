@@ -10,6 +10,11 @@ from torch import Tensor, nn
 from model.config import ModelConfig
 
 
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up: what a dense layer and an expert do between their products."""
+    return F.silu(gate) * up
+
+
 class FeedForward(nn.Module):
     """SwiGLU, a gated two-layer network on every token by itself: down( silu(gate(x)) * up(x) ), (B, T, hidden_size).
 
@@ -27,7 +32,7 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
 
     def reset_parameters(self) -> None:
         """Random gate and up; a zero output projection, so that the layer adds nothing at first."""

@@ -19,7 +19,7 @@ from model.attention import Attention
 from model.backends.choice import BACKENDS, Situation, why_not
 from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache, StaticCache
-from model.feed_forward import FeedForward
+from model.experts import make_feed_forward
 from model.loss import IGNORED, cross_entropy_sum
 from model.masks import Mask, MaskSpec, real_tokens
 from model.norm import RMSNorm
@@ -48,7 +48,7 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config, layer_index)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = FeedForward(config)
+        self.mlp = make_feed_forward(config, layer_index)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(
@@ -200,7 +200,7 @@ class Decoder(nn.Module):
 class LanguageModel(nn.Module):
     """A decoder-only language model: token ids -> logits, or the summed loss when labels are given.
 
-    auxiliary_losses: of the last pass that had labels, by name; {} for a model whose layers have none.
+    auxiliary_losses: of the last pass that had labels, by name, the mean of rows; {} if the layers returned none.
     """
 
     def __init__(self, config: ModelConfig):
@@ -306,7 +306,8 @@ class LanguageModel(nn.Module):
         document_starts (B, N): where the documents of document_ids begin, filled up with T, as batches have them. flash
         then waits for nothing. Without it, it has to read from the GPU how many there are.
 
-        In training mode, with labels, every auxiliary loss of the layers is added to loss_sum, times token_count.
+        In training mode, with labels, every auxiliary loss of the layers is added to loss_sum, times token_count; one
+        that is a number a row (B,), times the trained tokens of each row.
 
         Raises ValueError for a sequence longer than max_position_embeddings (unless document_ids and position_ids say
         that it is several documents), masks of another shape, and a backend that cannot serve.
@@ -318,11 +319,12 @@ class LanguageModel(nn.Module):
             return self.lm_head(hidden[:, -logits_to_keep:])
         next_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # position t is asked for token t + 1
         loss_sum = cross_entropy_sum(hidden.flatten(0, 1), self.lm_head.weight, next_labels.flatten())
-        token_count = (next_labels != IGNORED).sum()
+        of_rows = (next_labels != IGNORED).sum(1)  # (B,)
+        token_count = of_rows.sum()
         if auxiliary:
-            self.auxiliary_losses = {name: loss.detach() for name, loss in auxiliary.items()}
+            self.auxiliary_losses = {name: loss.detach().mean() for name, loss in auxiliary.items()}
         if auxiliary and self.training:
-            loss_sum = loss_sum + torch.stack([*auxiliary.values()]).sum() * token_count
+            loss_sum = loss_sum + sum((loss * of_rows).sum() for loss in auxiliary.values())
         return loss_sum, token_count
 
     def _check_inputs(

@@ -1,0 +1,183 @@
+r"""Mixture of experts: many feed-forward networks in a layer, and a router that sends every token to a few of them.
+
+                     ┌─ expert 0                       E experts, k of them for a token: the layer holds E times the
+    x ─ router ─ k ──┼─ expert 1 ── × weight ── + ──   parameters of one expert and computes with k of them.
+                     └─ …
+Shazeer et al. 2017 (arXiv 1701.06538); Switch, Fedus et al. 2021 (2101.03961). As in Qwen3 (2505.09388), a token is
+never dropped, however many choose the same expert.
+
+One product for all experts: the tokens are sorted by expert, so that each expert's are neighbours, and
+`torch.nn.functional.grouped_mm` multiplies every group by its own matrix. transformers computes the same way unless it
+is told otherwise (experts_implementation), so logits are equal to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from model.config import ModelConfig
+from model.feed_forward import FeedForward, swiglu
+
+ROUTER_STD = 0.02
+
+
+def make_feed_forward(config: ModelConfig, layer_index: int) -> FeedForward | MixtureOfExperts:
+    """The feed-forward part of a layer: dense, or experts where the config wants them."""
+    return MixtureOfExperts(config) if config.has_experts[layer_index] else FeedForward(config)
+
+
+class Router(nn.Linear):
+    """Which experts does a token go to, and how much does each of them count?"""
+
+    optimizer_group = "matrix"
+
+    def __init__(self, config: ModelConfig):
+        assert config.num_experts is not None
+        super().__init__(config.hidden_size, config.num_experts, bias=False)
+        self.top_k, self.norm_topk_prob = config.num_experts_per_tok, config.norm_topk_prob
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (N, hidden_size) -> probabilities (N, E) float32, weights (N, k) and numbers (N, k) of the chosen experts.
+
+        Never in 16 bits of autocast: two experts that are nearly equal must not change places by rounding (Switch,
+        section 2.4).
+        """
+        with torch.autocast(x.device.type, enabled=False):
+            logits = F.linear(x.to(self.weight.dtype), self.weight)
+        probabilities = logits.softmax(dim=-1, dtype=torch.float32)
+        weights, experts = probabilities.topk(self.top_k, dim=-1)
+        if self.norm_topk_prob:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return probabilities, weights.to(logits.dtype), experts
+
+    def reset_parameters(self) -> None:
+        """Nearly the same probability for every expert."""
+        nn.init.normal_(self.weight, std=ROUTER_STD)
+
+
+class Experts(nn.Module):
+    """The matrices of all experts: gate_up_proj (E, 2, I, hidden_size), down_proj (E, hidden_size, I).
+
+    I = moe_intermediate_size. Stacks of matrices, so that Muon makes the step of each matrix orthogonal by itself.
+    """
+
+    optimizer_group = "expert"
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        count, inner, hidden = config.num_experts, config.moe_intermediate_size, config.hidden_size
+        assert count is not None
+        assert inner is not None
+        self.active_share = config.num_experts_per_tok / count
+        self.gate_up_proj = nn.Parameter(torch.empty(count, 2, inner, hidden))
+        self.down_proj = nn.Parameter(torch.empty(count, hidden, inner))
+
+    def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        """x (N, hidden_size), weights and experts (N, k) -> Σ weight * expert(x), (N, hidden_size)."""
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        (N, k), count = experts.shape, len(self.down_proj)
+        of_expert, order = experts.flatten().sort()  # the N * k places (token, choice), by expert
+        # histc, unlike bincount, lets a GPU run ahead; it wants floats on a CPU and integers elsewhere
+        tokens = torch.histc(of_expert.to(torch.float32 if device == "cpu" else torch.int32), count, 0, count - 1)
+        ends = tokens.cumsum(0, dtype=torch.int32)  # where each expert's tokens end
+        back = torch.empty_like(order)
+        back[order] = torch.arange(N * k, device=x.device)
+        chosen = _ToExperts.apply(x.to(dtype), order, back, k)  # (N * k, hidden_size)
+        gate_up = F.grouped_mm(chosen, self.gate_up_proj.flatten(1, 2).mT.to(dtype), offs=ends)
+        inner = swiglu(*gate_up.chunk(2, dim=-1))
+        out = F.grouped_mm(inner, self.down_proj.mT.to(dtype), offs=ends)
+        out = _Reordered.apply(out, back, order).view(N, k, -1)
+        return (out * weights[..., None]).sum(1).to(x.dtype)
+
+    def reset_parameters(self) -> None:
+        """As in the dense layer: random gate and up, a zero output projection."""
+        nn.init.normal_(self.gate_up_proj, std=1 / math.sqrt(self.gate_up_proj.shape[-1]))
+        nn.init.zeros_(self.down_proj)
+
+    def flops_per_token(self, sequence_length: int) -> float:
+        """Of a forward pass: the matrices of the experts that a token goes to."""
+        return 2 * self.active_share * (self.gate_up_proj.numel() + self.down_proj.numel())
+
+
+class MixtureOfExperts(nn.Module):
+    """Router and experts, in place of a dense feed-forward layer: (B, T, hidden_size) both ways.
+
+    In training it also returns the load-balancing loss, {"load_balancing": (B,)}, one number a row.
+    """
+
+    part = "feed_forward"
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.gate = Router(config)
+        self.experts = Experts(config)
+        self.router_aux_loss_coef = config.router_aux_loss_coef
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+        probabilities, weights, experts = self.gate(x.flatten(0, 1))
+        out = self.experts(x.flatten(0, 1), weights, experts).view(x.shape)
+        if not (self.training and self.router_aux_loss_coef):
+            return out
+        B, T, _ = x.shape
+        loss = load_balancing_loss(probabilities.view(B, T, -1), experts.view(B, T, -1))
+        return out, {"load_balancing": self.router_aux_loss_coef * loss}
+
+    def reset_parameters(self) -> None:
+        """Initialize router and experts again."""
+        self.gate.reset_parameters()
+        self.experts.reset_parameters()
+
+
+def load_balancing_loss(probabilities: Tensor, experts: Tensor) -> Tensor:
+    """E * Σ_e f_e P_e of every row: (B, T, E), (B, T, k) -> (B,). It is 1 where every expert gets as much as any other.
+
+    f_e: share of the row's choices that are expert e; P_e: mean probability of e in the row. The gradient goes through
+    P: experts that are chosen often become less likely. Switch (equations 4 to 6), for k choices and row by row as in
+    DeepSeek-V3 (Liu et al. 2024, arXiv 2412.19437, equations 17 to 20). A row is never split, so the loss of a step is
+    the same for any micro-batches and processes. transformers takes the layers together before it multiplies, so that
+    what one layer has too much another may have too little; its loss is k when all are equal.
+    """
+    count = probabilities.shape[-1]
+    chosen = torch.zeros_like(probabilities[:, 0]).scatter_add_(
+        1, experts.flatten(1), torch.ones_like(experts.flatten(1), dtype=probabilities.dtype)
+    )
+    return count * (chosen / experts[0].numel() * probabilities.mean(1)).sum(-1)
+
+
+class _ToExperts(torch.autograd.Function):
+    """Every token k times, in the order of the experts. Its gradient is the sum of k rows, always in the same order:
+    autograd would add them up one by one, in any order where there are several threads."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor, k: int) -> Tensor:
+        ctx.save_for_backward(back)
+        ctx.k = k
+        return x[order // k]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (back,), (gradient,) = ctx.saved_tensors, gradients
+        return gradient[back].view(-1, ctx.k, gradient.shape[-1]).sum(1), None, None, None
+
+
+class _Reordered(torch.autograd.Function):
+    """Rows in another order; the gradient goes back by the inverse order, and nothing is added up."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return rows[order]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (inverse,), (gradient,) = ctx.saved_tensors, gradients
+        return gradient[inverse], None, None

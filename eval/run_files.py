@@ -17,7 +17,7 @@ from configs.checkpoints import MOST_STEPS
 from configs.read_back import DamagedFile, checked, read_json, read_lines
 
 Warn = Callable[[str], None]
-METRICS, SAMPLES, RESULT = "metrics.jsonl", "samples.jsonl", "result.json"
+METRICS, SAMPLES, RESULT, EXPERTS = "metrics.jsonl", "samples.jsonl", "result.json", "experts.jsonl"
 MOST = 1e300  # of a number in a log: sums of two of them are finite
 FIGURES = ("train", "val", "attention", "floor")  # splits whose lines hold nothing but numbers
 

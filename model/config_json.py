@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from configs.bounds import MOST_LAYERS
+from configs.bounds import MOST_EXPERTS, MOST_LAYERS
 from model.config import LayerType
 
 Size = Annotated[int, Field(ge=1, le=1 << 28)]  # of a tensor, in one direction
@@ -76,6 +76,14 @@ class ConfigJson(BaseModel):
     sliding_window: Size | None = None
     use_sliding_window: bool = False
     max_window_layers: int = 28
+    num_experts: Annotated[int, Field(ge=0, le=MOST_EXPERTS)] | None = None
+    num_local_experts: Annotated[int, Field(ge=0, le=MOST_EXPERTS)] | None = None
+    num_experts_per_tok: Annotated[int, Field(ge=1, le=MOST_EXPERTS)] | None = None
+    moe_intermediate_size: Size | None = None
+    norm_topk_prob: bool = False
+    router_aux_loss_coef: Annotated[FiniteFloat, Field(ge=0)] | None = None
+    decoder_sparse_step: Annotated[int, Field(ge=1)] = 1
+    mlp_only_layers: list[Annotated[int, Field(ge=0)]] | None = None
     headlight: Headlight = Headlight()
     # transformers reads these too; with any other value it computes what Headlight does not build
     is_causal: Literal[True] = True

@@ -28,6 +28,11 @@ def parameter_counts(config: ModelConfig) -> dict[str, int]:
     return counts | {"total": sum(counts.values())}
 
 
+def active_parameters(config: ModelConfig) -> int:
+    """Numbers that a token meets: of a mixture of experts, only those of the experts that it is sent to."""
+    return on_meta(config).num_active_parameters()
+
+
 def flops_per_token(config: ModelConfig, sequence_length: int, *, training: bool = True) -> float:
     """Floating-point operations that a token costs in a model of this shape (LanguageModel.flops_per_token)."""
     return on_meta(config).flops_per_token(sequence_length, training=training)

@@ -1,14 +1,15 @@
 """DecoderLayer, Decoder and LanguageModel. Parameter names are Hugging Face's, so a checkpoint needs no conversion.
 
 Modules know themselves. Each has `reset_parameters` and may say, as class attributes that hold for everything inside:
-`optimizer_group` (one of GROUPS) and `part` (how model/counting.py counts it). A feed-forward layer may return
-`(output, {name: loss})`: auxiliary losses, which LanguageModel adds to the training loss.
+`optimizer_group` (one of GROUPS), `part` and `active_share` (how model/counting.py counts it). A feed-forward layer may
+return `(output, {name: loss})`: auxiliary losses, which LanguageModel adds to the training loss.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ from model.rope import RotaryEmbedding
 GROUPS = ("matrix", "expert", "embedding", "head", "vector")
 
 
-def labelled(module: nn.Module, attribute: str, label: str) -> Iterator[tuple[nn.Parameter, str]]:
+def labelled(module: nn.Module, attribute: str, label: Any) -> Iterator[tuple[nn.Parameter, Any]]:
     """Every parameter with the `attribute` of the innermost module around it that has one; `label` if none has.
 
     In the order of `named_parameters`, except that a tied parameter comes once for each module that holds it.
@@ -283,6 +284,11 @@ class LanguageModel(nn.Module):
     def num_parameters(self) -> int:
         """How many numbers the weights are; a tied matrix counts once."""
         return sum(p.numel() for p in self.parameters())
+
+    def num_active_parameters(self) -> int:
+        """How many of them a token meets: of a mixture of experts, only those of the experts that it is sent to."""
+        shares = dict(labelled(self, "active_share", 1))
+        return round(sum(parameter.numel() * share for parameter, share in shares.items()))
 
     def forward(
         self,

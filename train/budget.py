@@ -129,9 +129,11 @@ def peak_of(run: RunConfig, device: Device) -> tuple[float, str] | None:
 
 def parameters_table(config: ModelConfig) -> str:
     """Parameters of each part, and its share."""
-    from model.counting import parameter_counts
+    from model.counting import active_parameters, parameter_counts
 
     counts = parameter_counts(config)
+    if config.num_experts is not None:
+        counts["active for a token"] = active_parameters(config)
     rows = [(part.replace("_", " "), f"{n:,}", f"{n / counts['total']:.1%}") for part, n in counts.items() if n]
     return table(("Parameters (exact)", "", "share"), rows)
 

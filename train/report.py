@@ -34,7 +34,7 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
     minutes = f"{c.train.max_minutes} minutes by the clock (so never twice exactly the same) in steps"
     epochs = run.source.epochs(c.max_steps) if c.max_steps else None
     lines = [
-        f"{c.name}: {run.lm.num_parameters():,} parameters, {c.model.in_words()}",
+        f"{c.name}: {run.lm.num_parameters():,} parameters{_active(run)}, {c.model.in_words()}",
         "; ".join(run.device.notes),
         f"{f'{c.max_steps:,} steps' if c.max_steps else minutes} of {c.train.tokens_per_step:,} tokens "
         f"({c.rows_per_step} rows of {c.data.sequence_length}, {run.state.micro_rows * run.rows_joined} at a time"
@@ -48,6 +48,10 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
         *map(in_words, run.state.breaks),
     ]
     return "\n".join(filter(None, lines))
+
+
+def _active(run: Run) -> str:
+    return f" ({run.lm.num_active_parameters():,} active for a token)" if run.config.model.num_experts else ""
 
 
 def _in_words(world: World) -> str:

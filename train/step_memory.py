@@ -83,24 +83,25 @@ def step_memory(run: RunConfig, rows: int, *, half: bool, device: str) -> StepMe
     half: 16-bit autocast over float32 weights, else float32. device: what is planned for; it need not be here.
     Every layer of a kind adds the same, so few layers are measured, however deep the model is.
     """
-    types = list(run.model.layer_types or [])
-    kinds = sorted(set(types))
-    if len(types) <= len(kinds) + 1:
-        return _measured(run, rows, types, half, device)
+    layers = list(zip(run.model.layer_types or [], run.model.has_experts, strict=True))
+    kinds = sorted(set(layers))
+    if len(layers) <= len(kinds) + 1:
+        return _measured(run, rows, layers, half, device)
     found = least = _measured(run, rows, kinds, half, device)
     for kind in kinds:
         a_layer = _measured(run, rows, [*kinds, kind], half, device)
-        times = types.count(kind) - 1
+        times = layers.count(kind) - 1
         found = StepMemory(
             *(now + times * (more - few) for now, more, few in zip(*map(astuple, (found, a_layer, least)), strict=True))
         )
     return found
 
 
-def _measured(run: RunConfig, rows: int, types: list[Any], half: bool, device: str) -> StepMemory:
-    """The same with layers of these types, each of them measured."""
-    model = run.model.model_copy(update={"num_hidden_layers": len(types), "layer_types": types})
-    run = run.model_copy(update={"model": model})
+def _measured(run: RunConfig, rows: int, layers: list[tuple[Any, bool]], half: bool, device: str) -> StepMemory:
+    """The same with these layers (type, whether it has experts), each of them measured."""
+    types, dense = [kind for kind, _ in layers], [i for i, (_, has_experts) in enumerate(layers) if not has_experts]
+    fewer = {"num_hidden_layers": len(layers), "layer_types": types, "mlp_only_layers": dense, "decoder_sparse_step": 1}
+    run = run.model_copy(update={"model": run.model.model_copy(update=fewer)})
     with ExitStack() as stack:
         most = max(loss.CHUNK["cpu"], rows * run.data.sequence_length // MOST_CHUNKS)
         stack.enter_context(mock.patch.dict(loss.CHUNK, cpu=most))

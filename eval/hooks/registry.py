@@ -32,6 +32,7 @@ BUILT_IN = {  # name in YAML -> module and class; imported when a run names it
     "questions": "eval.hooks.questions:Questions",
     "samples": "eval.hooks.samples:Samples",
     "attention": "eval.hooks.attention:Attention",
+    "experts": "eval.hooks.experts:Experts",
 }
 
 

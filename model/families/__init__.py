@@ -11,10 +11,11 @@ from model.families.family import Family
 from model.families.llama import LLAMA
 from model.families.ministral import MINISTRAL
 from model.families.qwen3 import QWEN3
+from model.families.qwen3_moe import QWEN3_MOE
 
 __all__ = ["FAMILIES", "Family", "family_of"]
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, QWEN3, MINISTRAL)}
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, QWEN3, MINISTRAL, QWEN3_MOE)}
 
 
 def family_of(config: ModelConfig) -> Family:

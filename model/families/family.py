@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from torch import Tensor
 
 from configs.meaning import Meaning, keys_that
 from configs.read_back import DamagedFile, checked
@@ -19,6 +20,7 @@ from model.config_json import ConfigJson, Rope
 
 SAME_NAME = keys_that(ModelConfig, Meaning.SAME_NAME)
 Fields = dict[str, Any]
+Tensors = dict[str, Tensor]
 
 
 def _read_no_windows(there: ConfigJson) -> Fields:
@@ -36,7 +38,7 @@ class Family:
     defaults: what transformers takes for a field of config.json that is left out, if ConfigJson says otherwise.
     fixed: fields of config.json that can have one value only, because Headlight builds nothing else.
     write_windows, read_windows: sliding windows in its spelling, from a ModelConfig and from config.json.
-    rename: the name of a parameter of LanguageModel -> its name in this family's files.
+    to_files, from_files: the tensors of LanguageModel by name -> those of this family's files, and back.
     """
 
     model_type: str
@@ -46,7 +48,8 @@ class Family:
     fixed: Fields = field(default_factory=lambda: {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False})
     write_windows: Callable[[ModelConfig], Fields] = lambda config: {}
     read_windows: Callable[[ConfigJson], Fields] = _read_no_windows
-    rename: Callable[[str], str] = str
+    to_files: Callable[[Tensors], Tensors] = dict
+    from_files: Callable[[Tensors], Tensors] = dict
 
     def cannot_express(self, config: ModelConfig) -> str | None:
         """The first field that this family has no word for; None if it can be this model."""

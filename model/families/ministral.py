@@ -24,7 +24,7 @@ def _read_ministral_windows(there: ConfigJson) -> Fields:
 MINISTRAL = Family(
     "ministral",
     "MinistralForCausalLM",
-    needs={"qk_norm": False},
+    needs={"num_experts": None, "qk_norm": False},
     defaults={"num_key_value_heads": 8, "sliding_window": 4096},
     write_windows=_ministral_windows,
     read_windows=_read_ministral_windows,

@@ -28,7 +28,7 @@ def _read_qwen3_windows(there: ConfigJson) -> Fields:
 QWEN3 = Family(
     "qwen3",
     "Qwen3ForCausalLM",
-    needs={"qk_norm": True},
+    needs={"num_experts": None, "qk_norm": True},
     defaults={"head_dim": 128, "sliding_window": 4096},
     write_windows=_qwen3_windows,
     read_windows=_read_qwen3_windows,

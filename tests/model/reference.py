@@ -72,6 +72,29 @@ def norm(x, weight, config):
     return x / (x.square().mean(-1, keepdim=True) + config.rms_norm_eps).sqrt() * weight
 
 
+MLP = ("gate", "up", "down")
+
+
+def swiglu(x, gate, up, down):
+    """One expert, or the dense layer: x (…, hidden_size) -> the same shape."""
+    g = x @ gate.T
+    return (g * g.sigmoid() * (x @ up.T)) @ down.T
+
+
+def experts(x, w, config):
+    """One token at a time, and of it one expert at a time: x (B, T, hidden_size) -> the same shape."""
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        for t in range(x.shape[1]):
+            chances = (w["mlp.gate.weight"] @ x[b, t]).softmax(0)
+            chosen = sorted(range(len(chances)), key=lambda e, chances=chances: -chances[e])[: config.num_experts_per_tok]
+            total = chances[chosen].sum() if config.norm_topk_prob else 1.0
+            for e in chosen:
+                matrices = *w["mlp.experts.gate_up_proj"][e], w["mlp.experts.down_proj"][e]
+                out[b, t] += chances[e] / total * swiglu(x[b, t], *matrices)
+    return out
+
+
 def logits(lm, input_ids, attention_mask=None, document_ids=None, position_ids=None):
     """Every logit of the model (B, T, V), in float64, from its weights as they are."""
     config, weights = lm.config, {name: p.detach().double() for name, p in lm.state_dict().items()}
@@ -97,6 +120,5 @@ def logits(lm, input_ids, attention_mask=None, document_ids=None, position_ids=N
         out = attention(rotate(heads[0], positions, config), rotate(heads[1], positions, config), heads[2], visible)
         x = x + out.transpose(1, 2).reshape(B, T, -1) @ w["self_attn.o_proj.weight"].T
         a = norm(x, w["post_attention_layernorm.weight"], config)
-        gate, up = (a @ w[f"mlp.{p}_proj.weight"].T for p in ("gate", "up"))
-        x = x + (gate * gate.sigmoid() * up) @ w["mlp.down_proj.weight"].T
+        x = x + (experts(a, w, config) if config.has_experts[n] else swiglu(a, *(w[f"mlp.{p}_proj.weight"] for p in MLP)))
     return norm(x, weights["model.norm.weight"], config) @ weights["lm_head.weight"].T

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from configs.read_back import DamagedFile, keep_lines
 from configs.shown_text import escape
-from eval.run_files import METRICS, SAMPLES, STEPPED
+from eval.run_files import EXPERTS, METRICS, SAMPLES, STEPPED
 
-LOGS = (METRICS, SAMPLES, "trace.jsonl", "attention/index.jsonl")
+LOGS = (METRICS, SAMPLES, EXPERTS, "trace.jsonl", "attention/index.jsonl")
 
 
 def log_sizes(directory: Path) -> dict[str, int]:

@@ -1,0 +1,186 @@
+"""Mixture of experts: the formula, nothing dropped, a balance that does not depend on how a step is split."""
+
+import copy
+
+import pytest
+import torch
+from pydantic import ValidationError
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
+
+from model import LanguageModel, ModelConfig
+from model.counting import active_parameters, flops_per_token, parameter_counts
+from model.experts import MixtureOfExperts, load_balancing_loss
+from model.feed_forward import FeedForward
+from tests.conftest import random_model, tiny_config
+from tests.model import reference
+from train.optimizer import Muon, orthogonalize
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+SHAPES = [
+    EXPERTS,
+    EXPERTS | {"norm_topk_prob": False, "mlp_only_layers": [0]},
+    EXPERTS | {"num_experts_per_tok": 1, "norm_topk_prob": False},
+    EXPERTS | {"num_experts_per_tok": 4, "decoder_sparse_step": 2},
+    EXPERTS | {"num_experts": 1, "num_experts_per_tok": 1},
+]
+
+
+@pytest.mark.parametrize("changes", SHAPES, ids=str)
+def test_the_model_is_its_formula(changes):
+    lm = random_model(tiny_config(**changes))
+    ids = torch.randint(0, 192, (2, 9))
+    expected = reference.logits(lm, ids)
+    with torch.no_grad():
+        torch.testing.assert_close(lm(ids).double(), expected, rtol=0, atol=2e-4 * float(expected.std()))
+
+
+def test_a_token_is_never_dropped():
+    """Every token wants the same two experts, as in a router that has collapsed; their outputs are all there."""
+    lm = random_model(tiny_config(**EXPERTS, num_hidden_layers=1))
+    mixture = lm.model.layers[0].mlp
+    x = torch.randn(5, 40, 32)
+    with torch.no_grad():
+        mixture.gate.weight[2:] = 0
+        x[..., 0], mixture.gate.weight[:2, 1:], mixture.gate.weight[:2, 0] = 3.0, 0, torch.tensor([5.0, 4.0])
+        _, weights, experts = mixture.gate(x.flatten(0, 1))
+        assert (experts == torch.tensor([0, 1])).all()
+        w = {f"mlp.{name}": tensor.double() for name, tensor in mixture.state_dict().items()}
+        expected = reference.experts(x.double(), w, lm.config)
+        torch.testing.assert_close(mixture(x).double(), expected, rtol=1e-4, atol=1e-4)
+        assert (weights[:, 0] > weights[:, 1]).all()
+
+
+def test_the_gradients_are_those_of_the_formula():
+    """Of every matrix, of the router and of what goes in."""
+    lm = random_model(tiny_config(**EXPERTS, num_hidden_layers=1))
+    mixture = lm.model.layers[0].mlp
+    x, wanted = torch.randn(2, 7, 32, requires_grad=True), torch.randn(2, 7, 32)
+    inputs = [x, *mixture.parameters()]
+    found = torch.autograd.grad((mixture(x) * wanted).sum(), inputs)
+    w = {f"mlp.{name}": parameter for name, parameter in mixture.named_parameters()}
+    expected = torch.autograd.grad((reference.experts(x, w, lm.config) * wanted).sum(), inputs)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5 * float(theirs.abs().max()))
+        assert theirs.abs().sum() > 0
+
+
+def test_under_autocast_the_router_stays_exact():
+    """In 16 bits, two experts that are nearly equal would change places."""
+    mixture = random_model(tiny_config(**EXPERTS, num_hidden_layers=1)).model.layers[0].mlp
+    x = torch.randn(2, 30, 32)
+    with torch.no_grad():
+        plain, exact = mixture(x), mixture.gate(x.flatten(0, 1))
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded, same = mixture(x), mixture.gate(x.flatten(0, 1))
+    assert all(torch.equal(a, b) for a, b in zip(exact, same, strict=True))
+    assert rounded.dtype == plain.dtype
+    assert not torch.equal(rounded, plain)  # the experts did compute in 16 bits
+    torch.testing.assert_close(rounded, plain, rtol=0.1, atol=0.1 * float(plain.std()))
+
+
+def test_the_load_balancing_loss_is_one_when_all_are_equal_and_the_number_of_experts_when_one_gets_all():
+    equal, experts = torch.full((1, 8, 4), 0.25), torch.arange(8).view(1, 8, 1) % 4
+    assert load_balancing_loss(equal, experts).tolist() == [1.0]
+    certain = torch.zeros(1, 8, 4)
+    certain[..., 2] = 1
+    assert load_balancing_loss(certain, torch.full((1, 8, 1), 2)).tolist() == [4.0]
+
+
+def test_of_one_row_and_one_layer_it_is_that_of_transformers():
+    """Theirs is k where all are equal; of several layers it multiplies what it has added up before."""
+    logits = torch.randn(30, 6)
+    for k in (1, 2, 3):
+        probabilities = logits.softmax(-1)
+        ours = load_balancing_loss(probabilities[None], probabilities.topk(k).indices[None])
+        torch.testing.assert_close(ours[0], load_balancing_loss_func((logits,), 6, k) / k)
+
+
+def test_how_a_step_is_split_changes_nothing():
+    """Rows with few trained tokens and rows with many, all at once and one by one; nor does what stands in other rows."""
+    lm = random_model(tiny_config(**EXPERTS, router_aux_loss_coef=3.0)).train()
+    ids = torch.randint(0, 192, (4, 12))
+    labels = ids.clone()
+    labels[0, :7], labels[2, :10] = -100, -100
+    whole, count = lm(ids, labels=labels)
+    parts = [lm(ids[i : i + 1], labels=labels[i : i + 1])[0] for i in range(4)]
+    torch.testing.assert_close(whole, sum(parts))
+    plain, _ = lm.eval()(ids, labels=labels)
+    assert (whole - plain).item() > 3.0 * count.item()  # each of two layers adds at least about its coefficient
+    gradients = torch.autograd.grad(whole, lm.parameters())
+    of_parts = torch.autograd.grad(sum(parts), lm.parameters())
+    for one, other in zip(gradients, of_parts, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5 * float(other.abs().max()))
+
+
+def test_the_balancing_loss_spreads_the_tokens():
+    """A router that sends everything to one expert is brought to use all of them by this loss alone."""
+    mixture = MixtureOfExperts(tiny_config(**EXPERTS | {"num_experts_per_tok": 1, "norm_topk_prob": False}))
+    mixture.reset_parameters()
+    x = torch.randn(1, 200, 32)
+    x[..., 0] += 2
+    with torch.no_grad():
+        mixture.gate.weight[:, 0] = torch.tensor([1.0, 0, 0, 0])
+    before = mixture.gate(x[0])[2].flatten().bincount(minlength=4)
+    optimizer = torch.optim.Adam(mixture.gate.parameters(), lr=0.02)
+    for _ in range(100):
+        optimizer.zero_grad()
+        mixture.train()(x)[1]["load_balancing"].sum().backward()
+        optimizer.step()
+    after = mixture.gate(x[0])[2].flatten().bincount(minlength=4)
+    assert before.min() < 10
+    assert after.min() > 30
+
+
+def test_muon_makes_the_step_of_every_matrix_orthogonal_by_itself():
+    lm = random_model(tiny_config(**EXPERTS))
+    experts = lm.model.layers[0].mlp.experts
+    groups = lm.parameter_groups()
+    assert {id(p) for p in groups["expert"]} == {id(p) for layer in lm.model.layers for p in layer.mlp.experts.parameters()}
+    before, gradient = copy.deepcopy(experts), {}
+    for name, parameter in experts.named_parameters():
+        gradient[name] = parameter.grad = torch.randn_like(parameter)
+    Muon(experts.parameters(), lr=0.1).step()
+    for name, parameter in experts.named_parameters():
+        step = (getattr(before, name) - parameter).flatten(0, -3).detach() / 0.1
+        for one, grad in zip(step, gradient[name].flatten(0, -3), strict=True):
+            alone = orthogonalize(grad[None])[0] * max(1.0, grad.shape[0] / grad.shape[1]) ** 0.5
+            torch.testing.assert_close(one, alone, rtol=1e-2, atol=1e-3)
+    assert gradient["gate_up_proj"].flatten(0, -3).shape == (8, 24, 32)  # gate and up of four experts
+
+
+def test_active_parameters_and_flops_are_those_of_the_chosen_experts():
+    dense, sparse = tiny_config(intermediate_size=48), tiny_config(intermediate_size=48, **EXPERTS)
+    router = 2 * 4 * 32  # two layers
+    assert active_parameters(dense) == parameter_counts(dense)["total"]
+    assert active_parameters(sparse) == active_parameters(dense) + router  # two experts of 24 are one layer of 48
+    assert parameter_counts(sparse)["feed_forward"] == 2 * parameter_counts(dense)["feed_forward"] + router
+    forward = [flops_per_token(config, 9, training=False) for config in (dense, sparse)]
+    assert forward[1] == pytest.approx(forward[0] + 2 * router)
+
+
+def test_where_there_are_experts():
+    config = tiny_config(**EXPERTS, num_hidden_layers=6, decoder_sparse_step=2, mlp_only_layers=[3])
+    assert config.has_experts == [False, True, False, False, False, True]
+    kinds = [type(layer.mlp) for layer in LanguageModel(config).model.layers]
+    assert kinds == [MixtureOfExperts if has else FeedForward for has in config.has_experts]
+
+
+def test_the_width_of_an_expert_follows_from_that_of_the_dense_layer():
+    assert ModelConfig(hidden_size=128, num_experts=8).moe_intermediate_size == 176
+    assert ModelConfig(hidden_size=128).moe_intermediate_size is None
+    assert tiny_config(num_experts=8, intermediate_size=50, num_experts_per_tok=3).moe_intermediate_size == 24
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts": 2, "num_experts_per_tok": 3}, r"num_experts_per_tok \(3\) must not be above num_experts \(2\)"),
+        ({"moe_intermediate_size": 24}, "moe_intermediate_size is set, and there are no experts: set num_experts"),
+        ({"num_experts": 4, "moe_intermediate_size": 20}, "multiple of 8 .*: use 24"),
+        ({"num_experts": 4, "mlp_only_layers": [2]}, "names layer 2: the layers are 0 to 1"),
+        ({"num_experts": 4, "decoder_sparse_step": 3}, "leave no layer with experts"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_remedy(changes, message):
+    with pytest.raises(ValidationError, match=message):
+        tiny_config(**changes)

@@ -82,18 +82,13 @@ class Experts(nn.Module):
         """x (N, hidden_size), weights and experts (N, k) -> Σ weight * expert(x), (N, hidden_size)."""
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        (N, k), count = experts.shape, len(self.down_proj)
-        of_expert, order = experts.flatten().sort()  # the N * k places (token, choice), by expert
-        # histc, unlike bincount, lets a GPU run ahead; it wants floats on a CPU and integers elsewhere
-        tokens = torch.histc(of_expert.to(torch.float32 if device == "cpu" else torch.int32), count, 0, count - 1)
-        ends = tokens.cumsum(0, dtype=torch.int32)  # where each expert's tokens end
-        back = torch.empty_like(order)
-        back[order] = torch.arange(N * k, device=x.device)
-        chosen = _ToExperts.apply(x.to(dtype), order, back, k)  # (N * k, hidden_size)
+        N, k = experts.shape
+        rows, place, ends = places(experts, len(self.down_proj), _multiple(device, dtype))
+        chosen = _ToExperts.apply(x.to(dtype), rows, place)  # (R, hidden_size), R ≥ N * k
         gate_up = F.grouped_mm(chosen, self.gate_up_proj.flatten(1, 2).mT.to(dtype), offs=ends)
         inner = swiglu(*gate_up.chunk(2, dim=-1))
         out = F.grouped_mm(inner, self.down_proj.mT.to(dtype), offs=ends)
-        out = _Reordered.apply(out, back, order).view(N, k, -1)
+        out = _FromExperts.apply(out, place).view(N, k, -1)
         return (out * weights[..., None]).sum(1).to(x.dtype)
 
     def reset_parameters(self) -> None:
@@ -151,33 +146,59 @@ def load_balancing_loss(probabilities: Tensor, experts: Tensor) -> Tensor:
     return count * (chosen / experts[0].numel() * probabilities.mean(1)).sum(-1)
 
 
+def places(experts: Tensor, count: int, multiple: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Where does every choice stand when all are sorted by expert? For the experts of N tokens, (N, k).
+
+    -> rows (R,) the token that stands in each row; place (N * k,) the row of each choice; ends (count,) int32, where
+    each expert's rows end. Each expert has a multiple of `multiple` rows; token 0 fills up, and nobody reads it there.
+    """
+    (N, k), device = experts.shape, experts.device
+    of_expert, order = experts.flatten().sort()
+    # histc, unlike bincount, lets a GPU run ahead; it wants floats on a CPU and integers elsewhere
+    real = torch.histc(of_expert.to(torch.float32 if device.type == "cpu" else torch.int32), count, 0, count - 1).int()
+    full = (real + multiple - 1) // multiple * multiple
+    ends = full.cumsum(0, dtype=torch.int32)
+    free = (ends - full) - (real.cumsum(0, dtype=torch.int32) - real)  # rows that experts before this one leave empty
+    row = torch.arange(N * k, device=device) + free[of_expert]
+    place = torch.empty_like(order).scatter_(0, order, row)
+    rows = order.new_zeros(N * k if multiple == 1 else int(ends[-1])).scatter_(0, row, order // k)
+    return rows, place, ends
+
+
+def _multiple(device: str, dtype: torch.dtype) -> int:
+    """In 16 bits, PyTorch on a CPU writes a program for every number of rows (oneDNN), which takes longer than to run it
+    (EXPERIMENTS.md), so groups of few sizes are quicker. In float32 groups are as transformers has them, to the bit."""
+    return 32 if device == "cpu" and dtype.itemsize == 2 and not torch.compiler.is_compiling() else 1
+
+
 class _ToExperts(torch.autograd.Function):
-    """Every token k times, in the order of the experts. Its gradient is the sum of k rows, always in the same order:
-    autograd would add them up one by one, in any order where there are several threads."""
+    """Every token to its rows, (N, hidden_size) -> (R, hidden_size). Its gradient is the sum of k rows, always in the
+    same order: autograd would add them up in any order where there are several threads."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor, k: int) -> Tensor:
-        ctx.save_for_backward(back)
-        ctx.k = k
-        return x[order // k]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        (back,), (gradient,) = ctx.saved_tensors, gradients
-        return gradient[back].view(-1, ctx.k, gradient.shape[-1]).sum(1), None, None, None
-
-
-class _Reordered(torch.autograd.Function):
-    """Rows in another order; the gradient goes back by the inverse order, and nothing is added up."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse)
-        return rows[order]
+    def forward(ctx: Any, x: Tensor, rows: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        ctx.tokens = len(x)
+        return x[rows]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (inverse,), (gradient,) = ctx.saved_tensors, gradients
-        return gradient[inverse], None, None
+        (place,), (gradient,) = ctx.saved_tensors, gradients
+        return gradient[place].view(ctx.tokens, -1, gradient.shape[-1]).sum(1), None, None
+
+
+class _FromExperts(torch.autograd.Function):
+    """The row of every choice, (R, hidden_size) -> (N * k, hidden_size); no row is read twice."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        ctx.rows = len(out)
+        return out[place]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (place,), (gradient,) = ctx.saved_tensors, gradients
+        return gradient.new_zeros(ctx.rows, gradient.shape[-1]).index_copy_(0, place, gradient), None

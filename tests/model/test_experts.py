@@ -9,7 +9,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 
 from model import LanguageModel, ModelConfig
 from model.counting import active_parameters, flops_per_token, parameter_counts
-from model.experts import MixtureOfExperts, load_balancing_loss
+from model.experts import MixtureOfExperts, load_balancing_loss, places
 from model.feed_forward import FeedForward
 from tests.conftest import random_model, tiny_config
 from tests.model import reference
@@ -184,3 +184,28 @@ def test_the_width_of_an_expert_follows_from_that_of_the_dense_layer():
 def test_what_cannot_be_is_refused_with_the_remedy(changes, message):
     with pytest.raises(ValidationError, match=message):
         tiny_config(**changes)
+
+
+def test_groups_of_few_sizes_compute_the_same():
+    """In bfloat16 on a CPU every expert's rows are filled up to a multiple: forward and gradients stay as they are."""
+    from model import experts as module
+
+    lm = random_model(tiny_config(**EXPERTS, num_hidden_layers=1)).bfloat16()
+    mixture, found = lm.model.layers[0].mlp, []
+    x = torch.randn(2, 50, 32, dtype=torch.bfloat16, requires_grad=True)
+    for multiple in (1, 32):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "_multiple", lambda device, dtype, multiple=multiple: multiple)
+            out = mixture(x)
+            found.append([out, *torch.autograd.grad(out.float().square().sum(), [x, *mixture.parameters()])])
+    for plain, filled in zip(*found, strict=True):
+        torch.testing.assert_close(filled, plain, rtol=0.02, atol=0.01 * float(plain.detach().abs().max()))
+
+
+def test_where_every_choice_stands():
+    experts = torch.tensor([[2, 0], [2, 1], [0, 2]])
+    rows, place, ends = places(experts, 4, 1)
+    assert (rows.tolist(), place.tolist(), ends.tolist()) == ([0, 2, 1, 0, 1, 2], [3, 0, 4, 2, 1, 5], [2, 3, 6, 6])
+    rows, place, ends = places(experts, 4, 4)
+    assert (rows.tolist(), ends.tolist()) == ([0, 2, 0, 0, 1, 0, 0, 0, 0, 1, 2, 0], [4, 8, 12, 12])
+    assert place.tolist() == [8, 0, 9, 4, 1, 10]

@@ -84,6 +84,9 @@ class ConfigJson(BaseModel):
     router_aux_loss_coef: Annotated[FiniteFloat, Field(ge=0)] | None = None
     decoder_sparse_step: Annotated[int, Field(ge=1)] = 1
     mlp_only_layers: list[Annotated[int, Field(ge=0)]] | None = None
+    attention_bias: bool = False
+    no_rope_layers: list[int] | None = None
+    no_rope_layer_interval: Annotated[int, Field(ge=1)] = 4
     headlight: Headlight = Headlight()
     # transformers reads these too; with any other value it computes what Headlight does not build
     is_causal: Literal[True] = True

@@ -24,8 +24,9 @@ def _read_ministral_windows(there: ConfigJson) -> Fields:
 MINISTRAL = Family(
     "ministral",
     "MinistralForCausalLM",
-    needs={"num_experts": None, "qk_norm": False},
+    needs={"qk_norm": False},
+    spells=("sliding_window",),
     defaults={"num_key_value_heads": 8, "sliding_window": 4096},
-    write_windows=_ministral_windows,
-    read_windows=_read_ministral_windows,
+    write_own=_ministral_windows,
+    read_own=_read_ministral_windows,
 )

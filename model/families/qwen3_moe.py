@@ -14,6 +14,16 @@ WRITTEN = (*EXPERT_KEYS, "norm_topk_prob", "router_aux_loss_coef")  # under thes
 ONE_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
+def _limits(config: ModelConfig) -> Fields:
+    """All layers have the window or none has; without experts it is a Qwen3 model."""
+    found: Fields = {}
+    if config.num_experts is None:
+        found["num_experts"] = 8
+    if len(set(config.layer_types or [])) > 1:
+        found["layer_types"] = ["sliding_attention"]
+    return found
+
+
 def _write(config: ModelConfig) -> Fields:
     """transformers 4 says num_experts, 5 num_local_experts; both forget the window unless use_sliding_window is true."""
     values = config.model_dump()
@@ -73,7 +83,9 @@ def _from_files(tensors: Tensors) -> Tensors:
 QWEN3_MOE = Family(
     "qwen3_moe",
     "Qwen3MoeForCausalLM",
-    needs={"qk_norm": True},
+    words=("attention_bias",),
+    spells=("num_experts", "sliding_window"),
+    limits=_limits,
     defaults={
         "sliding_window": 4096,
         "num_experts": None,
@@ -83,8 +95,8 @@ QWEN3_MOE = Family(
         "norm_topk_prob": False,
         "router_aux_loss_coef": 0.001,
     },
-    write_windows=_write,
-    read_windows=_read,
+    write_own=_write,
+    read_own=_read,
     to_files=_to_files,
     from_files=_from_files,
 )

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from configs.bounds import (
     LEAST_EPSILON,
     MOST_EXPERTS,
+    MOST_FACTOR,
     MOST_HEADS,
     MOST_INNER_WIDTH,
     MOST_LAYERS,

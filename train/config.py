@@ -197,6 +197,12 @@ class RunConfig(RunKeys):
                 f"tokens_per_step ({self.train.tokens_per_step}) must be a multiple of data.sequence_length "
                 f"({length}): use {below} or {below + length}"
             )
+        if (self.model.num_experts or 0) > 1 and self.model.num_experts_per_tok == 1 and self.model.norm_topk_prob:
+            raise ValueError(
+                "model.norm_topk_prob makes the weights of a token's experts add up to 1, and there is one expert a token "
+                "(model.num_experts_per_tok): its weight is always 1, so the router would learn nothing from the text. "
+                "Set model.norm_topk_prob=false"
+            )
         for key, share in (
             ("data.rows_joined", self.data.rows_joined),
             ("micro_batch_size", self.train.micro_batch_size),

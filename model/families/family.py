@@ -8,20 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
-from torch import Tensor
 
 from configs.meaning import Meaning, keys_that
 from configs.read_back import DamagedFile, checked
 from model.config import ModelConfig
 from model.config_json import ConfigJson, Rope
 
+if TYPE_CHECKING:  # torch takes seconds to import, and a config is checked at once
+    from torch import Tensor
+
 SAME_NAME = keys_that(ModelConfig, Meaning.SAME_NAME)
 PLAIN = {key: ModelConfig.model_fields[key].default for key in keys_that(ModelConfig, Meaning.STRUCTURE)}
 Fields = dict[str, Any]
-Tensors = dict[str, Tensor]
+Tensors = dict[str, "Tensor"]
 
 
 def read_no_windows(there: ConfigJson) -> Fields:

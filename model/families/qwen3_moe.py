@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import torch
-
 from model.config import EXPERT_KEYS, ModelConfig
 from model.config_json import ConfigJson
 from model.families.family import Family, Fields, Tensors, windows
@@ -65,6 +63,8 @@ def _to_files(tensors: Tensors) -> Tensors:
 
 def _from_files(tensors: Tensors) -> Tensors:
     """The inverse."""
+    import torch  # takes seconds
+
     found, single = {}, {}
     for name, tensor in tensors.items():
         if match := ONE_EXPERT.fullmatch(name):

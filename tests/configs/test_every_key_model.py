@@ -24,6 +24,7 @@ YARN = "model.rope_scaling={rope_type: yarn, factor: 4.0, original_max_position_
 LINEAR = "model.rope_scaling={rope_type: linear, factor: 4.0}"
 PLAIN_HEADS = "model.qk_norm=false"
 ONLY_HERE = "model.loadable_elsewhere=false"
+SPARSE = "model={num_experts: 4, moe_intermediate_size: 16}"
 VOCABULARY = "model.vocab_size=192"
 ALL = "shapes, logits, logits in training"
 LOGITS = "logits, logits in training"
@@ -44,6 +45,13 @@ CHANGES = each(
         Change("model.norm_position", "after", ALL, ("model.qk_norm=whole", ONLY_HERE)),
         Change("model.position_embedding", "none", LOGITS, (PLAIN_HEADS,)),
         Change("model.no_rope_layers", [1, 0], LOGITS, (PLAIN_HEADS,)),
+        Change("model.num_experts", 4, f"{ALL}, balance"),
+        Change("model.num_experts_per_tok", 3, f"{LOGITS}, balance", (SPARSE,)),
+        Change("model.moe_intermediate_size", 24, f"{ALL}, balance", (SPARSE,)),
+        Change("model.norm_topk_prob", False, f"{LOGITS}, balance", (SPARSE,)),
+        Change("model.router_aux_loss_coef", 0.5, "balance", (SPARSE,)),
+        Change("model.decoder_sparse_step", 2, f"{ALL}, balance", (SPARSE,)),
+        Change("model.mlp_only_layers", [0], f"{ALL}, balance", (SPARSE,)),
         Change("model.max_position_embeddings", 40, "longest"),
         Change("model.rope_theta", 100.0, LOGITS),
         Change("model.rope_scaling", {"rope_type": "linear", "factor": 4.0}, LOGITS),
@@ -99,6 +107,12 @@ def longest(lm: LanguageModel) -> str:
     return "accepted"
 
 
+def balance(lm: LanguageModel, ids: torch.Tensor) -> float:
+    """The load-balancing loss; 0 for a model without experts."""
+    lm.train()(ids, labels=ids)
+    return float(sum(lm.auxiliary_losses.values()))
+
+
 @torch.no_grad()
 def observed(config: RunConfig) -> dict[str, Any]:
     lm = built(config)
@@ -113,6 +127,7 @@ def observed(config: RunConfig) -> dict[str, Any]:
         "longest": longest(lm),
         "kernel": "scaled_dot_product_attention" in called.names,
         "logits in training": lm.train()(ids)[..., :192],
+        "balance": balance(lm, ids),
     }
 
 

@@ -39,7 +39,19 @@ PARTS = {
         **BIAS,
         **WINDOWS,
     },
+    "qwen3_moe": {
+        "num_experts": [4, 8, 2],
+        "num_experts_per_tok": [2, 1],
+        "moe_intermediate_size": [None, 16, 40],
+        "norm_topk_prob": [True, False],
+        "decoder_sparse_step": [1, 2],
+        "mlp_only_layers": [[], [0], [2, 1]],
+        "router_aux_loss_coef": [0.01, 0.5],
+        **BIAS,
+        **WINDOWS,
+    },
 }
+SAME_WINDOWS = ("qwen3_moe",)  # in all layers, or in none
 EVERYWHERE = {
     "num_attention_heads": [4, 8, 2],
     "num_key_value_heads": ["mha", "mqa", 2],
@@ -61,7 +73,7 @@ def drawn(family: str, number: int) -> ModelConfig:
     draw = Random(f"{family} {number}")
     parts = EVERYWHERE | PARTS[family]
     chosen = {key: values[0] if number == 0 else draw.choice(values) for key, values in parts.items()}
-    if chosen.get("sliding_window"):
+    if chosen.get("sliding_window") and family not in SAME_WINDOWS:
         mixed = ["sliding_attention", "full_attention"]
         chosen["layer_types"] = draw.choice([None, mixed, mixed[::-1], ["full_attention", *mixed[:1] * 3]])
     return tiny_config(num_hidden_layers=4, **chosen)
@@ -120,8 +132,13 @@ def test_every_family_has_its_parts_here():
     assert set(PARTS) == set(FAMILIES) - {"headlight"}
 
 
-# what stops transformers itself at its own defaults: no head_dim, and a padding token outside of a small vocabulary
-OF_ITS_OWN = {"ministral": {"head_dim": 16}, "smollm3": {"pad_token_id": 0}}
+# what stops transformers itself at its own defaults: no head_dim, a padding token outside of a small vocabulary, and
+# 128 experts in each layer, which would take minutes
+OF_ITS_OWN = {
+    "ministral": {"head_dim": 16},
+    "smollm3": {"pad_token_id": 0},
+    "qwen3_moe": {"num_experts": 12, "moe_intermediate_size": 24},
+}
 
 
 @pytest.mark.parametrize("family", PARTS)
@@ -230,6 +247,7 @@ def test_a_new_model_is_its_embedding_and_its_head(family):
         ({"norm_position": "after", "qk_norm": "whole", "sliding_window": 8}, "olmo2", "sliding_window=null"),
         ({"qk_norm": False, "no_rope_layers": [1, 0], "qkv_bias": True}, "qwen2", "no_rope_layers=null"),
         ({"qk_norm": False, "norm_position": "after"}, "llama", "norm_position=before"),
+        ({"num_experts": 4, "qk_norm": False}, "llama", "num_experts=null"),
     ],
 )
 def test_what_no_family_has_is_refused_with_the_nearest_and_both_remedies(changes, nearest, remedy):
@@ -240,6 +258,21 @@ def test_what_no_family_has_is_refused_with_the_nearest_and_both_remedies(change
     key, _, value = remedy.partition("=")
     repaired = tiny_config(**changes | {key: {"false": False, "null": None}.get(value, value)})
     assert family_of(repaired).model_type == nearest
+
+
+def test_where_the_window_is_in_some_layers_the_remedy_is_to_have_it_in_all():
+    """qwen3 has no experts, so the nearest is the one with experts, which asks for one kind of layer."""
+    mixed = ["full_attention", "sliding_attention"]
+    with pytest.raises(NoFamily, match=r"set model\.layer_types=\[sliding_attention\], or|set model\.num_experts=null"):
+        family_of(tiny_config(num_experts=4, sliding_window=4, layer_types=mixed))
+
+
+def test_experts_beside_parts_of_another_family_are_saved_for_headlight_alone(tmp_path):
+    lm = random_model(tiny_config(num_experts=4, qk_norm=False, loadable_elsewhere=False))
+    save(lm, tmp_path)
+    ids = torch.arange(24)[None]
+    with torch.no_grad():
+        assert torch.equal(load(tmp_path)(ids), lm(ids))
 
 
 ONLY_HERE = {"norm_position": "after", "qkv_bias": True, "no_rope_layers": [0, 1], "loadable_elsewhere": False}
@@ -295,6 +328,11 @@ def test_a_damaged_config_of_headlight_is_refused(tmp_path, change, message):
         ("olmo2", {"attention_bias": True}, "q_proj.bias is missing"),
         ("qwen2", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ("ministral", {"attention_bias": True}, "attention_bias is True"),
+        ("qwen3_moe", {"num_experts_per_tok": 9}, r"num_experts_per_tok \(9\) must not be above num_experts"),
+        ("qwen3_moe", {"num_experts": 100_000}, "another architecture: it holds .* bytes, and config.json says"),
+        ("qwen3_moe", {"num_experts": 5}, "experts.4.down_proj.weight is missing"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
+        ("qwen3_moe", {"mlp_only_layers": [9]}, "mlp_only_layers names layer 9"),
     ],
 )
 def test_a_config_json_that_it_cannot_be_is_refused(tmp_path, family, change, message):

@@ -1,0 +1,95 @@
+"""A mixture of experts in real runs: it resumes exactly, on any number of processes, and its experts are looked at."""
+
+import json
+import signal
+
+import numpy as np
+import pytest
+
+from eval.experts import log
+from model import load
+from tests.train.helpers import kill_at, metrics, pretrain, write_config
+from tests.train.worlds import pretrain_rank, run_world, trace
+
+MODEL = {"num_experts": 4, "moe_intermediate_size": 16, "router_aux_loss_coef": 0.1}
+TRAINED = {"trace": True, "max_steps": 12, "checkpoint_every": 4}
+HOOKS = ["validation", {"name": "experts", "early": [1]}]
+
+
+def with_experts(folder, **sections):
+    shape = {"hidden_size": 32, "num_hidden_layers": 3, "mlp_only_layers": [1]} | MODEL
+    return write_config(folder, model=shape, train=TRAINED, **{"eval": {"hooks": HOOKS}, **sections})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("experts")
+    done = pretrain(with_experts(folder))
+    return folder / "runs/tiny", done.stdout
+
+
+def test_every_look_has_a_line(whole):
+    run, stdout = whole
+    assert "hook is off" not in stdout
+    looks = log.read(run, pytest.fail)
+    assert [look.step for look in looks] == [1, 4, 8, 12]
+    assert looks[-1].layers == [0, 2]
+    for look in looks:
+        assert np.array(look.share).shape == (2, 4)
+        assert np.sum(look.share, axis=1) == pytest.approx(1, abs=1e-4)
+        chosen = [w for row in look.weight for w in row if w is not None]
+        assert all(0 < weight < 1 for weight in chosen)
+    assert set(looks[-1].loss) == {"learned", "random", "all alike"}
+    assert not looks[0].loss
+    assert [line["step"] for line in metrics(run) if line["split"] == "experts"] == [1, 4, 8, 12]
+    assert "experts: the weakest is L" in stdout
+
+
+def test_the_report_says_where_the_tokens_go(whole):
+    run, _ = whole
+    page = (run / "report.md").read_text()
+    assert "## Experts" in page
+    assert "Every token sent to other experts, drawn at random: the loss rises by" in page
+    assert "| L2 E3" in page
+    assert "![how many tokens every expert gets](experts.png)" in page
+    assert (run / "experts.png").stat().st_size > 5000
+    assert "(39," not in page.splitlines()[3] and " active for a token), 3 layers x 32" in page
+    assert json.loads((run / "result.json").read_text())["experts"]["weakest"] >= 0
+    assert load(run).config.num_experts == 4
+
+
+def test_looking_changes_nothing(whole, tmp_path):
+    pretrain(with_experts(tmp_path, eval={"hooks": []}))
+    assert trace(whole[0]) == trace(tmp_path / "runs/tiny")
+
+
+@pytest.mark.parametrize("how", ["KILL", "TERM"])
+def test_a_stopped_run_goes_on_exactly(whole, tmp_path, how):
+    """Weights, losses, and what the hook wrote, without a look that comes twice."""
+    config = with_experts(tmp_path)
+    assert kill_at(config, 6, how) in (-signal.SIGKILL, 143)
+    pretrain(config)
+    assert trace(tmp_path / "runs/tiny") == trace(whole[0])
+    assert (tmp_path / "runs/tiny/experts.jsonl").read_bytes() == (whole[0] / "experts.jsonl").read_bytes()
+
+
+def test_two_processes_and_other_micro_batches_compute_the_same(whole, tmp_path):
+    """Beyond rounding: the balancing loss is one of rows, and no row is split."""
+    expected = [float.fromhex(line["loss"]) for line in trace(whole[0])]
+    config = with_experts(tmp_path)
+    pretrain(config, "name=small", "train.micro_batch_size=2")
+    assert run_world(2, pretrain_rank, config, ["name=two"]) == [0, 0]
+    for name in ("small", "two"):
+        found = [float.fromhex(line["loss"]) for line in trace(tmp_path / "runs" / name)]
+        assert found == pytest.approx(expected, rel=1e-3), name
+    looks = [log.read(tmp_path / "runs" / name, pytest.fail) for name in ("small", "two")]
+    assert [[look.step for look in found] for found in looks] == [[1, 4, 8, 12]] * 2
+
+
+def test_what_cannot_be_is_said_before_anything_is_read(tmp_path):
+    dense = write_config(tmp_path, eval={"hooks": ["experts"]})
+    assert "model.num_experts is null: set it, or take experts off the list" in pretrain(dense, code=2).stderr
+    alone = with_experts(tmp_path)
+    done = pretrain(alone, "model.num_experts_per_tok=1", code=2)
+    assert "Set model.norm_topk_prob=false" in done.stderr
+    assert not (tmp_path / "runs").exists()

@@ -166,8 +166,8 @@ def places(experts: Tensor, count: int, multiple: int) -> tuple[Tensor, Tensor, 
 
 
 def _multiple(device: str, dtype: torch.dtype) -> int:
-    """In 16 bits, PyTorch on a CPU writes a program for every number of rows (oneDNN), which takes longer than to run it
-    (EXPERIMENTS.md), so groups of few sizes are quicker. In float32 groups are as transformers has them, to the bit."""
+    """In 16 bits, PyTorch on a CPU (oneDNN) writes a program for every number of rows, which takes longer than to run
+    it (EXPERIMENTS.md). So groups of few sizes are quicker. In float32 the groups are transformers', to the bit."""
     return 32 if device == "cpu" and dtype.itemsize == 2 and not torch.compiler.is_compiling() else 1
 
 

@@ -199,9 +199,8 @@ class RunConfig(RunKeys):
             )
         if (self.model.num_experts or 0) > 1 and self.model.num_experts_per_tok == 1 and self.model.norm_topk_prob:
             raise ValueError(
-                "model.norm_topk_prob makes the weights of a token's experts add up to 1, and there is one expert a token "
-                "(model.num_experts_per_tok): its weight is always 1, so the router would learn nothing from the text. "
-                "Set model.norm_topk_prob=false"
+                "model.norm_topk_prob makes the weights of a token's experts add up to 1. With num_experts_per_tok 1 "
+                "every weight is 1, and the router learns nothing from the text: set model.norm_topk_prob=false"
             )
         for key, share in (
             ("data.rows_joined", self.data.rows_joined),

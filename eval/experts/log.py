@@ -52,7 +52,9 @@ class Look(BaseModel):
 
     def under(self, limit: float) -> dict[int, list[int]]:
         """Layer -> the experts with less than this part of their fair share, of the layers that have some."""
-        found = {layer: np.flatnonzero(row < limit).tolist() for layer, row in zip(self.layers, self.of_fair, strict=True)}
+        found = {
+            layer: np.flatnonzero(row < limit).tolist() for layer, row in zip(self.layers, self.of_fair, strict=True)
+        }
         return {layer: experts for layer, experts in found.items() if experts}
 
 

@@ -42,5 +42,7 @@ def shares_over_steps(looks: Sequence[Look], path: Path, title: str = "") -> Pat
             axes.set_xlabel("step")
     if last.experts <= 16:
         handles, labels = panels[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(16, last.experts), frameon=False, fontsize=8)
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=min(16, last.experts), frameon=False, fontsize=8
+        )
     return drawing.save_figure(figure, path, full_colour=True)

@@ -118,4 +118,8 @@ def all_alike(layer: int, routes: Routes) -> Routes:
     """Every token goes to all experts, which count alike: as much computing as E experts, and no choice."""
     probabilities, weights, _ = routes
     total, (tokens, count) = weights.sum(-1, keepdim=True), probabilities.shape
-    return probabilities, (total / count).expand(-1, count), torch.arange(count, device=weights.device).expand(tokens, -1)
+    return (
+        probabilities,
+        (total / count).expand(-1, count),
+        torch.arange(count, device=weights.device).expand(tokens, -1),
+    )

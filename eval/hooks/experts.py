@@ -17,8 +17,8 @@ PICTURE = "experts.png"
 
 
 class Experts(Hook):
-    """experts.jsonl: share of the tokens and mean weight of every expert, at every look. At the end also which tokens go
-    where, what random routing costs, and a picture."""
+    """experts.jsonl: share of the tokens and mean weight of every expert, at every look. At the end also which tokens
+    go where, what random routing costs, and a picture."""
 
     def check(self, config: EvalConfig, model: ModelConfig) -> None:
         if model.num_experts is None:
@@ -37,9 +37,13 @@ class Experts(Hook):
         look = log.look_of(found, event.step, event.tokens)
         if event.is_last:
             labels = event.tokenizer.token_labels
-            words = [[labels(x for x in ids if x >= 0) for ids in layer] for layer in log.characteristic_ids(found).tolist()]
+            words = [
+                [labels(x for x in ids if x >= 0) for ids in layer] for layer in log.characteristic_ids(found).tolist()
+            ]
             choices = {"learned": None, "random": at_random(), "all alike": all_alike}
-            loss = {name: loss_with(event.lm, _batches(event), choice, event.autocast) for name, choice in choices.items()}
+            loss = {
+                name: loss_with(event.lm, _batches(event), choice, event.autocast) for name, choice in choices.items()
+            }
             look = look.model_copy(update={"words": words, "loss": loss})
         if event.writes:
             log.write(event.directory, look)

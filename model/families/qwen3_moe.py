@@ -23,7 +23,7 @@ def _limits(config: ModelConfig) -> Fields:
 
 
 def _write(config: ModelConfig) -> Fields:
-    """transformers 4 says num_experts, 5 num_local_experts; both forget the window unless use_sliding_window is true."""
+    """transformers 4 says num_experts, 5 num_local_experts; both need use_sliding_window to keep the window."""
     values = config.model_dump()
     return {name: values[name] for name in WRITTEN} | {
         "num_experts": config.num_experts,

@@ -44,9 +44,11 @@ def test_the_counts_are_those_of_the_tokens_one_by_one(lm):
     assert found.layers == [0, 2]
     counts, weights = np.zeros((2, 4, 192)), np.zeros((2, 4))
     for batch in texts:
-        inside = {}
+        inside: dict[int, torch.Tensor] = {}
         handles = [
-            lm.model.layers[layer].mlp.register_forward_pre_hook(lambda _, x, i=i: inside.setdefault(i, x[0]))
+            lm.model.layers[layer].mlp.register_forward_pre_hook(
+                lambda _, x, i=i, inside=inside: inside.update({i: x[0]})
+            )
             for i, layer in enumerate((0, 2))
         ]
         with torch.no_grad():
@@ -125,7 +127,7 @@ def test_lines_are_written_and_read_back(lm, tmp_path):
         log.write(tmp_path, look)
     assert log.read(tmp_path, pytest.fail) == looks
     problems = []
-    with open(tmp_path / "experts.jsonl", "a") as file:
+    with (tmp_path / "experts.jsonl").open("a") as file:
         file.write('{"step": 6, "tokens": 60, "layers": [0, 2], "share": [[0.5, 0.5]], "weight": [[1, 1], [1, 1]]}\n')
         file.write('{"step": 7, "tokens": 70, "layers": [], "share": [], "weight": []}\n')
     assert log.read(tmp_path, problems.append) == looks

@@ -87,7 +87,9 @@ def experts(x, w, config):
     for b in range(x.shape[0]):
         for t in range(x.shape[1]):
             chances = (w["mlp.gate.weight"] @ x[b, t]).softmax(0)
-            chosen = sorted(range(len(chances)), key=lambda e, chances=chances: -chances[e])[: config.num_experts_per_tok]
+            chosen = sorted(range(len(chances)), key=lambda e, chances=chances: -chances[e])[
+                : config.num_experts_per_tok
+            ]
             total = chances[chosen].sum() if config.norm_topk_prob else 1.0
             for e in chosen:
                 matrices = *w["mlp.experts.gate_up_proj"][e], w["mlp.experts.down_proj"][e]
@@ -120,5 +122,7 @@ def logits(lm, input_ids, attention_mask=None, document_ids=None, position_ids=N
         out = attention(rotate(heads[0], positions, config), rotate(heads[1], positions, config), heads[2], visible)
         x = x + out.transpose(1, 2).reshape(B, T, -1) @ w["self_attn.o_proj.weight"].T
         a = norm(x, w["post_attention_layernorm.weight"], config)
-        x = x + (experts(a, w, config) if config.has_experts[n] else swiglu(a, *(w[f"mlp.{p}_proj.weight"] for p in MLP)))
+        x = x + (
+            experts(a, w, config) if config.has_experts[n] else swiglu(a, *(w[f"mlp.{p}_proj.weight"] for p in MLP))
+        )
     return norm(x, weights["model.norm.weight"], config) @ weights["lm_head.weight"].T

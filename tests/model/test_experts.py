@@ -96,7 +96,7 @@ def test_of_one_row_and_one_layer_it_is_that_of_transformers():
 
 
 def test_how_a_step_is_split_changes_nothing():
-    """Rows with few trained tokens and rows with many, all at once and one by one; nor does what stands in other rows."""
+    """Rows with few trained tokens and rows with many, all at once and one by one."""
     lm = random_model(tiny_config(**EXPERTS, router_aux_loss_coef=3.0)).train()
     ids = torch.randint(0, 192, (4, 12))
     labels = ids.clone()
@@ -135,7 +135,9 @@ def test_muon_makes_the_step_of_every_matrix_orthogonal_by_itself():
     lm = random_model(tiny_config(**EXPERTS))
     experts = lm.model.layers[0].mlp.experts
     groups = lm.parameter_groups()
-    assert {id(p) for p in groups["expert"]} == {id(p) for layer in lm.model.layers for p in layer.mlp.experts.parameters()}
+    assert {id(p) for p in groups["expert"]} == {
+        id(p) for layer in lm.model.layers for p in layer.mlp.experts.parameters()
+    }
     before, gradient = copy.deepcopy(experts), {}
     for name, parameter in experts.named_parameters():
         gradient[name] = parameter.grad = torch.randn_like(parameter)
@@ -174,7 +176,10 @@ def test_the_width_of_an_expert_follows_from_that_of_the_dense_layer():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_experts": 2, "num_experts_per_tok": 3}, r"num_experts_per_tok \(3\) must not be above num_experts \(2\)"),
+        (
+            {"num_experts": 2, "num_experts_per_tok": 3},
+            r"num_experts_per_tok \(3\) must not be above num_experts \(2\)",
+        ),
         ({"moe_intermediate_size": 24}, "moe_intermediate_size is set, and there are no experts: set num_experts"),
         ({"num_experts": 4, "moe_intermediate_size": 20}, "multiple of 8 .*: use 24"),
         ({"num_experts": 4, "mlp_only_layers": [2]}, "names layer 2: the layers are 0 to 1"),

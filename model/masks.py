@@ -71,7 +71,7 @@ class Sequences:
 
     cu_queries, cu_keys (documents + 1,) int32, cumulative lengths. max_queries, max_keys: an upper bound of a length.
     query_order, key_order: in which order the B * T and B * S tokens are laid, with padding last in each row; None = as
-    they are. real_queries (B, T): which queries are no padding; None = all.
+    they are. real_queries (B, T): which queries are real tokens; None = all.
     """
 
     cu_queries: Tensor

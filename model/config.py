@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from configs.bounds import (
     LEAST_EPSILON,
@@ -18,6 +19,7 @@ from configs.bounds import (
     MOST_WIDTH,
 )
 from configs.meaning import Meaning, Section
+from model.expert_sizes import check_experts, expert_width, layers_with_experts
 from model.rope_scaling import RopeScaling
 from model.shape import any_of, divisors, is_int, kv_heads_of, repeated
 
@@ -25,12 +27,20 @@ AttentionImplementation = Literal[
     "auto", "eager", "flash", "flex",
     "flash3", "flash4", "sdpa", "sdpa_efficient", "sdpa_cudnn", "sdpa_math", "blocked", "varlen",
 ]  # fmt: skip
+EVERYDAY = get_args(AttentionImplementation)[:4]  # what a user is offered; docs/attention.md explains the others
+NO_SUCH_BACKEND = f"must be {', '.join(EVERYDAY[:-1])} or {EVERYDAY[-1]} (docs/attention.md has the others)"
 LayerType = Literal["full_attention", "sliding_attention"]
 KeyValueHeads = Annotated[int, Field(ge=0, le=MOST_HEADS)] | Literal["mha", "gqa", "mqa"]
 Flag = Annotated[int, Field(ge=0, le=1)]
 TokenId = Annotated[int, Field(ge=-1, lt=MOST_VOCABULARY)]  # -1: none, in some of Llama's configs
 
-EXPERT_KEYS = ("num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers")  # of experts
+
+def _offer_everyday(schema: dict[str, Any]) -> None:
+    """An editor offers the everyday names, and takes the others as well."""
+    others = [name for name in schema.pop("enum") if name not in EVERYDAY]
+    del schema["type"]
+    other = {"type": "string", "pattern": f"^({'|'.join(others)})$", "description": "one of the others"}
+    schema["anyOf"] = [{"type": "string", "enum": list(EVERYDAY)}, other]
 
 
 class ModelConfig(Section):
@@ -197,6 +207,7 @@ class ModelConfig(Section):
         "auto",
         description="Code that computes attention (same numbers, other speed): auto | eager (the formula) | flash | "
         "flex. docs/attention.md has the others.",
+        json_schema_extra=_offer_everyday,
     )
     bos_token_id: Annotated[TokenId | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
         None, description="First token of every document. The tokenizer sets it."
@@ -207,6 +218,13 @@ class ModelConfig(Section):
     pad_token_id: Annotated[TokenId | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
         None, description="Token that fills up short rows. The tokenizer sets it."
     )
+
+    @field_validator("attn_implementation", mode="before")
+    @classmethod
+    def _check_backend(cls, name: Any) -> Any:
+        if name not in get_args(AttentionImplementation):
+            raise PydanticCustomError("no_such_backend", NO_SUCH_BACKEND)
+        return name
 
     @model_validator(mode="before")
     @classmethod
@@ -230,10 +248,7 @@ class ModelConfig(Section):
             values["head_dim"] = hidden // heads
         if values.get("intermediate_size") is None:
             values["intermediate_size"] = -(-hidden * 8 // (3 * 32)) * 32
-        if values.get("num_experts") is not None and values.get("moe_intermediate_size") is None:
-            width, chosen = values["intermediate_size"], values.get("num_experts_per_tok", 2)
-            if is_int(width, MOST_INNER_WIDTH) and is_int(chosen, MOST_EXPERTS):
-                values["moe_intermediate_size"] = -(-width // (8 * chosen)) * 8
+        expert_width(values)
         kv_heads = values.get("num_key_value_heads", cls.model_fields["num_key_value_heads"].default)
         values["num_key_value_heads"] = kv_heads_of(kv_heads, heads)
         layers, types = values.get("num_hidden_layers", cls.model_fields["num_hidden_layers"].default), "layer_types"
@@ -263,31 +278,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _check_experts(self) -> ModelConfig:
-        if self.num_experts is None:
-            for key in EXPERT_KEYS:
-                if getattr(self, key) != type(self).model_fields[key].default:
-                    raise ValueError(f"{key} is set, and there are no experts: set num_experts, or leave {key} out")
-            return self
-        if self.num_experts_per_tok > self.num_experts:
-            raise ValueError(
-                f"num_experts_per_tok ({self.num_experts_per_tok}) must not be above num_experts ({self.num_experts})"
-            )
-        for key in ("hidden_size", "moe_intermediate_size"):
-            if (size := getattr(self, key)) % 8:
-                raise ValueError(
-                    f"{key} ({size}) must be a multiple of 8 in a model with experts, because their products are "
-                    f"computed together (torch.nn.functional.grouped_mm): use {-(-size // 8) * 8}"
-                )
-        outside = [layer for layer in self.mlp_only_layers if layer >= self.num_hidden_layers]
-        if outside:
-            raise ValueError(
-                f"mlp_only_layers names layer {outside[0]}: the layers are 0 to {self.num_hidden_layers - 1}"
-            )
-        if not any(self.has_experts):
-            raise ValueError(
-                f"num_experts ({self.num_experts}) is set, but decoder_sparse_step ({self.decoder_sparse_step}) and "
-                "mlp_only_layers leave no layer with experts: set num_experts to null, or change these"
-            )
+        check_experts(self)
         return self
 
     @model_validator(mode="after")
@@ -350,9 +341,7 @@ class ModelConfig(Section):
     @property
     def has_experts(self) -> list[bool]:
         """For every layer, whether its feed-forward part is a mixture of experts."""
-        step, dense = self.decoder_sparse_step, self.mlp_only_layers
-        layers = range(self.num_hidden_layers)
-        return [self.num_experts is not None and (i + 1) % step == 0 and i not in dense for i in layers]
+        return layers_with_experts(self)
 
     @property
     def rotates(self) -> list[bool]:

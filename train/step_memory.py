@@ -201,9 +201,9 @@ def fused_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: 
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, *others: Tensor) -> Tensor:
-        out, log_sums = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32)
-        ctx.save_for_backward(q, *others, out, log_sums)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
+        out, log_sums = q.new_empty(*q.shape[:-1], v.shape[-1]), torch.empty(q.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, *mask, out, log_sums)
         return out
 
     @staticmethod

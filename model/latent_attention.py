@@ -112,7 +112,7 @@ class LatentAttention(nn.Module):
         return apply_rotary(pairs_apart(x) if self.interleaved else x, cos, sin)
 
     def plain(self, q_nope: Tensor, q_rot: Tensor, latent: Tensor, k_rot: Tensor, mask: Mask) -> Tensor:
-        """Keys and values of every head from the latents (B, 1, S, R); then attention as everywhere: (B, H, T, value)."""
+        """Keys and values of every head from the latents (B, 1, S, R), then attention as ever: (B, H, T, value)."""
         B, _, S, _ = latent.shape
         made = self.kv_b_proj(latent).view(B, S, self.heads, -1).transpose(1, 2)  # (B, H, S, nope + value)
         k_nope, v = made.split((self.nope, self.value), dim=-1)
@@ -149,7 +149,7 @@ class LatentAttention(nn.Module):
         nn.init.zeros_(self.o_proj.weight)
 
     def flops_per_token(self, sequence_length: int) -> float:
-        """Of a forward pass in the plain form: the projections, and q · k and weights @ v for every key a token sees."""
+        """Of a forward pass in the plain form: the projections, and for every key that a token sees q · k and w * v."""
         matrices = [part.weight.numel() for part in self.children() if isinstance(part, nn.Linear)]
         keys = mean_keys(sequence_length, self.window)
         return 2 * sum(matrices) + 2 * self.heads * (self.nope + self.rotary + self.value) * keys

@@ -26,7 +26,9 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        inv_freq, self.attention_factor = inverse_frequencies(config.rotary_size, config.rope_theta, config.rope_scaling)
+        inv_freq, self.attention_factor = inverse_frequencies(
+            config.rotary_size, config.rope_theta, config.rope_scaling
+        )
         self.register_buffer("inv_freq", inv_freq, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryEmbedding:

@@ -178,7 +178,9 @@ def _attention(lm: LanguageModel, run: RunConfig, half: bool, device: str) -> It
     name = run.model.attn_implementation
     if device == "cpu" or name in WRITTEN_OUT:
         dtype = torch.bfloat16 if half else torch.float32
-        here = Situation("cpu", dtype, run.model.head_size, run.model.num_key_value_groups, gradients=True)
+        model = run.model
+        sizes = (model.head_size, model.num_key_value_groups)
+        here = Situation("cpu", dtype, *sizes, gradients=True, value_dim=model.value_size)
         lm.set_attn_implementation(choose_attention(here)[0] if name == "auto" else name)
         yield
         return

@@ -41,7 +41,10 @@ def blocked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float
 
 
 class _Blocked(torch.autograd.Function):
-    """q (B, H, T, D), k (B, H_kv, T, D), v (B, H_kv, T, D_v), bias (B or 1, 1, T, T) or None -> (B, H, T, D_v), bfloat16."""
+    """q (B, H, T, D), k and v (B, H_kv, T, D), bias (B or 1, 1, T, T) or None -> (B, H, T, D) in bfloat16.
+
+    Values may have another size than keys; then the output has theirs.
+    """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:

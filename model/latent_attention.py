@@ -39,7 +39,7 @@ from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache
 from model.masks import Mask, Sequences, mean_keys
 from model.norm import RMSNorm
-from model.rope import apply_rotary, pairs_apart
+from model.rope import apply_rotary, not_rotated, pairs_apart
 
 LATENT_EPS = 1e-6  # of the norms of the latents: transformers takes this one, whatever rms_norm_eps is
 
@@ -63,6 +63,7 @@ class LatentAttention(nn.Module):
         self.recorder: Recorder | None = None
         self.absorbs = True
         self.interleaved = config.rope_interleave
+        self.turn = apply_rotary if config.rotates[layer_index] else not_rotated
         self.heads, self.rotary, self.value = config.num_attention_heads, config.rotary_size, config.value_size
         self.nope = config.head_size - self.rotary
         (_, self.rank), _ = config.cache_shapes
@@ -70,13 +71,13 @@ class LatentAttention(nn.Module):
         if q_rank is None:
             self.q_proj = nn.Linear(hidden, query_size, bias=False)
         else:
-            self.q_a_proj = nn.Linear(hidden, q_rank, bias=False)
+            self.q_a_proj = nn.Linear(hidden, q_rank, bias=config.attention_bias)
             self.q_a_layernorm = RMSNorm(q_rank, LATENT_EPS)
             self.q_b_proj = nn.Linear(q_rank, query_size, bias=False)
-        self.kv_a_proj_with_mqa = nn.Linear(hidden, self.rank + self.rotary, bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(hidden, self.rank + self.rotary, bias=config.attention_bias)
         self.kv_a_layernorm = RMSNorm(self.rank, LATENT_EPS)
         self.kv_b_proj = nn.Linear(self.rank, self.heads * (self.nope + self.value), bias=False)
-        self.o_proj = nn.Linear(self.heads * self.value, hidden, bias=False)
+        self.o_proj = nn.Linear(self.heads * self.value, hidden, bias=config.attention_bias)
 
     def forward(
         self,
@@ -109,7 +110,7 @@ class LatentAttention(nn.Module):
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """RoPE. rope_interleave says which numbers are a pair: neighbours, or the two halves."""
-        return apply_rotary(pairs_apart(x) if self.interleaved else x, cos, sin)
+        return self.turn(pairs_apart(x) if self.interleaved else x, cos, sin)
 
     def plain(self, q_nope: Tensor, q_rot: Tensor, latent: Tensor, k_rot: Tensor, mask: Mask) -> Tensor:
         """Keys and values of every head from the latents (B, 1, S, R), then attention as ever: (B, H, T, value)."""
@@ -140,12 +141,15 @@ class LatentAttention(nn.Module):
         return mixed @ to_value.mT
 
     def reset_parameters(self) -> None:
-        """Random matrices that keep the size of what they read; a zero output projection, as in model/attention.py."""
-        for name, part in self.named_children():
+        """Random matrices that keep the size of what they read; a zero output projection and zero biases, as in
+        model/attention.py."""
+        for part in self.children():
             if isinstance(part, RMSNorm):
                 part.reset_parameters()
-            elif isinstance(part, nn.Linear) and name != "o_proj":
+            elif isinstance(part, nn.Linear):
                 nn.init.normal_(part.weight, std=1 / math.sqrt(part.in_features))
+                if part.bias is not None:
+                    nn.init.zeros_(part.bias)
         nn.init.zeros_(self.o_proj.weight)
 
     def flops_per_token(self, sequence_length: int) -> float:

@@ -8,6 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from model.config import ModelConfig
+
+
+def make_norm(config: ModelConfig, size: int, gain: float = 1.0) -> RMSNorm:
+    """The norm that this config asks for, over `size` numbers. gain: where its learned weight starts."""
+    return RMSNorm(size, config.rms_norm_eps, gain)
+
 
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x²) + eps) * weight over the last dimension, computed in float32.
@@ -34,6 +41,13 @@ class RMSNorm(nn.Module):
         if torch.is_grad_enabled() and x.device.type == "cpu" and not torch.compiler.is_compiling():
             return _RMSNorm.apply(x, self.weight, self.eps)
         return self.weight * _normalized(x, self.eps)[0]
+
+
+class HeadsNorm(RMSNorm):
+    """One norm over the numbers of all heads of a token, as in OLMo 2: x (B, T, H, D), weight (H * D,)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(2)).view(x.shape)
 
 
 def _normalized(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:

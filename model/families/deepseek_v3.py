@@ -26,10 +26,10 @@ def _read_latent(there: ConfigJson) -> Fields:
     """Raises ValueError for a model with experts, and for what transformers reads and cannot compute."""
     dense, layers = there.first_k_dense_replace, there.num_hidden_layers
     if dense is None or dense < layers:
-        experts = f"layers {dense or 0} to {layers - 1}" if layers - (dense or 0) > 1 else f"layer {layers - 1}"
+        first = dense or 0
+        where = f"layer {first} has" if first == layers - 1 else f"layers {first} to {layers - 1} have"
         raise ValueError(
-            f"first_k_dense_replace is {dense}: {experts} are mixtures of experts; Headlight builds deepseek_v3 with "
-            "dense layers only"
+            f"first_k_dense_replace is {dense}, so {where} experts; Headlight builds deepseek_v3 with dense layers only"
         )
     nope, rotary, value = there.qk_nope_head_dim, there.qk_rope_head_dim, there.v_head_dim
     if nope is None or rotary is None or value is None or there.kv_lora_rank is None:

@@ -20,6 +20,8 @@ from train.pretrain import build_model
 
 YARN = "model.rope_scaling={rope_type: yarn, factor: 4.0, original_max_position_embeddings: 4096}"
 LINEAR = "model.rope_scaling={rope_type: linear, factor: 4.0}"
+NO_NORM = ("model.qk_norm=false", "model.num_key_value_heads=mha")
+LATENT = ("model.attention=mla", *NO_NORM)
 VOCABULARY = "model.vocab_size=192"
 ALL = "shapes, logits, logits in training"
 LOGITS = "logits, logits in training"
@@ -34,6 +36,13 @@ CHANGES = each(
         Change("model.num_attention_heads", 2, ALL),
         Change("model.num_key_value_heads", "mqa", ALL),
         Change("model.head_dim", 16, ALL),
+        Change("model.attention", "mla", ALL, NO_NORM),
+        Change("model.kv_lora_rank", 12, ALL, LATENT),
+        Change("model.q_lora_rank", 12, ALL, LATENT),
+        Change("model.qk_nope_head_dim", 2, ALL, LATENT),
+        Change("model.qk_rope_head_dim", 2, ALL, LATENT),
+        Change("model.v_head_dim", 12, ALL, LATENT),
+        Change("model.rope_interleave", False, LOGITS, LATENT),
         Change("model.qk_norm", False, ALL),
         Change("model.max_position_embeddings", 40, "longest"),
         Change("model.rope_theta", 100.0, LOGITS),

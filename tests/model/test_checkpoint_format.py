@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaConfig, MinistralConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaConfig, MinistralConfig, Qwen3Config
 
 from model import LanguageModel, checkpoint_format, families, load, save
 from model.checkpoint_format import load_weights
@@ -58,6 +58,30 @@ OTHERS = {
     "llama": (LlamaConfig, {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}}),
     "llama yarn": (LlamaConfig, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 500.0}}),
     "ministral": (MinistralConfig, {"head_dim": 16, "sliding_window": 9}),
+    "deepseek_v3": (
+        DeepseekV3Config,
+        {
+            "num_key_value_heads": 8,
+            "kv_lora_rank": 24,
+            "q_lora_rank": 16,
+            "qk_nope_head_dim": 6,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 10,
+            "first_k_dense_replace": 2,
+            "attention_bias": True,
+        },
+    ),
+    "deepseek_v3 yarn": (
+        DeepseekV3Config,
+        {
+            "num_key_value_heads": 8,
+            "kv_lora_rank": 24,
+            "q_lora_rank": None,
+            "rope_interleave": False,
+            "first_k_dense_replace": 3,
+            "rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 500.0},
+        },
+    ),
 }
 
 
@@ -67,7 +91,8 @@ def test_a_model_that_transformers_made_loads(tmp_path, name, tied):
     """From its own config class and its own defaults, not from a directory that Headlight wrote first."""
     make, special = OTHERS[name]
     config = make(vocab_size=192, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=8,
-                  num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=tied, **special)  # fmt: skip
+                  max_position_embeddings=64, tie_word_embeddings=tied,
+                  **({"num_key_value_heads": 2} | special))  # fmt: skip
     theirs = AutoModelForCausalLM.from_config(config).eval()
     theirs.save_pretrained(tmp_path)
     ids = torch.randint(0, 192, (2, 40))

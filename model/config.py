@@ -141,8 +141,8 @@ class ModelConfig(Section):
         None,
         min_length=1,
         max_length=MOST_LAYERS,
-        description="Which layers rotate: 1 = with RoPE, 0 = without, as in SmolLM3. A shorter list is repeated. null = "
-        "all.",
+        description="Which layers rotate: 1 = with RoPE, 0 = without, as in SmolLM3. A shorter list is repeated. "
+        "null = all.",
         examples=[[1, 1, 1, 0]],
     )
     max_position_embeddings: Annotated[int, Meaning.FREE_AT_START, Meaning.SAME_NAME] = Field(

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaConfig, MinistralConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, MinistralConfig, Qwen3Config
 
 from model import LanguageModel, checkpoint_format, families, load, save
 from model.checkpoint_format import load_weights
@@ -58,30 +58,6 @@ OTHERS = {
     "llama": (LlamaConfig, {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}}),
     "llama yarn": (LlamaConfig, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 500.0}}),
     "ministral": (MinistralConfig, {"head_dim": 16, "sliding_window": 9}),
-    "deepseek_v3": (
-        DeepseekV3Config,
-        {
-            "num_key_value_heads": 8,
-            "kv_lora_rank": 24,
-            "q_lora_rank": 16,
-            "qk_nope_head_dim": 6,
-            "qk_rope_head_dim": 4,
-            "v_head_dim": 10,
-            "first_k_dense_replace": 2,
-            "attention_bias": True,
-        },
-    ),
-    "deepseek_v3 yarn": (
-        DeepseekV3Config,
-        {
-            "num_key_value_heads": 8,
-            "kv_lora_rank": 24,
-            "q_lora_rank": None,
-            "rope_interleave": False,
-            "first_k_dense_replace": 3,
-            "rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 500.0},
-        },
-    ),
 }
 
 
@@ -91,8 +67,7 @@ def test_a_model_that_transformers_made_loads(tmp_path, name, tied):
     """From its own config class and its own defaults, not from a directory that Headlight wrote first."""
     make, special = OTHERS[name]
     config = make(vocab_size=192, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=8,
-                  max_position_embeddings=64, tie_word_embeddings=tied,
-                  **({"num_key_value_heads": 2} | special))  # fmt: skip
+                  num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=tied, **special)  # fmt: skip
     theirs = AutoModelForCausalLM.from_config(config).eval()
     theirs.save_pretrained(tmp_path)
     ids = torch.randint(0, 192, (2, 40))
@@ -144,8 +119,9 @@ def test_a_missing_tensor_is_refused_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type is 'gpt2'"),
-        ({"attention_bias": True}, "attention_bias is True"),
+        ({"model_type": "bert"}, "model_type is 'bert'; Headlight builds llama, .*smollm3"),
+        ({"attention_bias": True}, "q_proj.bias is missing"),
+        ({"mlp_bias": True}, "mlp_bias is True"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_type`: must be .* is 'llama3'"),
         ({"rope_parameters": YARN | {"rope_theta": 1e4, "mscale": 0.7}}, "mscale"),
         ({"rope_parameters": YARN | {"rope_theta": 1e4, "truncate": False}}, "truncate"),
@@ -199,7 +175,7 @@ NEW_FAMILIES = {
     "llama with other fields": Family(
         "toy",
         "ToyForCausalLM",
-        needs={"qk_norm": True, "sliding_window": None, "tie_word_embeddings": True},
+        needs={"qk_norm": True, "tie_word_embeddings": True},
         fixed={"hidden_act": "swish", "attention_bias": False},
         rename=renamed,
     ),
@@ -226,10 +202,10 @@ def test_a_family_is_one_object_and_a_line_in_the_dictionary(tmp_path, monkeypat
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "llama"
 
 
-def test_what_no_family_can_express_is_refused_with_each_reason(monkeypatch):
+def test_what_no_family_can_express_is_refused_with_the_nearest(monkeypatch):
     only = {"toy": Family("toy", "ToyForCausalLM", needs={"qk_norm": False})}
     monkeypatch.setattr(families, "FAMILIES", only)
-    with pytest.raises(ValueError, match=r"can be this model \(toy: it has qk_norm False only\)"):
+    with pytest.raises(ValueError, match=r"nearest, toy, has qk_norm: false only: set model.qk_norm=false, or model."):
         families.family_of(tiny_config())
 
 

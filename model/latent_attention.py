@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from model.attention import AttentionFunction, Recorder, eager
 from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache
-from model.masks import Mask, Sequences, mean_keys
+from model.masks import Mask, mean_keys
 from model.norm import RMSNorm
 from model.rope import apply_rotary, not_rotated, pairs_apart
 
@@ -96,7 +96,7 @@ class LatentAttention(nn.Module):
         q_rot, k_rot = self.rotate(q_rot, cos, sin), self.rotate(k_rot, cos, sin)  # (B, H or 1, T, rotary)
         if kv_cache is not None:
             latent, k_rot = kv_cache.update(self.layer_index, latent, k_rot)  # now S ≥ T tokens
-        if self.absorbs and T == 1 and kv_cache is not None and not isinstance(mask, Sequences):
+        if self.absorbs and T == 1 and kv_cache is not None and (mask is None or isinstance(mask, Tensor)):
             out = self.absorbed(q_nope, q_rot, latent, k_rot, mask)  # (B, H, 1, value)
         else:
             out = self.plain(q_nope, q_rot, latent, k_rot, mask)  # (B, H, T, value)

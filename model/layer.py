@@ -16,7 +16,7 @@ from model.latent_attention import LatentAttention
 from model.masks import Mask
 from model.norm import make_norm
 
-ATTENTION = {"heads": Attention, "mla": LatentAttention}
+ATTENTION: dict[str, type[Attention] | type[LatentAttention]] = {"heads": Attention, "mla": LatentAttention}
 Stream = tuple[Tensor, dict[str, Tensor]]  # (B, T, hidden_size), and auxiliary losses by name
 
 

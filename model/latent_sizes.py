@@ -10,10 +10,7 @@ is the lesson.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from model.config import ModelConfig
+from typing import Any
 
 SIZES = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
@@ -50,8 +47,8 @@ def resolve_latent(values: dict[str, Any], hidden_size: int, heads: int) -> dict
     return values | {key: value for key, value in found.items() if values.get(key) is None}
 
 
-def wrong_latent(config: ModelConfig) -> str | None:
-    """Which keys do not go together, and what to do; None if they do."""
+def wrong_latent(config: Any) -> str | None:
+    """Which keys of a ModelConfig (whose file reads this one) do not go together, and what to do; None if they do."""
     if config.attention == "heads":
         unused = [key for key in (*SIZES, "rope_interleave") if getattr(config, key) is not None]
         return f"{unused[0]} is a key of attention: mla: set attention: mla, or leave it out" if unused else None

@@ -18,7 +18,7 @@ SIZES = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", 
 def resolve_latent(values: dict[str, Any], hidden_size: int, heads: int) -> dict[str, Any]:
     """The values of a config with attention: mla, with every size written out that follows from others.
 
-    What is no whole number stays as it is: the fields' own checks report it. Raises ValueError for a part of a head
+    What is not a whole number stays: the fields' own checks report it. Raises ValueError for a part of a head
     that is as large as the head.
     """
     head, nope, rotary = (values.get(key) for key in ("head_dim", "qk_nope_head_dim", "qk_rope_head_dim"))

@@ -28,7 +28,9 @@ Head = Annotated[int, Field(ge=0, lt=MOST_HEADS)]
 class HookConfig(Section):
     """One hook and when it runs."""
 
-    name: str = Field(description="validation | questions | samples | attention | experts, or your own as `module:function`.")
+    name: str = Field(
+        description="validation | questions | samples | attention | experts, or your own as `module:function`."
+    )
     every: int | None = Field(
         None,
         ge=0,

@@ -42,7 +42,7 @@ class Router(nn.Linear):
         super().__init__(config.hidden_size, config.num_experts, bias=False)
         self.top_k, self.norm_topk_prob = config.num_experts_per_tok, config.norm_topk_prob
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         """x (N, hidden_size) -> probabilities (N, E) float32, weights (N, k) and numbers (N, k) of the chosen experts.
 
         Never in 16 bits of autocast: two experts that are nearly equal must not change places by rounding (Switch,

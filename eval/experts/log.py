@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,7 +33,8 @@ class Look(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Look:
-        sizes = {len(row) for row in (*self.share, *self.weight, *self.words)}
+        tables: list[list[Any]] = [self.share, self.weight, self.words]
+        sizes = {len(row) for table in tables for row in table}
         lengths = {len(self.layers), len(self.share), len(self.weight), len(self.words) or len(self.layers)}
         if len(sizes) != 1 or 0 in sizes or len(lengths) != 1:
             raise ValueError("`layers`, `share`, `weight` and `words` must have a row for every layer, of one length")
@@ -58,11 +58,11 @@ class Look(BaseModel):
         return {layer: experts for layer, experts in found.items() if experts}
 
 
-def look_of(found: Routing, step: int, tokens: int, words: Sequence[Sequence[Sequence[str]]] = ()) -> Look:
-    """The line for this routing, without losses."""
+def look_of(found: Routing, step: int, tokens: int) -> Look:
+    """The line for this routing, without words and losses."""
     weight = [[None if np.isnan(value) else round(float(value), 4) for value in row] for row in found.weight]
     share = found.share.round(6).tolist()
-    return Look(step=step, tokens=tokens, layers=found.layers, share=share, weight=weight, words=words)  # type: ignore[arg-type]
+    return Look(step=step, tokens=tokens, layers=found.layers, share=share, weight=weight)
 
 
 def characteristic_ids(found: Routing) -> np.ndarray:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from configs.bounds import MOST_EXPERTS, MOST_INNER_WIDTH
 from model.shape import is_int
-
-if TYPE_CHECKING:
-    from model.config import ModelConfig
 
 EXPERT_KEYS = ("num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers")  # of experts
 MULTIPLE = 8  # rows of matrices must begin at multiples of 16 bytes for torch.nn.functional.grouped_mm
@@ -22,15 +19,15 @@ def expert_width(values: dict[str, Any]) -> None:
             values["moe_intermediate_size"] = -(-width // (MULTIPLE * chosen)) * MULTIPLE
 
 
-def layers_with_experts(config: ModelConfig) -> list[bool]:
-    """For every layer, whether its feed-forward part is a mixture of experts."""
+def layers_with_experts(config: Any) -> list[bool]:
+    """config: a ModelConfig. For every layer, whether its feed-forward part is a mixture of experts."""
     step, dense = config.decoder_sparse_step, config.mlp_only_layers
     layers = range(config.num_hidden_layers)
     return [config.num_experts is not None and (i + 1) % step == 0 and i not in dense for i in layers]
 
 
-def check_experts(config: ModelConfig) -> None:
-    """Raises ValueError, with the remedy, for keys that do not fit together."""
+def check_experts(config: Any) -> None:
+    """config: a ModelConfig. Raises ValueError, with the remedy, for keys that do not fit together."""
     if config.num_experts is None:
         for key in EXPERT_KEYS:
             if getattr(config, key) != type(config).model_fields[key].default:

@@ -27,6 +27,7 @@ REPEATED = {
     ("26m.yaml", "model.num_hidden_layers"): SHAPE,
     ("26m.yaml", "model.num_key_value_heads"): SHAPE,
     ("64m.yaml", "model.num_hidden_layers"): SHAPE,
+    ("moe.yaml", "model.num_experts_per_tok"): SHAPE,
     ("124m.yaml", "train.max_steps"): SHAPE,
     ("sft_demo.yaml", "train.tokens_per_step"): "pretraining's number, at another sequence_length",
     ("minimind_pretrain.yaml", "data.drop_duplicates"): DATASET,

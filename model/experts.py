@@ -7,8 +7,8 @@ Shazeer et al. 2017 (arXiv 1701.06538); Switch, Fedus et al. 2021 (2101.03961). 
 never dropped, however many choose the same expert.
 
 One product for all experts: the tokens are sorted by expert, so that each expert's are neighbours, and
-`torch.nn.functional.grouped_mm` multiplies every group by its own matrix. transformers computes the same way unless it
-is told otherwise (experts_implementation), so logits are equal to the last bit.
+`torch.nn.functional.grouped_mm` multiplies every group by its own matrix. transformers computes the same way by
+default (experts_implementation: grouped_mm), so logits are equal to the last bit.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class Experts(nn.Module):
         self.gate_up_proj = nn.Parameter(torch.empty(count, 2, inner, hidden))
         self.down_proj = nn.Parameter(torch.empty(count, hidden, inner))
 
+    @torch.compiler.disable  # it compiles grouped products of bfloat16 only, and on a CPU none
     def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """x (N, hidden_size), weights and experts (N, k) -> Σ weight * expert(x), (N, hidden_size)."""
         device = x.device.type

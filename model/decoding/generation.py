@@ -278,6 +278,7 @@ def check_request(
         (max_new_tokens < 0, f"max_new_tokens ({max_new_tokens}) must be 0 or more"),
         (num_return_sequences < 1, f"num_return_sequences ({num_return_sequences}) must be 1 or more"),
         (compile and not (kv_cache == "static" or static), 'compile needs kv_cache="static"'),
+        (compile and lm.config.num_experts is not None, "a mixture of experts is not compiled: leave compile out"),
         (isinstance(kv_cache, KVCache) and num_return_sequences > 1, "a cache of an earlier call holds one row per "
          "prompt: leave num_return_sequences at 1"),
     ]  # fmt: skip

@@ -25,7 +25,7 @@ LINEAR = "model.rope_scaling={rope_type: linear, factor: 4.0}"
 PLAIN_HEADS = "model.qk_norm=false"
 LATENT = ("model.attention=mla", PLAIN_HEADS, "model.num_key_value_heads=mha")
 ONLY_HERE = "model.loadable_elsewhere=false"
-SPARSE = "model={num_experts: 4, moe_intermediate_size: 16}"
+SPARSE = ("model.num_experts=4", "model.moe_intermediate_size=16")
 VOCABULARY = "model.vocab_size=192"
 ALL = "shapes, logits, logits in training"
 LOGITS = "logits, logits in training"
@@ -54,12 +54,12 @@ CHANGES = each(
         Change("model.position_embedding", "none", LOGITS, (PLAIN_HEADS,)),
         Change("model.no_rope_layers", [1, 0], LOGITS, (PLAIN_HEADS,)),
         Change("model.num_experts", 4, f"{ALL}, balance"),
-        Change("model.num_experts_per_tok", 3, f"{LOGITS}, balance", (SPARSE,)),
-        Change("model.moe_intermediate_size", 24, f"{ALL}, balance", (SPARSE,)),
-        Change("model.norm_topk_prob", False, f"{LOGITS}, balance", (SPARSE,)),
-        Change("model.router_aux_loss_coef", 0.5, "balance", (SPARSE,)),
-        Change("model.decoder_sparse_step", 2, f"{ALL}, balance", (SPARSE,)),
-        Change("model.mlp_only_layers", [0], f"{ALL}, balance", (SPARSE,)),
+        Change("model.num_experts_per_tok", 3, f"{LOGITS}, balance", SPARSE),
+        Change("model.moe_intermediate_size", 24, f"{ALL}, balance", SPARSE),
+        Change("model.norm_topk_prob", False, f"{LOGITS}, balance", SPARSE),
+        Change("model.router_aux_loss_coef", 0.5, "balance", SPARSE),
+        Change("model.decoder_sparse_step", 2, f"{ALL}, balance", SPARSE),
+        Change("model.mlp_only_layers", [0], f"{ALL}, balance", SPARSE),
         Change("model.max_position_embeddings", 40, "longest"),
         Change("model.rope_theta", 100.0, LOGITS),
         Change("model.rope_scaling", {"rope_type": "linear", "factor": 4.0}, LOGITS),

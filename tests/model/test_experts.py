@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
-from model import LanguageModel, ModelConfig
+from model import LanguageModel, ModelConfig, generate
 from model.counting import active_parameters, flops_per_token, parameter_counts
 from model.experts import MixtureOfExperts, load_balancing_loss, places
 from model.feed_forward import FeedForward
@@ -214,3 +214,22 @@ def test_where_every_choice_stands():
     rows, place, ends = places(experts, 4, 4)
     assert (rows.tolist(), ends.tolist()) == ([0, 2, 0, 0, 1, 0, 0, 0, 0, 1, 2, 0], [4, 8, 12, 12])
     assert place.tolist() == [8, 0, 9, 4, 1, 10]
+
+
+def test_what_is_compiled_without_breaks_is_refused():
+    lm = random_model(tiny_config(**EXPERTS))
+    with pytest.raises(ValueError, match="a mixture of experts is not compiled: leave compile out"):
+        generate(lm, torch.zeros(1, 4, dtype=torch.long), 2, kv_cache="static", compile=True)
+
+
+@pytest.mark.slow
+def test_the_rest_of_a_compiled_model_computes_the_same():
+    lm, ids = random_model(tiny_config(**EXPERTS)).train(), torch.randint(0, 192, (2, 16))
+    found = []
+    for forward in (lm, torch.compile(lm, dynamic=False)):
+        lm.zero_grad()
+        loss, _ = forward(ids, labels=ids)
+        loss.backward()
+        found.append([loss.detach(), *(parameter.grad.clone() for parameter in lm.parameters())])
+    for plain, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, plain, rtol=1e-3, atol=1e-4 * float(plain.abs().max()))

@@ -79,6 +79,13 @@ class ConfigJson(BaseModel):
     attention_bias: bool = False
     no_rope_layers: list[int] | None = None
     no_rope_layer_interval: Annotated[int, Field(ge=1)] = 4
+    kv_lora_rank: Size | None = None
+    q_lora_rank: Size | None = None
+    qk_nope_head_dim: Size | None = None
+    qk_rope_head_dim: Size | None = None
+    v_head_dim: Size | None = None
+    rope_interleave: bool | None = None
+    first_k_dense_replace: Annotated[int, Field(ge=0)] | None = None
     headlight: Headlight = Headlight()
     # transformers reads these too; with any other value it computes what Headlight does not build
     is_causal: Literal[True] = True

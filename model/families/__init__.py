@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 
 from model.config import ModelConfig
+from model.families.deepseek_v3 import DEEPSEEK_V3
 from model.families.family import PLAIN, Family, Fields
 from model.families.headlight import HEADLIGHT
 from model.families.llama import LLAMA
@@ -21,7 +22,7 @@ from model.families.smollm3 import SMOLLM3
 __all__ = ["FAMILIES", "Family", "NoFamily", "family_of"]
 
 FAMILIES: dict[str, Family] = {
-    family.model_type: family for family in (LLAMA, QWEN3, MINISTRAL, QWEN2, OLMO2, SMOLLM3, HEADLIGHT)
+    family.model_type: family for family in (LLAMA, QWEN3, MINISTRAL, QWEN2, OLMO2, SMOLLM3, DEEPSEEK_V3, HEADLIGHT)
 }
 
 

@@ -57,6 +57,19 @@ REAL = {
         "rms_norm_eps": 1e-05, "rope_theta": 100000000.0, "sliding_window": 6, "tie_word_embeddings": False,
         "torch_dtype": "bfloat16", "transformers_version": "4.57.0", "use_cache": True, "vocab_size": 192,
     },
+    "DeepSeek-V3, dense": {
+        "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "aux_loss_alpha": 0.001, "bos_token_id": 0, "eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 2,
+        "hidden_act": "silu", "hidden_size": 32, "initializer_range": 0.02, "intermediate_size": 48,
+        "kv_lora_rank": 12, "max_position_embeddings": 163840, "model_type": "deepseek_v3",
+        "moe_intermediate_size": 16, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1,
+        "norm_topk_prob": True, "num_attention_heads": 4, "num_experts_per_tok": 8, "num_hidden_layers": 2,
+        "num_key_value_heads": 4, "num_nextn_predict_layers": 1, "pretraining_tp": 1, "q_lora_rank": 10,
+        "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "rms_norm_eps": 1e-06, "rope_scaling": None,
+        "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "tie_word_embeddings": False,
+        "topk_group": 4, "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "transformers_version": "4.33.1",
+        "use_cache": True, "v_head_dim": 6, "vocab_size": 192,
+    },
     "Qwen2.5": {
         "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645,
         "hidden_act": "silu", "hidden_size": 32, "initializer_range": 0.02, "intermediate_size": 48,
@@ -114,6 +127,9 @@ OTHERWISE = {
     "quantization_config": [{"quant_method": "fp8"}], "per_layer_config": [{"0": {"rms_norm_eps": 0.5}}],
     "initializer_range": [0.5], "pretraining_tp": [2], "use_cache": [False], "torch_dtype": ["float16"],
     "is_llama_config": [False], "rope_interleaved": [True], "pad_token_id": [0, None], "vocab_size": [128],
+    "kv_lora_rank": [None], "q_lora_rank": [6, None], "qk_nope_head_dim": [4], "qk_rope_head_dim": [6, 5],
+    "v_head_dim": [4, None], "rope_interleave": [False, None], "first_k_dense_replace": [1, 3, None],
+    "n_routed_experts": [4], "num_nextn_predict_layers": [0],
     "qk_norm": [False], "logits_scaling": [8.0], "attention_multiplier": [0.1],
     "no_rope_layers": [[0, 1], [1, 1], [0, 0], [0], [1, 0, 0], None], "no_rope_layer_interval": [2, 1, 0, None],
 }  # fmt: skip
@@ -183,8 +199,8 @@ def check(folder, changes):
 def test_each_field_is_understood_or_refused(tmp_path, name):
     """One field at a time; every value of every field that could change what is computed."""
     folder = directory_of(tmp_path / "a", REAL[name])
-    loaded = sum(check(folder, {field: value}) for field, values in OTHERWISE.items() for value in values)
-    assert 15 < loaded < 60  # neither everything is refused, nor nothing
+    loaded = [check(folder, {field: value}) for field, values in OTHERWISE.items() for value in values]
+    assert 15 < sum(loaded) < len(loaded) - 15  # neither everything is refused, nor nothing
 
 
 @pytest.mark.slow

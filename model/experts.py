@@ -84,7 +84,7 @@ class Experts(nn.Module):
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         N, k = experts.shape
-        rows, place, ends = places(experts, len(self.down_proj), _multiple(device, dtype))
+        rows, place, ends = places(experts, len(self.down_proj), multiple_of_rows(device, dtype))
         chosen = _ToExperts.apply(x.to(dtype), rows, place)  # (R, hidden_size), R ≥ N * k
         gate_up = F.grouped_mm(chosen, self.gate_up_proj.flatten(1, 2).mT.to(dtype), offs=ends)
         inner = swiglu(*gate_up.chunk(2, dim=-1))
@@ -166,10 +166,10 @@ def places(experts: Tensor, count: int, multiple: int) -> tuple[Tensor, Tensor, 
     return rows, place, ends
 
 
-def _multiple(device: str, dtype: torch.dtype) -> int:
+def multiple_of_rows(device: str, dtype: torch.dtype) -> int:
     """In 16 bits, PyTorch on a CPU (oneDNN) writes a program for every number of rows, which takes longer than to run
     it (EXPERIMENTS.md). So groups of few sizes are quicker. In float32 the groups are transformers', to the bit."""
-    return 32 if device == "cpu" and dtype.itemsize == 2 and not torch.compiler.is_compiling() else 1
+    return 32 if device == "cpu" and dtype.itemsize == 2 else 1
 
 
 class _ToExperts(torch.autograd.Function):

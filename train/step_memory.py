@@ -16,12 +16,13 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from model import LanguageModel, loss
+from model import LanguageModel, experts, loss
 from model.attention import repeat_kv
 from model.backends.choice import BACKENDS, Backend, Situation, choose_attention
 from model.masks import boolean_mask
@@ -107,6 +108,8 @@ def _measured(run: RunConfig, rows: int, layers: list[tuple[Any, bool]], half: b
         stack.enter_context(mock.patch.dict(loss.CHUNK, cpu=most))
         stack.enter_context(FakeTensorMode())
         held = stack.enter_context(Held())
+        stack.enter_context(mock.patch.object(F, "grouped_mm", grouped_mm))
+        stack.enter_context(mock.patch.object(experts, "multiple_of_rows", lambda *_: 1))  # no number to read it from
         lm = LanguageModel(run.model).train()
         lm.set_activation_checkpointing(run.train.activation_checkpointing)
         optimizers = build_optimizers(lm, run.train.optimizer)
@@ -214,3 +217,19 @@ class _Fused(torch.autograd.Function):
         *inputs, _out, _log_sums = ctx.saved_tensors
         made = tuple(torch.empty_like(x) for x in inputs[:3])
         return made + (None,) * len(inputs[3:])  # the mask has none
+
+
+def grouped_mm(x: Tensor, matrices: Tensor, offs: Tensor) -> Tensor:
+    """What the products of experts make and keep: PyTorch has fake ones for bfloat16 only."""
+    return _Grouped.apply(x, matrices)
+
+
+class _Grouped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, matrices: Tensor) -> Tensor:
+        ctx.save_for_backward(x, matrices)
+        return x.new_empty(len(x), matrices.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.empty_like(x) for x in ctx.saved_tensors)

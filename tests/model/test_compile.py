@@ -21,6 +21,7 @@ MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attenti
 
 
 OLMO2 = {"qk_norm": "whole", "norm_position": "after"}
+LATENT = {"attention": "mla", "num_key_value_heads": "mha"}
 SMOLLM3 = {"qk_norm": False, "no_rope_layers": [1, 0], "attention_bias": True}
 
 
@@ -31,7 +32,9 @@ def _fresh_compiler():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("changes", [{}, MIXED, OLMO2, SMOLLM3], ids=["full", "windows", "olmo2", "smollm3"])
+@pytest.mark.parametrize(
+    "changes", [{}, MIXED, OLMO2, SMOLLM3, LATENT], ids=["full", "windows", "olmo2", "smollm3", "latent"]
+)
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
 def test_training_is_one_graph_that_is_never_compiled_again(backend, packed, changes):
@@ -115,7 +118,7 @@ def test_flex_is_one_graph_too(packed):
 
 
 @pytest.mark.usefixtures("lengths_on_a_cpu")
-@pytest.mark.parametrize("changes", [{}, MIXED], ids=["full", "windows"])
+@pytest.mark.parametrize("changes", [{}, MIXED, LATENT], ids=["full", "windows", "latent"])
 @pytest.mark.parametrize("padded", [False, True], ids=["alone", "padded"])
 @pytest.mark.parametrize("backend", ["sdpa", "varlen"])
 def test_decoding_into_a_static_cache_is_one_graph(backend, changes, padded):

@@ -109,7 +109,7 @@ def _measured(run: RunConfig, rows: int, layers: list[tuple[Any, bool]], half: b
         stack.enter_context(FakeTensorMode())
         held = stack.enter_context(Held())
         stack.enter_context(mock.patch.object(F, "grouped_mm", grouped_mm))
-        stack.enter_context(mock.patch.object(experts, "multiple_of_rows", lambda *_: 1))  # no number to read it from
+        stack.enter_context(mock.patch.object(experts, "multiple_of_rows", return_value=1))  # no number to read it from
         lm = LanguageModel(run.model).train()
         lm.set_activation_checkpointing(run.train.activation_checkpointing)
         optimizers = build_optimizers(lm, run.train.optimizer)

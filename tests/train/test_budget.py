@@ -71,6 +71,7 @@ def run_config(optimizer: str = "muon", documents: bool = True, **changes) -> Ru
         (8, False, run_config()),
         (8, True, run_config()),
         (1, False, run_config()),  # Muon's step is the fullest moment
+        (8, False, run_config(num_experts=4)),
         (4, False, run_config("adamw", documents=False, attn_implementation="eager", tie_word_embeddings=False)),
     ],
 )
@@ -105,8 +106,17 @@ def test_a_deep_model_is_measured_from_few_layers(checkpointing):
     train = run.train.model_copy(update={"activation_checkpointing": checkpointing})
     run = run.model_copy(update={"train": train})
     for rows, half in ((1, False), (8, True)):
-        exact = _measured(run, rows, types, half, "cpu")
+        exact = _measured(run, rows, [(kind, False) for kind in types], half, "cpu")
         assert astuple(step_memory(run, rows, half=half, device="cpu")) == pytest.approx(astuple(exact), rel=0.005)
+
+
+def test_layers_with_experts_and_without_are_measured_apart():
+    """In both precisions, although fake tensors know products of experts in bfloat16 only."""
+    run = run_config(num_hidden_layers=5, num_experts=4, mlp_only_layers=[0, 2, 3])
+    for half in (False, True):
+        layers = [("full_attention", has_experts) for has_experts in run.model.has_experts]
+        exact = _measured(run, 4, layers, half, "cpu")
+        assert astuple(step_memory(run, 4, half=half, device="cpu")) == pytest.approx(astuple(exact), rel=0.005)
 
 
 def test_only_what_is_trained_has_gradients_and_state():

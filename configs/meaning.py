@@ -33,6 +33,7 @@ class Meaning(Enum):
     ADDED_AT_START = "may be added to the model of init_from: a model that is trained on learns to live with it"
     BOOKKEEPING = "changes neither what is trained nor what is measured: neither swept nor compared"
     SAME_NAME = "has the same name and the same values in the config.json of Hugging Face's models"
+    STRUCTURE = "a part that not every architecture of transformers has: one that does not name it has the default"
     REPETITION = "is all in which two runs of one variant differ"
     ROWS = "says how text becomes tokens and rows, not which text it is"
 

@@ -22,6 +22,7 @@ AttentionImplementation = Literal[
     "auto", "eager", "flash", "flex",
     "flash3", "flash4", "sdpa", "sdpa_efficient", "sdpa_cudnn", "sdpa_math", "blocked", "varlen",
 ]  # fmt: skip
+Activation = Literal["silu", "gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]  # as transformers names them
 LayerType = Literal["full_attention", "sliding_attention"]
 KeyValueHeads = Annotated[int, Field(ge=0, le=MOST_HEADS)] | Literal["mha", "gqa", "mqa"]
 TokenId = Annotated[int, Field(ge=-1, lt=MOST_VOCABULARY)]  # -1: none, in some of Llama's configs
@@ -99,8 +100,21 @@ class ModelConfig(Section):
         None,
         ge=1,
         le=MOST_INNER_WIDTH,
-        description="Inner width of the feed-forward layers (SwiGLU). null = 8/3 of hidden_size, rounded up to a "
-        "multiple of 32.",
+        description="Inner width of the feed-forward layers. null = 8/3 of hidden_size, rounded up to a multiple of 32; "
+        "4 times hidden_size without a gate.",
+    )
+    gated_mlp: Annotated[bool, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+        True,
+        description="Feed-forward layers: true = with a third matrix, whose output multiplies the others' (SwiGLU) | "
+        "false = two matrices, as in GPT-2.",
+    )
+    hidden_act: Annotated[Activation, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+        "silu",
+        description="Function inside the feed-forward layers: silu, which Llama has | gelu_new, which GPT-2 has | gelu | "
+        "gelu_pytorch_tanh | relu.",
+    )
+    mlp_bias: Annotated[bool, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+        False, description="Add a learned vector to the output of each matrix of the feed-forward layers."
     )
     num_hidden_layers: Annotated[int, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
         6, ge=1, le=MOST_LAYERS, description="Number of layers."
@@ -152,8 +166,13 @@ class ModelConfig(Section):
         "null = all sliding if sliding_window is set, else all full.",
         examples=[["sliding_attention", "full_attention"]],
     )
+    norm: Annotated[Literal["rmsnorm", "layernorm"], Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+        "rmsnorm",
+        description="rmsnorm: every token is scaled to one size, as in Llama | layernorm: its mean is taken away first, "
+        "and a learned vector is added, as in GPT-2.",
+    )
     rms_norm_eps: Annotated[float, Meaning.SAME_NAME] = Field(
-        1e-6, ge=LEAST_EPSILON, le=1, description="Keeps RMSNorm from dividing by zero."
+        1e-6, ge=LEAST_EPSILON, le=1, description="Keeps the norm from dividing by zero."
     )
     tie_word_embeddings: Annotated[bool, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
         True, description="true: embedding and head share one matrix: smaller, but it learns to copy later."
@@ -203,7 +222,8 @@ class ModelConfig(Section):
                 )
             values["head_dim"] = hidden // heads
         if values.get("intermediate_size") is None:
-            values["intermediate_size"] = -(-hidden * 8 // (3 * 32)) * 32
+            gated = values.get("gated_mlp", True)
+            values["intermediate_size"] = -(-hidden * 8 // (3 * 32)) * 32 if gated else 4 * hidden
         kv_heads = values.get("num_key_value_heads", cls.model_fields["num_key_value_heads"].default)
         values["num_key_value_heads"] = _toggle(kv_heads, heads)
         layers, types = (

@@ -1,4 +1,4 @@
-"""RMSNorm: divide by the root of the mean square, multiply by a learned weight."""
+"""Norms: bring the numbers of a token to one size, so that no layer sees them grow or shrink."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from model.config import ModelConfig
 
 
 class RMSNorm(nn.Module):
@@ -34,6 +36,25 @@ class RMSNorm(nn.Module):
         if torch.is_grad_enabled() and x.device.type == "cpu" and not torch.compiler.is_compiling():
             return _RMSNorm.apply(x, self.weight, self.eps)
         return self.weight * _normalized(x, self.eps)[0]
+
+
+class LayerNorm(nn.LayerNorm):
+    """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension: GPT-2's norm.
+
+    Ba et al. 2016 (arXiv 1607.06450).
+    """
+
+    optimizer_group = "vector"
+    part = "norm"
+
+
+Norm = RMSNorm | LayerNorm
+NORMS: dict[str, type[Norm]] = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
+
+
+def make_norm(config: ModelConfig, size: int) -> Norm:
+    """The norm of `size` numbers that stands before or after attention and feed-forward, and before the head."""
+    return NORMS[config.norm](size, config.rms_norm_eps)
 
 
 def _normalized(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -47,6 +47,7 @@ class Family:
     write_windows: Callable[[ModelConfig], Fields] = lambda config: {}
     read_windows: Callable[[ConfigJson], Fields] = _read_no_windows
     rename: Callable[[str], str] = str
+    transposed: bool = False
 
     def cannot_express(self, config: ModelConfig) -> str | None:
         """The first field that this family has no word for; None if it can be this model."""

@@ -11,7 +11,7 @@ H query heads ask in parallel; H_kv key/value heads answer, each shared by H / H
 
 Fewer key/value heads mean a smaller cache while decoding: 2 * H_kv * D numbers a token and layer.
 Vaswani et al. 2017 (arXiv 1706.03762), Shazeer 2019 (1911.02150), Ainslie et al. 2023 (2305.13245);
-QK-norm: Henry et al. 2020 (2010.04245), here per head as in Qwen3.
+QK-norm: Henry et al. 2020 (2010.04245), per head as in Qwen3, or over all heads as in OLMo 2.
 
 `eager` below is the formula. The other backends (model/backends/) compute the same numbers faster.
 """
@@ -28,9 +28,10 @@ from torch import Tensor, nn
 
 from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache
+from model.linear import make_linear, side_by_side, zero_biases
 from model.masks import Mask, mean_keys
-from model.norm import RMSNorm
-from model.rope import apply_rotary
+from model.norm import HeadsNorm, RMSNorm
+from model.rope import apply_rotary, not_rotated
 
 QK_NORM_GAIN = 1.5
 
@@ -80,6 +81,13 @@ def eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) 
     return weights @ repeat_kv(v, q.shape[1] // v.shape[1])
 
 
+def make_qk_norm(config: ModelConfig, size: int) -> nn.Module:
+    """The norm of queries or keys (B, T, heads, D), which are `size` numbers a token: one per head, or one for all."""
+    if config.qk_norm == "whole":
+        return HeadsNorm(size, config.rms_norm_eps, QK_NORM_GAIN)
+    return RMSNorm(config.head_size, config.rms_norm_eps, QK_NORM_GAIN) if config.qk_norm else nn.Identity()
+
+
 class Attention(nn.Module):
     """Project, normalise, rotate, attend, project back. Shapes: B batch, T tokens, H heads, D head_dim."""
 
@@ -96,15 +104,15 @@ class Attention(nn.Module):
         self.recorder: Recorder | None = None
         query_size = config.num_attention_heads * self.head_dim
         kv_size = config.kv_heads * self.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
-        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=False)
-        if config.qk_norm:
-            self.q_norm: nn.Module = RMSNorm(self.head_dim, config.rms_norm_eps, QK_NORM_GAIN)
-            self.k_norm: nn.Module = RMSNorm(self.head_dim, config.rms_norm_eps, QK_NORM_GAIN)
-        else:
-            self.q_norm = self.k_norm = nn.Identity()
+        qkv_bias = config.qkv_bias or config.attention_bias
+        linear = make_linear(config)
+        self.q_proj = linear(config.hidden_size, query_size, bias=qkv_bias)
+        self.k_proj = linear(config.hidden_size, kv_size, bias=qkv_bias)
+        self.v_proj = linear(config.hidden_size, kv_size, bias=qkv_bias)
+        self.o_proj = linear(query_size, config.hidden_size, bias=config.attention_bias)
+        self.q_norm: nn.Module = make_qk_norm(config, query_size)
+        self.k_norm: nn.Module = make_qk_norm(config, kv_size)
+        self.rotate = apply_rotary if config.rotates[layer_index] else not_rotated
 
     def forward(
         self,
@@ -116,10 +124,11 @@ class Attention(nn.Module):
     ) -> Tensor:
         """-> (B, T, hidden_size). With a cache, the T tokens also see what it holds of this layer: S keys in all."""
         B, T, _ = x.shape
-        q = self.q_norm(self.q_proj(x).view(B, T, -1, self.head_dim)).transpose(1, 2)  # (B, H, T, D)
-        k = self.k_norm(self.k_proj(x).view(B, T, -1, self.head_dim)).transpose(1, 2)  # (B, H_kv, T, D)
-        v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H_kv, T, D)
-        q, k = apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)
+        q, k, v = side_by_side(x, self.q_proj, self.k_proj, self.v_proj)
+        q = self.q_norm(q.view(B, T, -1, self.head_dim)).transpose(1, 2)  # (B, H, T, D)
+        k = self.k_norm(k.view(B, T, -1, self.head_dim)).transpose(1, 2)  # (B, H_kv, T, D)
+        v = v.view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H_kv, T, D)
+        q, k = self.rotate(q, cos, sin), self.rotate(k, cos, sin)
         if kv_cache is not None:
             k, v = kv_cache.update(self.layer_index, k, v)  # now S ≥ T tokens
         out = self.attend(q, k, v, mask, self.attention_dropout if self.training else 0.0)  # (B, H, T, D)
@@ -128,7 +137,7 @@ class Attention(nn.Module):
         return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))
 
     def reset_parameters(self) -> None:
-        """Random q, k and v; a zero output projection, so that the layer adds nothing at first.
+        """Random q, k and v; a zero output projection, so that the layer adds nothing at first; zero biases.
 
         With QK-norm at a gain of 1, no score exceeds sqrt(D), which is too flat to look at one token alone: the norms
         start at QK_NORM_GAIN.
@@ -136,6 +145,7 @@ class Attention(nn.Module):
         for projection in (self.q_proj, self.k_proj, self.v_proj):
             nn.init.normal_(projection.weight, std=1 / math.sqrt(projection.in_features))
         nn.init.zeros_(self.o_proj.weight)
+        zero_biases(self.q_proj, self.k_proj, self.v_proj, self.o_proj)
         for norm in (self.q_norm, self.k_norm):
             if isinstance(norm, RMSNorm):
                 norm.reset_parameters()

@@ -49,8 +49,9 @@ def save(lm: LanguageModel, directory: str | Path, weights: dict[str, Tensor] | 
     _write_json(directory / "config.json", config)
     _write_json(directory / "generation_config.json", tokens)
     weights = lm.state_dict() if weights is None else weights
-    tensors = {family.rename(name): weights[name].contiguous() for name in _stored_names(lm)}
-    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+    tensors = family.to_files({name: weights[name] for name in _stored_names(lm)})
+    # contiguous: a tensor that is cut out of another one is copied
+    save_file({name: x.contiguous() for name, x in tensors.items()}, directory / WEIGHTS, metadata={"format": "pt"})
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
@@ -85,8 +86,8 @@ def read_weights(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
     Warns of weights that are not finite. Raises ValueError that names the file.
     """
     stored, family = weight_files.describe(directory), _family(directory)[0]
-    own_name = _check_tensors(lm, stored, family)
-    tensors = {own_name[name]: tensor for name, tensor in weight_files.read(stored).items()}
+    _check_tensors(lm, stored, family)
+    tensors = family.from_files(weight_files.read(stored))
     if broken := [name for name, tensor in tensors.items() if not is_finite(tensor)]:
         others = f" and {len(broken) - 1:,} other tensors" if len(broken) > 1 else ""
         warnings.warn(f"{stored.file}: {broken[0]}{others}: not every number is finite", InputWarning, stacklevel=2)
@@ -98,12 +99,11 @@ def is_finite(tensor: Tensor) -> bool:
     return not tensor.numel() or bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
 
 
-def _check_tensors(lm: LanguageModel, stored: weight_files.Stored, family: Family) -> dict[str, str]:
-    """Each stored name -> the model's own. Raises ValueError unless all are there, fit, and none is left over."""
-    state = lm.state_dict()
-    own_name = {family.rename(name): name for name in _stored_names(lm)}
-    found = {own_name.get(name, name): shape for name, shape in stored.shapes.items()}
-    expected = {name: list(state[name].shape) for name in _stored_names(lm)}
+def _check_tensors(lm: LanguageModel, stored: weight_files.Stored, family: Family) -> None:
+    """Raises ValueError unless all tensors are there, fit, and none is left over."""
+    state, found = lm.state_dict(), stored.shapes
+    shapes = {name: torch.empty(state[name].shape, device="meta") for name in _stored_names(lm)}
+    expected = {name: list(x.shape) for name, x in family.to_files(shapes).items()}
     problems = [f"{name} is missing" for name in expected.keys() - found.keys()]
     problems += [f"{name} is not part of this model" for name in found.keys() - expected.keys()]
     problems += [
@@ -113,7 +113,6 @@ def _check_tensors(lm: LanguageModel, stored: weight_files.Stored, family: Famil
     ]
     if problems:
         raise DamagedFile(f"{stored.file}: is of another architecture: {'; '.join(sorted(problems)[:3])}")
-    return own_name
 
 
 def _check_size(config: ModelConfig, directory: Path) -> None:

@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from configs.bounds import (
     LEAST_EPSILON,
-    MOST_FACTOR,
     MOST_HEADS,
     MOST_INNER_WIDTH,
     MOST_LAYERS,
@@ -17,6 +16,8 @@ from configs.bounds import (
     MOST_WIDTH,
 )
 from configs.meaning import Meaning, Section
+from model.rope_scaling import RopeScaling
+from model.shape import any_of, divisors, is_int, kv_heads_of, repeated
 
 AttentionImplementation = Literal[
     "auto", "eager", "flash", "flex",
@@ -26,49 +27,6 @@ Activation = Literal["silu", "gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]  #
 LayerType = Literal["full_attention", "sliding_attention"]
 KeyValueHeads = Annotated[int, Field(ge=0, le=MOST_HEADS)] | Literal["mha", "gqa", "mqa"]
 TokenId = Annotated[int, Field(ge=-1, lt=MOST_VOCABULARY)]  # -1: none, in some of Llama's configs
-
-
-class RopeScaling(Section):
-    """How to bring positions beyond the training length back into the range that the model knows.
-
-    linear   every angle divided by `factor` (position interpolation, Chen et al. 2023, arXiv 2306.15595)
-    yarn     slow pairs divided by `factor`, fast ones kept, a ramp in between (Peng et al. 2023, arXiv 2309.00071)
-    """
-
-    rope_type: Literal["linear", "yarn"] = Field(
-        description="linear: divide every angle by factor | yarn: keep the fast pairs of numbers, divide the slow ones."
-    )
-    factor: float = Field(ge=1, le=MOST_FACTOR, description="Longest text from now on / longest text in training.")
-    original_max_position_embeddings: int | None = Field(
-        None, ge=1, le=MOST_POSITIONS, description="yarn: the longest text in tokens that the model was trained on."
-    )
-    beta_fast: float = Field(
-        32.0, gt=0, le=MOST_FACTOR, description="yarn: pairs that turn more often than this are kept."
-    )
-    beta_slow: float = Field(
-        1.0, gt=0, le=MOST_FACTOR, description="yarn: pairs that turn less often than this are divided by factor."
-    )
-    attention_factor: float | None = Field(
-        None,
-        gt=0,
-        le=MOST_FACTOR,
-        description="yarn: queries and keys are multiplied by this; null = 0.1 ln(factor) + 1.",
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> RopeScaling:
-        if self.rope_type == "yarn":
-            if self.original_max_position_embeddings is None:
-                raise ValueError("yarn needs original_max_position_embeddings: the sequence length it was trained on")
-            if self.beta_fast <= self.beta_slow:
-                raise ValueError(f"beta_fast ({self.beta_fast}) must be above beta_slow ({self.beta_slow})")
-        elif unused := sorted(self.model_fields_set - {"rope_type", "factor"} - self._unset()):
-            raise ValueError(f"linear has no {unused[0]}: leave it out, or use rope_type: yarn")
-        return self
-
-    def _unset(self) -> set[str]:
-        """Fields whose value is their default, given or not."""
-        return {name for name, field in RopeScaling.model_fields.items() if getattr(self, name) == field.default}
 
 
 class ModelConfig(Section):
@@ -136,8 +94,34 @@ class ModelConfig(Section):
         le=MOST_WIDTH,
         description="Size of one head, an even number. null = hidden_size / num_attention_heads.",
     )
-    qk_norm: Annotated[bool, Meaning.TENSORS] = Field(
-        True, description="Normalise every query and key, as Qwen3 does: higher learning rates stay stable."
+    qk_norm: Annotated[bool | Literal["whole"], Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+        True,
+        description="Normalise every query and key, as Qwen3 does: higher learning rates stay stable. whole: all heads "
+        "of a token together, as OLMo 2 does.",
+    )
+    attention_bias: Annotated[bool, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+        False, description="Add a learned vector to queries, keys, values and the output of attention."
+    )
+    qkv_bias: Annotated[bool, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+        False, description="Add a learned vector to queries, keys and values, as Qwen2 does."
+    )
+    norm_position: Annotated[Literal["before", "after"], Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+        "before",
+        description="Where attention and the feed-forward part are normalised: before = what goes in | after = what "
+        "comes out, as in OLMo 2.",
+    )
+    position_embedding: Annotated[Literal["rope", "learned", "none"], Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+        "rope",
+        description="How the model knows where a token stands: rope = queries and keys are rotated | learned = a vector "
+        "for every position is added to the token's, as in GPT-2 | none = from the causal mask alone.",
+    )
+    no_rope_layers: Annotated[list[Literal[0, 1]] | None, Meaning.STRUCTURE] = Field(
+        None,
+        min_length=1,
+        max_length=MOST_LAYERS,
+        description="Which layers rotate: 1 = with RoPE, 0 = without, as in SmolLM3. A shorter list is repeated. null = "
+        "all.",
+        examples=[[1, 1, 1, 0]],
     )
     max_position_embeddings: Annotated[int, Meaning.FREE_AT_START, Meaning.SAME_NAME] = Field(
         512, ge=1, le=MOST_POSITIONS, description="Longest text in tokens, in training and in generation."
@@ -153,7 +137,7 @@ class ModelConfig(Section):
             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
         ],
     )
-    sliding_window: Annotated[int | None, Meaning.ADDED_AT_START] = Field(
+    sliding_window: Annotated[int | None, Meaning.ADDED_AT_START, Meaning.STRUCTURE] = Field(
         None,
         ge=1,
         le=MOST_POSITIONS,
@@ -186,6 +170,11 @@ class ModelConfig(Section):
         lt=1,
         description="Share of the embedding's and the layers' output set to zero at random in training.",
     )
+    loadable_elsewhere: Annotated[bool, Meaning.FREE_AT_START, Meaning.STRUCTURE] = Field(
+        True,
+        description="true: only parts that one architecture of transformers has together | false: any parts; only "
+        "Headlight can load the checkpoint.",
+    )
     attn_implementation: Annotated[AttentionImplementation, Meaning.FREE_AT_START, Meaning.MAY_CHANGE] = Field(
         "auto",
         description="Code that computes attention (same numbers, other speed): auto | eager (the formula) | flash | "
@@ -210,7 +199,7 @@ class ModelConfig(Section):
         values = dict(values)
         hidden = values.get("hidden_size", cls.model_fields["hidden_size"].default)
         heads = values.get("num_attention_heads", cls.model_fields["num_attention_heads"].default)
-        if not (_is_int(hidden, MOST_WIDTH) and _is_int(heads, MOST_HEADS)):
+        if not (is_int(hidden, MOST_WIDTH) and is_int(heads, MOST_HEADS)):
             return values  # the fields' own checks report it
         if values.get("head_dim") is None:
             if hidden % heads:
@@ -218,22 +207,22 @@ class ModelConfig(Section):
                 best = sorted(near, key=lambda h: abs(h - heads))[:3]
                 raise ValueError(
                     f"num_attention_heads ({heads}) must divide hidden_size ({hidden}): "
-                    f"use {_or(sorted(best))}, or set head_dim"
+                    f"use {any_of(sorted(best))}, or set head_dim"
                 )
             values["head_dim"] = hidden // heads
         if values.get("intermediate_size") is None:
             gated = values.get("gated_mlp", True)
             values["intermediate_size"] = -(-hidden * 8 // (3 * 32)) * 32 if gated else 4 * hidden
         kv_heads = values.get("num_key_value_heads", cls.model_fields["num_key_value_heads"].default)
-        values["num_key_value_heads"] = _toggle(kv_heads, heads)
-        layers, types = (
-            values.get("num_hidden_layers", cls.model_fields["num_hidden_layers"].default),
-            values.get("layer_types"),
-        )
-        if types is None:
-            types = ["full_attention" if values.get("sliding_window") is None else "sliding_attention"]
-        if _is_int(layers, MOST_LAYERS) and isinstance(types, list) and types and layers % len(types) == 0:
-            values["layer_types"] = types * (layers // len(types))  # a pattern is repeated
+        values["num_key_value_heads"] = kv_heads_of(kv_heads, heads)
+        layers, types = values.get("num_hidden_layers", cls.model_fields["num_hidden_layers"].default), "layer_types"
+        if is_int(layers, MOST_LAYERS):
+            if values.get(types) is None:
+                values[types] = ["full_attention" if values.get("sliding_window") is None else "sliding_attention"]
+            values[types] = repeated(values[types], layers)
+            values["no_rope_layers"] = repeated(values.get("no_rope_layers"), layers)
+            if values["no_rope_layers"] == [1] * layers:  # every layer rotates, as without this key
+                values["no_rope_layers"] = None
         return values
 
     @model_validator(mode="after")
@@ -242,9 +231,9 @@ class ModelConfig(Section):
         if kv_heads < 1 or heads % kv_heads:
             raise ValueError(
                 f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads}): "
-                f"use {_or(_divisors(heads))}"
+                f"use {any_of(divisors(heads))}"
             )
-        if head_dim % 2:
+        if head_dim % 2 and self.position_embedding == "rope":
             raise ValueError(
                 f"head_dim ({head_dim}) must be even, because RoPE rotates pairs: change hidden_size "
                 f"({self.hidden_size}) or num_attention_heads ({heads}), or set head_dim to {head_dim + 1}"
@@ -266,6 +255,27 @@ class ModelConfig(Section):
             raise ValueError(f"sliding_window ({self.sliding_window}) is set, but no layer is of sliding_attention")
         return self
 
+    @model_validator(mode="after")
+    def _check_positions(self) -> ModelConfig:
+        rotates, layers = self.no_rope_layers, self.num_hidden_layers
+        if self.position_embedding != "rope":
+            if set_too := [key for key in ("no_rope_layers", "rope_scaling") if getattr(self, key) is not None]:
+                raise ValueError(f"{set_too[0]} is for position_embedding: rope, not {self.position_embedding}: leave it out")
+        elif rotates is not None and len(rotates) != layers:
+            raise ValueError(
+                f"no_rope_layers has {len(rotates)} entries for {layers} layers: give one a layer, or a pattern whose "
+                f"length divides {layers}"
+            )
+        elif rotates is not None and not any(rotates):
+            raise ValueError("no_rope_layers leaves no layer with RoPE: use position_embedding: none instead")
+        return self
+
+    @model_validator(mode="after")
+    def _check_biases(self) -> ModelConfig:
+        if self.attention_bias and self.qkv_bias:
+            raise ValueError("attention_bias has the biases of qkv_bias and one more: set one of them to false")
+        return self
+
     # What may be left open in YAML and is always there in a built config.
 
     @property
@@ -285,6 +295,13 @@ class ModelConfig(Section):
         """For every layer, how many tokens it sees, itself included; None = all."""
         return [self.sliding_window if kind == "sliding_attention" else None for kind in self.layer_types or []]
 
+    @property
+    def rotates(self) -> list[bool]:
+        """For every layer, whether RoPE rotates its queries and keys."""
+        if self.position_embedding != "rope":
+            return [False] * self.num_hidden_layers
+        return [flag == 1 for flag in self.no_rope_layers or [1] * self.num_hidden_layers]
+
     def in_words(self) -> str:
         """The shape in a line: "4 layers x 128, 4 query heads / 1 key-value heads (MQA)"."""
         toggle = {self.num_attention_heads: "MHA", 1: "MQA"}.get(self.kv_heads, "GQA")
@@ -295,34 +312,3 @@ class ModelConfig(Section):
     def num_key_value_groups(self) -> int:
         """How many query heads share one key/value head."""
         return self.num_attention_heads // self.kv_heads
-
-
-def _toggle(kv_heads: Any, heads: int) -> Any:
-    """mha, gqa or mqa as a number of key/value heads; anything else as it is. Raises ValueError if it has no number."""
-    if kv_heads == "gqa":
-        if between := _divisors(heads)[1:-1]:
-            return min(between, key=lambda divisor: (abs(divisor - heads / 4), -divisor))
-        raise ValueError(
-            f"num_key_value_heads: gqa shares each key/value head among some of the query heads, and {heads} query "
-            f"head{'s have' if heads > 1 else ' has'} no divisor between 1 and {heads}: use "
-            f"{'mha or mqa' if heads > 1 else 'mha'}, or another num_attention_heads, for example {4 * -(-heads // 4)}"
-        )
-    if kv_heads == "mqa" and heads == 1:
-        raise ValueError(
-            "num_key_value_heads: mqa shares one key/value head among several query heads, and there is 1 query head: "
-            "use mha, or more num_attention_heads"
-        )
-    return {"mha": heads, "mqa": 1}.get(kv_heads, kv_heads) if isinstance(kv_heads, str) else kv_heads
-
-
-def _is_int(value: Any, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most
-
-
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
-
-
-def _or(numbers: list[int]) -> str:
-    *first, last = [str(n) for n in numbers]
-    return f"{', '.join(first)} or {last}" if first else last

@@ -38,6 +38,13 @@ class RMSNorm(nn.Module):
         return self.weight * _normalized(x, self.eps)[0]
 
 
+class HeadsNorm(RMSNorm):
+    """One norm over the numbers of all heads of a token, as in OLMo 2: x (B, T, H, D), weight (H * D,)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(2)).view(x.shape)
+
+
 class LayerNorm(nn.LayerNorm):
     """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension: GPT-2's norm.
 
@@ -54,7 +61,7 @@ NORMS: dict[str, type[Norm]] = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
 
 def make_norm(config: ModelConfig, size: int) -> Norm:
     """The norm of `size` numbers that stands before or after attention and feed-forward, and before the head."""
-    return NORMS[config.norm](size, config.rms_norm_eps)
+    return NORMS[config.norm](size, eps=config.rms_norm_eps)
 
 
 def _normalized(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,6 @@ Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; Gehr
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from model.config import ModelConfig
@@ -20,11 +19,38 @@ class LearnedPositions(nn.Embedding):
     def __init__(self, config: ModelConfig):
         super().__init__(config.max_position_embeddings, config.hidden_size)
 
-    @torch.no_grad()
     def reset_parameters(self, std: float = 1.0) -> None:
-        """Random vectors, as long as those of the tokens."""
-        self.weight.normal_(0.0, std)
+        """Random vectors with numbers of this size: the tokens' own, so that neither hides the other."""
+        nn.init.normal_(self.weight, std=std)
 
-    def forward(self, position_ids: Tensor) -> Tensor:
-        """position_ids (B or 1, T) -> (B or 1, T, hidden_size)."""
-        return super().forward(position_ids)
+    def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:  # type: ignore[override]
+        """Tokens x (B, T, hidden_size) at position_ids (B or 1, T) -> the same shape."""
+        return x + super().forward(position_ids)
+
+    def check(self, position_ids: Tensor) -> None:
+        """Raises ValueError for a place that has no vector."""
+        first, last = (int(place) for place in position_ids.aminmax())
+        if first < 0 or last >= self.num_embeddings:
+            raise ValueError(
+                f"position_ids has {last if first >= 0 else first}, and this model has learned positions 0 to "
+                f"{self.num_embeddings - 1} (max_position_embeddings)"
+            )
+
+
+class NoPositions(nn.Module):
+    """Of a model whose tokens do not say where they stand: RoPE tells the heads, or nothing does."""
+
+    def reset_parameters(self, std: float = 1.0) -> None:
+        """Nothing to initialize."""
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        """x as it is."""
+        return x
+
+    def check(self, position_ids: Tensor) -> None:
+        """Every place will do."""
+
+
+def make_positions(config: ModelConfig) -> LearnedPositions | NoPositions:
+    """What is added to the tokens' vectors."""
+    return LearnedPositions(config) if config.position_embedding == "learned" else NoPositions()

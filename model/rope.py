@@ -16,7 +16,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from model.config import ModelConfig, RopeScaling
+from model.config import ModelConfig
+from model.rope_scaling import RopeScaling
 
 
 class RotaryEmbedding(nn.Module):
@@ -50,9 +51,28 @@ class RotaryEmbedding(nn.Module):
         return cos[:, None].to(dtype), sin[:, None].to(dtype)
 
 
+class NoRotation(nn.Module):
+    """Of a model without RoPE: an angle of 0 at every position."""
+
+    def forward(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin, each (1, 1, 1, 1)."""
+        one = torch.ones(1, 1, 1, 1, dtype=dtype, device=position_ids.device)
+        return one, torch.zeros_like(one)
+
+
+def make_rotary_embedding(config: ModelConfig) -> RotaryEmbedding | NoRotation:
+    """What gives the angles of this model."""
+    return RotaryEmbedding(config) if any(config.rotates) else NoRotation()
+
+
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn x (B, H, T, head_dim): with halves (a, b), the result is (a cos - b sin, b cos + a sin)."""
     return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
+
+
+def not_rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """What a layer without RoPE has instead: x as it is (NoPE: Kazemnejad et al. 2023, arXiv 2305.19466)."""
+    return x
 
 
 def inverse_frequencies(head_dim: int, rope_theta: float, scaling: RopeScaling | None) -> tuple[Tensor, float]:

@@ -1,4 +1,4 @@
-"""DecoderLayer, Decoder and LanguageModel. Parameter names are Hugging Face's, so a checkpoint needs no conversion.
+"""Decoder and LanguageModel. Parameter names are Hugging Face's, so a checkpoint needs no conversion.
 
 Modules know themselves. Each has `reset_parameters` and may say, as class attributes that hold for everything inside:
 `optimizer_group` (one of GROUPS) and `part` (how model/counting.py counts it). A feed-forward layer may return
@@ -19,11 +19,12 @@ from model.attention import Attention
 from model.backends.choice import BACKENDS, Situation, why_not
 from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache, StaticCache
-from model.feed_forward import FeedForward
+from model.layer import LAYERS
 from model.loss import IGNORED, cross_entropy_sum
 from model.masks import Mask, MaskSpec, real_tokens
-from model.norm import RMSNorm
-from model.rope import RotaryEmbedding
+from model.norm import make_norm
+from model.positions import make_positions
+from model.rope import make_rotary_embedding
 
 GROUPS = ("matrix", "expert", "embedding", "head", "vector")
 
@@ -38,33 +39,6 @@ def labelled(module: nn.Module, attribute: str, label: str) -> Iterator[tuple[nn
         yield parameter, label
     for child in module.children():
         yield from labelled(child, attribute, label)
-
-
-class DecoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + feed_forward(norm(x)): (B, T, hidden_size) both ways."""
-
-    def __init__(self, config: ModelConfig, layer_index: int):
-        super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, layer_index)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = FeedForward(config)
-        self.dropout = nn.Dropout(config.hidden_dropout)
-
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, kv_cache: KVCache | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """-> the stream, and the auxiliary losses of the feed-forward layer, if it has any."""
-        x = x + self.dropout(self.self_attn(self.input_layernorm(x), cos, sin, mask, kv_cache))
-        out, auxiliary = self.mlp(self.post_attention_layernorm(x)), {}
-        if isinstance(out, tuple):
-            out, auxiliary = out
-        return x + self.dropout(out), auxiliary
-
-    def reset_parameters(self) -> None:
-        """Initialize every part again."""
-        for part in (self.input_layernorm, self.self_attn, self.post_attention_layernorm, self.mlp):
-            part.reset_parameters()
 
 
 class TokenEmbedding(nn.Embedding):
@@ -86,9 +60,11 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens = TokenEmbedding(vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotary_emb = RotaryEmbedding(config)
+        self.embed_positions = make_positions(config)
+        layer = LAYERS[config.norm_position]
+        self.layers = nn.ModuleList(layer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = make_norm(config, config.hidden_size)
+        self.rotary_emb = make_rotary_embedding(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.backend = "sdpa"  # LanguageModel.set_attn_implementation sets it, here and in the layers
         self.activation_checkpointing = False
@@ -105,13 +81,13 @@ class Decoder(nn.Module):
         adds the same number to every tied logit, which changes no probability.
         """
         for layer in self.layers:
-            assert isinstance(layer, DecoderLayer)
-            layer.reset_parameters()
+            layer.reset_parameters()  # type: ignore[operator]
         self.norm.reset_parameters()
         embeddings, hidden = self.embed_tokens.weight, self.config.hidden_size
         std = min(0.02, 1 / hidden) if self.config.tie_word_embeddings else 1.0
         embeddings.normal_(0.0, std)
         embeddings += torch.empty(hidden, device=embeddings.device).normal_(0.0, std)
+        self.embed_positions.reset_parameters(std)
 
     def forward(
         self,
@@ -130,8 +106,9 @@ class Decoder(nn.Module):
         positions = torch.arange(T, device=device) if kv_cache is None else kv_cache.positions(T, device)
         documents = (document_ids, document_starts)
         masks = self.build_masks(positions, input_ids.shape[0], attention_mask, documents, kv_cache)
-        x = self.dropout(self.embed_tokens(input_ids))
-        cos, sin = self.rotary_emb(positions[None] if position_ids is None else position_ids, x.dtype)
+        position_ids = positions[None] if position_ids is None else position_ids
+        x = self.dropout(self.embed_positions(self.embed_tokens(input_ids), position_ids))
+        cos, sin = self.rotary_emb(position_ids, x.dtype)
         auxiliary: dict[str, Tensor] = {}
         for layer, window in zip(self.layers, self.config.windows, strict=True):
             if self.activation_checkpointing and self.training:
@@ -350,6 +327,8 @@ class LanguageModel(nn.Module):
             raise ValueError(f"document_starts has {len(document_starts)} rows: give {B}, and document_ids with it")
         if position_ids is not None and position_ids.shape not in ((B, T), (1, T)):
             raise ValueError(f"position_ids has shape {tuple(position_ids.shape)}: give {(B, T)} or {(1, T)}")
+        if position_ids is not None and position_ids.device.type == "cpu" and position_ids.numel():
+            self.model.embed_positions.check(position_ids)
         if attention_mask is not None:
             if attention_mask.ndim != 2 or attention_mask.is_floating_point():
                 raise ValueError(

@@ -29,6 +29,7 @@ from configs.trust import is_own
 from data.config import DataConfig
 from eval.config import EvalConfig
 from model.config import ModelConfig
+from model.families import NoFamily, family_of
 
 
 class OptimizerConfig(Section):
@@ -256,6 +257,10 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
     """
     loaded: LoadedConfig = load_config(path, overrides or [])
     config = validate(RunConfig, loaded)
+    try:
+        family_of(config.model)
+    except NoFamily as problem:
+        raise InputError(f"{loaded.where(('model', problem.keys[0]))}: {problem}") from None
     if not trust_hooks:
         _refuse_foreign_hooks(loaded, config)
     name = config.name or Path(path).stem

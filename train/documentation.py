@@ -32,7 +32,8 @@ from data.config import (
     TokenizerConfig,
 )
 from eval.config import AttentionConfig, EvalConfig, HookConfig
-from model.config import ModelConfig, RopeScaling
+from model.config import ModelConfig
+from model.rope_scaling import RopeScaling
 from train.config import IDENTITY, OptimizerConfig, RunConfig, TrainConfig
 
 ROOT = Path(__file__).resolve().parents[1]

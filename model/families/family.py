@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -17,11 +17,16 @@ from configs.read_back import DamagedFile, checked
 from model.config import ModelConfig
 from model.config_json import ConfigJson, Rope
 
+if TYPE_CHECKING:  # torch takes seconds to import, and a mistake in a YAML file should not
+    from torch import Tensor
+
 SAME_NAME = keys_that(ModelConfig, Meaning.SAME_NAME)
+PLAIN = {key: ModelConfig.model_fields[key].default for key in keys_that(ModelConfig, Meaning.STRUCTURE)}
 Fields = dict[str, Any]
+Tensors = dict[str, "Tensor"]
 
 
-def _read_no_windows(there: ConfigJson) -> Fields:
+def read_no_windows(there: ConfigJson) -> Fields:
     """A window that the family does not know is used by one part of transformers and ignored by another."""
     if there.sliding_window is not None or "sliding_attention" in (there.layer_types or []):
         raise ValueError("sliding_window and layer_types say that there are windows, and this model_type has none")
@@ -32,27 +37,33 @@ def _read_no_windows(there: ConfigJson) -> Fields:
 class Family:
     """One architecture of transformers.
 
-    model_type, architecture: its names in config.json. needs: the values that fields of ModelConfig must have.
+    model_type, architecture: its names in config.json.
+    Of the parts that Meaning.STRUCTURE marks it has the default, but for these: needs: fields of ModelConfig that have
+    one value here. words: fields that may have any value and have the same name in config.json. spells: fields that
+    may have any value, in words of its own, which `write_own` and `read_own` know.
     defaults: what transformers takes for a field of config.json that is left out, if ConfigJson says otherwise.
     fixed: fields of config.json that can have one value only, because Headlight builds nothing else.
-    write_windows, read_windows: sliding windows in its spelling, from a ModelConfig and from config.json.
-    rename: the name of a parameter of LanguageModel -> its name in this family's files.
+    to_files, from_files: the tensors of LanguageModel by name -> those of this family's files, and back.
+    transposed: whether the layers of transformers store and multiply matrices as GPT-2's do (model/linear.py).
     """
 
     model_type: str
     architecture: str
-    needs: Fields
+    needs: Fields = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    spells: tuple[str, ...] = ()
     defaults: Fields = field(default_factory=dict)
     fixed: Fields = field(default_factory=lambda: {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False})
-    write_windows: Callable[[ModelConfig], Fields] = lambda config: {}
-    read_windows: Callable[[ConfigJson], Fields] = _read_no_windows
-    rename: Callable[[str], str] = str
+    write_own: Callable[[ModelConfig], Fields] = lambda config: {}
+    read_own: Callable[[ConfigJson], Fields] = read_no_windows
+    to_files: Callable[[Tensors], Tensors] = dict
+    from_files: Callable[[Tensors], Tensors] = dict
     transposed: bool = False
 
-    def cannot_express(self, config: ModelConfig) -> str | None:
-        """The first field that this family has no word for; None if it can be this model."""
-        different = [key for key, value in self.needs.items() if getattr(config, key) != value]
-        return f"it has {different[0]} {self.needs[different[0]]!r} only" if different else None
+    def differences(self, config: ModelConfig) -> Fields:
+        """The fields that would have to be otherwise, each with the value that this family has; {} if it can be it."""
+        wanted = {key: value for key, value in PLAIN.items() if key not in (*self.words, *self.spells)} | self.needs
+        return {key: value for key, value in wanted.items() if getattr(config, key) != value}
 
     def write(self, config: ModelConfig) -> Fields:
         """The config.json of a model, in the spelling of transformers 4 and 5."""
@@ -66,12 +77,13 @@ class Family:
             "architectures": [self.architecture],
             "model_type": self.model_type,
             **{name: values[name] for name in SAME_NAME},
-            **self.fixed,
+            **self.one_value,
+            **{name: values[name] for name in self.words},
             "rope_theta": config.rope_theta,
             "rope_parameters": rope,
             "rope_scaling": rope if config.rope_scaling is not None else None,  # transformers 4 reads this one
             "layer_types": config.layer_types,
-            **self.write_windows(config),
+            **self.write_own(config),
             "initializer_range": 0.02,
             "pretraining_tp": 1,
             "use_cache": True,
@@ -82,21 +94,34 @@ class Family:
 
     def read(self, fields: Fields, file: Path) -> ModelConfig:
         """The inverse of `write`; also reads what transformers writes. Raises ValueError that names the file."""
-        for name, wanted in self.fixed.items():
+        for name, wanted in self.one_value.items():
             value = fields.get(name, wanted)
             if type(value) is not type(wanted) or value != wanted:
                 raise DamagedFile(f"{file}: {name} is {value!r:.60}; Headlight builds {wanted!r} only")
         there: ConfigJson = checked(self.defaults | fields, str(file), ConfigJson)
         try:
-            values = {name: value for name in SAME_NAME if (value := getattr(there, name)) is not None} | self.needs
-            values |= there.headlight.model_dump() | _read_rope(there) | self.read_windows(there)
-            return ModelConfig(**values)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"]))
-            raise DamagedFile(f"{file}: {where}: {problem['msg'].removeprefix('Value error, ')}") from None
+            names = (*SAME_NAME, *self.words)
+            values = {name: value for name in names if (value := getattr(there, name)) is not None} | self.needs
+            values |= there.headlight.model_dump() | _read_rope(there) | self.read_own(there)
         except ValueError as error:
             raise DamagedFile(f"{file}: {error}") from None
+        return model_config(values, file)
+
+    @property
+    def one_value(self) -> Fields:
+        """`fixed`, without what this family can have in any value."""
+        return {name: value for name, value in self.fixed.items() if name not in self.words}
+
+
+def model_config(values: Fields, file: Path) -> ModelConfig:
+    """The ModelConfig that a file describes. Raises ValueError that names the file and the field."""
+    try:
+        return ModelConfig(**values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        message = problem["msg"].removeprefix("Value error, ")
+        raise DamagedFile(f"{file}: {f'{where}: ' if where else ''}{message}") from None
 
 
 def _read_rope(there: ConfigJson) -> Fields:

@@ -25,7 +25,8 @@ MINISTRAL = Family(
     "ministral",
     "MinistralForCausalLM",
     needs={"qk_norm": False},
+    spells=("sliding_window",),
     defaults={"num_key_value_heads": 8, "sliding_window": 4096},
-    write_windows=_ministral_windows,
-    read_windows=_read_ministral_windows,
+    write_own=_ministral_windows,
+    read_own=_read_ministral_windows,
 )

@@ -7,7 +7,7 @@ from model.config_json import ConfigJson
 from model.families.family import Family, Fields, windows
 
 
-def _qwen3_windows(config: ModelConfig) -> Fields:
+def qwen3_windows(config: ModelConfig) -> Fields:
     """transformers forgets the window unless use_sliding_window is true."""
     return {
         "use_sliding_window": config.sliding_window is not None,
@@ -16,7 +16,7 @@ def _qwen3_windows(config: ModelConfig) -> Fields:
     }
 
 
-def _read_qwen3_windows(there: ConfigJson) -> Fields:
+def read_qwen3_windows(there: ConfigJson) -> Fields:
     """Without layer_types, the layers from max_window_layers on slide, 28 being transformers' default."""
     full, layers = there.max_window_layers, range(there.num_hidden_layers)
     window = there.sliding_window if there.use_sliding_window else None
@@ -28,8 +28,9 @@ def _read_qwen3_windows(there: ConfigJson) -> Fields:
 QWEN3 = Family(
     "qwen3",
     "Qwen3ForCausalLM",
-    needs={"qk_norm": True},
+    words=("attention_bias",),
+    spells=("sliding_window",),
     defaults={"head_dim": 128, "sliding_window": 4096},
-    write_windows=_qwen3_windows,
-    read_windows=_read_qwen3_windows,
+    write_own=qwen3_windows,
+    read_own=read_qwen3_windows,
 )

@@ -5,7 +5,8 @@ from typing import Annotated
 from pydantic import Field
 
 from configs.meaning import Meaning, Section, keys_that, meanings
-from model.config import ModelConfig, RopeScaling
+from model.config import ModelConfig
+from model.rope_scaling import RopeScaling
 from train.config import RunConfig, load_run_config
 
 # of every run, then of each kind of source

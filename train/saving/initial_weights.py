@@ -58,7 +58,8 @@ def _free_keys(there: dict[str, Any]) -> set[str]:
         added.remove("rope_scaling")
     if there["sliding_window"] is not None:
         added -= WINDOWS
-    return added.union(keys_that(ModelConfig, Meaning.FREE_AT_START, Meaning.TOKENIZER)) & there.keys()
+    free = added.union(keys_that(ModelConfig, Meaning.FREE_AT_START, Meaning.TOKENIZER)) & there.keys()
+    return free - ({"max_position_embeddings"} if there["position_embedding"] == "learned" else set())  # a tensor's size
 
 
 def load_initial_weights(lm: LanguageModel, directory: Path, tokenizer: Tokenizer) -> None:

@@ -1,0 +1,72 @@
+"""One layer: attention, then the feed-forward part, each added to the stream, and where they are normalised.
+
+    before   x + f(norm(x))    the stream is never touched (Xiong et al. 2020, arXiv 2002.04745)
+    after    x + norm(f(x))    what is added has a known size (OLMo 2: Walsh et al. 2025, 2501.00656)
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from model.attention import Attention
+from model.config import ModelConfig
+from model.decoding.kv_cache import KVCache
+from model.feed_forward import make_dense
+from model.masks import Mask
+from model.norm import make_norm
+
+Stream = tuple[Tensor, dict[str, Tensor]]  # (B, T, hidden_size), and auxiliary losses by name
+
+
+class DecoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + feed_forward(norm(x)): (B, T, hidden_size) both ways."""
+
+    def __init__(self, config: ModelConfig, layer_index: int):
+        super().__init__()
+        self.input_layernorm = make_norm(config, config.hidden_size)
+        self.self_attn = Attention(config, layer_index)
+        self.post_attention_layernorm = make_norm(config, config.hidden_size)
+        self.mlp = make_dense(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, kv_cache: KVCache | None) -> Stream:
+        """-> the stream, and the auxiliary losses of the feed-forward layer, if it has any."""
+        x = x + self.dropout(self.self_attn(self.input_layernorm(x), cos, sin, mask, kv_cache))
+        out, auxiliary = output_and_losses(self.mlp(self.post_attention_layernorm(x)))
+        return x + self.dropout(out), auxiliary
+
+    def reset_parameters(self) -> None:
+        """Initialize every part again."""
+        for part in (self.input_layernorm, self.self_attn, self.post_attention_layernorm, self.mlp):
+            part.reset_parameters()
+
+
+class NormAfterLayer(nn.Module):
+    """x + norm(attention(x)), then x + norm(feed_forward(x)): (B, T, hidden_size) both ways."""
+
+    def __init__(self, config: ModelConfig, layer_index: int):
+        super().__init__()
+        self.self_attn = Attention(config, layer_index)
+        self.post_attention_layernorm = make_norm(config, config.hidden_size)
+        self.mlp = make_dense(config)
+        self.post_feedforward_layernorm = make_norm(config, config.hidden_size)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, kv_cache: KVCache | None) -> Stream:
+        """-> the stream, and the auxiliary losses of the feed-forward layer, if it has any."""
+        x = x + self.dropout(self.post_attention_layernorm(self.self_attn(x, cos, sin, mask, kv_cache)))
+        out, auxiliary = output_and_losses(self.mlp(x))
+        return x + self.dropout(self.post_feedforward_layernorm(out)), auxiliary
+
+    def reset_parameters(self) -> None:
+        """Initialize every part again."""
+        for part in (self.self_attn, self.post_attention_layernorm, self.mlp, self.post_feedforward_layernorm):
+            part.reset_parameters()
+
+
+LAYERS: dict[str, type[nn.Module]] = {"before": DecoderLayer, "after": NormAfterLayer}  # by norm_position
+
+
+def output_and_losses(out: Tensor | Stream) -> Stream:
+    """What a feed-forward layer returned: its output alone, or with auxiliary losses."""
+    return out if isinstance(out, tuple) else (out, {})

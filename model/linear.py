@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.config import ModelConfig
-from model.families import family_of
+from model.families import fitting_family
 
 
 class Conv1D(nn.Linear):
@@ -31,7 +31,8 @@ class Conv1D(nn.Linear):
 
 def make_linear(config: ModelConfig) -> type[nn.Linear]:
     """The class of a layer's products, in attention and in the feed-forward part."""
-    return Conv1D if family_of(config).transposed else nn.Linear
+    family = fitting_family(config)
+    return Conv1D if family is not None and family.transposed else nn.Linear
 
 
 def side_by_side(x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:

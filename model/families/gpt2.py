@@ -155,6 +155,13 @@ def _from_files(tensors: Tensors) -> Tensors:
     return found
 
 
+def _current(name: str) -> str | None:
+    """OpenAI's own files have no `transformer.` in front, and the causal mask of every layer among the weights."""
+    if name.endswith(("attn.bias", "attn.masked_bias")):
+        return None
+    return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
+
+
 def _renamed(name: str, names: dict[str, str]) -> str:
     for before, after in names.items():
         name = re.sub(rf"(^|(?<=\.)){re.escape(before)}(?=\.)", after, name)
@@ -176,5 +183,6 @@ GPT2 = _Gpt2(
     spells=("hidden_act",),
     to_files=_to_files,
     from_files=_from_files,
+    current=_current,
     transposed=True,
 )

@@ -157,7 +157,7 @@ def _from_files(tensors: Tensors) -> Tensors:
 
 def _current(name: str) -> str | None:
     """OpenAI's own files have no `transformer.` in front, and the causal mask of every layer among the weights."""
-    if name.endswith(("attn.bias", "attn.masked_bias")):
+    if name.endswith((".attn.bias", ".attn.masked_bias")):
         return None
     return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
 

@@ -119,8 +119,8 @@ class ModelConfig(Section):
         None,
         min_length=1,
         max_length=MOST_LAYERS,
-        description="Which layers rotate: 1 = with RoPE, 0 = without, as in SmolLM3. A shorter list is repeated. null = "
-        "all.",
+        description="Which layers rotate: 1 = with RoPE, 0 = without, as in SmolLM3. A shorter list is repeated. "
+        "null = all.",
         examples=[[1, 1, 1, 0]],
     )
     max_position_embeddings: Annotated[int, Meaning.FREE_AT_START, Meaning.SAME_NAME] = Field(
@@ -260,7 +260,9 @@ class ModelConfig(Section):
         rotates, layers = self.no_rope_layers, self.num_hidden_layers
         if self.position_embedding != "rope":
             if set_too := [key for key in ("no_rope_layers", "rope_scaling") if getattr(self, key) is not None]:
-                raise ValueError(f"{set_too[0]} is for position_embedding: rope, not {self.position_embedding}: leave it out")
+                raise ValueError(
+                    f"{set_too[0]} is for position_embedding: rope, not {self.position_embedding}: leave it out"
+                )
         elif rotates is not None and len(rotates) != layers:
             raise ValueError(
                 f"no_rope_layers has {len(rotates)} entries for {layers} layers: give one a layer, or a pattern whose "

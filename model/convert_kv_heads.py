@@ -11,7 +11,8 @@ What QK-norm changes: without it a key is linear in x, RoPE included, so the poo
 scores that the query had with each head of the group. With it, the mean is taken before the norm. `k_norm.weight` is
 one gain per head_dim, shared by all heads, so there is nothing to pool. The norm brings the mean of keys that disagree,
 which is short, back to full length. But a head with longer raw keys now outweighs the others, while before the norm
-removed that length.
+removed that length. With qk_norm: whole, `k_norm.weight` has a gain for every head, and is pooled like the keys. The
+norm then divides by the size of the pooled keys, so there is no equality to state.
 """
 
 from __future__ import annotations
@@ -56,8 +57,11 @@ def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageMod
     config = ModelConfig(**(lm.config.model_dump() | {"num_key_value_heads": num_key_value_heads}))
     tensors = lm.state_dict()
     layers = [name for name, module in lm.named_modules() if isinstance(module, Attention)]
-    for name in [f"{layer}.{projection}.weight" for layer in layers for projection in ("k_proj", "v_proj")]:
-        tensors[name] = _convert_rows(tensors[name], lm.config.kv_heads, num_key_value_heads)
+    by_head = [f"{part}.{kind}" for part in ("k_proj", "v_proj") for kind in ("weight", "bias")]
+    by_head += ["k_norm.weight"] if lm.config.qk_norm == "whole" else []
+    for name in [f"{layer}.{part}" for layer in layers for part in by_head]:
+        if name in tensors:
+            tensors[name] = _convert_rows(tensors[name], lm.config.kv_heads, num_key_value_heads)
     with torch.random.fork_rng(devices=[]):  # its random weights are overwritten: the global generator stays as it is
         converted = LanguageModel(config)
     converted.load_state_dict(tensors)
@@ -66,8 +70,8 @@ def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageMod
 
 
 def _convert_rows(rows: Tensor, present: int, wanted: int) -> Tensor:
-    """Rows of a projection, head by head: (present * D, hidden_size) -> (wanted * D, hidden_size)."""
-    heads = rows.unflatten(0, (present, -1))  # (present, D, hidden_size)
+    """Rows of a projection, or numbers of a bias, head by head: (present * D, …) -> (wanted * D, …)."""
+    heads = rows.unflatten(0, (present, -1))  # (present, D, …)
     if wanted > present:  # query head h reads key head h // groups, so copies lie side by side: 0 0 1 1, not 0 1 0 1
         return heads.repeat_interleave(wanted // present, dim=0).flatten(0, 1)
     return heads.unflatten(0, (wanted, -1)).mean(dim=1).flatten(0, 1)

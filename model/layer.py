@@ -1,7 +1,7 @@
 """One layer: attention, then the feed-forward part, each added to the stream, and where they are normalised.
 
-    before   x + f(norm(x))    the stream is never touched (Xiong et al. 2020, arXiv 2002.04745)
-    after    x + norm(f(x))    what is added has a known size (OLMo 2: Walsh et al. 2025, 2501.00656)
+before   x + f(norm(x))    the stream is never touched (Xiong et al. 2020, arXiv 2002.04745)
+after    x + norm(f(x))    what is added has a known size (OLMo 2: Walsh et al. 2025, 2501.00656)
 """
 
 from __future__ import annotations

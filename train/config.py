@@ -259,8 +259,8 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
     config = validate(RunConfig, loaded)
     try:
         family_of(config.model)
-    except NoFamily as problem:
-        raise InputError(f"{loaded.where(('model', problem.keys[0]))}: {problem}") from None
+    except NoFamily as error:
+        raise InputError(f"{loaded.where(('model', error.keys[0]))}: {error}") from None
     if not trust_hooks:
         _refuse_foreign_hooks(loaded, config)
     name = config.name or Path(path).stem

@@ -26,6 +26,4 @@ class _Headlight(Family):
         return model_config({name: value for name, value in fields.items() if name not in BESIDE}, file)
 
 
-HEADLIGHT = _Headlight(
-    "headlight", "HeadlightLanguageModel", needs={"loadable_elsewhere": False}, words=tuple(PLAIN)
-)
+HEADLIGHT = _Headlight("headlight", "HeadlightLanguageModel", needs={"loadable_elsewhere": False}, words=tuple(PLAIN))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from functools import cache
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from model import LanguageModel
+from configs.command import InputError
+from model import LanguageModel, save
 from tests.configs.every_key import Change, differing, each, keys_of, shows
 from tests.train.helpers import pretrain, write_config
 from train.config import RunConfig, load_run_config
@@ -20,6 +22,8 @@ from train.pretrain import build_model
 
 YARN = "model.rope_scaling={rope_type: yarn, factor: 4.0, original_max_position_embeddings: 4096}"
 LINEAR = "model.rope_scaling={rope_type: linear, factor: 4.0}"
+PLAIN_HEADS = "model.qk_norm=false"
+ONLY_HERE = "model.loadable_elsewhere=false"
 VOCABULARY = "model.vocab_size=192"
 ALL = "shapes, logits, logits in training"
 LOGITS = "logits, logits in training"
@@ -35,6 +39,11 @@ CHANGES = each(
         Change("model.num_key_value_heads", "mqa", ALL),
         Change("model.head_dim", 16, ALL),
         Change("model.qk_norm", False, ALL),
+        Change("model.attention_bias", True, ALL),
+        Change("model.qkv_bias", True, ALL, (PLAIN_HEADS,)),
+        Change("model.norm_position", "after", ALL, ("model.qk_norm=whole", ONLY_HERE)),
+        Change("model.position_embedding", "none", LOGITS, (PLAIN_HEADS,)),
+        Change("model.no_rope_layers", [1, 0], LOGITS, (PLAIN_HEADS,)),
         Change("model.max_position_embeddings", 40, "longest"),
         Change("model.rope_theta", 100.0, LOGITS),
         Change("model.rope_scaling", {"rope_type": "linear", "factor": 4.0}, LOGITS),
@@ -123,6 +132,16 @@ def test_it_changes_the_model(tiny, change):
 def test_the_type_of_rope_scaling(tiny):
     """Each type has keys of its own, so they change together."""
     assert differing(baseline(tiny, (LINEAR,)), baseline(tiny, (YARN,))) == {"logits", "logits in training"}
+
+
+@shows("model.loadable_elsewhere")
+def test_who_can_load_it(tiny, tmp_path):
+    given = [VOCABULARY, "model.norm_position=after"]
+    with pytest.raises(InputError, match="model.norm_position=after`: no architecture of transformers is this model"):
+        load_run_config(tiny, given)
+    assert baseline(tiny, (ONLY_HERE,))["logits"].equal(baseline(tiny, ())["logits"])
+    save(built(load_run_config(tiny, [*given, ONLY_HERE])), tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "headlight"
 
 
 IDS = "bos_token_id eos_token_id pad_token_id".split()

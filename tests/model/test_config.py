@@ -99,6 +99,21 @@ def test_head_dim_may_differ_from_hidden_size_over_heads():
         ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "greater than or equal to 1"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "beta_fast": 8.0}}, "linear has no beta_fast"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rope_type"),
+        ({"no_rope_layers": [1, 0, 1, 1]}, "no_rope_layers has 4 entries for 6 layers: give one a layer, or a pattern"),
+        ({"no_rope_layers": [0]}, "no_rope_layers leaves no layer with RoPE: use position_embedding: none"),
+        ({"no_rope_layers": [2, 0]}, "no_rope_layers.0"),
+        ({"no_rope_layers": [True, 0]}, "no_rope_layers.0"),
+        ({"no_rope_layers": []}, "no_rope_layers"),
+        ({"position_embedding": "none", "no_rope_layers": [1, 0]}, "no_rope_layers is for position_embedding: rope, n"),
+        (
+            {"position_embedding": "none", "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "rope_scaling is for position_embedding: rope, not none: leave it out",
+        ),
+        ({"position_embedding": "sine"}, "position_embedding"),
+        ({"attention_bias": True, "qkv_bias": True}, "set one of them to false"),
+        ({"qk_norm": "heads"}, "qk_norm"),
+        ({"qk_norm": 1}, "qk_norm"),
+        ({"norm_position": "between"}, "norm_position"),
         ({"attn_implementation": "flashy"}, "attn_implementation"),
     ],
 )
@@ -123,3 +138,10 @@ def test_a_pattern_of_layer_types_is_repeated_and_written_out():
     assert config.windows == [8, 8, None, 8, 8, None]
     assert tiny_config(sliding_window=8).windows == [8, 8]
     assert tiny_config().layer_types == ["full_attention"] * 2
+
+
+def test_which_layers_rotate():
+    assert tiny_config(num_hidden_layers=6, no_rope_layers=[1, 1, 0]).rotates == [True, True, False] * 2
+    assert tiny_config().rotates == tiny_config(no_rope_layers=[1]).rotates == [True, True]
+    assert tiny_config(no_rope_layers=[1]) == tiny_config()  # one way to say it
+    assert tiny_config(position_embedding="none").rotates == [False, False]

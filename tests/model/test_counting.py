@@ -12,6 +12,7 @@ CHANGES = [
     {},
     {"tie_word_embeddings": False, "qk_norm": False},
     {"head_dim": 12, "num_key_value_heads": "mqa"},
+    {"qk_norm": "whole", "norm_position": "after", "attention_bias": True},
     {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
 ]
 
@@ -23,9 +24,10 @@ def test_the_counts_are_those_of_a_real_model(changes):
     assert counts["total"] == lm.num_parameters() == sum(v for k, v in counts.items() if k != "total")
     layers = [(layer.self_attn, layer.mlp) for layer in lm.model.layers]
     projections = [p for a, _ in layers for p in (a.q_proj, a.k_proj, a.v_proj, a.o_proj)]
-    assert counts["attention"] == sum(p.weight.numel() for p in projections)
+    biases = sum(p.bias.numel() for p in projections if p.bias is not None)
+    assert counts["attention"] == sum(p.weight.numel() for p in projections) + biases
     assert counts["feed_forward"] == sum(p.numel() for _, mlp in layers for p in mlp.parameters())
-    assert counts["norm"] == sum(p.numel() for p in lm.parameters() if p.ndim == 1)
+    assert counts["norm"] == sum(p.numel() for p in lm.parameters() if p.ndim == 1) - biases
     assert counts["embedding"] == lm.model.embed_tokens.weight.numel()
     assert counts["head"] == (0 if config.tie_word_embeddings else counts["embedding"])
     assert torch.equal(torch.get_rng_state(), state)
@@ -35,7 +37,9 @@ def test_the_counts_are_those_of_a_real_model(changes):
 def test_flops_are_matrix_products_and_the_keys_that_are_seen(changes):
     config, length = tiny_config(**changes), 9
     counts = parameter_counts(config)
-    matrices = counts["attention"] + counts["feed_forward"] + counts["embedding"]  # a head has the embedding's shape
+    biases = sum(p.numel() for name, p in LanguageModel(config).named_parameters() if name.endswith("bias"))
+    # a head has the embedding's shape
+    matrices = counts["attention"] - biases + counts["feed_forward"] + counts["embedding"]
     keys = 0.0
     for window in config.windows:
         query, key = torch.arange(length)[:, None], torch.arange(length)

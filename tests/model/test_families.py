@@ -1,0 +1,305 @@
+"""Every family is transformers' model of its name, to the last bit, on configs drawn at random; in both directions.
+
+A new family adds its name to PARTS, with what its configs may have besides what every one has.
+"""
+
+import json
+from random import Random
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.integrations import sdpa_attention
+
+from eval.attention.capture import capture
+from eval.attention.controls import ablated
+from model import LanguageModel, ModelConfig, load, save
+from model.convert_kv_heads import convert_kv_heads
+from model.decoding.kv_cache import CACHES, make_cache
+from model.families import FAMILIES, NoFamily, family_of
+from tests.conftest import random_model, tiny_config
+from train.budget import kv_cache_bytes
+
+TOKENS, HELD_BACK = 24, 5  # read in all; read one by one, after the others, with a cache
+
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+BIAS = {"attention_bias": [False, True]}
+WINDOWS = {"sliding_window": [None, 3, 11, 24, 40]}
+# family -> field -> what it may be; the first values together are a model of this family
+PARTS = {
+    "llama": {"qk_norm": [False], **BIAS},
+    "qwen3": {**BIAS, **WINDOWS},
+    "ministral": {"qk_norm": [False], "sliding_window": [7, 3, 24, 40]},
+    "qwen2": {"qk_norm": [False], "qkv_bias": [True], **WINDOWS},
+    "olmo2": {"qk_norm": ["whole"], "norm_position": ["after"], **BIAS},
+    "smollm3": {
+        "qk_norm": [False],
+        "no_rope_layers": [[0, 1], [1, 0], [1, 1, 1, 0], [0, 0, 1, 1]],
+        **BIAS,
+        **WINDOWS,
+    },
+}
+EVERYWHERE = {
+    "num_attention_heads": [4, 8, 2],
+    "num_key_value_heads": ["mha", "mqa", 2],
+    "head_dim": [8, 16, None],
+    "intermediate_size": [None, 48],
+    "rope_theta": [1e4, 5e5, 100.0],
+    "rope_scaling": [None, LINEAR, YARN, YARN | {"beta_fast": 8.0, "attention_factor": 1.3}],
+    "rms_norm_eps": [1e-6, 1e-5, 1e-2],
+    "tie_word_embeddings": [True, False],
+}
+
+
+def first_of(family: str) -> ModelConfig:
+    return tiny_config(num_hidden_layers=4, **{key: values[0] for key, values in PARTS[family].items()})
+
+
+def drawn(family: str, number: int) -> ModelConfig:
+    """The first takes the first value of everything; of the others each value is drawn."""
+    draw = Random(f"{family} {number}")
+    parts = EVERYWHERE | PARTS[family]
+    chosen = {key: values[0] if number == 0 else draw.choice(values) for key, values in parts.items()}
+    if chosen.get("sliding_window"):
+        mixed = ["sliding_attention", "full_attention"]
+        chosen["layer_types"] = draw.choice([None, mixed, mixed[::-1], ["full_attention", *mixed[:1] * 3]])
+    return tiny_config(num_hidden_layers=4, **chosen)
+
+
+def same(ours: LanguageModel, theirs, ids: torch.Tensor) -> None:
+    """Equal logits, read at once and read with a cache, by both kernels that both have."""
+    for implementation in ("sdpa", "eager"):
+        ours.set_attn_implementation(implementation)
+        theirs.set_attn_implementation(implementation)
+        with torch.no_grad():
+            assert torch.equal(ours(ids), theirs(ids).logits), implementation
+            same_with_a_cache(ours, theirs, ids)
+
+
+def same_with_a_cache(ours: LanguageModel, theirs, ids: torch.Tensor) -> None:
+    """Decoding with grouped heads, transformers has two ways: with a mask, the queries of a group are rows of one head;
+    without, the kernel groups them. The sums are the same, in another order. Headlight always takes the first way,
+    which is up to twice as fast; here transformers takes it too."""
+    cache, theirs_cache = make_cache("dynamic", ours.config, len(ids), TOKENS, ours.lm_head.weight), None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sdpa_attention, "use_gqa_in_sdpa", lambda *_: False)
+        for start, end in [(0, TOKENS - HELD_BACK), *((i, i + 1) for i in range(TOKENS - HELD_BACK, TOKENS))]:
+            given = theirs(ids[:, start:end], past_key_values=theirs_cache, use_cache=True)
+            theirs_cache = given.past_key_values
+            assert torch.equal(ours(ids[:, start:end], kv_cache=cache), given.logits), start
+
+
+def read_by_transformers(directory):
+    theirs, found = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
+    assert not found["missing_keys"]
+    assert not found["unexpected_keys"]
+    return theirs
+
+
+@pytest.mark.parametrize(
+    "number", [number if number < 4 else pytest.param(number, marks=pytest.mark.slow) for number in range(24)]
+)
+@pytest.mark.parametrize("family", PARTS)
+def test_it_is_the_model_of_transformers_in_both_directions(tmp_path, family, number):
+    config = drawn(family, number)
+    lm = random_model(config)
+    assert family_of(config).model_type == family
+    save(lm, tmp_path / "ours")
+    theirs = read_by_transformers(tmp_path / "ours")
+    assert theirs.config.model_type == family
+    ids = torch.randint(0, 192, (2, TOKENS))
+    same(lm, theirs, ids)
+    theirs.save_pretrained(tmp_path / "theirs")
+    again = load(tmp_path / "theirs")
+    assert again.config == config
+    same(again, theirs, ids)
+
+
+def test_every_family_has_its_parts_here():
+    assert set(PARTS) == set(FAMILIES) - {"headlight"}
+
+
+# what stops transformers itself at its own defaults: no head_dim, and a padding token outside of a small vocabulary
+OF_ITS_OWN = {"ministral": {"head_dim": 16}, "smollm3": {"pad_token_id": 0}}
+
+
+@pytest.mark.parametrize("family", PARTS)
+def test_a_directory_of_transformers_alone_loads(tmp_path, family):
+    """From its own config class: its own defaults, and its own names for what they are."""
+    sizes = {"vocab_size": 192, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 5,
+             "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes | OF_ITS_OWN.get(family, {}))).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    theirs.save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    assert family_of(ours.config).model_type == family
+    same(ours, theirs, torch.randint(0, 192, (2, TOKENS)))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# everything else that a model can do
+
+
+@pytest.mark.parametrize("family", PARTS)
+def test_the_weights_that_a_picture_shows_are_the_ones_that_were_used(family):
+    lm, ids = random_model(first_of(family)), torch.randint(0, 192, (2, TOKENS))
+    for implementation in ("sdpa", "eager"):
+        lm.set_attn_implementation(implementation)
+        maps = capture(lm, ids)  # raises unless weights @ v is what the kernel gave
+        assert maps.weights.shape == (4, 2, 4, TOKENS, TOKENS)
+        assert torch.allclose(maps.weights.sum(-1), torch.ones(1))
+
+
+@pytest.mark.parametrize("family", PARTS)
+def test_an_ablated_head_is_one_whose_columns_of_the_output_are_zero(family):
+    lm, ids = random_model(first_of(family)), torch.randint(0, 192, (2, TOKENS))
+    D = lm.config.head_size
+    with torch.no_grad():
+        with ablated(lm, [(1, 2)]):
+            without = lm(ids)
+        before = lm(ids)
+        lm.attention_modules()[1].o_proj.weight[:, 2 * D : 3 * D] = 0
+        torch.testing.assert_close(without, lm(ids))
+    assert not torch.allclose(without, before)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("family", PARTS)
+def test_every_cache_gives_what_reading_at_once_gives(family, kind):
+    lm, ids = random_model(first_of(family)), torch.randint(0, 192, (2, TOKENS))
+    cache = make_cache(kind, lm.config, 2, TOKENS, lm.lm_head.weight)
+    with torch.no_grad():
+        parts = [lm(part, kv_cache=cache) for part in (ids[:, :9], *ids[:, 9:].split(1, dim=1))]
+        torch.testing.assert_close(torch.cat(parts, dim=1), lm(ids), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", PARTS)
+def test_the_budget_of_the_cache_is_what_a_cache_holds(family):
+    lm = random_model(first_of(family))
+    cache = make_cache("dynamic", lm.config, 1, TOKENS, lm.lm_head.weight)
+    with torch.no_grad():
+        lm(torch.randint(0, 192, (1, TOKENS)), kv_cache=cache)
+    assert cache.nbytes == kv_cache_bytes(lm.config, TOKENS, 4)
+
+
+@pytest.mark.parametrize("family", PARTS)
+def test_repeated_key_value_heads_compute_the_same(family):
+    config = first_of(family)
+    lm, ids = random_model(config), torch.randint(0, 192, (2, TOKENS))
+    wider = convert_kv_heads(lm, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(wider(ids), lm(ids), rtol=1e-4, atol=1e-4)
+        back = convert_kv_heads(wider, 2)  # each mean is of two equal heads
+        torch.testing.assert_close(back(ids), lm(ids), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", PARTS)
+def test_a_new_model_is_its_embedding_and_its_head(family):
+    """Every layer adds nothing at first, and every one learns: each parameter gets a gradient within two steps."""
+    lm = LanguageModel(first_of(family))
+    ids = torch.randint(0, 192, (2, TOKENS))
+    with torch.no_grad():
+        stream = lm.model.norm(lm.model.embed_tokens(ids))
+        torch.testing.assert_close(lm(ids), lm.lm_head(stream), rtol=1e-4, atol=1e-5)
+    optimizer = torch.optim.SGD(lm.parameters(), lr=0.1)
+    moved = {name: torch.zeros(()) for name, _ in lm.named_parameters()}
+    for _ in range(3):
+        loss_sum, count = lm(ids, labels=ids)
+        optimizer.zero_grad()
+        (loss_sum / count).backward()
+        optimizer.step()
+        moved = {name: moved[name] + p.grad.abs().sum() for name, p in lm.named_parameters()}
+    assert [name for name, amount in moved.items() if not 0 < amount < float("inf")] == []
+
+
+# ---------------------------------------------------------------------------------------------------------
+# what no family has
+
+
+@pytest.mark.parametrize(
+    ("changes", "nearest", "remedy"),
+    [
+        ({"norm_position": "after"}, "olmo2", "qk_norm=whole"),
+        ({"qk_norm": "whole"}, "olmo2", "norm_position=after"),
+        ({"qkv_bias": True}, "qwen2", "qk_norm=false"),
+        ({"position_embedding": "none"}, "smollm3", "qk_norm=false"),
+        ({"no_rope_layers": [1, 0]}, "smollm3", "qk_norm=false"),
+        ({"norm_position": "after", "qk_norm": "whole", "sliding_window": 8}, "olmo2", "sliding_window=null"),
+        ({"qk_norm": False, "no_rope_layers": [1, 0], "qkv_bias": True}, "qwen2", "no_rope_layers=null"),
+        ({"qk_norm": False, "norm_position": "after"}, "llama", "norm_position=before"),
+    ],
+)
+def test_what_no_family_has_is_refused_with_the_nearest_and_both_remedies(changes, nearest, remedy):
+    with pytest.raises(
+        NoFamily, match=rf"nearest, {nearest}, has .* set model\.{remedy}, or model\.loadable_elsewhere"
+    ):
+        family_of(tiny_config(**changes))
+    key, _, value = remedy.partition("=")
+    repaired = tiny_config(**changes | {key: {"false": False, "null": None}.get(value, value)})
+    assert family_of(repaired).model_type == nearest
+
+
+ONLY_HERE = {"norm_position": "after", "qkv_bias": True, "no_rope_layers": [0, 1], "loadable_elsewhere": False}
+
+
+def test_with_loadable_elsewhere_false_it_is_saved_for_headlight_alone(tmp_path):
+    lm, ids = random_model(tiny_config(**ONLY_HERE, sliding_window=9, rope_scaling=YARN)), torch.arange(24)[None]
+    save(lm, tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    assert fields["model_type"] == "headlight"
+    assert "load it with Headlight" in fields["note"]
+    again = load(tmp_path)
+    assert again.config == lm.config
+    with torch.no_grad():
+        assert torch.equal(again(ids), lm(ids))
+    with pytest.raises(ValueError, match="headlight"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"norm_position": "between"}, "norm_position: .*'before' or 'after'"),
+        ({"part_of_tomorrow": 1}, "part_of_tomorrow"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.factor"),
+        ({"num_attention_heads": 3}, "num_attention_heads"),
+    ],
+)
+def test_a_damaged_config_of_headlight_is_refused(tmp_path, change, message):
+    save(random_model(tiny_config(**ONLY_HERE)), tmp_path)
+    file = tmp_path / "config.json"
+    fields = json.loads(file.read_text())
+    file.write_text(json.dumps(fields | change))
+    with pytest.raises(ValueError, match=f"config.json: .*{message}"):
+        load(tmp_path)
+    del fields["hidden_size"]
+    file.write_text(json.dumps(fields))
+    with pytest.raises(ValueError, match="config.json: hidden_size is missing"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries for 4 layers"),
+        ("smollm3", {"no_rope_layers": "1010"}, "no_rope_layers"),
+        ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+        ("smollm3", {"mlp_bias": True}, "mlp_bias is True"),
+        ("smollm3", {"layer_types": ["sliding_attention"] * 4, "sliding_window": 4}, "no sliding_window is in use"),
+        ("olmo2", {"sliding_window": 4}, "this model_type has none"),
+        ("olmo2", {"attention_bias": "yes"}, "attention_bias"),
+        ("olmo2", {"attention_bias": True}, "q_proj.bias is missing"),
+        ("qwen2", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ("ministral", {"attention_bias": True}, "attention_bias is True"),
+    ],
+)
+def test_a_config_json_that_it_cannot_be_is_refused(tmp_path, family, change, message):
+    save(random_model(first_of(family)), tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | change))
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path)

@@ -30,6 +30,7 @@ from configs.bounds import MOST_HEADS, whole
 from configs.checkpoints import check_files, read_checkpoint
 from configs.command import InputError, exit_on_bad_input
 from model.config import ModelConfig
+from model.families import family_of, fitting_family
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from torch import Tensor
@@ -81,8 +82,14 @@ def check_head_count(config: ModelConfig, wanted: int) -> None:
     """Raises ValueError unless every query head keeps one key/value head, made of whole old ones."""
     heads, present = config.num_attention_heads, config.kv_heads
     allowed = [n for n in range(1, heads + 1) if heads % n == 0 and (present % n == 0 or n % present == 0)]
-    if wanted in allowed:
+    if wanted in allowed and fitting_family(ModelConfig(**(config.model_dump() | {"num_key_value_heads": wanted}))):
         return
+    if wanted in allowed:
+        family = family_of(config).model_type
+        raise ValueError(
+            f"num_key_value_heads ({wanted}): {family} has one key/value head for every query head, so this model keeps "
+            f"its {present}"
+        )
     if wanted < 1 or heads % wanted:
         problem = f"does not divide the {heads} query heads"
     else:

@@ -173,7 +173,8 @@ def check(folder, changes):
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ("Qwen3", "Ministral", "GPT-2") else pytest.param(name, marks=pytest.mark.slow) for name in REAL]
+    "name",
+    [name if name in ("Qwen3", "Ministral", "GPT-2") else pytest.param(name, marks=pytest.mark.slow) for name in REAL],
 )
 def test_each_field_is_understood_or_refused(tmp_path, name):
     """One field at a time; every value of every field that could change what is computed."""

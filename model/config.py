@@ -58,18 +58,18 @@ class ModelConfig(Section):
         None,
         ge=1,
         le=MOST_INNER_WIDTH,
-        description="Inner width of the feed-forward layers. null = 8/3 of hidden_size, rounded up to a multiple of 32; "
-        "4 times hidden_size without a gate.",
+        description="Inner width of the feed-forward layers. null = 8/3 of hidden_size, rounded up to a multiple of "
+        "32, or 4 times hidden_size without gated_mlp.",
     )
     gated_mlp: Annotated[bool, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
         True,
-        description="Feed-forward layers: true = with a third matrix, whose output multiplies the others' (SwiGLU) | "
-        "false = two matrices, as in GPT-2.",
+        description="true: feed-forward layers of three matrices, one of which says what of the others' output "
+        "counts (SwiGLU) | false: of two, as in GPT-2.",
     )
     hidden_act: Annotated[Activation, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
         "silu",
-        description="Function inside the feed-forward layers: silu, which Llama has | gelu_new, which GPT-2 has | gelu | "
-        "gelu_pytorch_tanh | relu.",
+        description="Function between the matrices of the feed-forward layers: silu, as in Llama | gelu_new, as in "
+        "GPT-2 | gelu | gelu_pytorch_tanh | relu.",
     )
     mlp_bias: Annotated[bool, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
         False, description="Add a learned vector to the output of each matrix of the feed-forward layers."
@@ -112,8 +112,8 @@ class ModelConfig(Section):
     )
     position_embedding: Annotated[Literal["rope", "learned", "none"], Meaning.TENSORS, Meaning.STRUCTURE] = Field(
         "rope",
-        description="How the model knows where a token stands: rope = queries and keys are rotated | learned = a vector "
-        "for every position is added to the token's, as in GPT-2 | none = from the causal mask alone.",
+        description="How the model knows where a token stands: rope = queries and keys are rotated | learned = a "
+        "vector for every position is added to the token's, as in GPT-2 | none = from the causal mask alone.",
     )
     no_rope_layers: Annotated[list[Literal[0, 1]] | None, Meaning.STRUCTURE] = Field(
         None,
@@ -152,8 +152,8 @@ class ModelConfig(Section):
     )
     norm: Annotated[Literal["rmsnorm", "layernorm"], Meaning.TENSORS, Meaning.STRUCTURE] = Field(
         "rmsnorm",
-        description="rmsnorm: every token is scaled to one size, as in Llama | layernorm: its mean is taken away first, "
-        "and a learned vector is added, as in GPT-2.",
+        description="rmsnorm: every token is scaled to one size, as in Llama | layernorm: its mean is taken away "
+        "before, and a learned vector is added after, as in GPT-2.",
     )
     rms_norm_eps: Annotated[float, Meaning.SAME_NAME] = Field(
         1e-6, ge=LEAST_EPSILON, le=1, description="Keeps the norm from dividing by zero."

@@ -87,8 +87,8 @@ def check_head_count(config: ModelConfig, wanted: int) -> None:
     if wanted in allowed:
         family = family_of(config).model_type
         raise ValueError(
-            f"num_key_value_heads ({wanted}): {family} has one key/value head for every query head, so this model keeps "
-            f"its {present}"
+            f"num_key_value_heads ({wanted}): {family} has one key/value head for every query head, so this model "
+            f"keeps its {present}"
         )
     if wanted < 1 or heads % wanted:
         problem = f"does not divide the {heads} query heads"

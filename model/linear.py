@@ -1,8 +1,8 @@
 """Matrix products as an architecture of transformers computes them, so that logits agree to the last bit.
 
-A product is a sum, and a library adds it up in another order when the matrix lies in memory the other way round, or when
-it is part of a wider one. Almost every architecture has plain nn.Linear layers. GPT-2 stores each matrix transposed, and
-computes queries, keys and values in one product.
+A product is a sum, and a library adds it up in another order when the matrix lies in memory the other way round, or
+when it is part of a wider one. Almost every architecture has plain nn.Linear layers. GPT-2 stores each matrix
+transposed, and computes queries, keys and values in one product.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ BIAS = {"attention_bias": [False, True]}
 WINDOWS = {"sliding_window": [None, 3, 11, 24, 40]}
 # family -> field -> what it may be; the first values together are a model of this family
 PARTS = {
-    "llama": {"qk_norm": [False], **BIAS, "mlp_bias": [False, True], "hidden_act": ["silu", "gelu", "gelu_new", "relu"]},
+    "llama": {"qk_norm": [False], **BIAS, "mlp_bias": [False, True], "hidden_act": ["silu", "gelu_new", "gelu"]},
     "qwen3": {**BIAS, **WINDOWS},
     "ministral": {"qk_norm": [False], "sliding_window": [7, 3, 24, 40]},
     "qwen2": {"qk_norm": [False], "qkv_bias": [True], **WINDOWS},
@@ -43,7 +43,7 @@ PARTS = {
     "gpt2": {
         "qk_norm": [False], "position_embedding": ["learned"], "norm": ["layernorm"], "gated_mlp": [False],
         "attention_bias": [True], "mlp_bias": [True], "num_key_value_heads": ["mha"], "head_dim": [None],
-        "rope_theta": [1e4], "rope_scaling": [None],
+        "rope_theta": [1e4], "rope_scaling": [None], "hidden_size": [32, 48, 80], "intermediate_size": [None, 50],
         "hidden_act": ["gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu"],
     },
 }  # fmt: skip

@@ -99,11 +99,11 @@ OTHERWISE = {
 }  # fmt: skip
 OF_GPT2 = {
     "n_head": [2, 1, 3, None], "n_inner": [128, 40, None], "n_positions": [64, 5, None], "n_ctx": [5, None],
-    "activation_function": ["gelu", "relu", "silu", "gelu_pytorch_tanh", "quick_gelu", "tanh", None, 3],
+    "activation_function": ["gelu", "relu", "silu", "gelu_pytorch_tanh", "tanh", None, 3],
     "layer_norm_epsilon": [1e-2, 0.0, None], "resid_pdrop": [0.0, 1.5, None], "embd_pdrop": [0.0], "attn_pdrop": [0.5],
     "scale_attn_weights": [False, True], "scale_attn_by_inverse_layer_idx": [True, False],
-    "reorder_and_upcast_attn": [True, False], "add_cross_attention": [True, False], "tie_word_embeddings": [False, True],
-    "hidden_size": [32, 64], "num_attention_heads": [4, 8], "num_hidden_layers": [2], "max_position_embeddings": [64, 9],
+    "reorder_and_upcast_attn": [True, False], "add_cross_attention": [True, False], "tie_word_embeddings": [False],
+    "hidden_size": [32, 64], "num_attention_heads": [4, 8], "num_hidden_layers": [2], "max_position_embeddings": [9],
     "sliding_window": [4], "layer_types": [["full_attention"] * 2], "is_causal": [False], "vocab_size": [128],
     "num_key_value_heads": [1], "head_dim": [4], "hidden_act": ["relu"], "intermediate_size": [40], "rope_theta": [50],
     "qk_norm": [True], "norm_position": ["after"], "quantization_config": [{"quant_method": "fp8"}],

@@ -59,7 +59,9 @@ def _free_keys(there: dict[str, Any]) -> set[str]:
     if there["sliding_window"] is not None:
         added -= WINDOWS
     free = added.union(keys_that(ModelConfig, Meaning.FREE_AT_START, Meaning.TOKENIZER)) & there.keys()
-    return free - ({"max_position_embeddings"} if there["position_embedding"] == "learned" else set())  # a tensor's size
+    if there["position_embedding"] == "learned":
+        free.discard("max_position_embeddings")  # it is the size of a tensor
+    return free
 
 
 def load_initial_weights(lm: LanguageModel, directory: Path, tokenizer: Tokenizer) -> None:

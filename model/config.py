@@ -26,6 +26,7 @@ AttentionImplementation = Literal[
 Activation = Literal["silu", "gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]  # as transformers names them
 LayerType = Literal["full_attention", "sliding_attention"]
 KeyValueHeads = Annotated[int, Field(ge=0, le=MOST_HEADS)] | Literal["mha", "gqa", "mqa"]
+Flag = Annotated[int, Field(ge=0, le=1)]
 TokenId = Annotated[int, Field(ge=-1, lt=MOST_VOCABULARY)]  # -1: none, in some of Llama's configs
 
 
@@ -115,7 +116,7 @@ class ModelConfig(Section):
         description="How the model knows where a token stands: rope = queries and keys are rotated | learned = a "
         "vector for every position is added to the token's, as in GPT-2 | none = from the causal mask alone.",
     )
-    no_rope_layers: Annotated[list[Literal[0, 1]] | None, Meaning.STRUCTURE] = Field(
+    no_rope_layers: Annotated[list[Flag] | None, Meaning.STRUCTURE] = Field(
         None,
         min_length=1,
         max_length=MOST_LAYERS,

@@ -135,7 +135,7 @@ def build_optimizers(lm: LanguageModel, config: OptimizerConfig, world: World = 
 
     The model says which parameter belongs to which group, and leaves out what is frozen. Weight decay applies to
     matrices only: an untied embedding is a table of vectors that is looked up, so it has a rate of its own and no
-    decay. Every group remembers its peak learning rate as `peak_lr` and has a `name`: blocks, head (a tied matrix is
+    decay. Learned positions are added to it, so they have its rate: the head's, where it is tied. Every group remembers its peak learning rate as `peak_lr` and has a `name`: blocks, head (a tied matrix is
     one), embedding or vectors. Raises ValueError if every parameter is frozen.
     """
     of = lm.parameter_groups()
@@ -145,10 +145,11 @@ def build_optimizers(lm: LanguageModel, config: OptimizerConfig, world: World = 
         if blocks:
             optimizers.append(Muon([{"name": "blocks", "params": blocks}], lr, config.momentum, decay, world=world))
         blocks, lr = [], config.adamw_lr
+    embedding_lr = lr if lm.config.tie_word_embeddings else config.embedding_lr or lr
     groups: list[dict[str, Any]] = [
         {"name": "blocks", "params": blocks, "lr": lr, "weight_decay": decay},
         {"name": "head", "params": of["head"], "lr": lr, "weight_decay": decay},
-        {"name": "embedding", "params": of["embedding"], "lr": config.embedding_lr or lr, "weight_decay": 0.0},
+        {"name": "embedding", "params": of["embedding"], "lr": embedding_lr, "weight_decay": 0.0},
         {"name": "vectors", "params": of["vector"], "lr": lr, "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]

@@ -135,8 +135,9 @@ def build_optimizers(lm: LanguageModel, config: OptimizerConfig, world: World = 
 
     The model says which parameter belongs to which group, and leaves out what is frozen. Weight decay applies to
     matrices only: an untied embedding is a table of vectors that is looked up, so it has a rate of its own and no
-    decay. Learned positions are added to it, so they have its rate: the head's, where it is tied. Every group remembers its peak learning rate as `peak_lr` and has a `name`: blocks, head (a tied matrix is
-    one), embedding or vectors. Raises ValueError if every parameter is frozen.
+    decay. Learned positions are added to the embedding, so they have the same rate: the head's, if it is tied. Every
+    group remembers its peak learning rate as `peak_lr` and has a `name`: blocks, head (a tied matrix is one), embedding
+    or vectors. Raises ValueError if every parameter is frozen.
     """
     of = lm.parameter_groups()
     blocks, lr, decay = of["matrix"] + of["expert"], config.lr, config.weight_decay

@@ -9,8 +9,9 @@ from model.linear import Conv1D, side_by_side
 from tests.conftest import random_model, tiny_config
 
 GPT2 = {
-    "position_embedding": "learned", "norm": "layernorm", "gated_mlp": False, "hidden_act": "gelu_new", "qk_norm": False,
-    "attention_bias": True, "mlp_bias": True, "num_key_value_heads": "mha", "max_position_embeddings": 20,
+    "position_embedding": "learned", "norm": "layernorm", "gated_mlp": False, "hidden_act": "gelu_new",
+    "attention_bias": True, "mlp_bias": True, "qk_norm": False, "num_key_value_heads": "mha",
+    "max_position_embeddings": 20,
 }  # fmt: skip
 IDS = torch.arange(40)[None]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from configs.bounds import (
     LEAST_EPSILON,
@@ -24,10 +25,20 @@ AttentionImplementation = Literal[
     "flash3", "flash4", "sdpa", "sdpa_efficient", "sdpa_cudnn", "sdpa_math", "blocked", "varlen",
 ]  # fmt: skip
 Activation = Literal["silu", "gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]  # as transformers names them
+EVERYDAY = get_args(AttentionImplementation)[:4]  # what a user is offered; docs/attention.md explains the others
+NO_SUCH_BACKEND = f"must be {', '.join(EVERYDAY[:-1])} or {EVERYDAY[-1]} (docs/attention.md has the others)"
 LayerType = Literal["full_attention", "sliding_attention"]
 KeyValueHeads = Annotated[int, Field(ge=0, le=MOST_HEADS)] | Literal["mha", "gqa", "mqa"]
 Flag = Annotated[int, Field(ge=0, le=1)]
 TokenId = Annotated[int, Field(ge=-1, lt=MOST_VOCABULARY)]  # -1: none, in some of Llama's configs
+
+
+def _offer_everyday(schema: dict[str, Any]) -> None:
+    """An editor offers the everyday names, and takes the others as well."""
+    others = [name for name in schema.pop("enum") if name not in EVERYDAY]
+    del schema["type"]
+    other = {"type": "string", "pattern": f"^({'|'.join(others)})$", "description": "one of the others"}
+    schema["anyOf"] = [{"type": "string", "enum": list(EVERYDAY)}, other]
 
 
 class ModelConfig(Section):
@@ -180,6 +191,7 @@ class ModelConfig(Section):
         "auto",
         description="Code that computes attention (same numbers, other speed): auto | eager (the formula) | flash | "
         "flex. docs/attention.md has the others.",
+        json_schema_extra=_offer_everyday,
     )
     bos_token_id: Annotated[TokenId | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
         None, description="First token of every document. The tokenizer sets it."
@@ -190,6 +202,13 @@ class ModelConfig(Section):
     pad_token_id: Annotated[TokenId | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
         None, description="Token that fills up short rows. The tokenizer sets it."
     )
+
+    @field_validator("attn_implementation", mode="before")
+    @classmethod
+    def _check_backend(cls, name: Any) -> Any:
+        if name not in get_args(AttentionImplementation):
+            raise PydanticCustomError("no_such_backend", NO_SUCH_BACKEND)
+        return name
 
     @model_validator(mode="before")
     @classmethod

@@ -70,7 +70,8 @@ class Sequences:
     """Where each document begins among the queries and among the keys, rows laid end to end.
 
     cu_queries, cu_keys (documents + 1,) int32, cumulative lengths. max_queries, max_keys: an upper bound of a length.
-    query_index, key_index: which of the B * T and B * S tokens take part (padding does not); None = all.
+    query_order, key_order: in which order the B * T and B * S tokens are laid, with padding last in each row; None = as
+    they are. real_queries (B, T): which queries are real tokens; None = all.
     """
 
     cu_queries: Tensor
@@ -78,8 +79,9 @@ class Sequences:
     max_queries: int
     max_keys: int
     window: tuple[int, int]  # tokens seen to the left and to the right; -1 = all
-    query_index: Tensor | None = None
-    key_index: Tensor | None = None
+    query_order: Tensor | None = None
+    key_order: Tensor | None = None
+    real_queries: Tensor | None = None
 
 
 # What a backend reads: a boolean tensor (B or 1, 1, T, S), FlexAttention's blocks, lengths; None = causal, nothing else

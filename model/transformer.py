@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from model.attention import Attention
 from model.backends.choice import BACKENDS, Situation, why_not
-from model.config import ModelConfig
+from model.config import NO_SUCH_BACKEND, ModelConfig
 from model.decoding.kv_cache import KVCache, StaticCache
 from model.layer import LAYERS
 from model.loss import IGNORED, cross_entropy_sum
@@ -222,7 +222,7 @@ class LanguageModel(nn.Module):
         Whether a backend can serve is checked at each forward pass, when device, dtype and masks are known.
         """
         if name != "auto" and name not in BACKENDS:
-            raise ValueError(f"attn_implementation ({name!r}) is unknown: use auto, {', '.join(BACKENDS)}")
+            raise ValueError(f"attn_implementation ({name!r}) is unknown: {NO_SUCH_BACKEND}")
         self.model.backend = "sdpa" if name == "auto" else name
         for attention in self.attention_modules():
             attention.attend = BACKENDS[self.model.backend].compute

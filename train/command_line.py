@@ -18,6 +18,7 @@ MOST_CHANGED = (
     "name=mine",
     "data.source=my.txt",
     "model.num_key_value_heads=mqa",
+    "model.attn_implementation=eager",
     "model.hidden_size=384",
     "model.num_hidden_layers=8",
     "train.max_steps=500",

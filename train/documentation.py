@@ -168,7 +168,7 @@ def _takes(field: dict[str, Any], schema: dict[str, Any]) -> str:
         target = schema["$defs"][field["$ref"].rsplit("/", 1)[1]]
         return _takes(target, schema)
     if options := field.get("anyOf") or field.get("oneOf"):
-        return ", or ".join(dict.fromkeys(_takes(option, schema) for option in options))
+        return ", or ".join(dict.fromkeys(option.get("description") or _takes(option, schema) for option in options))
     if "enum" in field or "const" in field:
         return ", ".join(_code(value) for value in field.get("enum", [field.get("const")]))
     kind = field.get("type")

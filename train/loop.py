@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 
 import torch
 
@@ -15,7 +15,7 @@ from train import trace
 from train.machine.compilation import compiled, in_fixed_order
 from train.machine.distributed import wrap
 from train.machine.exactness import differences, in_words
-from train.machine.signals import stop_signals
+from train.machine.signals import signal_in_words, stop_signals
 from train.meters import Reading, spike_median
 from train.objective import NextToken
 from train.run import Run
@@ -54,10 +54,16 @@ def train(run: Run) -> int:
             except Stopped as stop:
                 save(run, needed=True, at_stop=True)
                 run.tracker.say(f"stopped at step {state.step:,}; the same command continues from here")
+                show_stop(run, f"Stopped at step {state.step:,}, which is saved, by {signal_in_words(stop.number)}.")
                 return 128 + stop.number
         except NonFiniteLoss as error:
             run.tracker.say(f"stopped: {error}")
+            show_stop(run, f"Stopped: {error}")
             return EXIT_NON_FINITE
+        except BaseException as error:
+            lines = str(error).splitlines() or [""]
+            show_stop(run, f"Stopped after step {state.step:,} by an error: {type(error).__name__}: {lines[0]}")
+            raise
         finally:
             state.forward = run.lm  # DDP must not outlive the connection of the processes: its end would wait forever
 
@@ -103,6 +109,13 @@ def say_if_inexact(run: Run) -> None:
     if (what := differences(state.before, state.resolved)) and run.config.max_steps is not None:
         state.breaks.append({"step": state.step, "what": what})
         run.tracker.say(in_words(state.breaks[-1]))
+
+
+def show_stop(run: Run, why: str) -> None:
+    """The hooks that show the run say why it stops. An error on the way out would hide the one that led here."""
+    with suppress(Exception):
+        run.owner.check()  # somebody else's folder, or none, is left alone
+        run.hooks.stop(run.event(is_last=False), why)
 
 
 def evaluate_and_save(run: Run, stopped: Signal) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import shlex
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -108,6 +112,7 @@ class Run:
             world=self.world,
             total_steps=self.config.max_steps,
             loss=self.meter.last.loss if self.meter.last else None,
+            command=typed(self.script),
         )
 
 
@@ -190,6 +195,18 @@ def micro_batch_rows(config: RunConfig, device: Device, world_size: int = 1) -> 
 
         limit = min(limit, max(1, largest_micro_batch(config, memory[0], half=device.dtype.itemsize == 2, device=kind)))
     return largest_divisor(rows, limit)
+
+
+def typed(script: str) -> str:
+    """The command of this process, as somebody typed it; it continues the run after a stop."""
+    if tuple(Path(sys.argv[0]).with_suffix("").parts[-2:]) != tuple(
+        script.split(".")
+    ):  # a program calls train.pretrain
+        return f"python -m {script}"
+    launcher = ["python"]
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        launcher = ["torchrun", f"--nproc_per_node={os.environ['LOCAL_WORLD_SIZE']}"]
+    return shlex.join([*launcher, "-m", script, *sys.argv[1:]])
 
 
 def largest_divisor(number: int, most: int) -> int:

@@ -1,11 +1,13 @@
 """What can you see while a run trains? live.html: a page that loads itself again, and shows the head as it forms.
 
-It is one file without scripts that asks for nothing else, written whole or not at all at every look at the heads.
+It is one file that asks for nothing else, written whole or not at all at every look at the heads. A run that stops says
+so in it. A run that is killed cannot: so a few lines of script notice that the page no longer changes.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
 import io
 import time
@@ -26,6 +28,7 @@ from eval.attention.snapshots import Snapshot
 
 LIVE = "live.html"
 SECONDS = 3  # after which the page loads itself again
+RARELY = 60  # the same, where it no longer changes
 REPEATED = SCORES["induction"].probe
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 600, 280, 34, 12, 26  # of the drawing of the curves, and its margins
 UNTOUCHED = np.empty(0, np.float32)  # in place of the maps that the page does not show
@@ -33,13 +36,20 @@ UNTOUCHED = np.empty(0, np.float32)  # in place of the maps that the page does n
 
 @dataclass(frozen=True)
 class Moment:
-    """How far a run is. total: its steps; None where a clock ends it. loss: of the last step, in nats a token."""
+    """How far a run is. total: its steps; None where a clock ends it. loss: of the last step, in nats a token.
+
+    stopped: why it stopped before its end, in a sentence. command: what continues it. patience: after how many seconds
+    without a change it has probably been killed.
+    """
 
     step: int
     total: int | None
     seconds: float
     loss: float | None
     is_over: bool = False
+    stopped: str = ""
+    command: str = ""
+    patience: float = 180.0
 
 
 @dataclass
@@ -70,7 +80,7 @@ class Live:
             problem = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
             said = f"warning: {directory / LIVE} cannot be written ({problem}); training continues"
         else:
-            said = "" if now.is_over else f"watch it: {file.resolve().as_uri()}"
+            said = "" if now.is_over or now.stopped else f"watch it: {file.resolve().as_uri()}"
         if said and said.partition(": ")[0] not in self.said:
             say(said)
         self.said.add(said.partition(": ")[0])
@@ -88,7 +98,7 @@ class Live:
         return file
 
     def page(self, name: str, now: Moment, has_viewer: bool = False) -> str:
-        """The page as a string; it loads itself again until the run is over."""
+        """The page as a string; it loads itself again until the run is over or has stopped."""
         looks = self.looks
         seen = in_one_sentence(looks) or "Induction is not measured in this run (eval.attention.metrics)."
         total = now.total or (now.step if now.is_over else None)
@@ -97,14 +107,25 @@ class Live:
             parts.append(f"training loss {now.loss:.3f} nats a token")
         parts.append(f"{now.seconds:.0f} seconds")
         found = [f"<li><b>step {step:,}</b> {html.escape(line)}</li>" for step, line in reversed(self.lines)]
+        is_running = not (now.is_over or now.stopped)
         again = (
-            f"This page loads itself again every {SECONDS} seconds; what it shows changes at every look at the heads."
+            f"This page loads itself again every {SECONDS} seconds; what it shows changes at every look at the heads. "
+            f"Written at {time.strftime('%H:%M:%S')}."
         )
+        command = f"<code>{html.escape(now.command)}</code>"
         viewer = '<a class="next" href="attention/viewer.html">Open the viewer</a>'
         return PAGE.substitute(
-            refresh="" if now.is_over else f'<meta http-equiv="refresh" content="{SECONDS}">\n',
+            allowed=f"script-src '{HASH}'; " if is_running else "",
+            refresh=f'<noscript><meta http-equiv="refresh" content="{SECONDS}"></noscript>\n' if is_running else "",
+            script=f"<script>{SCRIPT}</script>\n" if is_running else "",
+            written=f' data-written="{time.time():.0f}" data-patience="{now.patience:.0f}"' if is_running else "",
             name=html.escape(name),
-            does="is trained" if now.is_over else "is learning",
+            does="is trained" if now.is_over else "has stopped" if now.stopped else "is learning",
+            stopped=STOPPED.format(html.escape(now.stopped), command)
+            if now.stopped
+            else QUIET.format(command)
+            if is_running
+            else "",
             status=" · ".join(parts),
             progress=f'<progress value="{now.step}" max="{total}" aria-label="training steps"></progress>'
             if total
@@ -113,9 +134,9 @@ class Live:
             ablation=html.escape(without_them(looks[-1])),
             viewer=viewer if has_viewer else "",
             curves=curves(looks, total or now.step),
-            maps=maps(looks, now.is_over),
+            maps=maps(looks, "at the end" if now.is_over else "at the last look" if now.stopped else "now"),
             found="\n".join(found) or "<li>Nothing yet: no head looks anywhere much more than at the start.</li>",
-            end="The run is over." if now.is_over else f"{again} Written at {time.strftime('%H:%M:%S')}.",
+            end=again if is_running else "The run is over." if now.is_over else "The run has stopped.",
         )
 
 
@@ -171,7 +192,7 @@ def curves(looks: list[Snapshot], last_step: int) -> str:
     return f'{drawing}\n<ul class="legend">{"".join(legend)}</ul>' if legend else ""
 
 
-def maps(looks: list[Snapshot], is_over: bool) -> str:
+def maps(looks: list[Snapshot], when: str) -> str:
     """The head with most induction, on words written twice, at the first look and at the last; "" without them."""
     first, last = looks[0], looks[-1]
     place = best_head(last, "induction")
@@ -183,7 +204,6 @@ def maps(looks: list[Snapshot], is_over: bool) -> str:
     now, before = (one.maps[REPEATED].weights[place] for one in (last, first))
     row = max(later, key=lambda i: now[i, i - period + 1])
     word, after = (html.escape(tokens[i].lstrip("␣") or tokens[i]) for i in (row, row + 1))
-    when = "at the end" if is_over else "now"
     figures = [
         f'<figure><figcaption>{caption}</figcaption><img alt="what it looks at, {caption}" '
         f'src="data:image/png;base64,{_png(one, place)}"></figure>'
@@ -213,12 +233,23 @@ def _png(snapshot: Snapshot, place: tuple[int, int]) -> str:
     return base64.b64encode(picture.getvalue()).decode()
 
 
+STOPPED = '<p class="stopped">{}<br>This command continues from the newest checkpoint: {}</p>'
+QUIET = """<p class="stopped" id="quiet" hidden>Nothing has changed for <span id="minutes"></span> minutes. The run may
+have been killed. Look at its terminal; if it is gone, this command continues from the newest checkpoint: {}</p>"""
+SCRIPT = f"""
+const {{ written, patience }} = document.body.dataset, age = Date.now() / 1000 - written, isQuiet = age > patience;
+document.getElementById("minutes").textContent = Math.floor(age / 60);
+document.getElementById("quiet").hidden = !isQuiet;
+setTimeout(() => location.reload(), 1000 * (isQuiet ? {RARELY} : {SECONDS}));
+"""
+HASH = f"sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}"  # this script and no other runs
 PAGE = Template("""<!doctype html>
 <html lang="en"><head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; ${allowed}style-src 'unsafe-inline'; img-src data:">
 $refresh<title>$name: $status</title>
 <link rel="icon" href="data:,">
 <style>
@@ -235,6 +266,8 @@ p { margin: 4px 0; }
 .top { display: flex; flex-wrap: wrap; align-items: center; gap: 2px 20px; min-height: 36px; }
 .soft { color: var(--soft); font-variant-numeric: tabular-nums; }
 progress { display: block; width: 100%; height: 8px; margin: 4px 0; accent-color: var(--induction); }
+.stopped { margin: 8px 0; padding: 8px 16px; border-left: 4px solid var(--induction); background: var(--panel); }
+code { font-family: ui-monospace, monospace; overflow-wrap: anywhere; user-select: all; }
 .seen { font-size: 1.2rem; line-height: 1.35; }
 .next { margin-left: auto; padding: 6px 16px; border-radius: 6px; font-weight: 600;
   background: var(--induction); color: var(--page); text-decoration: none; }
@@ -257,13 +290,14 @@ ol { list-style: none; margin: 0; padding: 0; columns: 2 480px; column-gap: 28px
 li { break-inside: avoid; }
 </style>
 </head>
-<body>
+<body$written>
 <div class="top">
 <h1>Headlight: $name $does</h1>
 <span class="soft">$status</span>
 $viewer
 </div>
 $progress
+$stopped
 <p class="seen">$seen</p>
 <p>$ablation</p>
 <div class="columns">
@@ -278,5 +312,5 @@ $found
 </ol>
 <p class="soft">$end An attention head is a part of the model that looks back at earlier words; layers and heads count
 from zero.</p>
-</body></html>
+$script</body></html>
 """)

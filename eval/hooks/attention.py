@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +102,16 @@ class Attention(Hook):
         columns = ["layer", "head", "kv_group", *last.scores]
         event.tracker.log_table("attention/scores", columns, rows, event.step)
 
-    def _show(self, live: Live, event: EvalEvent, is_over: bool = False) -> None:
-        now = Moment(event.step, event.total_steps, event.seconds, event.loss, is_over)
+    def stop(self, event: EvalEvent, why: str) -> None:
+        live = self.live or _shown_so_far(event.directory)
+        if live.looks:
+            self._show(live, event, stopped=why)
+
+    def _show(self, live: Live, event: EvalEvent, is_over: bool = False, stopped: str = "") -> None:
+        now = Moment(event.step, event.total_steps, event.seconds, event.loss, is_over, stopped, event.command)
+        every = event.config.cadences()["attention"].every
+        until_next = every * event.seconds / max(1, event.step)  # seconds, about
+        now = replace(now, patience=max(now.patience, 3 * until_next))
         live.show(event.directory, now, event.tracker.say)
 
     def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:

@@ -56,8 +56,9 @@ class EvalEvent:
     """What a hook may read: the moment, the uncompiled model, the data; and where it writes.
 
     step, tokens, seconds: of training so far. total_steps: None where a clock ends the run. loss: of the last step, in
-    nats a token; None before the first one. rows_per_batch: rows that fit into memory in one forward pass.
-    directory: of the run. kept: for functions that must remember something between two events; a Hook has itself.
+    nats a token; None before the first one. rows_per_batch: rows that fit into memory in one forward pass. directory:
+    of the run. command: what continues the run after a stop, as one types it. kept: for functions that must remember
+    something between two events; a Hook has itself.
     Where a run has several processes, every one runs every hook, because each may hold only a share of the model;
     the first process, which `writes`, leaves the files.
     """
@@ -78,6 +79,7 @@ class EvalEvent:
     world: Processes
     total_steps: int | None = None
     loss: float | None = None
+    command: str = ""
     kept: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -135,6 +137,9 @@ class Hook:
 
     def finish(self, event: EvalEvent) -> None:
         """After the last step, when everything is saved: draw what is drawn once. It may raise."""
+
+    def stop(self, event: EvalEvent, why: str) -> None:
+        """The run stops before its last step. why: what happened, in one sentence. It may raise."""
 
     def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
         """What the run's files say about this hook, at the end. metrics: the lines of metrics.jsonl."""

@@ -75,6 +75,12 @@ class Hooks:
             if event.writes:
                 self._attempt(name, lambda hook: hook.finish(event), replace(event, world=Alone()))
 
+    def stop(self, event: EvalEvent, why: str) -> None:
+        """Before the last step: what shows the run says that it has stopped. Only the first process does."""
+        for name in self.hooks:
+            if event.writes and name not in self.off:
+                self._attempt(name, lambda hook: hook.stop(event, why), replace(event, world=Alone()))
+
     def outcomes(
         self, directory: Path, metrics: list[dict[str, Any]], warn: Callable[[str], None]
     ) -> Iterator[Outcome]:

@@ -1,7 +1,7 @@
 """Which device computes, and which code computes attention: what each backend can serve, and what `auto` chooses.
 
     eager           the formula, written out (model/attention.py); memory grows with T * S
-    flash           PyTorch's flash kernel and only that, with packed documents or without      (flash.py)
+    flash           PyTorch's flash kernel and only that; masks become lengths                  (flash.py)
     flash3, flash4  the same on FlashAttention-3 / -4, where installed
     flex            FlexAttention: masks as code, compiled into the kernel                      (flex.py)
     sdpa            torch.nn.functional.scaled_dot_product_attention; PyTorch picks the kernel  (sdpa.py)
@@ -94,22 +94,17 @@ def _flash_limits(here: Situation) -> str | None:
         return problem
     if here.head_dim > 256:
         return f"takes heads of at most 256, not {here.head_dim}: use sdpa, or a smaller head_dim"
-    return _lengths_limits(here) if here.mask else None
+    return _no_dropout_with(here.mask) if here.dropout and here.mask else None
 
 
-def _lengths_limits(here: Situation) -> str | None:
-    """What lengths cannot say, or the kernel cannot do with them."""
-    if here.dropout:
-        return f"has no dropout with {here.mask or 'lengths'}: use sdpa, or attention_dropout: 0"
-    if here.documents and here.padding:
-        return "takes documents or padding, not both: give padding a document id of its own"
-    if here.padding and here.compiled:
-        return "cannot leave out padding in a compiled model, whose shapes are fixed: use flex, or train.compile: false"
-    return "cannot read a static cache: use sdpa, or a dynamic cache" if here.static_cache else None
+def _no_dropout_with(what: str) -> str:
+    """PyTorch's varlen_attn always calls its kernel with a dropout of 0."""
+    return f"has no dropout with {what}: use sdpa, or attention_dropout: 0"
 
 
 def _varlen_limits(here: Situation) -> str | None:
-    return _cuda_limits(here) or _flash_limits(here) or _lengths_limits(here)
+    problem = _cuda_limits(here) or _flash_limits(here)
+    return problem or (_no_dropout_with("lengths") if here.dropout else None)
 
 
 def _newer_flash_limits(package: str, capabilities: tuple[int, ...]) -> Callable[[Situation], str | None]:

@@ -2,9 +2,10 @@
 
 who sees whom                     on a GPU                                         elsewhere
 all, up to itself                 the kernel's own causal flag                     the same
-documents, windows, padding       documents laid end to end, see varlen.py         a boolean mask
+documents, windows, padding,      documents laid end to end, see varlen.py         a boolean mask
+room in a static cache
 
-The kernel on a GPU reads no mask, but it takes lengths, so it serves packed documents as well. Dao 2023 (arXiv
+The kernel on a GPU reads no mask, but it takes lengths, so it serves all masks that we have. Dao 2023 (arXiv
 2307.08691); versions 3 and 4 are packages of their own (Shah et al. 2024, 2407.08608).
 """
 

@@ -1,8 +1,14 @@
-"""Padding-free attention: documents laid end to end, with the place where each begins (`cu_seqlens`).
+"""Attention without a mask: documents laid end to end, with the place where each begins (`cu_seqlens`).
 
 documents   0 0 1 1 1 | 3 3 3 3 3      two rows of five tokens, three documents
 starts      0 2 5 5   | 0 5 5 5        per row, filled up with the row's length (data.packing.document_starts)
 cu_seqlens  0 2 5 5 5 10 10 10 10      all rows end to end; two equal numbers are an empty document, which costs nothing
+
+padding         . . a b c | d e f g h      real tokens come first in their row, padding is a document of its own
+cu_seqlens      0 3 5 10 10
+static cache    a b c . . | d e f . .      three tokens written, room for five; one query a row
+of the keys     0 3 5 8 10
+of the queries  0 1 1 2 2                  so nobody asks the room that is left
 
 No mask is read, and no score is computed that a mask would forbid. PyTorch's varlen_attn calls its flash kernel, so
 this needs CUDA, 16-bit numbers and a head of at most 256. It is not tested on a GPU yet. The code around the kernel is
@@ -28,31 +34,47 @@ TAKES_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters  # PyTo
 
 def sequences(spec: MaskSpec) -> Sequences:
     """The predicates of a MaskSpec as lengths. The tokens of a document must stand together: an id that returns later
-    in a row begins a new document here.
+    in a row begins a new document here. A window counts real tokens, so padding must stand at an end of the row.
 
-    Queries are the last T of the S keys. With a cache, the kernel aligns both at their ends. An upper bound of a length
-    is enough for the kernel, so nothing is read back from the GPU but where padding has to be found.
+    Each row begins with its documents. Behind them is what nobody may see, as one document more: padding, and the room
+    of a static cache. So shapes are fixed, and nothing is read back from the GPU: an upper bound of a length is enough
+    for the kernel, which aligns the queries and keys of a document at their ends.
     """
-    T, S = len(spec.query_positions), len(spec.key_positions)
+    B, T, S = spec.batch_size, len(spec.query_positions), len(spec.key_positions)
     window = (-1 if spec.sliding_window is None else spec.sliding_window - 1, 0)
-    rows = torch.arange(spec.batch_size + 1, device=spec.query_positions.device, dtype=torch.int32)
-    if spec.document_ids is not None:
+    if spec.document_ids is None:
+        starts = torch.zeros(B, 1, dtype=torch.int32, device=spec.query_positions.device)
+    else:
         starts = spec.document_starts if spec.document_starts is not None else find_starts(spec.document_ids)
-        cu = F.pad((starts + rows[:-1, None] * T).flatten(), (0, 1), value=spec.batch_size * T).int()
-        return Sequences(cu, cu, T, S, window)
+    written = spec.key_positions <= spec.query_positions[-1]  # not the room of a static cache
     if spec.attention_mask is None:
-        return Sequences(rows * T, rows * S, T, S, window)
-    real = spec.attention_mask.bool()
-    queries = real[:, S - T :]
-    return Sequences(
-        F.pad(queries.sum(1).cumsum(0), (1, 0)).int(),
-        F.pad(real.sum(1).cumsum(0), (1, 0)).int(),
-        T,
-        S,
-        window,
-        queries.flatten().nonzero().flatten(),
-        real.flatten().nonzero().flatten(),
-    )
+        if S == T:
+            return Sequences(cumulative(starts, T), cumulative(starts, S), T, S, window)
+        queries, keys = starts.new_full((B, 1), T), written.sum().expand(B, 1)
+        return Sequences(cumulative(starts, T, queries), cumulative(starts, S, keys), T, S, window)
+    real_keys = spec.attention_mask.bool() & written
+    real_queries = real_keys[:, spec.query_positions - spec.key_positions[0]]
+    if spec.document_ids is not None:  # a document begins behind the real tokens before it
+        starts = F.pad(real_keys.cumsum(1), (1, 0)).gather(1, starts.long())
+    queries, keys = (real.sum(1, keepdim=True) for real in (real_queries, real_keys))
+    order = (real_first(real_queries), real_first(real_keys))
+    return Sequences(cumulative(starts, T, queries), cumulative(starts, S, keys), T, S, window, *order, real_queries)
+
+
+def cumulative(starts: Tensor, length: int, end: Tensor | None = None) -> Tensor:
+    """Of rows of `length` tokens end to end: where each document begins, and the end of the last, as the kernel reads
+    it. end (B, 1): where a row has one document more, of what nobody may see.
+    """
+    if end is not None:
+        starts = torch.cat((starts, end), dim=1)
+    rows = torch.arange(len(starts), device=starts.device)[:, None] * length
+    return F.pad((starts + rows).flatten(), (0, 1), value=len(starts) * length).int()
+
+
+def real_first(real: Tensor) -> Tensor:
+    """The tokens of each row in a new order, padding last: (B, n) -> (B * n,), places in the rows end to end."""
+    rows = torch.arange(len(real), device=real.device)[:, None] * real.shape[1]
+    return ((~real).int().argsort(dim=1, stable=True) + rows).flatten()
 
 
 def find_starts(document_ids: Tensor) -> Tensor:
@@ -73,14 +95,17 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, mask: Sequences, dropout: float) -> 
     out_dtype = v.dtype
     q, k, v = in_kernel_dtype(q, k, v)
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B * T, H, D), (B * S, H_kv, D)
-    if mask.query_index is not None:
-        q, k, v = q[mask.query_index], k[mask.key_index], v[mask.key_index]
+    if mask.query_order is not None:
+        q, k, v = q[mask.query_order], k[mask.key_order], v[mask.key_order]
     if not TAKES_GROUPS:
         k, v = (repeat_kv(x.transpose(0, 1)[None], H // x.shape[1])[0].transpose(0, 1) for x in (k, v))
     extra: dict[str, Any] = {"enable_gqa": k.shape[1] != H} if TAKES_GROUPS else {}
     lengths = (mask.cu_queries, mask.cu_keys, mask.max_queries, mask.max_keys)
     out = varlen_attn(q, k, v, *lengths, window_size=mask.window, **extra)
     assert isinstance(out, Tensor)
-    if mask.query_index is not None:
-        out = out.new_zeros(B * T, H, D).index_copy(0, mask.query_index, out)
-    return out.view(B, T, H, D).transpose(1, 2).to(out_dtype)
+    if mask.query_order is not None:
+        out = torch.empty_like(out).index_copy(0, mask.query_order, out)
+    out = out.view(B, T, H, D).transpose(1, 2)
+    if mask.real_queries is not None:
+        out = out.masked_fill(~mask.real_queries[:, None, :, None], 0.0)
+    return out.to(out_dtype)

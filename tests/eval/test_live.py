@@ -1,6 +1,7 @@
 """The page that shows a head as it forms: what it says of known snapshots, and what a browser makes of it."""
 
 import re
+import time
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ def test_the_word_at_which_the_head_is_best_and_nothing_of_a_text_works_in_the_p
     assert "(at step 0: 0.12)" in text
     assert "<b>⟨bos⟩" not in text
     name = live(0).page("</title><script>", Moment(0, 100, 0.0, None))
-    assert "<script" not in name
+    assert name.count("<script") == 1  # its own
     assert "&lt;script&gt;" in name
 
 
@@ -65,7 +66,18 @@ def test_at_the_end_it_says_what_the_ablation_costs_and_renews_itself_no_more():
     assert "rises by 4.40 without the strongest induction heads (layer 1, heads 2 and 0), in nats a token" in text
     assert "refresh" not in text
     assert text.count("data:image/png;base64,") == 2
+    assert "<script" not in text
     assert 'content="3"' in page()
+
+
+def test_a_run_that_stopped_says_why_and_what_continues_it_and_renews_itself_no_more():
+    text = live(0, 40).page("small", Moment(44, 100, 12.0, 3.5, stopped="Stopped: loss <nan>", command="python -m <x>"))
+    assert "Headlight: small has stopped" in text
+    assert "Stopped: loss &lt;nan&gt;<br>This command continues from the newest checkpoint" in text
+    assert "<code>python -m &lt;x&gt;</code>" in text
+    assert "step 44 of 100" in text
+    assert "at the last look, at step 40" in text
+    assert not [word for word in ("refresh", "<script", "script-src", "data-written") if word in text]
 
 
 def test_only_the_maps_that_are_shown_are_kept():
@@ -116,6 +128,24 @@ def test_a_browser_renews_the_page_and_everything_is_on_one_screen(browser, tmp_
         heights = tab.eval_on_selector_all("circle.induction", "all => all.map(one => one.cy.baseVal.value)")
         assert heights == sorted(heights, reverse=True)
         assert len(heights) == 3
+
+
+def test_a_page_that_no_longer_changes_says_so_and_one_that_changes_again_does_not(browser, tmp_path, monkeypatch):
+    shown, command = live(0, 40), "python -m train.pretrain configs/small.yaml"
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() - 605)
+    file = shown.write(tmp_path, Moment(40, 80, 5.0, 4.0, command=command))
+    with opened(browser, file, wait="progress") as tab:
+        said = tab.locator("#quiet")
+        assert said.is_visible()
+        assert "Nothing has changed for 10 minutes" in said.inner_text()
+        assert command in said.inner_text()
+        monkeypatch.undo()
+        shown.write(tmp_path, Moment(40, 80, 5.0, 4.0, command=command))
+        tab.reload()
+        assert said.is_hidden()
+        assert said.count() == 1
+    text = shown.page("small", Moment(40, 80, 5.0, 4.0, patience=700.0))
+    assert 'data-patience="700"' in text
 
 
 def test_every_value_of_the_drawing_is_where_its_axis_says():

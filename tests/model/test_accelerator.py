@@ -7,7 +7,6 @@ pass needs one, and so do the kernels that PyTorch itself chooses by the GPU's p
 
 import json
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -18,13 +17,14 @@ from torch.nn.attention import flex_attention
 from data.packing import document_starts
 from model.backends import flex
 from model.backends.choice import BACKENDS
-from model.decoding.kv_cache import KVCache
+from model.decoding.kv_cache import KVCache, StaticCache
 from tests import accelerator
 from tests.conftest import random_model, tiny_config
 from tests.processes import exit_code, print_to
 
 MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
-MASKS = ("plain", "documents", "documents found", "left padding", "right padding")
+MASKS = ("plain", "documents", "documents found", "left padding", "right padding", "documents, right padding")
+CACHES = ("dynamic cache", "dynamic cache, padding", "static cache", "static cache, padding")
 # the others: blocked is for CPUs, PyTorch has flex for devices that it knows, and efficient and cudnn for CUDA
 ANYWHERE = ("eager", "sdpa", "sdpa_math", "flash", "varlen")
 
@@ -35,11 +35,11 @@ def inputs_of(kind: str, device: str) -> dict[str, torch.Tensor]:
     given = {"input_ids": torch.randint(0, 192, (2, 24), generator=generator)}
     if kind.startswith("documents"):
         given["document_ids"] = torch.randint(0, 5, (2, 24), generator=generator).sort().values
-    if kind == "documents":
+    if kind in ("documents", "documents, right padding"):
         given["document_starts"] = torch.from_numpy(document_starts(given["document_ids"].numpy()))
     if kind.endswith("padding"):
         real = torch.arange(24) < torch.tensor([[20], [24]])
-        given["attention_mask"] = real.flip(1) if kind == "left padding" else real
+        given["attention_mask"] = real.flip(1) if kind.startswith("left") else real
     return {name: tensor.to(device) for name, tensor in given.items()}
 
 
@@ -54,11 +54,18 @@ def loss_and_gradients(lm, kind: str, device: str) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def read_in_pieces(lm, device: str) -> list[torch.Tensor]:
+def read_in_pieces(lm, kind: str, device: str) -> list[torch.Tensor]:
     """The logits of a text that is read with a cache: a part, then several tokens at once, then one by one."""
-    cache, ids = KVCache(lm.config), inputs_of("plain", device)["input_ids"]
-    logits = [lm(ids[:, first:end], kv_cache=cache) for first, end in ((0, 9), (9, 15), (15, 16), (16, 17), (17, 18))]
-    return [torch.cat(logits, dim=1).cpu()]
+    given = inputs_of("left padding" if "padding" in kind else "plain", device)
+    ids, real = given["input_ids"], given.get("attention_mask")
+    is_static = kind.startswith("static")
+    cache = StaticCache(lm.config, 2, 24, device, torch.float32) if is_static else KVCache(lm.config)
+    logits = []
+    for first, end in ((0, 9), (9, 15), (15, 16), (16, 17), (17, 18)):
+        seen = None if real is None else real if is_static else real[:, :end]
+        logits.append(lm(ids[:, first:end], attention_mask=seen, kv_cache=cache))
+    read = torch.cat(logits, dim=1)
+    return [(read if real is None else read.where(real[:, :18, None], 0.0)).cpu()]
 
 
 def compare_on_accelerator(file) -> None:
@@ -72,14 +79,20 @@ def compare_on_accelerator(file) -> None:
         torch.manual_seed(0)
         lm = random_model(tiny_config(**changes, attn_implementation="eager"))
         expected = {kind: loss_and_gradients(lm, kind, "cpu") for kind in MASKS}
-        expected["a cache"] = read_in_pieces(lm, "cpu")
-        with accelerator.Accelerator():
+        expected |= {kind: read_in_pieces(lm, kind, "cpu") for kind in CACHES}
+        with accelerator.Accelerator() as device:
             lm.to(accelerator.NAME)
+            device.recording = True
+            lm.set_attn_implementation("varlen")
+            for kind in MASKS:
+                lm(**inputs_of(kind, accelerator.NAME))
+            found[f"waits, window {'sliding_window' in changes}"] = device.reads
+            device.recording = False
             for name in ANYWHERE:
                 lm.set_attn_implementation(name)
                 for kind in expected:
-                    read = read_in_pieces if kind == "a cache" else partial(loss_and_gradients, kind=kind)
-                    ours = read(lm, device=accelerator.NAME)
+                    read = read_in_pieces if kind in CACHES else loss_and_gradients
+                    ours = read(lm, kind, accelerator.NAME)
                     errors = [(a - b).abs().max() / b.abs().max() for a, b in zip(ours, expected[kind], strict=True)]
                     found[f"{name}, window {'sliding_window' in changes}, {kind}"] = float(torch.stack(errors).max())
     file.write_text(json.dumps(found), encoding="utf-8")
@@ -89,7 +102,9 @@ def test_every_backend_and_mask_gives_the_numbers_of_the_formula(tmp_path):
     code = exit_code(compare_on_accelerator, tmp_path / "found.json")
     assert code == 0, (tmp_path / "said.txt").read_text(encoding="utf-8")[-3000:]
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
-    assert len(found) == 2 * len(ANYWHERE) * (len(MASKS) + 1)
+    # only where it has to look for documents; PyTorch's kernel takes all else from the device
+    assert {at for window in (False, True) for *_, at in found.pop(f"waits, window {window}")} == {"find_starts"}
+    assert len(found) == 2 * len(ANYWHERE) * (len(MASKS) + len(CACHES))
     assert {where: error for where, error in found.items() if not error < 1e-4} == {}  # float32; a wrong one is ~1
 
 

@@ -31,7 +31,6 @@ CONFIGS = Path(__file__).parents[2] / "configs"
             Situation("cuda", HALF, 64, documents=True, dropout=0.1),
             "has no dropout with documents: use sdpa, or attention_dropout: 0",
         ),
-        ("flash", Situation("cuda", HALF, 64, padding=True, compiled=True), "cannot leave out padding in a compiled"),
         ("flash", Situation("mps", HALF, 64), "no kernel on mps: use sdpa"),
         ("flash3", Situation("cpu", HALF, 64), "needs CUDA: use flash or sdpa"),
         ("sdpa_efficient", Situation("cpu", torch.float32, 64), "needs CUDA: use sdpa"),
@@ -48,10 +47,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
         ("varlen", Situation("cpu", HALF, 64), "needs CUDA: use sdpa"),
         ("varlen", Situation("cuda", torch.float32, 64), "16 bits, not in float32"),
         ("varlen", Situation("cuda", HALF, 512), "heads of at most 256, not 512"),
-        ("varlen", Situation("cuda", HALF, 64, static_cache=True), "cannot read a static cache: use sdpa"),
-        ("varlen", Situation("cuda", HALF, 64, documents=True, padding=True), "documents or padding, not both"),
         ("varlen", Situation("cuda", HALF, 64, dropout=0.1), "has no dropout with lengths"),
-        ("flash", Situation("cuda", HALF, 64, static_cache=True), "cannot read a static cache: use sdpa"),
     ],
 )
 def test_what_cannot_serve_says_why_and_what_to_do(name, situation, message):
@@ -70,12 +66,38 @@ def test_every_shipped_config_trains_with_eager_and_flash_wherever_there_is_a_ke
             assert resolve_attention(run, device, "bf16", compiled) == (backend, "asked for")
 
 
+def situations(run, device: str) -> list[Situation]:
+    """What a backend meets in a run of this config: training, evaluation, generation with every cache."""
+    model = run.model
+    alone = Situation(
+        device, HALF, model.head_size, model.num_key_value_groups, windows=model.sliding_window is not None
+    )
+    packed = replace(alone, documents=run.data.isolate_documents)
+    training = [replace(packed, gradients=True, dropout=model.attention_dropout, compiled=c) for c in (False, True)]
+    prompts = [replace(alone, padding=padding) for padding in (False, True)]
+    later = [replace(prompt, after_cached_tokens=True) for prompt in prompts]
+    static = [replace(prompt, static_cache=True, compiled=c) for prompt in prompts for c in (False, True)]
+    return [*training, packed, replace(packed, padding=True), *prompts, *later, *static]
+
+
+@pytest.mark.parametrize("config", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("backend", ["eager", "flash", "flash3", "flash4"])
+def test_nothing_in_a_run_of_a_shipped_config_is_refused(monkeypatch, backend, config):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(attention_backends, "_is_installed", lambda package: True)
+    run = load_run_config(config)
+    for device in ("cuda",) if backend in ("flash3", "flash4") else ("cpu", "cuda"):
+        for here in situations(run, device):
+            assert why_not(backend, here) is None, here
+
+
 def test_what_can_serve_is_let_through():
-    for masked in ("documents", "windows", "padding", "after_cached_tokens"):
+    for masked in ("documents", "windows", "padding", "after_cached_tokens", "static_cache"):
         assert why_not("flash", Situation("cuda", HALF, 64, **{masked: True})) is None
     assert why_not("flash", Situation("cuda", HALF, 256, dropout=0.1)) is None
     assert why_not("varlen", Situation("cuda", HALF, 64, documents=True, windows=True)) is None
     assert why_not("varlen", Situation("cuda", HALF, 64, padding=True, after_cached_tokens=True)) is None
+    assert why_not("varlen", Situation("cuda", HALF, 64, documents=True, padding=True, compiled=True)) is None
     assert all(why_not(name, Situation("cpu", torch.float32, 64)) is None for name in ("eager", "sdpa", "sdpa_math"))
 
 
@@ -97,9 +119,9 @@ def test_dropout_is_refused_by_flash_in_training_only():
         lm.train()(ids)
 
 
-def test_an_unknown_name_lists_the_known_ones():
+def test_an_unknown_name_lists_the_everyday_ones_and_says_where_the_others_are():
     lm = random_model(tiny_config())
-    with pytest.raises(ValueError, match="'flashy'.*auto, eager, flash, flex, flash3, flash4, sdpa"):
+    with pytest.raises(ValueError, match=r"'flashy'.* auto, eager, flash or flex \(docs/attention.md has the others"):
         lm.set_attn_implementation("flashy")
     assert lm.attn_implementation == "sdpa"
 

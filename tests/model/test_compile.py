@@ -62,22 +62,30 @@ def test_training_in_blocks_of_bfloat16_is_one_graph_too(packed):
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["starts given", "starts found"])
-def test_lengths_in_place_of_a_mask_are_one_graph_too(monkeypatch, told):
+@pytest.fixture
+def lengths_on_a_cpu(monkeypatch):
     """PyTorch's operator itself, as flash calls it on a GPU, with what its documentation says as its kernel here."""
     monkeypatch.setitem(BACKENDS, "varlen", replace(BACKENDS["varlen"], limits=None))  # it would refuse a CPU
     varlen._varlen_attn.register_kernel("cpu")(varlen_kernel.forward)
     varlen._varlen_attn_backward.register_kernel("cpu")(varlen_kernel.backward)
+
+
+@pytest.mark.usefixtures("lengths_on_a_cpu")
+@pytest.mark.parametrize("padded", [False, True], ids=["alone", "padded"])
+@pytest.mark.parametrize("told", [True, False], ids=["starts given", "starts found"])
+def test_lengths_in_place_of_a_mask_are_one_graph_too(told, padded):
     lm = random_model(tiny_config(**MIXED)).train()
     counter = CompileCounter()
     step = torch.compile(lm, backend=counter, fullgraph=True, dynamic=False)
-    for _ in range(3):
+    for i in range(3):
         ids, documents = torch.randint(0, 192, (2, 32)), torch.randint(0, 4, (2, 32)).sort().values
+        real = torch.arange(32) < torch.tensor([[25 + i], [32]]) if padded else None
+        labels = ids if real is None else ids.where(real, -100)
         starts = torch.from_numpy(document_starts(documents.numpy())) if told else None
         gradients = []
         for name, model in (("eager", lm), ("varlen", step)):
             lm.set_attn_implementation(name)
-            loss, _ = model(ids, labels=ids, document_ids=documents, document_starts=starts)
+            loss, _ = model(ids, labels=labels, attention_mask=real, document_ids=documents, document_starts=starts)
             gradients.append([loss, *torch.autograd.grad(loss, list(lm.parameters()))])
         for expected, found in zip(*gradients, strict=True):
             assert torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.detach().abs().max()))
@@ -102,9 +110,11 @@ def test_flex_is_one_graph_too(packed):
     assert counter.frame_count == 1
 
 
+@pytest.mark.usefixtures("lengths_on_a_cpu")
 @pytest.mark.parametrize("changes", [{}, MIXED], ids=["full", "windows"])
 @pytest.mark.parametrize("padded", [False, True], ids=["alone", "padded"])
-def test_decoding_into_a_static_cache_is_one_graph(changes, padded):
+@pytest.mark.parametrize("backend", ["sdpa", "varlen"])
+def test_decoding_into_a_static_cache_is_one_graph(backend, changes, padded):
     lm = random_model(tiny_config(**changes))
     cache = StaticCache(lm.config, 2, 40, "cpu", torch.float32)
     ids = torch.randint(0, 192, (2, 20))
@@ -117,6 +127,7 @@ def test_decoding_into_a_static_cache_is_one_graph(changes, padded):
     step = torch.compile(lm, backend=counter, fullgraph=True, dynamic=False)
     with torch.no_grad():
         full = lm(ids, attention_mask=real[:, :20] if padded else None)
+        lm.set_attn_implementation(backend)
         lm(ids[:, :8], kv_cache=cache, **given)
         for place in range(8, 20):
             logits = step(ids[:, place : place + 1], kv_cache=cache, **given)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -90,34 +91,41 @@ def loop_over_documents(q, k, v, cu_q, cu_k, max_q, max_k, *, window_size, enabl
     return out
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.data())
 def test_lengths_say_the_same_as_the_boolean_mask(data):
     """Everything around the varlen kernel, which needs CUDA; the kernel itself is replaced by its definition."""
     length, cached = data.draw(st.integers(1, 8)), data.draw(st.sampled_from([0, 0, 3]))
     window = data.draw(st.none() | st.integers(1, 6))
-    kind = data.draw(st.sampled_from(["plain", "documents", "left padding", "right padding"]))
+    is_packed = data.draw(st.booleans())
+    padding = data.draw(st.sampled_from(["none", "left", "right"] + ["anywhere"] * (window is None)))
     documents = real = starts = None
-    if kind == "documents":
+    room = 0
+    if is_packed:
         cached = 0
         documents = torch.randint(0, 3, (2, length), generator=torch.manual_seed(data.draw(st.integers(0, 999))))
         documents = documents.sort().values
         if data.draw(st.booleans()):  # as batches say it
             starts = torch.from_numpy(document_starts(documents.numpy()))
-    elif kind != "plain":
-        real = torch.arange(length + cached) < data.draw(st.integers(0, length + cached))
-        real = torch.stack([real, torch.ones(length + cached).bool()])
-        real = real.flip(1) if kind == "left padding" else real
-    places = torch.arange(length + cached)
-    spec = MaskSpec(places[cached:], places, 2, real, documents, window, document_starts=starts)
-    q, k, v = (torch.randn(2, h, n, 4).double() for h, n in ((4, length), (2, length + cached), (2, length + cached)))
+    elif cached:  # a static cache has room for tokens that are still to come
+        room = data.draw(st.sampled_from([0, 2]))
+    columns = length + cached + room
+    if padding != "none":
+        real = torch.arange(columns - room) < data.draw(st.integers(0, columns - room))
+        real = real.flip(0) if padding == "left" else real
+        if padding == "anywhere":
+            real = torch.tensor(data.draw(st.lists(st.booleans(), min_size=len(real), max_size=len(real))))
+        real = F.pad(torch.stack([real, torch.ones_like(real)]), (0, room), value=1)
+    places = torch.arange(columns)
+    spec = MaskSpec(places[cached : cached + length], places, 2, real, documents, window, document_starts=starts)
+    q, k, v = (torch.randn(2, h, n, 4).double() for h, n in ((4, length), (2, columns), (2, columns)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("model.backends.varlen.varlen_attn", loop_over_documents)
         out = varlen(q, k, v, sequences(spec), 0.0)
-    mask = boolean_mask(spec).expand(2, 1, length, length + cached)
+    mask = boolean_mask(spec).expand(2, 1, length, columns)
     expected = eager(q, k, v, mask, 0.0)
-    if kind == "right padding":  # padding as a query is left out altogether, so it stays zero
-        expected = expected * real[:, None, cached:, None]
+    if real is not None:  # padding as a query is left out altogether, so it is zero
+        expected = expected * real[:, None, cached : cached + length, None]
     assert torch.allclose(out, expected, atol=1e-12)
 
 

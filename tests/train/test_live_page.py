@@ -1,12 +1,15 @@
 """live.html in real runs: while training it renews itself and shows what the log says; it is no reason to stop."""
 
 import re
+from contextlib import nullcontext
 
 import pytest
 
 from eval.attention import snapshots
 from eval.attention.history import of_best_head
+from tests.train.faults import at_step, bad_loss
 from tests.train.helpers import kill_at, metrics, pretrain, write_config
+from train.run import typed
 
 LOOKS = [0, 1, 2, 4, 8, 12]
 CIRCLE = re.compile(r"<title>(previous token|induction), (L\d H\d), step (\d+): ([\d.]+)</title>")
@@ -79,6 +82,79 @@ def test_a_killed_run_leaves_a_page_that_renews_itself_and_a_resumed_one_continu
     pretrain(config)
     resumed, never_stopped = ((one / "live.html").read_text(encoding="utf-8") for one in (run, whole[0]))
     assert without_clock_and_maps(resumed) == without_clock_and_maps(never_stopped)
+
+
+def crash(run):
+    raise ZeroDivisionError("a <fault>\nand more")
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("TERM", "Stopped at step 7, which is saved, by SIGTERM."),
+        (bad_loss, "Stopped: loss nan, gradient norm nan at step 6"),
+        (crash, "Stopped after step 6 by an error: ZeroDivisionError: a &lt;fault&gt;<br>"),
+    ],
+    ids=["signal", "non-finite loss", "error"],
+)
+def test_a_run_that_stops_says_so_on_its_page_and_the_resumed_one_leaves_the_same_page(
+    tmp_path, monkeypatch, whole, fault, why
+):
+    config, run = with_looks(tmp_path), tmp_path / "runs/tiny"
+    with monkeypatch.context() as patch:
+        if fault == "TERM":
+            assert kill_at(config, 6, fault) == 143
+        else:
+            at_step(patch, [6], fault)
+            with pytest.raises(ZeroDivisionError) if fault is crash else nullcontext():
+                pretrain(config, code=3)
+    page = (run / "live.html").read_text(encoding="utf-8")
+    assert "has stopped</h1>" in page
+    assert why in page
+    assert "<code>python -m train.pretrain" in page
+    assert "refresh" not in page
+    assert "<script" not in page
+    assert [step for _, step, _ in points(page, "induction")] == [0, 1, 2, 4]
+    if fault == "TERM":
+        pretrain(config)
+        resumed, never_stopped = ((one / "live.html").read_text(encoding="utf-8") for one in (run, whole[0]))
+        assert without_clock_and_maps(resumed) == without_clock_and_maps(never_stopped)
+
+
+def test_a_folder_that_was_taken_away_gets_no_page(tmp_path, monkeypatch):
+    config, run = with_looks(tmp_path), tmp_path / "runs/tiny"
+
+    def move(_):
+        run.rename(tmp_path / "runs/moved")
+        run.mkdir()
+
+    at_step(monkeypatch, [6], move)
+    assert "was moved, replaced or deleted" in pretrain(config, code=2).stderr
+    assert not (run / "live.html").exists()
+    assert "is learning" in (tmp_path / "runs/moved/live.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "command"),
+    [
+        (
+            ["/x/train/pretrain.py", "configs/small.yaml", "name=a b"],
+            {},
+            "python -m train.pretrain configs/small.yaml 'name=a b'",
+        ),
+        (["/x/pytest", "-q"], {}, "python -m train.pretrain"),
+        (
+            ["/x/train/pretrain.py", "a.yaml"],
+            {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": "4"},
+            "torchrun --nproc_per_node=4 -m train.pretrain a.yaml",
+        ),
+    ],
+)
+def test_the_command_that_continues_is_the_one_that_was_typed(monkeypatch, arguments, environment, command):
+    monkeypatch.setattr("sys.argv", arguments)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert typed("train.pretrain") == command
 
 
 def test_a_page_that_cannot_be_written_is_said_once_and_stops_nothing(tmp_path, no_pictures):

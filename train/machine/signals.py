@@ -43,6 +43,12 @@ def stop_signals() -> Iterator[Callable[[], int]]:
             signal.signal(number, handler)
 
 
+def signal_in_words(number: int) -> str:
+    """SIGINT -> `Ctrl-C (SIGINT)`."""
+    name = signal.Signals(number).name
+    return {"SIGINT": "Ctrl-C (SIGINT)", "SIGHUP": "a terminal that closed (SIGHUP)"}.get(name, name)
+
+
 def _write(text: str) -> None:
     """Not print: a signal may come in the middle of one. The terminal may be gone."""
     with suppress(OSError):

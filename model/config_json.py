@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from configs.bounds import MOST_LAYERS
-from model.config import Activation, LayerType
+from model.config import LayerType
 
 Size = Annotated[int, Field(ge=1, le=1 << 28)]  # of a tensor, in one direction
 TokenId = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
@@ -94,7 +94,7 @@ class ConfigJson(EveryConfigJson):
     max_window_layers: int = 28
     attention_bias: bool = False
     mlp_bias: bool = False
-    hidden_act: Activation = "silu"
+    hidden_act: str = "silu"
     no_rope_layers: list[int] | None = None
     no_rope_layer_interval: Annotated[int, Field(ge=1)] = 4
     headlight: Headlight = Headlight()

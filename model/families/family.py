@@ -44,7 +44,7 @@ class Family:
     defaults: what transformers takes for a field of config.json that is left out, if ConfigJson says otherwise.
     fixed: fields of config.json that can have one value only, because Headlight builds nothing else.
     to_files, from_files: the tensors of LanguageModel by name -> those of this family's files, and back.
-    current: the name of a tensor in a file -> its name today; None for one that is no weight.
+    current: the name of a tensor in a file -> its name today; None for one that is not a weight.
     transposed: whether the layers of transformers store and multiply matrices as GPT-2's do (model/linear.py).
     """
 

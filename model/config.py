@@ -42,7 +42,7 @@ def _offer_everyday(schema: dict[str, Any]) -> None:
 
 
 class ModelConfig(Section):
-    r"""The shape of a decoder-only transformer (Llama / Qwen3 family).
+    r"""The shape of a decoder-only transformer, and its parts (docs/architecture.md, Families).
 
     The one toggle that this project is about is `num_key_value_heads`: how many query heads share a key
     and a value (drawn for 8 query heads; `k` stands for a key head and its value head):

@@ -1,7 +1,7 @@
 """What is in the .safetensors files of a model directory? Looked at without reading a weight, then read.
 
-A family may know other names for its tensors, and tensors that are not weights. `current`, below, turns a name in a file
-into the one that is used today, or into None for what is left out.
+A family may know other names for its tensors, and tensors that are not weights. `current`, below, turns a name in a
+file into the one that is used today, or into None for what is left out.
 """
 
 from __future__ import annotations

@@ -17,14 +17,15 @@ FEW = 32
 
 
 class FewRows(TorchFunctionMode):
-    """`with FewRows():` every F.linear on a CPU without a bias and with at most FEW rows is computed this way."""
+    """`with FewRows():` every F.linear on a CPU with at most FEW rows is computed this way."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is F.linear and len(args) == 3 and args[2] is None:  # as an nn.Linear without bias calls it
-            x, weight = args[:2]
+        if function is F.linear and len(args) == 3:  # as an nn.Linear calls it
+            x, weight, bias = args
             rows = x.numel() // x.shape[-1]
             if rows <= FEW and x.device.type == "cpu":
-                return one_row(x, weight) if rows == 1 else few_rows(x, weight)
+                product = one_row(x, weight) if rows == 1 else few_rows(x, weight)
+                return product if bias is None else product + bias
         return function(*args, **(kwargs or {}))
 
 

@@ -1,11 +1,13 @@
 """The model away from the CPU: every backend and mask gives the numbers of the formula, and nothing stays behind.
 
-On the accelerator of tests/accelerator.py, forward and backward, in processes of their own. And, where PyTorch is built
-for CUDA, on fake tensors of a GPU: they have a device and shapes but no numbers, so no driver is needed. Their backward
-pass needs one, and so do the kernels that PyTorch itself chooses by the GPU's properties.
+On the accelerator of tests/accelerator.py, forward and backward, in processes of their own. On `meta`, where tensors
+have shapes and no numbers, so that reading one raises. And, where PyTorch is built for CUDA, on fake tensors of a GPU,
+without a driver; their backward pass needs one, and so do kernels that PyTorch chooses by the GPU's properties. PyTorch
+for CPUs has such tensors too, but cannot index them.
 """
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -17,6 +19,8 @@ from torch.nn.attention import flex_attention
 from data.packing import document_starts
 from model.backends import flex
 from model.backends.choice import BACKENDS
+from model.backends.flash import lengths_or_mask
+from model.backends.varlen import sequences
 from model.decoding.kv_cache import KVCache, StaticCache
 from tests import accelerator
 from tests.conftest import random_model, tiny_config
@@ -106,6 +110,48 @@ def test_every_backend_and_mask_gives_the_numbers_of_the_formula(tmp_path):
     assert {at for window in (False, True) for *_, at in found.pop(f"waits, window {window}")} == {"find_starts"}
     assert len(found) == 2 * len(ANYWHERE) * (len(MASKS) + len(CACHES))
     assert {where: error for where, error in found.items() if not error < 1e-4} == {}  # float32; a wrong one is ~1
+
+
+@pytest.fixture
+def meta(monkeypatch):
+    """`meta` as a device to train on: PyTorch has no autocast there, and FlexAttention asks for devices by name."""
+    asked, autocast = torch.is_autocast_enabled, torch.autocast
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind != "meta" and asked(kind))
+    monkeypatch.setattr(
+        torch, "autocast", lambda kind, *a, **k: nullcontext() if kind == "meta" else autocast(kind, *a, **k)
+    )
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    for name, backend in BACKENDS.items():
+        monkeypatch.setitem(BACKENDS, name, replace(backend, limits=None))
+    return "meta"
+
+
+@pytest.mark.parametrize("changes", [{}, MIXED], ids=["full", "windows"])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_step_asks_the_device_for_no_number(meta, name, changes):
+    """Forward and backward in every backend under every mask. A mask that is made from numbers, or left on the CPU,
+    raises."""
+    lm = random_model(tiny_config(**changes, attn_implementation=name)).train().to(meta)
+    for kind in MASKS:
+        given = inputs_of(kind, meta)
+        looks = kind == "documents found" and BACKENDS[name].mask in (sequences, lengths_or_mask)
+        with pytest.raises(RuntimeError, match="item.* meta") if looks else nullcontext():
+            loss, _ = lm(**given, labels=given["input_ids"])
+            gradients = torch.autograd.grad(loss, list(lm.parameters()))
+            assert {x.device.type for x in (loss, *gradients)} == {"meta"}
+            assert [x.shape for x in gradients] == [p.shape for p in lm.parameters()]
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_reading_with_a_cache_asks_the_device_for_no_number(meta, name):
+    lm = random_model(tiny_config(**MIXED, attn_implementation=name)).to(meta)
+    given, cache = inputs_of("left padding", meta), KVCache(lm.config)
+    with torch.no_grad():
+        for first, end in ((0, 9), (9, 15), (15, 16)):
+            seen = given["attention_mask"][:, :end]
+            logits = lm(given["input_ids"][:, first:end], attention_mask=seen, kv_cache=cache)
+            assert (logits.device.type, logits.shape) == ("meta", (2, end - first, 192))
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="needs a PyTorch that is built for CUDA; no GPU")

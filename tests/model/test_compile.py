@@ -20,6 +20,10 @@ from tests.conftest import random_model, tiny_config
 MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 
 
+OLMO2 = {"qk_norm": "whole", "norm_position": "after"}
+SMOLLM3 = {"qk_norm": False, "no_rope_layers": [1, 0], "attention_bias": True}
+
+
 @pytest.fixture(autouse=True)
 def _fresh_compiler():
     torch._dynamo.reset()
@@ -27,7 +31,7 @@ def _fresh_compiler():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("changes", [{}, MIXED], ids=["full", "windows"])
+@pytest.mark.parametrize("changes", [{}, MIXED, OLMO2, SMOLLM3], ids=["full", "windows", "olmo2", "smollm3"])
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
 def test_training_is_one_graph_that_is_never_compiled_again(backend, packed, changes):
@@ -153,8 +157,9 @@ def test_prompts_of_every_length_share_the_compiled_step(padded, monkeypatch):
 
 
 @pytest.mark.slow
-def test_really_compiled_decoding_gives_the_same_tokens():
-    lm = random_model(tiny_config())
+@pytest.mark.parametrize("changes", [{}, SMOLLM3], ids=["plain", "bias and NoPE"])
+def test_really_compiled_decoding_gives_the_same_tokens(changes):
+    lm = random_model(tiny_config(**changes))
     prompt = torch.randint(0, 192, (2, 6))
     compiled = generate(lm, prompt, 20, temperature=0, kv_cache="static", compile=True)
     assert torch.equal(compiled, generate(lm, prompt, 20, temperature=0))

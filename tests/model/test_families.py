@@ -18,6 +18,7 @@ from model import LanguageModel, ModelConfig, load, save
 from model.convert_kv_heads import convert_kv_heads
 from model.decoding.kv_cache import CACHES, make_cache
 from model.families import FAMILIES, NoFamily, family_of
+from tests.attack.mutations import WRONG
 from tests.conftest import random_model, tiny_config
 from train.budget import kv_cache_bytes
 
@@ -294,6 +295,19 @@ def test_a_damaged_config_of_headlight_is_refused(tmp_path, change, message):
     file.write_text(json.dumps(fields))
     with pytest.raises(ValueError, match="config.json: hidden_size is missing"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("field", ModelConfig.model_fields)
+def test_every_wrong_value_in_a_config_of_headlight_is_refused_or_harmless(tmp_path, field):
+    save(random_model(tiny_config(**ONLY_HERE)), tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    for value in WRONG.values():
+        (tmp_path / "config.json").write_text(json.dumps(fields | {field: value}))
+        try:
+            problem = "" if load(tmp_path)(torch.arange(20)[None]).isfinite().all() else "its logits are not finite"
+        except ValueError as error:
+            problem = str(error)
+        assert problem == "" or (problem.startswith(str(tmp_path)) and "\n" not in problem)
 
 
 @pytest.mark.parametrize(

@@ -51,3 +51,10 @@ def test_every_checkpoint_has_one_named_after_its_run(tmp_path):
     assert "\n# demo, step 1\n" in text
     assert f"with {sum(p.numel() for p in run.lm.parameters()):,} parameters" in text
     assert "- Started from: unknown\n- Text: unknown\n" in text
+
+
+def test_a_model_that_only_headlight_can_load_says_so():
+    metadata, body = card(RunConfig(), norm_position="after", loadable_elsewhere=False)
+    assert metadata == {"pipeline_tag": "text-generation", "tags": ["headlight"]}
+    assert "only Headlight can load it" in body
+    assert "AutoModel" not in body

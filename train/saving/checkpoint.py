@@ -47,13 +47,7 @@ It was trained with Headlight, which trains tiny language models so that you can
 
 ## Use it
 
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-directory = "."  # the folder of this file
-model = AutoModelForCausalLM.from_pretrained(directory)
-tokenizer = AutoTokenizer.from_pretrained(directory)
-```
+{use}
 
 `training/` holds the optimizer's state. You need it only to continue the training.
 
@@ -63,6 +57,25 @@ tokenizer = AutoTokenizer.from_pretrained(directory)
 - Leave the optimizer's state out: `hf upload NAME . --exclude "training/*"`
 - This model is small. It makes up facts, so do not rely on what it writes.
 """
+
+USE_TRANSFORMERS = """\
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+directory = "."  # the folder of this file
+model = AutoModelForCausalLM.from_pretrained(directory)
+tokenizer = AutoTokenizer.from_pretrained(directory)
+```"""
+USE_HEADLIGHT = """\
+No model of transformers has its parts together, so only Headlight can load it:
+
+```python
+from data import load_tokenizer
+from model import load
+
+directory = "."  # the folder of this file
+model, tokenizer = load(directory), load_tokenizer(directory)
+```"""
 
 
 @dataclass(frozen=True)
@@ -139,9 +152,9 @@ def model_card(name: str, lm: LanguageModel, step: int, tokens: int, identity: d
         {key[12:]: value for key, value in identity.items() if key.startswith("data.source.")}
     )
     metadata = {
-        "library_name": "transformers",
+        **({"library_name": "transformers"} if config.loadable_elsewhere else {}),
         "pipeline_tag": "text-generation",
-        "tags": ["headlight", family_of(config).model_type, *(["conversational"] if chats else [])],
+        "tags": [*dict.fromkeys(("headlight", family_of(config).model_type)), *(["conversational"] if chats else [])],
         **({"datasets": datasets} if datasets else {}),
     }
     source = identity.get("init_from")
@@ -159,6 +172,7 @@ def model_card(name: str, lm: LanguageModel, step: int, tokens: int, identity: d
         text=("conversations; " if chats else "") + markdown(text),
         step=step,
         tokens=tokens,
+        use=USE_TRANSFORMERS if config.loadable_elsewhere else USE_HEADLIGHT,
     )
     return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n{body}"
 

@@ -1,6 +1,6 @@
 """Train one run for each value of a key, on the same data and budget, and compare them:
 
-    python -m train.sweep configs/demo.yaml model.num_key_value_heads=1,2,4 [section.key=value ...] [--seeds 3]
+    python -m train.sweep configs/demo.yaml model.num_key_value_heads=1,2,6 [section.key=value ...] [--seeds 3]
 
 `key=a,b,c` is swept, `key=value` holds for all runs. The baseline is the config itself. Runs are named
 <name>-<value>-seed<seed>. A finished run is not trained again, so the same command continues after a stop.

@@ -18,6 +18,7 @@ attention_bias mlp_bias hidden_act layer_types sliding_window use_sliding_window
 eos_token_id pad_token_id dtype torch_dtype quantization_config is_causal partial_rotary_factor headlight""".split()
 ROPE = "rope_type rope_theta factor original_max_position_embeddings attention_factor beta_fast truncate".split()
 IGNORED = "architectures transformers_version use_cache initializer_range auto_map _name_or_path".split()
+OF_SMOLLM3 = "no_rope_layers no_rope_layer_interval attention_bias".split()
 LAYERS = [["chunked_attention", "full_attention"], ["full_attention"], ["linear_attention"] * 2, ["sliding_attention"]]
 WHOLE: dict[str, dict[str, Any]] = {
     "a model of 10**12 parameters": {"hidden_size": 10**5, "intermediate_size": 10**6, "vocab_size": 10**6},
@@ -55,6 +56,8 @@ def cases() -> Iterator[Case]:
         changes[f"{kind} rope's {field} is {what}"] = {
             "rope_parameters": {"rope_type": kind, "factor": 2.0} | {field: value}
         }
+    for field, (what, value) in [(field, wrong) for field in OF_SMOLLM3 for wrong in WRONG.items()]:
+        changes[f"smollm3's {field} is {what}"] = {"model_type": "smollm3", "no_rope_layers": None} | {field: value}
     for number, (name, change) in enumerate(changes.items()):
         yield _case(name, change, COMMANDS[number % 2], may_work=name not in WHOLE)
     for field in (*SIZES, "model_type", "layer_types"):

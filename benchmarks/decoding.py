@@ -29,10 +29,7 @@ def compare_decoding(config: ModelConfig, device: torch.device, rounds: int, ver
     """Print tokens/s for batches of 1 and 16, and with and without a cache where the sequence is longer."""
     lm = random_weights(config).to(device)
     longest = config.max_position_embeddings - PROMPT
-    print(
-        f"{config.num_hidden_layers} layers x {config.hidden_size}, {config.num_attention_heads} query / "
-        f"{config.kv_heads} key-value heads, vocabulary {config.vocab_size:,}, prompt {PROMPT}, greedy, fp32"
-    )
+    print(f"{config.in_words()}, vocabulary {config.vocab_size:,}, prompt {PROMPT}, greedy, fp32")
     rows = []
     for batch, new_tokens in ((1, min(256, longest)), (16, min(256, longest)), (1, min(512, longest))):
         ids = torch.randint(0, lm.lm_head.out_features, (batch, PROMPT), device=device)

@@ -17,28 +17,16 @@ from configs.bounds import (
     MOST_WIDTH,
 )
 from configs.meaning import Meaning, Section
+from model.backends.names import NO_SUCH_BACKEND, AttentionImplementation, offer_everyday
+from model.latent_sizes import resolve_latent, wrong_latent
 from model.rope_scaling import RopeScaling
 from model.shape import any_of, divisors, is_int, kv_heads_of, repeated
 
-AttentionImplementation = Literal[
-    "auto", "eager", "flash", "flex",
-    "flash3", "flash4", "sdpa", "sdpa_efficient", "sdpa_cudnn", "sdpa_math", "blocked", "varlen",
-]  # fmt: skip
 Activation = Literal["silu", "gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]  # as transformers names them
-EVERYDAY = get_args(AttentionImplementation)[:4]  # what a user is offered; docs/attention.md explains the others
-NO_SUCH_BACKEND = f"must be {', '.join(EVERYDAY[:-1])} or {EVERYDAY[-1]} (docs/attention.md has the others)"
 LayerType = Literal["full_attention", "sliding_attention"]
 KeyValueHeads = Annotated[int, Field(ge=0, le=MOST_HEADS)] | Literal["mha", "gqa", "mqa"]
 Flag = Annotated[int, Field(ge=0, le=1)]
 TokenId = Annotated[int, Field(ge=-1, lt=MOST_VOCABULARY)]  # -1: none, in some of Llama's configs
-
-
-def _offer_everyday(schema: dict[str, Any]) -> None:
-    """An editor offers the everyday names, and takes the others as well."""
-    others = [name for name in schema.pop("enum") if name not in EVERYDAY]
-    del schema["type"]
-    other = {"type": "string", "pattern": f"^({'|'.join(others)})$", "description": "one of the others"}
-    schema["anyOf"] = [{"type": "string", "enum": list(EVERYDAY)}, other]
 
 
 class ModelConfig(Section):
@@ -105,6 +93,41 @@ class ModelConfig(Section):
         ge=2,
         le=MOST_WIDTH,
         description="Size of one head, an even number. null = hidden_size / num_attention_heads.",
+    )
+    attention: Annotated[Literal["heads", "mla"], Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+        "heads",
+        description="Where keys and values come from: heads = num_key_value_heads of each, out of the token's vector | "
+        "mla = one small latent vector per token, of which every head makes its own.",
+    )
+    kv_lora_rank: Annotated[int | None, Meaning.TENSORS] = Field(
+        None,
+        ge=1,
+        le=MOST_WIDTH,
+        description="mla: size of the latent, which the cache keeps of a token. null = 4 x head_dim, but at most half "
+        "of hidden_size.",
+    )
+    q_lora_rank: Annotated[int | None, Meaning.TENSORS] = Field(
+        None, ge=1, le=MOST_WIDTH, description="mla: size of a latent for the queries as well. null = none."
+    )
+    qk_nope_head_dim: Annotated[int | None, Meaning.TENSORS] = Field(
+        None,
+        ge=1,
+        le=MOST_WIDTH,
+        description="mla: numbers of a query or key that RoPE leaves alone. null = head_dim - qk_rope_head_dim.",
+    )
+    qk_rope_head_dim: Annotated[int | None, Meaning.TENSORS] = Field(
+        None,
+        ge=2,
+        le=MOST_WIDTH,
+        description="mla: numbers of a query or key that RoPE turns, an even number. The cache keeps them beside the "
+        "latent, once for all heads. null = half of head_dim.",
+    )
+    v_head_dim: Annotated[int | None, Meaning.TENSORS] = Field(
+        None, ge=1, le=MOST_WIDTH, description="mla: size of a value. null = head_dim."
+    )
+    rope_interleave: Annotated[bool | None, Meaning.TENSORS] = Field(
+        None,
+        description="mla: RoPE turns neighbours together (true) or the numbers of two halves (false). null = true.",
     )
     qk_norm: Annotated[bool | Literal["whole"], Meaning.TENSORS, Meaning.STRUCTURE] = Field(
         True,
@@ -191,7 +214,7 @@ class ModelConfig(Section):
         "auto",
         description="Code that computes attention (same numbers, other speed): auto | eager (the formula) | flash | "
         "flex. docs/attention.md has the others.",
-        json_schema_extra=_offer_everyday,
+        json_schema_extra=offer_everyday,
     )
     bos_token_id: Annotated[TokenId | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
         None, description="First token of every document. The tokenizer sets it."
@@ -221,6 +244,8 @@ class ModelConfig(Section):
         heads = values.get("num_attention_heads", cls.model_fields["num_attention_heads"].default)
         if not (is_int(hidden, MOST_WIDTH) and is_int(heads, MOST_HEADS)):
             return values  # the fields' own checks report it
+        if values.get("attention") == "mla":
+            values = resolve_latent(values, hidden, heads)
         if values.get("head_dim") is None:
             if hidden % heads:
                 near = [h for h in range(1, min(hidden, 4 * heads) + 1) if hidden % h == 0]
@@ -253,11 +278,17 @@ class ModelConfig(Section):
                 f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads}): "
                 f"use {any_of(divisors(heads))}"
             )
-        if head_dim % 2 and self.position_embedding == "rope":
+        if head_dim % 2 and self.attention == "heads" and self.position_embedding == "rope":
             raise ValueError(
                 f"head_dim ({head_dim}) must be even, because RoPE rotates pairs: change hidden_size "
                 f"({self.hidden_size}) or num_attention_heads ({heads}), or set head_dim to {head_dim + 1}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_latent(self) -> ModelConfig:
+        if problem := wrong_latent(self):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")
@@ -308,9 +339,34 @@ class ModelConfig(Section):
 
     @property
     def head_size(self) -> int:
-        """D: `head_dim` as a number."""
+        """D: `head_dim` as a number: the size of a query and of a key."""
         assert self.head_dim is not None
         return self.head_dim
+
+    @property
+    def value_size(self) -> int:
+        """Size of a value, and of what a head writes: D, but for mla."""
+        return self.v_head_dim or self.head_size
+
+    @property
+    def rotary_size(self) -> int:
+        """How many numbers of a query and of a key RoPE turns: D, but for mla."""
+        return self.qk_rope_head_dim or self.head_size
+
+    @property
+    def cache_shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """What a layer's cache keeps of a token: (heads, numbers each) of keys and of values.
+
+        mla: of the latent and of the rotary part, which all heads share.
+        """
+        if self.attention == "mla":
+            return (1, self.kv_lora_rank or 0), (1, self.rotary_size)
+        return (self.kv_heads, self.head_size), (self.kv_heads, self.head_size)
+
+    @property
+    def cache_numbers(self) -> int:
+        """How many numbers a layer's cache keeps of a token."""
+        return sum(heads * size for heads, size in self.cache_shapes)
 
     @property
     def windows(self) -> list[int | None]:
@@ -326,6 +382,9 @@ class ModelConfig(Section):
 
     def in_words(self) -> str:
         """The shape in a line: "4 layers x 128, 4 query heads / 1 key-value heads (MQA)"."""
+        if self.attention == "mla":
+            latent = f"MLA, latent {self.kv_lora_rank} + rotary {self.rotary_size}"
+            return f"{self.num_hidden_layers} layers x {self.hidden_size}, {self.num_attention_heads} heads ({latent})"
         toggle = {self.num_attention_heads: "MHA", 1: "MQA"}.get(self.kv_heads, "GQA")
         heads = f"{self.num_attention_heads} query heads / {self.kv_heads} key-value heads ({toggle})"
         return f"{self.num_hidden_layers} layers x {self.hidden_size}, {heads}"

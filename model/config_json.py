@@ -97,6 +97,13 @@ class ConfigJson(EveryConfigJson):
     hidden_act: str = "silu"
     no_rope_layers: list[int] | None = None
     no_rope_layer_interval: Annotated[int, Field(ge=1)] = 4
+    kv_lora_rank: Size | None = None
+    q_lora_rank: Size | None = None
+    qk_nope_head_dim: Size | None = None
+    qk_rope_head_dim: Size | None = None
+    v_head_dim: Size | None = None
+    rope_interleave: bool | None = None
+    first_k_dense_replace: Annotated[int, Field(ge=0)] | None = None
     headlight: Headlight = Headlight()
     # with any other value transformers computes what Headlight does not build
     partial_rotary_factor: Annotated[FiniteFloat, Field(ge=1, le=1)] | None = None

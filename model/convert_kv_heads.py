@@ -80,6 +80,10 @@ def _convert_rows(rows: Tensor, present: int, wanted: int) -> Tensor:
 
 def check_head_count(config: ModelConfig, wanted: int) -> None:
     """Raises ValueError unless every query head keeps one key/value head, made of whole old ones."""
+    if config.attention == "mla":
+        raise ValueError(
+            "attention: mla makes the keys and values of all heads from one latent: there are no heads to pool"
+        )
     heads, present = config.num_attention_heads, config.kv_heads
     allowed = [n for n in range(1, heads + 1) if heads % n == 0 and (present % n == 0 or n % present == 0)]
     if wanted in allowed and fitting_family(ModelConfig(**(config.model_dump() | {"num_key_value_heads": wanted}))):
@@ -159,7 +163,7 @@ def summary(before: LanguageModel, after: LanguageModel) -> str:
 
 def kv_bytes_per_token(config: ModelConfig) -> int:
     """Key and value of one token in all layers, in float32."""
-    return 2 * config.num_hidden_layers * config.kv_heads * config.head_size * 4
+    return config.num_hidden_layers * config.cache_numbers * 4
 
 
 def next_command(source: Path, directory: Path, lm: LanguageModel, out: Path) -> str:

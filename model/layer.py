@@ -12,9 +12,11 @@ from model.attention import Attention
 from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache
 from model.feed_forward import make_dense
+from model.latent_attention import LatentAttention
 from model.masks import Mask
 from model.norm import make_norm
 
+ATTENTION: dict[str, type[Attention] | type[LatentAttention]] = {"heads": Attention, "mla": LatentAttention}
 Stream = tuple[Tensor, dict[str, Tensor]]  # (B, T, hidden_size), and auxiliary losses by name
 
 
@@ -24,7 +26,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, layer_index: int):
         super().__init__()
         self.input_layernorm = make_norm(config, config.hidden_size)
-        self.self_attn = Attention(config, layer_index)
+        self.self_attn = ATTENTION[config.attention](config, layer_index)
         self.post_attention_layernorm = make_norm(config, config.hidden_size)
         self.mlp = make_dense(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
@@ -46,7 +48,7 @@ class NormAfterLayer(nn.Module):
 
     def __init__(self, config: ModelConfig, layer_index: int):
         super().__init__()
-        self.self_attn = Attention(config, layer_index)
+        self.self_attn = ATTENTION[config.attention](config, layer_index)
         self.post_attention_layernorm = make_norm(config, config.hidden_size)
         self.mlp = make_dense(config)
         self.post_feedforward_layernorm = make_norm(config, config.hidden_size)

@@ -27,7 +27,9 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        inv_freq, self.attention_factor = inverse_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
+        inv_freq, self.attention_factor = inverse_frequencies(
+            config.rotary_size, config.rope_theta, config.rope_scaling
+        )
         self.register_buffer("inv_freq", inv_freq, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryEmbedding:
@@ -68,6 +70,11 @@ def make_rotary_embedding(config: ModelConfig) -> RotaryEmbedding | NoRotation:
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn x (B, H, T, head_dim): with halves (a, b), the result is (a cos - b sin, b cos + a sin)."""
     return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
+
+
+def pairs_apart(x: Tensor) -> Tensor:
+    """Neighbours that RoPE turns together, as `apply_rotary` wants them: a b a b -> a a b b (…, head_dim)."""
+    return torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1)
 
 
 def not_rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

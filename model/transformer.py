@@ -17,8 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 from model.attention import Attention
 from model.backends.choice import BACKENDS, Situation, why_not
-from model.config import NO_SUCH_BACKEND, ModelConfig
+from model.backends.names import NO_SUCH_BACKEND
+from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache, StaticCache
+from model.latent_attention import LatentAttention
 from model.layer import LAYERS
 from model.loss import IGNORED, cross_entropy_sum
 from model.masks import Mask, MaskSpec, real_tokens
@@ -160,6 +162,7 @@ class Decoder(nn.Module):
             device=device.type,
             dtype=torch.get_autocast_dtype(device.type) if autocast else weights.dtype,
             head_dim=self.config.head_size,
+            value_dim=self.config.value_size,
             num_key_value_groups=self.config.num_key_value_groups,
             dropout=self.config.attention_dropout if self.training else 0.0,
             gradients=torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()),
@@ -239,9 +242,9 @@ class LanguageModel(nn.Module):
         """The backend in use, `auto` resolved."""
         return self.model.backend
 
-    def attention_modules(self) -> list[Attention]:
+    def attention_modules(self) -> list[Attention | LatentAttention]:
         """The attention of every layer, from the first to the last."""
-        return [module for module in self.modules() if isinstance(module, Attention)]
+        return [module for module in self.modules() if isinstance(module, Attention | LatentAttention)]
 
     def flops_per_token(self, sequence_length: int, *, training: bool = True) -> float:
         """Floating-point operations that a token costs, in rows of `sequence_length` tokens.

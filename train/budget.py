@@ -29,11 +29,13 @@ ASSUMED_CHAR_VOCABULARY = 128  # 116 characters and 12 special tokens: tiny Shak
 def kv_cache_bytes(config: ModelConfig, tokens: int, bytes_per_number: int, kv_heads: int | None = None) -> int:
     """Bytes of the keys and values that one sequence of `tokens` tokens leaves in a KVCache. Exact.
 
-    2 * H_kv * D * bytes_per_number for every token and layer; a sliding layer holds window - 1 tokens at most.
-    kv_heads: as if the model had this many, instead of the config's own.
+    2 * H_kv * D * bytes_per_number for every token and layer (with a latent: its size and that of the rotary part); a
+    sliding layer holds window - 1 tokens at most.
+    kv_heads: as if the model had this many key/value heads, instead of what it has.
     """
     held = sum(min(tokens, window - 1) if window else tokens for window in config.windows)
-    return 2 * held * (kv_heads or config.kv_heads) * config.head_size * bytes_per_number
+    numbers = 2 * kv_heads * config.head_size if kv_heads else config.cache_numbers
+    return held * numbers * bytes_per_number
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -165,16 +167,19 @@ def memory_table(run: RunConfig, device: Device, memory: tuple[float, str] | Non
 
 
 def cache_table(config: ModelConfig) -> str:
-    """Bytes of the cache under MHA, GQA and MQA: of a token, and of the longest sequence."""
+    """Bytes of the cache under MHA, GQA and MQA, and MLA if it is that: of a token, and of the longest sequence."""
     H, longest = config.num_attention_heads, config.max_position_embeddings
     names = {config.kv_heads: "GQA"} | {1: "MQA"} | {H: "MHA"}
+    latent = config.attention == "mla"
     with suppress(ValueError):  # not every number of heads has a GQA of that name
         gqa = ModelConfig(hidden_size=H * 2, num_attention_heads=H, num_key_value_heads="gqa")
         names.setdefault(gqa.kv_heads, "GQA")
     rows = []
-    for kv_heads in sorted(names, reverse=True):
+    for kv_heads in [*sorted(names, reverse=True), *([None] if latent else [])]:
         sizes = [f"{kv_cache_bytes(config, n, b, kv_heads):,}" for b in (2, 4) for n in (1, longest)]
-        rows.append((f"{names[kv_heads]} ({kv_heads}){' *' if kv_heads == config.kv_heads else ''}", *sizes))
+        name = f"{names[kv_heads]} ({kv_heads})" if kv_heads else f"MLA ({config.kv_lora_rank} + {config.rotary_size})"
+        own = kv_heads is None if latent else kv_heads == config.kv_heads
+        rows.append((f"{name}{' *' if own else ''}", *sizes))
     columns = [f"{dtype}, {n}" for dtype in ("bf16", "fp32") for n in ("a token", f"{longest:,} tokens")]
     return table(("Key-value cache, bytes (exact)", *columns), rows)
 

@@ -178,7 +178,9 @@ def _attention(lm: LanguageModel, run: RunConfig, half: bool, device: str) -> It
     name = run.model.attn_implementation
     if device == "cpu" or name in WRITTEN_OUT:
         dtype = torch.bfloat16 if half else torch.float32
-        here = Situation("cpu", dtype, run.model.head_size, run.model.num_key_value_groups, gradients=True)
+        model = run.model
+        sizes = (model.head_size, model.num_key_value_groups)
+        here = Situation("cpu", dtype, *sizes, gradients=True, value_dim=model.value_size)
         lm.set_attn_implementation(choose_attention(here)[0] if name == "auto" else name)
         yield
         return
@@ -201,9 +203,9 @@ def fused_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: 
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, *others: Tensor) -> Tensor:
-        out, log_sums = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32)
-        ctx.save_for_backward(q, *others, out, log_sums)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
+        out, log_sums = q.new_empty(*q.shape[:-1], v.shape[-1]), torch.empty(q.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, *mask, out, log_sums)
         return out
 
     @staticmethod

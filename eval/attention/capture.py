@@ -31,6 +31,7 @@ class AttentionMaps:
 
     tokens (B, T): the input ids. labels: one string per layer and head kept, with their true numbers.
     layers, heads: those numbers. num_attention_heads, num_key_value_heads: of the model, for grouping.
+    attention: heads, or mla, as in ModelConfig.
     max_logits (layer, B, head): the largest q · k / sqrt(D) among the keys that may be seen.
     left_out: which of the given rows and tokens are not included, in words, or "".
     With a cache, keys are all tokens so far, and queries the last ones: T queries, S keys.
@@ -45,6 +46,7 @@ class AttentionMaps:
     num_key_value_heads: int
     max_logits: Tensor
     left_out: str = ""
+    attention: str = "heads"
 
 
 @dataclass
@@ -151,7 +153,8 @@ def capture(
     if recorder.problem:
         raise RuntimeError(recorder.problem)
     groups = lm.config.num_key_value_groups
-    labels = [[f"L{layer} H{head} (KV {head // groups})" for head in head_numbers] for layer in layer_numbers]
+    reads = {head: "latent" if lm.config.attention == "mla" else f"KV {head // groups}" for head in head_numbers}
+    labels = [[f"L{layer} H{head} ({reads[head]})" for head in head_numbers] for layer in layer_numbers]
     return AttentionMaps(
         torch.stack([recorder.weights[layer] for layer in layer_numbers]),
         input_ids.cpu(),
@@ -162,6 +165,7 @@ def capture(
         lm.config.kv_heads,
         torch.stack([recorder.max_logits[layer] for layer in layer_numbers]),
         left_out,
+        lm.config.attention,
     )
 
 

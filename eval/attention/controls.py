@@ -96,7 +96,7 @@ def ablated(lm: LanguageModel, heads: Sequence[Head], how: How = "zero", real: T
     handles = []
     try:
         for layer, numbers in chosen.items():
-            hook = _without(numbers, lm.config.head_size, how, real)
+            hook = _without(numbers, lm.config.value_size, how, real)
             handles.append(modules[layer].o_proj.register_forward_pre_hook(hook))
         yield
     finally:
@@ -104,9 +104,9 @@ def ablated(lm: LanguageModel, heads: Sequence[Head], how: How = "zero", real: T
             handle.remove()
 
 
-def _without(heads: list[int], head_dim: int, how: How, real: Tensor | None):
+def _without(heads: list[int], value_size: int, how: How, real: Tensor | None):
     def change(module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
-        x = given[0].unflatten(-1, (-1, head_dim)).clone()  # (B, T, H, D)
+        x = given[0].unflatten(-1, (-1, value_size)).clone()  # (B, T, H, D)
         if how == "zero":
             x[:, :, heads] = 0
         else:

@@ -19,6 +19,7 @@ def likely_cause(
     """The mistake that, made on purpose, gives the kernel's output `out` (B, H, T, D) but for `allowed`; in words.
 
     q (B, H, T, D), k and v (B, H_kv, S, D), float32, after QK-norm and RoPE; mask (B or 1, 1, T, S) as it should be.
+    cos, sin (…, T, what RoPE turned): the last numbers of a head, or all.
     """
     for cause, instead in _mistakes(q, k, v, mask, cos, sin):
         if (instead - out).abs().max() <= allowed:
@@ -36,7 +37,7 @@ def _mistakes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, cos: Tensor, sin: T
     for words, factor in (scales | {f"scaled the logits by {f:g}": f for f in (2.0, 0.5)}).items():
         yield f"the kernel {words}", _attend(q * factor, k, v, mask)
     if k.shape[2] == q.shape[2]:
-        plain_q, plain_k = (apply_rotary(x, cos, -sin) for x in (q, k))
+        plain_q, plain_k = (_turned_back(x, cos, sin) for x in (q, k))
         yield "the kernel got queries and keys without RoPE", _attend(plain_q, plain_k, v, mask)
         yield "the kernel got queries without RoPE", _attend(plain_q, k, v, mask)
         yield "the kernel got keys without RoPE", _attend(q, plain_k, v, mask)
@@ -44,6 +45,12 @@ def _mistakes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, cos: Tensor, sin: T
     tiled_k, tiled_v = (x.repeat(1, groups, 1, 1) for x in (k, v))
     if groups > 1:
         yield "key/value heads were tiled (0 1 0 1) and not repeated (0 0 1 1)", _attend(q, tiled_k, tiled_v, mask)
+
+
+def _turned_back(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Queries or keys as they were before RoPE, which may have turned only the last numbers of a head."""
+    left_alone = x.shape[-1] - cos.shape[-1]
+    return torch.cat((x[..., :left_alone], apply_rotary(x[..., left_alone:], cos, -sin)), dim=-1)
 
 
 def _other_heads(q: Tensor, k: Tensor, v: Tensor, out: Tensor, mask: Tensor, allowed: float) -> str | None:

@@ -62,6 +62,7 @@ def look(
         heads=captured.heads,
         num_attention_heads=captured.num_attention_heads,
         num_key_value_heads=captured.num_key_value_heads,
+        attention=captured.attention,
         maps=maps,
         scores=scores,
         chance=chance,

@@ -11,7 +11,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, Field
@@ -26,7 +26,9 @@ Head = tuple[int, int]  # layer, head
 FORMAT = 1
 MOST_BYTES = 4_000_000_000  # of all arrays; a map of 256 tokens, 48 layers and 32 heads has 200 MB
 MOST_HEADS = 100_000
-PLAIN = ("step", "tokens", "seconds", "layers", "heads", "num_attention_heads", "num_key_value_heads", "chance")
+PLAIN = (
+    "step", "tokens", "seconds", "layers", "heads", "num_attention_heads", "num_key_value_heads", "attention", "chance",
+)  # fmt: skip
 
 
 class Ablated(NamedTuple):
@@ -64,6 +66,7 @@ class Snapshot:
     similarity:            (layer, head, head): 1 - Jensen-Shannon divergence / ln 2, on text
     scalars:               figures of the model as a whole, such as copy_gain; None where undefined
     ablations:             at the end of a run, what happens without some heads
+    attention:             heads, or mla: what the keys and values of the heads are made of
     """
 
     step: int
@@ -79,6 +82,7 @@ class Snapshot:
     similarity: np.ndarray | None = None
     scalars: dict[str, float | None] = field(default_factory=dict)
     ablations: list[Ablated] = field(default_factory=list)
+    attention: str = "heads"
 
     def group(self, head: int) -> int:
         """The key/value head that this query head reads."""
@@ -159,6 +163,7 @@ class _About(BaseModel):
     scores: list[str]
     scalars: dict[str, Number | None]
     ablations: list[tuple[str, list[Head], float]] = []
+    attention: Literal["heads", "mla"] = "heads"
 
 
 def _snapshot(about: _About, arrays: Any, file: Path) -> Snapshot:

@@ -111,4 +111,5 @@ def _snapshot(looked: Looked, step: int) -> Snapshot:
     note = f"tokens 0 to {left_out - 1} of {len(looked.labels)}" if left_out else ""
     answer = ProbeMap(maps.weights[:, 0, :, :, left_out:].numpy(), looked.labels[left_out:], left_out=note)
     numbers = (maps.layers, maps.heads, maps.num_attention_heads, maps.num_key_value_heads)
-    return Snapshot(step, 0, 0.0, *numbers, maps={"last answer": answer}, scores={}, chance={})
+    answers = {"last answer": answer}
+    return Snapshot(step, 0, 0.0, *numbers, maps=answers, scores={}, chance={}, attention=maps.attention)

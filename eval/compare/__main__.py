@@ -168,7 +168,7 @@ def _measure(variants: Sequence[Variant], decode: bool, device: str) -> tuple[di
     for variant in variants:
         lm, _ = open_model(variant.runs[0].path, device if decode else "cpu")
         c = lm.config
-        costs[variant.name] = Cost(lm.num_parameters(), 2 * c.num_hidden_layers * c.kv_heads * c.head_size * 2)
+        costs[variant.name] = Cost(lm.num_parameters(), c.num_hidden_layers * c.cache_numbers * 2)
         if decode:
             models[variant.name] = lm
     return costs, decode_speeds(models) if decode else None

@@ -266,7 +266,8 @@ def page(
 
 def _notes(variants: Sequence[Variant], decoded: bool) -> list[str]:
     notes = [
-        "KV-cache bytes per token: 2 (keys and values) × layers × key/value heads × head_dim × 2 bytes (16-bit).",
+        "KV-cache bytes per token: 2 (keys and values) × layers × key/value heads × head_dim × 2 bytes (16-bit). "
+        "With attention: mla: layers × (kv_lora_rank + qk_rope_head_dim) × 2 bytes.",
         "Train tokens/s: the median over the lines of a run's metrics.jsonl. Runs are trained at different times, "
         "so whatever else the machine did is in there: small differences mean nothing.",
     ]

@@ -41,7 +41,10 @@ def blocked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float
 
 
 class _Blocked(torch.autograd.Function):
-    """q (B, H, T, D), k and v (B, H_kv, T, D), bias (B or 1, 1, T, T) or None -> (B, H, T, D) in bfloat16."""
+    """q (B, H, T, D), k and v (B, H_kv, T, D), bias (B or 1, 1, T, T) or None -> (B, H, T, D) in bfloat16.
+
+    Values may have another size than keys; then the output has theirs.
+    """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -54,13 +57,13 @@ class _Blocked(torch.autograd.Function):
             weights.append(_add_bias(scores, first, groups, kv_heads, bias).softmax(dim=-1))
             outs.append(weights[-1] @ values[:, :end])
         ctx.save_for_backward(rows, keys, values, *weights)
-        return _as_heads(torch.cat(outs, dim=1), q.shape)
+        return _as_heads(torch.cat(outs, dim=1), (*q.shape[:3], v.shape[3]))
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         rows, keys, values, *weights = ctx.saved_tensors
         (grad,) = grad_outputs
-        (batch, heads, length, head_dim), kv_heads = grad.shape, keys.shape[0] // grad.shape[0]
+        (batch, heads, length, _), kv_heads, head_dim = grad.shape, keys.shape[0] // grad.shape[0], keys.shape[2]
         groups, grad = heads // kv_heads, _as_rows(grad, kv_heads)
         row_grads, key_grad, value_grad = [], torch.zeros_like(keys), torch.zeros_like(values)
         for (first, end), weight in zip(_blocks(length), weights, strict=True):
@@ -71,7 +74,7 @@ class _Blocked(torch.autograd.Function):
             key_grad[:, :end] += score_grad.mT @ rows[:, block]
             row_grads.append(score_grad @ keys[:, :end])
         q_grad = _as_heads(torch.cat(row_grads, dim=1), (batch, heads, length, head_dim)) * head_dim**-0.5
-        kv_shape = (batch, kv_heads, length, head_dim)
+        kv_shape = (batch, kv_heads, length, -1)
         grads = (q_grad, key_grad.view(kv_shape), value_grad.view(kv_shape))
         q_grad, k_grad, v_grad = (x.to(dtype) for x, dtype in zip(grads, ctx.dtypes, strict=True))
         return q_grad, k_grad, v_grad, None

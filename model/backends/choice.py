@@ -51,6 +51,7 @@ class Situation:
     after_cached_tokens: bool = False  # several queries at once behind cached keys: causality needs a mask
     static_cache: bool = False
     compiled: bool = False
+    value_dim: int | None = None  # None: as head_dim
 
     @property
     def mask(self) -> str | None:
@@ -86,6 +87,9 @@ def _half_limits(here: Situation) -> str | None:
 
 def _flash_limits(here: Situation) -> str | None:
     """What the flash kernel cannot serve: plain, or with the lengths of documents in place of a mask."""
+    if here.value_dim not in (None, here.head_dim):
+        sizes = f"{here.value_dim}, and queries and keys {here.head_dim}"
+        return f"takes values as large as keys, and v_head_dim is {sizes}: use sdpa, or set v_head_dim: {here.head_dim}"
     if here.device == "cpu":
         return "has no dropout on CPU: use sdpa, or attention_dropout: 0" if here.dropout else None
     if here.device != "cuda":
@@ -145,7 +149,7 @@ def _flex_limits(here: Situation) -> str | None:
     return None
 
 
-# AttentionImplementation in config.py lists the names once more, because a JSON Schema needs them written out
+# AttentionImplementation in names.py lists the names once more, because a JSON Schema needs them written out
 BACKENDS: dict[str, Backend] = {
     "eager": Backend(eager),
     "flash": Backend(flash(), lengths_or_mask, _flash_limits),
@@ -238,7 +242,9 @@ def worst_error(name: str, here: Situation) -> float:
     length, kv_heads = 192, 2
     generator = torch.Generator().manual_seed(0)
     heads = (kv_heads * here.num_key_value_groups, kv_heads, kv_heads)
-    inputs = [torch.randn(2, count, length, here.head_dim, generator=generator).to(here.dtype) for count in heads]
+    sizes = (here.head_dim, here.head_dim, here.value_dim or here.head_dim)
+    shapes = [(2, count, length, size) for count, size in zip(heads, sizes, strict=True)]
+    inputs = [torch.randn(shape, generator=generator).to(here.dtype) for shape in shapes]
     results = []
     for backend, device, dtype in (("eager", "cpu", torch.float64), (name, here.device, here.dtype)):
         places = torch.arange(length, device=device)

@@ -1,7 +1,8 @@
 """PyTorch's fused attention kernels: `sdpa`, `flash` and the others.
 
 Every function has the signature of `eager` in model/attention.py: q (B, H, T, D), k and v (B, H_kv, S, D), a boolean
-mask (B or 1, 1, T, S) or None for plain causal attention, the dropout probability -> (B, H, T, D).
+mask (B or 1, 1, T, S) or None for plain causal attention, the dropout probability -> (B, H, T, D). Values may have
+another size than keys (model/latent_attention.py); then the output has theirs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -
     kernel takes them there.
     """
     (batch, heads, queries, head_dim), (kv_heads, keys) = q.shape, k.shape[1:3]
-    shape, out_dtype, groups, causal = q.shape, v.dtype, heads // kv_heads, mask is None and queries > 1
+    shape, out_dtype = (*q.shape[:3], v.shape[3]), v.dtype
+    groups, causal = heads // kv_heads, mask is None and queries > 1
     with torch.autocast(q.device.type, enabled=False):
         q, k, v = in_kernel_dtype(q, k, v)
         if queries == 1 < keys and groups > 1:  # decoding: the queries of a group become rows of one head

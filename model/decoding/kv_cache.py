@@ -7,7 +7,9 @@ Four ways to keep them, one interface (`KVCache`):
     static      room for `capacity` tokens from the start: shapes never change, for torch.compile and CUDA graphs
     offloaded   layers wait in the CPU's memory and come to the GPU one layer before they are used
 
-The mask asks a cache where its keys are (`key_positions`). Size: 2 * H_kv * D numbers per token and layer.
+The mask asks a cache where its keys are (`key_positions`). Size: 2 * H_kv * D numbers per token and layer. Where
+attention makes keys and values from a latent (model/latent_attention.py), the latents (B, 1, T, kv_lora_rank) stand in
+the place of keys, and the rotary part (B, 1, T, qk_rope_head_dim) in that of values: their sum, per token and layer.
 """
 
 from __future__ import annotations
@@ -62,8 +64,9 @@ class KVCache:
     def nbytes(self) -> int:
         """Bytes of what is kept: 2 * B * H_kv * D * bytes per number, times the tokens of every layer."""
         return sum(
-            2 * layer.keys[:, :, : self.length - self._kept_from(i)].numel() * layer.keys.element_size()
+            kept[:, :, : self.length - self._kept_from(i)].numel() * kept.element_size()
             for i, layer in self._layers.items()
+            for kept in (layer.keys, layer.values)
         )
 
     def window(self, layer: int) -> int | None:
@@ -96,18 +99,17 @@ class KVCache:
         room = held.keys.shape[2] if held is not None else 0
         # a new buffer if this one is full, or far larger than its window since a long prompt was read
         if held is None or end - held.first > room or room > end - first + 2 * self.block_size:
-            held = self._layers[layer] = self._make_room(held, k, first, end)
+            held = self._layers[layer] = self._make_room(held, k, v, first, end)
         held.keys[:, :, start - held.first : end - held.first] = k
         held.values[:, :, start - held.first : end - held.first] = v
         visible = slice(first - held.first, end - held.first)
         return held.keys[:, :, visible], held.values[:, :, visible]
 
-    def _make_room(self, old: _Layer | None, like: Tensor, first: int, end: int) -> _Layer:
+    def _make_room(self, old: _Layer | None, k: Tensor, v: Tensor, first: int, end: int) -> _Layer:
         """A new buffer with whole blocks for positions first … end, with a copy of what is still needed."""
-        batch, heads, _, head_dim = like.shape
         room = (end - first) // self.block_size * self.block_size + self.block_size
-        keys = like.new_empty(batch, heads, room, head_dim)
-        new = _Layer(keys, torch.empty_like(keys), first)
+        keys, values = (x.new_empty(*x.shape[:2], room, x.shape[3]) for x in (k, v))
+        new = _Layer(keys, values, first)
         if old is not None:
             kept = slice(first - old.first, self._length - old.first)
             new.keys[:, :, : self._length - first] = old.keys[:, :, kept]
@@ -186,8 +188,8 @@ class OffloadedCache(KVCache):
                 held.values.to(device, non_blocking=True),
             )
 
-    def _make_room(self, old: _Layer | None, like: Tensor, first: int, end: int) -> _Layer:
-        new = super()._make_room(old, like, first, end)
+    def _make_room(self, old: _Layer | None, k: Tensor, v: Tensor, first: int, end: int) -> _Layer:
+        new = super()._make_room(old, k, v, first, end)
         if torch.cuda.is_available():
             new.keys, new.values = new.keys.pin_memory(), new.values.pin_memory()
         return new
@@ -219,9 +221,13 @@ class StaticCache(KVCache):
             raise ValueError(f"capacity ({capacity}) must be 1 token or more")
         self.capacity = capacity
         self.is_new = True
-        shape = (batch_size, config.kv_heads, capacity, config.head_size)
-        self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.num_hidden_layers)]
-        self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.num_hidden_layers)]
+        self.keys, self.values = (
+            [
+                torch.zeros(batch_size, heads, capacity, size, device=device, dtype=dtype)
+                for _ in range(config.num_hidden_layers)
+            ]
+            for heads, size in config.cache_shapes
+        )
         self._position = torch.zeros((), dtype=torch.long, device=device)
         self._stay_in_place()
 

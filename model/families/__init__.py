@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 
 from model.config import ModelConfig
+from model.families.deepseek_v3 import DEEPSEEK_V3
 from model.families.family import PLAIN, Family, Fields
 from model.families.gpt2 import GPT2
 from model.families.headlight import HEADLIGHT
@@ -22,7 +23,8 @@ from model.families.smollm3 import SMOLLM3
 __all__ = ["FAMILIES", "Family", "NoFamily", "family_of", "fitting_family"]
 
 FAMILIES: dict[str, Family] = {
-    family.model_type: family for family in (LLAMA, QWEN3, MINISTRAL, QWEN2, OLMO2, SMOLLM3, GPT2, HEADLIGHT)
+    family.model_type: family
+    for family in (LLAMA, QWEN3, MINISTRAL, QWEN2, OLMO2, SMOLLM3, GPT2, DEEPSEEK_V3, HEADLIGHT)
 }
 
 

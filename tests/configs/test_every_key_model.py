@@ -23,6 +23,7 @@ from train.pretrain import build_model
 YARN = "model.rope_scaling={rope_type: yarn, factor: 4.0, original_max_position_embeddings: 4096}"
 LINEAR = "model.rope_scaling={rope_type: linear, factor: 4.0}"
 PLAIN_HEADS = "model.qk_norm=false"
+LATENT = ("model.attention=mla", PLAIN_HEADS, "model.num_key_value_heads=mha")
 ONLY_HERE = "model.loadable_elsewhere=false"
 VOCABULARY = "model.vocab_size=192"
 ALL = "shapes, logits, logits in training"
@@ -38,6 +39,13 @@ CHANGES = each(
         Change("model.num_attention_heads", 2, ALL),
         Change("model.num_key_value_heads", "mqa", ALL),
         Change("model.head_dim", 16, ALL),
+        Change("model.attention", "mla", ALL, LATENT[1:]),
+        Change("model.kv_lora_rank", 12, ALL, LATENT),
+        Change("model.q_lora_rank", 12, ALL, LATENT),
+        Change("model.qk_nope_head_dim", 2, ALL, LATENT),
+        Change("model.qk_rope_head_dim", 2, ALL, LATENT),
+        Change("model.v_head_dim", 12, ALL, LATENT),
+        Change("model.rope_interleave", False, LOGITS, LATENT),
         Change("model.qk_norm", False, ALL),
         Change("model.attention_bias", True, ALL),
         Change("model.qkv_bias", True, ALL, (PLAIN_HEADS,)),

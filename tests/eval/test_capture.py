@@ -198,6 +198,52 @@ def test_with_a_cache_the_rows_are_those_of_the_whole_text(ids, kind, windows):
     assert cache.length == 9
 
 
+def latent_model():
+    """Keys and values of every head from one latent; values are larger than keys."""
+    latent = {"attention": "mla", "num_key_value_heads": "mha", "kv_lora_rank": 12, "v_head_dim": 14}
+    return random_model(tiny_config(head_dim=10, qk_rope_head_dim=4, **latent))
+
+
+@pytest.mark.parametrize("absorbs", [True, False])
+@pytest.mark.parametrize("kind", ["dynamic", "static", "offloaded"])
+def test_a_latent_cache_shows_the_rows_of_the_whole_text(ids, kind, absorbs):
+    """One token behind a cache is read in the absorbed form, whose queries and keys are other ones: same weights."""
+    lm, sizes = latent_model(), set()
+    for module in lm.attention_modules():
+        module.absorbs = absorbs
+    whole = capture(lm, ids)
+    assert whole.attention == "mla"
+    assert whole.labels[1][:2] == ["L1 H0 (latent)", "L1 H1 (latent)"]
+    cache = make_cache(kind, lm.config, 2, 16, lm.lm_head.weight)
+    for start, end in ((0, 5), (5, 6), (6, 7), (7, 9)):
+        maps = capture(lm, ids[:, start:end], kv_cache=cache)
+        assert torch.allclose(maps.weights, whole.weights[..., start:end, :end], atol=1e-5)
+        assert torch.allclose(maps.weights.sum(-1), torch.ones(()), atol=1e-6)
+    lm.attention_modules()[0].recorder = lambda layer, q, k, v, out: sizes.add(q.shape[-1])
+    with torch.no_grad():
+        lm(ids[:, 9:10], kv_cache=cache)
+    assert sizes == {12 + 4 if absorbs else 10}
+
+
+@pytest.mark.parametrize("name", ["no mask", "no RoPE", "half the scale", "one head a little off"])
+def test_a_wrong_kernel_is_named_with_a_latent_too(ids, name):
+    lm = latent_model()
+    for module in lm.attention_modules():
+        module.kv_a_proj_with_mqa.weight.data.mul_(3)  # a peaked attention, as above
+    compute, cause = WRONG_KERNELS[name]
+    if name == "no RoPE":
+        compute = lambda q, k, v, m, d: SDPA(without_partial_rope(lm, q), without_partial_rope(lm, k), v, m, d)  # noqa: E731
+    capture(lm, ids)
+    attend_by(lm, compute)
+    with pytest.raises(RuntimeError, match=cause):
+        capture(lm, ids)
+
+
+def without_partial_rope(lm, x):
+    cos, sin = lm.model.rotary_emb(torch.arange(x.shape[2])[None], x.dtype)
+    return torch.cat((x[..., :6], apply_rotary(x[..., 6:], cos, -sin)), -1)
+
+
 def test_padding_looks_at_nothing_and_is_not_looked_at(lm, ids):
     left = torch.tensor([[0] * 3 + [1] * 9, [1] * 12])
     weights = capture(lm, ids, attention_mask=left).weights

@@ -11,7 +11,7 @@ from PIL.ImageColor import getrgb
 
 from eval.attention.history import PhaseChange, choose, phase_change
 from eval.attention.pictures import drawing, score_plots
-from eval.attention.pictures.grid import BETWEEN, badge, lay_out, legend, tile, without_sink
+from eval.attention.pictures.grid import BETWEEN, badge, kv_heads, lay_out, legend, tile, without_sink
 from eval.attention.pictures.plots import mosaic, one_head, quick_mosaic, side_by_side
 from eval.attention.pictures.score_plots import curves, score_maps, score_maps_side_by_side
 from eval.attention.pictures.timelapse import MOST_FRAMES, timelapse
@@ -141,6 +141,12 @@ def test_a_badge_is_a_score_of_the_text_that_is_shown():
 
 
 # Mosaics
+
+
+def test_the_toggle_is_named():
+    words = [kv_heads(snapshot(heads=8, kv_heads=count)) for count in (8, 2, 1)]
+    assert words == ["MHA, 8 heads", "GQA, 8 heads on 2 KV heads", "MQA, 8 heads on 1 KV head"]
+    assert kv_heads(snapshot(heads=8, attention="mla")) == "MLA, 8 heads on one latent"
 
 
 @pytest.mark.parametrize("kv_heads", [8, 2, 1])

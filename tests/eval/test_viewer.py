@@ -384,6 +384,13 @@ def test_groups_have_colours_that_can_be_switched_off(page):
     assert page.locator("#groups").is_disabled()  # there are no groups to colour
 
 
+def test_a_run_with_a_latent_says_so(browser, tmp_path):
+    file = write_viewer([("latent", [snapshot(100, kv=4, attention="mla")])], tmp_path / "latent.html")
+    with opened(browser, file) as page:
+        assert page.locator(".kind").first.inner_text() == "MLA, 4 heads a layer, one latent"
+        assert "all from one small vector per token" in page.locator(".grid-note").first.inner_text()
+
+
 def test_scores_with_their_chance(page):
     rows = page.locator(".pane").first.locator(".score-table tbody tr")
     choose_head(page, 0, 1)

@@ -19,7 +19,10 @@ def may_see(i, j, *, window=None, documents=None, real=None):
 
 
 def attention(q, k, v, visible):
-    """q (B, H, T, D), k and v (B, H_kv, S, D), visible(b, i, j) -> (B, H, T, D). A row that sees nothing is zero."""
+    """q (B, H, T, D), k and v (B, H_kv, S, D), visible(b, i, j) -> (B, H, T, D). A row that sees nothing is zero.
+
+    Values may have another size than keys; then the output has theirs.
+    """
     group = q.shape[1] // k.shape[1]
     rows = []
     for b in range(q.shape[0]):
@@ -28,14 +31,15 @@ def attention(q, k, v, visible):
                 seen = [j for j in range(k.shape[2]) if visible(b, i, j)]
                 scores = k[b, h // group, seen] @ q[b, h, i] / math.sqrt(q.shape[-1])
                 rows.append(scores.softmax(0) @ v[b, h // group, seen])
-    return torch.stack(rows).view(*q.shape)
+    return torch.stack(rows).view(*q.shape[:3], -1)
 
 
 def rotate(x, positions, config):
-    """x (B, H, T, D) as complex numbers, each pair turned by its own angle."""
+    """x (B, H, T, D) as complex numbers, each pair turned by its own angle. A pair: of two halves, or neighbours."""
     half = x.shape[-1] // 2
     angles = positions.double()[:, None, :, None] * torch.tensor(frequencies(config, half))
-    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+    pairs = (x[..., 0::2], x[..., 1::2]) if config.rope_interleave else (x[..., :half], x[..., half:])
+    turned = torch.complex(*pairs) * torch.polar(torch.ones_like(angles), angles)
     return torch.cat((turned.real, turned.imag), -1) * rope_factor(config)
 
 
@@ -43,7 +47,7 @@ def frequencies(config, half):
     """Radians a position, pair by pair; YaRN as its paper writes it (section 3.2), with the bounds rounded outwards."""
     scaling, found = config.rope_scaling, []
     for pair in range(half):
-        plain = config.rope_theta ** (-2 * pair / config.head_size)
+        plain = config.rope_theta ** (-pair / half)
         if scaling is None:
             found.append(plain)
         elif scaling.rope_type == "linear":
@@ -52,10 +56,10 @@ def frequencies(config, half):
             trained, log_base = scaling.original_max_position_embeddings, math.log(config.rope_theta)
 
             def pair_of(turns, trained=trained, log_base=log_base):
-                return config.head_size / 2 * math.log(trained / (2 * math.pi * turns)) / log_base
+                return half * math.log(trained / (2 * math.pi * turns)) / log_base
 
             low = max(0, math.floor(pair_of(scaling.beta_fast)))
-            high = min(config.head_size - 1, math.ceil(pair_of(scaling.beta_slow)))
+            high = min(2 * half - 1, math.ceil(pair_of(scaling.beta_slow)))
             slow = min(1, max(0, (pair - low) / ((high - low) or 0.001)))
             found.append(plain * (1 - slow) + plain / scaling.factor * slow)
     return found
@@ -68,22 +72,47 @@ def rope_factor(config):
     return 0.1 * math.log(scaling.factor) + 1 if scaling.attention_factor is None else scaling.attention_factor
 
 
-def norm(x, weight, config):
-    return x / (x.square().mean(-1, keepdim=True) + config.rms_norm_eps).sqrt() * weight
+def norm(x, weight, config, eps=None):
+    return x / (x.square().mean(-1, keepdim=True) + (eps or config.rms_norm_eps)).sqrt() * weight
+
+
+def latent_heads(a, w, config, positions):
+    """Queries, keys and values (B, H, T, ·) of one layer's latent attention, in the plain form."""
+    B, T, H = *a.shape[:2], config.num_attention_heads
+    nope, rank = config.qk_nope_head_dim, config.kv_lora_rank
+    if config.q_lora_rank is None:
+        q = a @ w["q_proj.weight"].T
+    else:
+        q = norm(a @ w["q_a_proj.weight"].T, w["q_a_layernorm.weight"], config, 1e-6) @ w["q_b_proj.weight"].T
+    q = q.view(B, T, H, -1).transpose(1, 2)
+    both = a @ w["kv_a_proj_with_mqa.weight"].T
+    latent, position = norm(both[..., :rank], w["kv_a_layernorm.weight"], config, 1e-6), both[:, None, :, rank:]
+    made = (latent @ w["kv_b_proj.weight"].T).view(B, T, H, -1).transpose(1, 2)
+    position = rotate(position, positions, config).expand(B, H, T, -1)
+    q = torch.cat((q[..., :nope], rotate(q[..., nope:], positions, config)), -1)
+    return q, torch.cat((made[..., :nope], position), -1), made[..., nope:]
+
+
+def plain_heads(a, w, config, positions):
+    """Queries (B, H, T, D), keys and values (B, H_kv, T, D) of one layer."""
+    (B, T, _), D = a.shape, config.head_size
+    heads = [(a @ w[f"{p}_proj.weight"].T).view(B, T, -1, D).transpose(1, 2) for p in "qkv"]
+    if config.qk_norm:
+        heads[:2] = [norm(y, w[f"{p}_norm.weight"], config) for p, y in zip("qk", heads[:2], strict=True)]
+    return rotate(heads[0], positions, config), rotate(heads[1], positions, config), heads[2]
 
 
 def logits(lm, input_ids, attention_mask=None, document_ids=None, position_ids=None):
     """Every logit of the model (B, T, V), in float64, from its weights as they are."""
     config, weights = lm.config, {name: p.detach().double() for name, p in lm.state_dict().items()}
-    (B, T), D = input_ids.shape, config.head_size
+    B, T = input_ids.shape
     positions = torch.arange(T).expand(B, T) if position_ids is None else position_ids.expand(B, T)
     x = weights["model.embed_tokens.weight"][input_ids]
     for n in range(config.num_hidden_layers):
         w = {k.removeprefix(f"model.layers.{n}."): p for k, p in weights.items() if k.startswith(f"model.layers.{n}.")}
         a = norm(x, w["input_layernorm.weight"], config)
-        heads = [(a @ w[f"self_attn.{p}_proj.weight"].T).view(B, T, -1, D).transpose(1, 2) for p in "qkv"]
-        if config.qk_norm:
-            heads[:2] = [norm(y, w[f"self_attn.{p}_norm.weight"], config) for p, y in zip("qk", heads[:2], strict=True)]
+        own = {k.removeprefix("self_attn."): p for k, p in w.items()}
+        heads = (latent_heads if config.attention == "mla" else plain_heads)(a, own, config, positions)
 
         def visible(b, i, j, window=config.windows[n]):
             return may_see(
@@ -94,7 +123,7 @@ def logits(lm, input_ids, attention_mask=None, document_ids=None, position_ids=N
                 real=None if attention_mask is None else attention_mask[b],
             )
 
-        out = attention(rotate(heads[0], positions, config), rotate(heads[1], positions, config), heads[2], visible)
+        out = attention(*heads, visible)
         x = x + out.transpose(1, 2).reshape(B, T, -1) @ w["self_attn.o_proj.weight"].T
         a = norm(x, w["post_attention_layernorm.weight"], config)
         gate, up = (a @ w[f"mlp.{p}_proj.weight"].T for p in ("gate", "up"))

@@ -41,6 +41,20 @@ PARTS = {
         **BIAS,
         **WINDOWS,
     },
+    "deepseek_v3": {
+        "attention": ["mla"],
+        "qk_norm": [False],
+        "num_key_value_heads": ["mha"],
+        "num_attention_heads": [4, 8, 5, 1],
+        "head_dim": [None],
+        "kv_lora_rank": [12, 5, 24, 48],
+        "q_lora_rank": [None, 7, 16],
+        "qk_nope_head_dim": [6, 9, 16],
+        "qk_rope_head_dim": [4, 2, 8],
+        "v_head_dim": [14, 8, None],
+        "rope_interleave": [None, False],
+        **BIAS,
+    },
     "gpt2": {
         "qk_norm": [False], "position_embedding": ["learned"], "norm": ["layernorm"], "gated_mlp": [False],
         "attention_bias": [True], "mlp_bias": [True], "num_key_value_heads": ["mha"], "head_dim": [None],
@@ -48,7 +62,7 @@ PARTS = {
         "hidden_act": ["gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu"],
     },
 }  # fmt: skip
-ONE_KEY_PER_HEAD = {"gpt2"}
+ONE_KEY_PER_HEAD = ("gpt2", "deepseek_v3")
 EVERYWHERE = {
     "num_attention_heads": [4, 8, 2],
     "num_key_value_heads": ["mha", "mqa", 2],
@@ -78,6 +92,8 @@ def drawn(family: str, number: int) -> ModelConfig:
 
 def same(ours: LanguageModel, theirs, ids: torch.Tensor) -> None:
     """Equal logits, read at once and read with a cache, by both kernels that both have."""
+    for attention in ours.attention_modules():
+        attention.absorbs = False  # of latent attention: one token is read as transformers does
     for implementation in ("sdpa", "eager"):
         ours.set_attn_implementation(implementation)
         theirs.set_attn_implementation(implementation)
@@ -130,7 +146,12 @@ def test_every_family_has_its_parts_here():
 
 
 # what stops transformers itself at its own defaults: no head_dim, and a padding token outside of a small vocabulary
-OF_ITS_OWN = {"ministral": {"head_dim": 16}, "smollm3": {"pad_token_id": 0}}
+# deepseek_v3: every head has keys and values of its own, and every layer is dense
+OF_ITS_OWN = {
+    "ministral": {"head_dim": 16},
+    "smollm3": {"pad_token_id": 0},
+    "deepseek_v3": {"num_key_value_heads": 8, "first_k_dense_replace": 5, "kv_lora_rank": 24, "q_lora_rank": 16},
+}
 
 
 @pytest.mark.parametrize("family", PARTS)
@@ -165,7 +186,7 @@ def test_the_weights_that_a_picture_shows_are_the_ones_that_were_used(family):
 @pytest.mark.parametrize("family", PARTS)
 def test_an_ablated_head_is_one_whose_columns_of_the_output_are_zero(family):
     lm, ids = random_model(first_of(family)), torch.randint(0, 192, (2, TOKENS))
-    D = lm.config.head_size
+    D = lm.config.value_size
     with torch.no_grad():
         with ablated(lm, [(1, 2)]):
             without = lm(ids)
@@ -194,7 +215,7 @@ def test_the_budget_of_the_cache_is_what_a_cache_holds(family):
     assert cache.nbytes == kv_cache_bytes(lm.config, TOKENS, 4)
 
 
-@pytest.mark.parametrize("family", PARTS.keys() - ONE_KEY_PER_HEAD)
+@pytest.mark.parametrize("family", [family for family in PARTS if family not in ONE_KEY_PER_HEAD])
 def test_repeated_key_value_heads_compute_the_same(family):
     config = first_of(family)
     lm, ids = random_model(config), torch.randint(0, 192, (2, TOKENS))

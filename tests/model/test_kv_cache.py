@@ -25,13 +25,26 @@ def cases(draw):
     chunks = draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
     window = draw(st.none() | st.integers(1, sum(chunks) + 2))
     padding = draw(st.sampled_from([None, "left", "right"]))
+    own = {
+        "num_key_value_heads": heads[1],
+        "head_dim": draw(st.sampled_from([4, 8, 10])),
+        "qk_norm": draw(st.booleans()),
+    }
+    if draw(st.integers(0, 3)) == 0:
+        own = {
+            "attention": "mla",
+            "num_key_value_heads": "mha",
+            "head_dim": 10,
+            "kv_lora_rank": draw(st.sampled_from([4, 12])),
+            "q_lora_rank": draw(st.sampled_from([None, 6])),
+            "qk_rope_head_dim": draw(st.sampled_from([2, 6])),
+            "rope_interleave": draw(st.booleans()),
+        }
     return {
         "config": tiny_config(
             hidden_size=24,
             num_attention_heads=heads[0],
-            num_key_value_heads=heads[1],
-            head_dim=draw(st.sampled_from([4, 8, 10])),
-            qk_norm=draw(st.booleans()),
+            **own,
             sliding_window=window,
             layer_types=None if window is None else draw(st.sampled_from([["sliding_attention", "full_attention"],
                                                                           ["sliding_attention"]])),

@@ -31,6 +31,7 @@ SHAPES = [
     {"num_key_value_heads": "mqa"},
     {"head_dim": 12, "num_key_value_heads": "gqa", "tie_word_embeddings": False},
     {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
+    {"attention": "mla", "num_key_value_heads": "mha", "kv_lora_rank": 10, "qk_rope_head_dim": 4},
 ]
 
 

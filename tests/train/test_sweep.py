@@ -235,6 +235,13 @@ def parameters(name: str) -> int:
     return parameter_counts(run.model)["total"]
 
 
+def test_the_demo_with_a_latent_has_its_parameters_and_the_cache_of_mqa():
+    latent, mqa = (load_run_config(f"configs/{name}.yaml").model for name in ("mla", "demo_mqa_matched"))
+    assert latent.attention == "mla"
+    assert latent.cache_numbers == mqa.cache_numbers
+    assert parameters("mla") == pytest.approx(parameters("demo"), rel=0.005)
+
+
 @pytest.mark.parametrize(
     ("matched", "kv_heads", "whole"),
     [

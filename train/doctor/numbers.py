@@ -63,7 +63,7 @@ def attention(name: str, kind: str, model: ModelConfig) -> Verdict:
 def _situation(name: str, kind: str, precision: str, model: ModelConfig, documents: bool) -> Situation:
     """Training, or a forward pass alone where a backend has no more."""
     sizes = (model.head_size, model.num_key_value_groups)
-    here = Situation(kind, dtype_of(precision), *sizes, gradients=True, documents=documents)
+    here = Situation(kind, dtype_of(precision), *sizes, gradients=True, documents=documents, value_dim=model.value_size)
     forward = replace(here, gradients=False)
     has_forward_only = precision == "fp32" and why_not(name, here) and not why_not(name, forward) and name != "blocked"
     return forward if has_forward_only else here

@@ -109,6 +109,7 @@ def resolve_attention(
         device=kind,
         dtype=dtype_of(precision),
         head_dim=model.head_size,
+        value_dim=model.value_size,
         num_key_value_groups=model.num_key_value_groups,
         dropout=model.attention_dropout,
         gradients=True,

@@ -37,7 +37,7 @@ MODEL_CARD = """\
 # {title}
 
 A language model with {parameters:,} parameters: {layers} layers of width {width}, {heads} attention heads with \
-{kv_heads} key/value heads, {vocabulary:,} tokens in its vocabulary. It reads up to {context:,} tokens at once.
+{kv_heads}, {vocabulary:,} tokens in its vocabulary. It reads up to {context:,} tokens at once.
 
 It was trained with Headlight, which trains tiny language models so that you can watch their attention heads learn.
 
@@ -165,7 +165,9 @@ def model_card(name: str, lm: LanguageModel, step: int, tokens: int, identity: d
         layers=config.num_hidden_layers,
         width=config.hidden_size,
         heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
+        kv_heads=f"keys and values from one latent vector of {config.kv_lora_rank} numbers"
+        if config.attention == "mla"
+        else f"{config.num_key_value_heads} key/value heads",
         vocabulary=config.vocab_size,
         context=config.max_position_embeddings,
         start=start,

@@ -163,8 +163,10 @@ def chosen_probe(snapshot: Snapshot, probe: str | None) -> tuple[str, ProbeMap]:
 
 
 def kv_heads(snapshot: Snapshot) -> str:
-    """The toggle in words: "MHA, 8 heads", "GQA, 8 heads on 2 KV heads"."""
+    """The toggle in words: "MHA, 8 heads", "GQA, 8 heads on 2 KV heads", "MLA, 8 heads on one latent"."""
     heads, kv = snapshot.num_attention_heads, snapshot.num_key_value_heads
+    if snapshot.attention == "mla":
+        return f"MLA, {heads} heads on one latent"
     name = "MHA" if heads == kv else "MQA" if kv == 1 else "GQA"
     return f"{name}, {heads} heads" + ("" if heads == kv else f" on {kv} KV head{'s' if kv > 1 else ''}")
 
@@ -173,7 +175,8 @@ def legend(snapshot: Snapshot, probe: str, hide_sink: bool) -> str:
     """How a mosaic is read, in one line."""
     shown = snapshot.maps[probe]
     parts = [AXES, " · "]
-    parts += ["frame: heads that read one key/value head" if snapshot.num_key_value_heads > 1 else "one key/value head"]
+    shared = "frame: heads that read one key/value head" if snapshot.num_key_value_heads > 1 else "one key/value head"
+    parts += ["every head makes its keys and values from one latent" if snapshot.attention == "mla" else shared]
     if any(SCORES[name].probe == probe for name in PATTERNS if name in snapshot.scores):
         parts += [" · badge: the strongest pattern on this text, as a share of the attention"]
     if shown.documents and len(set(shown.documents)) > 1:

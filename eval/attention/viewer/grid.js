@@ -4,9 +4,11 @@ const GROUP_WORDS = {
   mha: "MHA: every head has keys and values of its own",
   gqa: "GQA: heads of one colour share one key/value head",
   mqa: "MQA: all heads of a layer share one key/value head",
+  mla: "MLA: every head makes its own keys and values, all from one small vector per token",
 };
 
 function attentionKind(run) {
+  if (run.attention === "mla") return "mla";
   if (!run.grouped) return "mha";
   return run.num_key_value_heads === 1 ? "mqa" : "gqa";
 }
@@ -48,8 +50,10 @@ function buildGrid(pane, run) {
 function drawGrid(pane) {
   const { view, run } = pane;
   const info = scoreInfo();
-  pane.find(".kind").textContent = `${attentionKind(run).toUpperCase()}, ${run.num_attention_heads} heads a layer, `
-    + `${run.num_key_value_heads} key/value head${run.num_key_value_heads === 1 ? "" : "s"}`;
+  const kind = attentionKind(run);
+  const shared = `${run.num_key_value_heads} key/value head${run.num_key_value_heads === 1 ? "" : "s"}`;
+  pane.find(".kind").textContent = `${kind.toUpperCase()}, ${run.num_attention_heads} heads a layer, `
+    + (kind === "mla" ? "one latent" : shared);
   drawGridNote(pane.find(".grid-note"), run, info);
   const maps = mapsOf(view);
   const wide = pane.thumbnails[0][0].canvas.clientWidth; // 0 while the grid is hidden

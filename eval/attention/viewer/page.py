@@ -159,7 +159,7 @@ def _one_shape(name: str, snapshots: list[Snapshot]) -> _Kept:
             f"{name}: no attention snapshot to show: train with eval.attention on, or look into its folder"
         )
     ordered = sorted((one for one in snapshots if one.maps), key=lambda one: one.step)
-    fields = ("layers", "heads", "num_attention_heads", "num_key_value_heads")
+    fields = ("layers", "heads", "num_attention_heads", "num_key_value_heads", "attention")
     last = [getattr(ordered[-1], key) for key in fields]
     kept = [one for one in ordered if [getattr(one, key) for key in fields] == last]
     notes = []
@@ -279,6 +279,7 @@ def _about_run(r: int, one: _Kept, plan: _Plan, indices: list[int], names: list[
         "heads": last.heads,
         "num_attention_heads": last.num_attention_heads,
         "num_key_value_heads": last.num_key_value_heads,
+        "attention": last.attention,
         "texts": texts,
         "steps": steps,
         "chance": {name: _number(last.chance.get(name)) for name in names},

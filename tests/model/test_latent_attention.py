@@ -1,0 +1,261 @@
+"""Latent attention (MLA): transformers' logits to the last bit, a cache of latents, and the absorbed form."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from model import LanguageModel, ModelConfig, generate, load, save
+from model.convert_kv_heads import convert_kv_heads
+from model.counting import flops_per_token, parameter_counts
+from model.decoding.kv_cache import CACHES, KVCache, make_cache
+from tests.conftest import random_model, tiny_config
+from tests.model import reference
+from tests.model.test_attention import CPU_BACKENDS
+from tests.model.test_families import YARN, drawn
+
+
+def latent_config(**changes) -> ModelConfig:
+    """Values are larger than keys, so that nothing can take the one for the other."""
+    fields = {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 14}
+    return tiny_config(**({"attention": "mla", "num_key_value_heads": "mha"} | fields | changes))
+
+
+def plainly(lm: LanguageModel) -> LanguageModel:
+    for attention in lm.attention_modules():
+        attention.absorbs = False
+    return lm
+
+
+@torch.no_grad()
+def read_in(lm, pieces, cache) -> torch.Tensor:
+    return torch.cat([lm(piece, kv_cache=cache) for piece in pieces], dim=1)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_decoding_in_chunks_is_that_of_transformers(tmp_path, number):
+    """To the last bit in the plain form; tests/model/test_families.py has the rest."""
+    lm = plainly(random_model(drawn("deepseek_v3", number)))
+    save(lm, tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    pieces = torch.randint(0, 192, (3, 30)).split([9, 1, 4, 1, 15], dim=1)
+    for implementation in ("sdpa", "eager"):
+        lm.set_attn_implementation(implementation)
+        theirs.set_attn_implementation(implementation)
+        held = DynamicCache()
+        with torch.no_grad():
+            decoded = torch.cat([theirs(piece, past_key_values=held).logits for piece in pieces], dim=1)
+        assert torch.equal(read_in(lm, pieces, KVCache(lm.config)), decoded)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"first_k_dense_replace": 1}, "first_k_dense_replace is 1, so layer 1 has experts; Headlight builds"),
+        ({"first_k_dense_replace": 0}, "first_k_dense_replace is 0, so layers 0 to 1 have experts"),
+        ({"first_k_dense_replace": None}, "layers 0 to 1 have experts"),
+        ({"num_key_value_heads": 2}, r"num_key_value_heads \(2\): attention: mla makes keys and values for every"),
+        ({"head_dim": 10}, r"head_dim is 10; in a deepseek_v3 it is qk_rope_head_dim \(4\)"),
+        ({"sliding_window": 5}, "this model_type has none"),
+        ({"qk_rope_head_dim": None}, "qk_rope_head_dim and v_head_dim must be numbers"),
+        ({"rope_parameters": YARN | {"rope_theta": 1e4, "mscale_all_dim": 1.0}}, "mscale_all_dim"),
+    ],
+)
+def test_what_is_not_built_is_refused_by_name(tmp_path, change, message):
+    save(random_model(latent_config()), tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | change))
+    with pytest.raises(ValueError, match=message) as raised:
+        load(tmp_path)
+    assert str(tmp_path / "config.json") in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("changes", [{}, {"q_lora_rank": 7, "rope_interleave": False}, {"rope_scaling": YARN}])
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+def test_it_is_its_formula(backend, changes):
+    """Against the formulas in float64; flash wants values as large as keys."""
+    lm = random_model(latent_config(**({"v_head_dim": 10} if backend == "flash" else {}), **changes))
+    ids, documents = torch.randint(0, 192, (2, 13)), torch.tensor([[0] * 5 + [1] * 8] * 2)
+    lm.set_attn_implementation(backend)
+    for given in ({}, {"document_ids": documents}, {"attention_mask": (torch.arange(13) > 2).expand(2, 13)}):
+        expected = reference.logits(lm, ids, **given)
+        with torch.no_grad():
+            assert (lm(ids, **given) - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_flash_refuses_values_of_another_size_before_it_computes():
+    lm = random_model(latent_config(attn_implementation="flash"))
+    lm.model.embed_tokens.register_forward_hook(lambda *_: pytest.fail("something was computed"))
+    with pytest.raises(ValueError, match="v_head_dim is 14, and queries and keys 10: use sdpa, or set v_head_dim: 10"):
+        lm(torch.randint(0, 192, (1, 8)))
+
+
+# decoding
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_absorbed_matrices_give_what_the_plain_form_gives(number):
+    """One layer in float64, where nothing but the order of the sums differs."""
+    config = drawn("deepseek_v3", number)
+    attention = random_model(config).double().attention_modules()[0]
+    H, S, rank, rotary = config.num_attention_heads, 13, config.kv_lora_rank, config.qk_rope_head_dim
+    shapes = [(2, H, 1, config.qk_nope_head_dim), (2, H, 1, rotary), (2, 1, S, rank), (2, 1, S, rotary)]
+    given = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    for mask in (None, torch.rand(2, 1, 1, S) > 0.4):
+        with torch.no_grad():
+            plain, absorbed = attention.plain(*given, mask), attention.absorbed(*given, mask)
+        assert plain.shape == (2, H, 1, config.v_head_dim)
+        assert torch.allclose(plain, absorbed, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("window", [None, 6])
+def test_tokens_read_one_by_one_are_the_same_in_both_forms(kind, window):
+    """The whole model in float32, with padding, and with windows."""
+    windows = {"sliding_window": window, "layer_types": ["sliding_attention", "full_attention"]} if window else {}
+    lm = random_model(latent_config(**windows))
+    ids, real = torch.randint(0, 192, (2, 17)), torch.arange(17) >= torch.tensor([[0], [3]])
+    for given in ({}, {"attention_mask": real}):
+        with torch.no_grad():
+            whole = lm(ids, **given)[real]
+        for absorbs in (True, False):
+            for attention in lm.attention_modules():
+                attention.absorbs = absorbs
+            cache, pieces = make_cache(kind, lm.config, 2, 20, lm.lm_head.weight), []
+            for start, end in [(0, 8), *((i, i + 1) for i in range(8, 17))]:
+                masks = {name: mask[:, :end] for name, mask in given.items()}
+                with torch.no_grad():
+                    pieces.append(lm(ids[:, start:end], kv_cache=cache, **masks))
+            assert (torch.cat(pieces, 1)[real] - whole).abs().max() < 1e-5 * whole.abs().max()
+
+
+def test_one_token_is_read_without_making_keys_and_values():
+    """The large product of the plain form, kv_b_proj over every cached token, is not there."""
+    lm, calls = random_model(latent_config()), []
+    for attention in lm.attention_modules():
+        attention.kv_b_proj.register_forward_hook(lambda *_: calls.append(1))
+    cache = KVCache(lm.config)
+    ids = torch.randint(0, 192, (1, 9))
+    read_in(lm, ids.split([6, 1, 1, 1], dim=1), cache)
+    assert len(calls) == 2  # one a layer, for the prompt
+    read_in(plainly(lm), ids.split([6, 1, 1, 1], dim=1), KVCache(lm.config))
+    assert len(calls) == 2 + 8
+
+
+@pytest.mark.parametrize("kind", [*CACHES, None])
+def test_greedy_text_is_that_of_transformers(tmp_path, kind):
+    lm = random_model(latent_config(q_lora_rank=9))
+    save(lm, tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = torch.randint(0, 192, (2, 7))
+    expected = theirs.generate(ids, max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert torch.equal(generate(lm, ids, 40, temperature=0, stop_ids=(), kv_cache=kind), expected)
+
+
+@pytest.mark.slow
+def test_compiled_decoding_gives_the_same_text():
+    lm = random_model(latent_config())
+    ids = torch.randint(0, 192, (1, 7))
+    expected = generate(lm, ids, 30, temperature=0, stop_ids=())
+    found = generate(lm, ids, 30, temperature=0, stop_ids=(), kv_cache="static", compile=True)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_the_cache_holds_the_latent_and_the_rotary_part_alone(kind):
+    config = latent_config()
+    lm, cache = random_model(config), make_cache(kind, config, 3, 20, torch.zeros(()))
+    read_in(lm, torch.randint(0, 192, (3, 9)).split([7, 2], dim=1), cache)
+    tokens = 20 if kind == "static" else 9
+    assert cache.nbytes == config.num_hidden_layers * 3 * tokens * (12 + 4) * 4
+    cache.repeat_interleave(2)
+    cache.crop(5)
+    assert cache.nbytes == config.num_hidden_layers * 6 * (20 if kind == "static" else 5) * (12 + 4) * 4
+
+
+def test_there_are_no_heads_to_convert():
+    with pytest.raises(ValueError, match="attention: mla .* there are no heads to pool"):
+        convert_kv_heads(random_model(latent_config()), 2)
+
+
+# shape and start
+
+
+def test_it_starts_as_every_model_does():
+    torch.manual_seed(0)
+    lm = LanguageModel(latent_config(q_lora_rank=9, attention_bias=True, vocab_size=512, hidden_size=64))
+    for name, parameter in lm.named_parameters():
+        is_zero = name.endswith(("o_proj.weight", "down_proj.weight", ".bias"))
+        assert (parameter == 0).all().item() == is_zero, name
+    ids = torch.randint(0, 512, (16, 64))
+    loss_sum, count = lm(ids, labels=ids)
+    assert (loss_sum / count).item() == pytest.approx(torch.tensor(512.0).log().item(), rel=0.02)
+    names = {id(parameter): name for name, parameter in lm.named_parameters()}
+    groups = {group: {names[id(p)] for p in found} for group, found in lm.parameter_groups().items()}
+    own = [name for name in names.values() if ".self_attn." in name]
+    assert {name for name in own if "norm" in name or "bias" in name} == {n for n in own if n in groups["vector"]}
+    assert {name for name in own if "proj" in name and "bias" not in name} == {n for n in own if n in groups["matrix"]}
+
+
+def test_parameters_and_flops_are_counted():
+    config, length = latent_config(q_lora_rank=9), 9
+    lm, counts = LanguageModel(config), parameter_counts(config)
+    linear = [m for layer in lm.model.layers for m in layer.self_attn.modules() if isinstance(m, torch.nn.Linear)]
+    assert counts["attention"] == sum(m.weight.numel() for m in linear)
+    assert counts["norm"] == sum(p.numel() for p in lm.parameters() if p.ndim == 1)
+    matrices = counts["attention"] + counts["feed_forward"] + counts["embedding"]
+    keys = config.num_hidden_layers * (length + 1) / 2
+    forward = 2 * matrices + 2 * 4 * (10 + 14) * keys
+    assert flops_per_token(config, length, training=False) == pytest.approx(forward)
+
+
+def test_every_part_is_trained():
+    lm = random_model(latent_config(q_lora_rank=9, attention_bias=True)).train()
+    ids = torch.randint(0, 192, (2, 9))
+    lm(ids, labels=ids)[0].backward()
+    for name, parameter in lm.named_parameters():
+        assert parameter.grad is not None, name
+        assert (parameter.grad != 0).any(), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes"),
+    [
+        ({"hidden_size": 64}, (32, 8, 8, 16)),  # half of hidden_size, for 4 heads of 16 would be 64
+        ({"hidden_size": 256}, (128, 32, 32, 64)),
+        ({"hidden_size": 256, "num_attention_heads": 16}, (64, 8, 8, 16)),  # four heads' worth
+        ({"head_dim": 24}, (16, 12, 12, 24)),
+        ({"head_dim": 24, "qk_rope_head_dim": 4}, (16, 20, 4, 24)),
+        ({"qk_nope_head_dim": 12, "qk_rope_head_dim": 6, "v_head_dim": 5}, (16, 12, 6, 5)),
+    ],
+)
+def test_sizes_follow_from_the_head(changes, sizes):
+    config = tiny_config(**({"attention": "mla", "num_key_value_heads": "mha"} | changes))
+    assert (config.kv_lora_rank, config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim) == sizes
+    assert config.head_size == sizes[1] + sizes[2]
+    assert ModelConfig(**config.model_dump()) == config
+
+
+def test_it_says_what_it_is():
+    assert latent_config().in_words() == "2 layers x 32, 4 heads (MLA, latent 12 + rotary 4)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"qk_norm": True}, "normalises its latents and has no QK-norm: set qk_norm: false"),
+        ({"num_key_value_heads": 2}, r"num_key_value_heads \(2\): .* the 4 heads: set num_key_value_heads: mha"),
+        ({"head_dim": 12}, r"head_dim \(12\) must be qk_nope_head_dim \(6\) \+ qk_rope_head_dim \(4\): leave one of"),
+        ({"qk_rope_head_dim": 5}, r"qk_rope_head_dim \(5\) must be even, because RoPE rotates pairs: use 6"),
+        ({"qk_rope_head_dim": None, "qk_nope_head_dim": 8}, r"qk_nope_head_dim \(8\) is a part of head_dim \(8\)"),
+        ({"attention": "heads"}, "kv_lora_rank is a key of attention: mla: set attention: mla, or leave it out"),
+        ({"qkv_bias": True}, "attention: mla has no qkv_bias"),
+        ({"kv_lora_rank": 0}, "kv_lora_rank"),
+        ({"qk_rope_head_dim": "four"}, "qk_rope_head_dim"),
+    ],
+)
+def test_keys_that_do_not_go_together_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        latent_config(**changes)

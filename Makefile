@@ -19,7 +19,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --disable-pip-version-check
 TORCH ?=
-STORY_MINUTES := 8
+STORY_MINUTES := 5
 PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile
 
 .PHONY: demo story install test test-all attack notebooks readme readme-quick lint bench clean

@@ -224,8 +224,8 @@ def check(folder, changes):
 def test_each_field_is_understood_or_refused(tmp_path, name):
     """One field at a time; every value of every field that could change what is computed."""
     folder = directory_of(tmp_path / "a", REAL[name])
-    loaded = sum(check(folder, {field: value}) for field, values in otherwise(name).items() for value in values)
-    assert 15 < loaded < 60  # neither everything is refused, nor nothing
+    loaded = [check(folder, {field: value}) for field, values in otherwise(name).items() for value in values]
+    assert 15 < sum(loaded) < len(loaded) - 15  # neither everything is refused, nor nothing
 
 
 @pytest.mark.slow

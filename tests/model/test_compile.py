@@ -21,6 +21,7 @@ MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attenti
 
 
 OLMO2 = {"qk_norm": "whole", "norm_position": "after"}
+LATENT = {"attention": "mla", "num_key_value_heads": "mha"}
 SMOLLM3 = {"qk_norm": False, "no_rope_layers": [1, 0], "attention_bias": True}
 GPT2 = {
     "position_embedding": "learned", "norm": "layernorm", "gated_mlp": False, "hidden_act": "gelu_new",
@@ -36,7 +37,9 @@ def _fresh_compiler():
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, MIXED, OLMO2, SMOLLM3, GPT2], ids=["full", "windows", "olmo2", "smollm3", "gpt2"]
+    "changes",
+    [{}, MIXED, OLMO2, SMOLLM3, LATENT, GPT2],
+    ids=["full", "windows", "olmo2", "smollm3", "latent", "gpt2"],
 )
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
@@ -121,7 +124,7 @@ def test_flex_is_one_graph_too(packed):
 
 
 @pytest.mark.usefixtures("lengths_on_a_cpu")
-@pytest.mark.parametrize("changes", [{}, MIXED], ids=["full", "windows"])
+@pytest.mark.parametrize("changes", [{}, MIXED, LATENT], ids=["full", "windows", "latent"])
 @pytest.mark.parametrize("padded", [False, True], ids=["alone", "padded"])
 @pytest.mark.parametrize("backend", ["sdpa", "varlen"])
 def test_decoding_into_a_static_cache_is_one_graph(backend, changes, padded):

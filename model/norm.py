@@ -54,14 +54,23 @@ class LayerNorm(nn.LayerNorm):
     optimizer_group = "vector"
     part = "norm"
 
+    def __init__(self, size: int, eps: float, gain: float = 1.0):
+        self.gain = gain
+        super().__init__(size, eps)
+
+    def reset_parameters(self) -> None:
+        """Every weight is the gain, every bias zero."""
+        nn.init.constant_(self.weight, self.gain)
+        nn.init.zeros_(self.bias)
+
 
 Norm = RMSNorm | LayerNorm
 NORMS: dict[str, type[Norm]] = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
 
 
-def make_norm(config: ModelConfig, size: int) -> Norm:
-    """The norm of `size` numbers that stands before or after attention and feed-forward, and before the head."""
-    return NORMS[config.norm](size, eps=config.rms_norm_eps)
+def make_norm(config: ModelConfig, size: int, gain: float = 1.0) -> Norm:
+    """The norm of this config, over `size` numbers of a token. gain: where its learned weight starts."""
+    return NORMS[config.norm](size, config.rms_norm_eps, gain)
 
 
 def _normalized(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:

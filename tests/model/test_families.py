@@ -245,6 +245,18 @@ def test_a_new_model_is_its_embedding_and_its_head(family):
     assert [name for name, amount in moved.items() if not 0 < amount < float("inf")] == []
 
 
+def test_a_norm_behind_a_layer_makes_the_first_gradient_no_longer():
+    ids, found = torch.randint(0, 192, (2, TOKENS)), {}
+    for position in ("before", "after"):
+        torch.manual_seed(1)
+        lm = LanguageModel(tiny_config(norm_position=position, loadable_elsewhere=False))
+        loss_sum, count = lm(ids, labels=ids)
+        (loss_sum / count).backward()
+        found[position] = torch.stack([layer.mlp.down_proj.weight.grad.norm() for layer in lm.model.layers])
+    assert (found["after"] < 2 * found["before"]).all()
+    assert (found["after"] > 0).all()
+
+
 # ---------------------------------------------------------------------------------------------------------
 # what no family has
 

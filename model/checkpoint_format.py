@@ -85,7 +85,8 @@ def read_weights(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
 
     Warns of weights that are not finite. Raises ValueError that names the file.
     """
-    stored, family = weight_files.describe(directory), _family(directory)[0]
+    family = _family(directory)[0]
+    stored = weight_files.describe(directory, family.current)
     _check_tensors(lm, stored, family)
     tensors = family.from_files(weight_files.read(stored))
     if broken := [name for name, tensor in tensors.items() if not is_finite(tensor)]:
@@ -117,7 +118,8 @@ def _check_tensors(lm: LanguageModel, stored: weight_files.Stored, family: Famil
 
 def _check_size(config: ModelConfig, directory: Path) -> None:
     """Raises ValueError, before anything is built, unless the files hold this model and it fits into memory."""
-    stored = weight_files.describe(directory)
+    family = _family(directory)[0]
+    stored = weight_files.describe(directory, family.current)
     if config.num_hidden_layers > len(stored.shapes):
         sizes = f"{len(stored.shapes):,} tensors, and config.json says {config.num_hidden_layers:,} layers"
         raise DamagedFile(f"{stored.file}: is of another architecture: it holds {sizes}")
@@ -129,7 +131,7 @@ def _check_size(config: ModelConfig, directory: Path) -> None:
     if config.num_experts and 2 * lm.num_parameters() > stored.bytes:  # a tensor for each of 100,000 experts takes long
         sizes = f"{stored.bytes:,} bytes, and config.json says {lm.num_parameters():,} parameters"
         raise DamagedFile(f"{stored.file}: is of another architecture: it holds {sizes}")
-    _check_tensors(lm, stored, _family(directory)[0])
+    _check_tensors(lm, stored, family)
     needed, there = 4.0 * lm.num_parameters() + stored.bytes, free_ram()
     if there is not None and needed > there[0]:
         sizes = f"{needed / 1e9:.1f} GB to be loaded, and {there[0] / 1e9:.1f} GB are there ({there[1]})"

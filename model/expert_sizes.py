@@ -33,6 +33,9 @@ def check_experts(config: Any) -> None:
             if getattr(config, key) != type(config).model_fields[key].default:
                 raise ValueError(f"{key} is set, and there are no experts: set num_experts, or leave {key} out")
         return
+    for key, value in (("gated_mlp", True), ("mlp_bias", False)):
+        if getattr(config, key) != value:
+            raise ValueError(f"experts have a gate and no bias: set {key}={str(value).lower()}, or num_experts to null")
     if config.num_experts_per_tok > config.num_experts:
         raise ValueError(
             f"num_experts_per_tok ({config.num_experts_per_tok}) must not be above num_experts ({config.num_experts})"

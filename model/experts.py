@@ -22,14 +22,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from model.config import ModelConfig
-from model.feed_forward import FeedForward, swiglu
+from model.feed_forward import ACTIVATIONS, FeedForward, PlainFeedForward, make_dense
 
 ROUTER_STD = 0.02
 
 
-def make_feed_forward(config: ModelConfig, layer_index: int) -> FeedForward | MixtureOfExperts:
+def make_feed_forward(config: ModelConfig, layer_index: int) -> FeedForward | PlainFeedForward | MixtureOfExperts:
     """The feed-forward part of a layer: dense, or experts where the config wants them."""
-    return MixtureOfExperts(config) if config.has_experts[layer_index] else FeedForward(config)
+    return MixtureOfExperts(config) if config.has_experts[layer_index] else make_dense(config)
 
 
 class Router(nn.Linear):
@@ -77,6 +77,7 @@ class Experts(nn.Module):
         self.active_share = config.num_experts_per_tok / count
         self.gate_up_proj = nn.Parameter(torch.empty(count, 2, inner, hidden))
         self.down_proj = nn.Parameter(torch.empty(count, hidden, inner))
+        self.act = ACTIVATIONS[config.hidden_act]()
 
     @torch.compiler.disable  # it compiles grouped products of bfloat16 only, and on a CPU none
     def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
@@ -87,8 +88,8 @@ class Experts(nn.Module):
         rows, place, ends = places(experts, len(self.down_proj), multiple_of_rows(device, dtype))
         chosen = _ToExperts.apply(x.to(dtype), rows, place)  # (R, hidden_size), R ≥ N * k
         gate_up = F.grouped_mm(chosen, self.gate_up_proj.flatten(1, 2).mT.to(dtype), offs=ends)
-        inner = swiglu(*gate_up.chunk(2, dim=-1))
-        out = F.grouped_mm(inner, self.down_proj.mT.to(dtype), offs=ends)
+        gate, up = gate_up.chunk(2, dim=-1)
+        out = F.grouped_mm(self.act(gate) * up, self.down_proj.mT.to(dtype), offs=ends)
         out = _FromExperts.apply(out, place).view(N, k, -1)
         return (out * weights[..., None]).sum(1).to(x.dtype)
 

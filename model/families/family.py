@@ -17,7 +17,7 @@ from configs.read_back import DamagedFile, checked
 from model.config import ModelConfig
 from model.config_json import ConfigJson, Rope
 
-if TYPE_CHECKING:  # torch takes seconds to import, and a config is checked at once
+if TYPE_CHECKING:  # torch takes seconds to import, and a mistake in a YAML file should not
     from torch import Tensor
 
 SAME_NAME = keys_that(ModelConfig, Meaning.SAME_NAME)
@@ -41,10 +41,11 @@ class Family:
     Of the parts that Meaning.STRUCTURE marks it has the default, but for these: needs: fields of ModelConfig that have
     one value here. words: fields that may have any value and have the same name in config.json. spells: fields that
     may have any value, in words of its own, which `write_own` and `read_own` know.
-    limits: what else would have to be otherwise, where it follows from several fields.
     defaults: what transformers takes for a field of config.json that is left out, if ConfigJson says otherwise.
     fixed: fields of config.json that can have one value only, because Headlight builds nothing else.
     to_files, from_files: the tensors of LanguageModel by name -> those of this family's files, and back.
+    current: the name of a tensor in a file -> its name today; None for one that is not a weight.
+    transposed: whether the layers of transformers store and multiply matrices as GPT-2's do (model/linear.py).
     """
 
     model_type: str
@@ -52,18 +53,19 @@ class Family:
     needs: Fields = field(default_factory=dict)
     words: tuple[str, ...] = ()
     spells: tuple[str, ...] = ()
-    limits: Callable[[ModelConfig], Fields] = lambda config: {}
     defaults: Fields = field(default_factory=dict)
     fixed: Fields = field(default_factory=lambda: {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False})
     write_own: Callable[[ModelConfig], Fields] = lambda config: {}
     read_own: Callable[[ConfigJson], Fields] = read_no_windows
     to_files: Callable[[Tensors], Tensors] = dict
     from_files: Callable[[Tensors], Tensors] = dict
+    current: Callable[[str], str | None] = str
+    transposed: bool = False
 
     def differences(self, config: ModelConfig) -> Fields:
         """The fields that would have to be otherwise, each with the value that this family has; {} if it can be it."""
         wanted = {key: value for key, value in PLAIN.items() if key not in (*self.words, *self.spells)} | self.needs
-        return {key: value for key, value in wanted.items() if getattr(config, key) != value} | self.limits(config)
+        return {key: value for key, value in wanted.items() if getattr(config, key) != value}
 
     def write(self, config: ModelConfig) -> Fields:
         """The config.json of a model, in the spelling of transformers 4 and 5."""

@@ -13,14 +13,16 @@ WRITTEN = (*EXPERT_KEYS, "norm_topk_prob", "router_aux_loss_coef")  # under thes
 ONE_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
-def _limits(config: ModelConfig) -> Fields:
-    """All layers have the window or none has; without experts it is a Qwen3 model."""
-    found: Fields = {}
-    if config.num_experts is None:
-        found["num_experts"] = 8
-    if len(set(config.layer_types or [])) > 1:
-        found["layer_types"] = ["sliding_attention"]
-    return found
+class _Qwen3Moe(Family):
+    """There are experts, and all layers have the window or none has."""
+
+    def differences(self, config: ModelConfig) -> Fields:
+        found = super().differences(config)
+        if config.num_experts is None:
+            found["num_experts"] = 8
+        if len(set(config.layer_types or [])) > 1:
+            found["layer_types"] = ["sliding_attention"]
+        return found
 
 
 def _write(config: ModelConfig) -> Fields:
@@ -81,12 +83,11 @@ def _from_files(tensors: Tensors) -> Tensors:
 
 
 # Yang et al. 2025 (arXiv 2505.09388).
-QWEN3_MOE = Family(
+QWEN3_MOE = _Qwen3Moe(
     "qwen3_moe",
     "Qwen3MoeForCausalLM",
     words=("attention_bias",),
     spells=("num_experts", "sliding_window"),
-    limits=_limits,
     defaults={
         "sliding_window": 4096,
         "num_experts": None,

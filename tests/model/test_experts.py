@@ -183,6 +183,8 @@ def test_the_width_of_an_expert_follows_from_that_of_the_dense_layer():
         ({"moe_intermediate_size": 24}, "moe_intermediate_size is set, and there are no experts: set num_experts"),
         ({"num_experts": 4, "moe_intermediate_size": 20}, "multiple of 8 .*: use 24"),
         ({"num_experts": 4, "mlp_only_layers": [2]}, "names layer 2: the layers are 0 to 1"),
+        ({"num_experts": 4, "mlp_bias": True}, "set mlp_bias=false"),
+        ({"num_experts": 4, "gated_mlp": False}, "set gated_mlp=true"),
         ({"num_experts": 4, "decoder_sparse_step": 3}, "leave no layer with experts"),
     ],
 )

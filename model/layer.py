@@ -6,12 +6,14 @@ after    x + norm(f(x))    what is added has a known size (OLMo 2: Walsh et al. 
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor, nn
 
 from model.attention import Attention
 from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache
-from model.feed_forward import FeedForward
+from model.feed_forward import make_dense
 from model.latent_attention import LatentAttention
 from model.masks import Mask
 from model.norm import make_norm
@@ -28,7 +30,7 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = make_norm(config, config.hidden_size)
         self.self_attn = ATTENTION[config.attention](config, layer_index)
         self.post_attention_layernorm = make_norm(config, config.hidden_size)
-        self.mlp = FeedForward(config)
+        self.mlp = make_dense(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, kv_cache: KVCache | None) -> Stream:
@@ -44,14 +46,19 @@ class DecoderLayer(nn.Module):
 
 
 class NormAfterLayer(nn.Module):
-    """x + norm(attention(x)), then x + norm(feed_forward(x)): (B, T, hidden_size) both ways."""
+    """x + norm(attention(x)), then x + norm(feed_forward(x)): (B, T, hidden_size) both ways.
+
+    What comes out is zero at first. There RMSNorm multiplies by gain / sqrt(eps), and gradients with it: with a gain of
+    1 the first gradient was 240 times too long. At a gain of sqrt(eps) it is the gradient of a layer without the norm.
+    """
 
     def __init__(self, config: ModelConfig, layer_index: int):
         super().__init__()
+        gain = math.sqrt(config.rms_norm_eps)
         self.self_attn = ATTENTION[config.attention](config, layer_index)
-        self.post_attention_layernorm = make_norm(config, config.hidden_size)
-        self.mlp = FeedForward(config)
-        self.post_feedforward_layernorm = make_norm(config, config.hidden_size)
+        self.post_attention_layernorm = make_norm(config, config.hidden_size, gain)
+        self.mlp = make_dense(config)
+        self.post_feedforward_layernorm = make_norm(config, config.hidden_size, gain)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, kv_cache: KVCache | None) -> Stream:

@@ -49,8 +49,9 @@ def save(lm: LanguageModel, directory: str | Path, weights: dict[str, Tensor] | 
     _write_json(directory / "config.json", config)
     _write_json(directory / "generation_config.json", tokens)
     weights = lm.state_dict() if weights is None else weights
-    tensors = {family.rename(name): weights[name].contiguous() for name in _stored_names(lm)}
-    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+    tensors = family.to_files({name: weights[name] for name in _stored_names(lm)})
+    # contiguous: a tensor that is cut out of another one is copied
+    save_file({name: x.contiguous() for name, x in tensors.items()}, directory / WEIGHTS, metadata={"format": "pt"})
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
@@ -84,9 +85,10 @@ def read_weights(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
 
     Warns of weights that are not finite. Raises ValueError that names the file.
     """
-    stored, family = weight_files.describe(directory), _family(directory)[0]
-    own_name = _check_tensors(lm, stored, family)
-    tensors = {own_name[name]: tensor for name, tensor in weight_files.read(stored).items()}
+    family = _family(directory)[0]
+    stored = weight_files.describe(directory, family.current)
+    _check_tensors(lm, stored, family)
+    tensors = family.from_files(weight_files.read(stored))
     if broken := [name for name, tensor in tensors.items() if not is_finite(tensor)]:
         others = f" and {len(broken) - 1:,} other tensors" if len(broken) > 1 else ""
         warnings.warn(f"{stored.file}: {broken[0]}{others}: not every number is finite", InputWarning, stacklevel=2)
@@ -98,12 +100,11 @@ def is_finite(tensor: Tensor) -> bool:
     return not tensor.numel() or bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
 
 
-def _check_tensors(lm: LanguageModel, stored: weight_files.Stored, family: Family) -> dict[str, str]:
-    """Each stored name -> the model's own. Raises ValueError unless all are there, fit, and none is left over."""
-    state = lm.state_dict()
-    own_name = {family.rename(name): name for name in _stored_names(lm)}
-    found = {own_name.get(name, name): shape for name, shape in stored.shapes.items()}
-    expected = {name: list(state[name].shape) for name in _stored_names(lm)}
+def _check_tensors(lm: LanguageModel, stored: weight_files.Stored, family: Family) -> None:
+    """Raises ValueError unless all tensors are there, fit, and none is left over."""
+    state, found = lm.state_dict(), stored.shapes
+    shapes = {name: torch.empty(state[name].shape, device="meta") for name in _stored_names(lm)}
+    expected = {name: list(x.shape) for name, x in family.to_files(shapes).items()}
     problems = [f"{name} is missing" for name in expected.keys() - found.keys()]
     problems += [f"{name} is not part of this model" for name in found.keys() - expected.keys()]
     problems += [
@@ -113,12 +114,12 @@ def _check_tensors(lm: LanguageModel, stored: weight_files.Stored, family: Famil
     ]
     if problems:
         raise DamagedFile(f"{stored.file}: is of another architecture: {'; '.join(sorted(problems)[:3])}")
-    return own_name
 
 
 def _check_size(config: ModelConfig, directory: Path) -> None:
     """Raises ValueError, before anything is built, unless the files hold this model and it fits into memory."""
-    stored = weight_files.describe(directory)
+    family = _family(directory)[0]
+    stored = weight_files.describe(directory, family.current)
     if config.num_hidden_layers > len(stored.shapes):
         sizes = f"{len(stored.shapes):,} tensors, and config.json says {config.num_hidden_layers:,} layers"
         raise DamagedFile(f"{stored.file}: is of another architecture: it holds {sizes}")
@@ -127,7 +128,7 @@ def _check_size(config: ModelConfig, directory: Path) -> None:
     except (RuntimeError, OverflowError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise DamagedFile(f"{directory / 'config.json'}: no such model can be built: {reason}") from None
-    _check_tensors(lm, stored, _family(directory)[0])
+    _check_tensors(lm, stored, family)
     needed, there = 4.0 * lm.num_parameters() + stored.bytes, free_ram()
     if there is not None and needed > there[0]:
         sizes = f"{needed / 1e9:.1f} GB to be loaded, and {there[0] / 1e9:.1f} GB are there ({there[1]})"

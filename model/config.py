@@ -17,28 +17,16 @@ from configs.bounds import (
     MOST_WIDTH,
 )
 from configs.meaning import Meaning, Section
+from model.backends.names import NO_SUCH_BACKEND, AttentionImplementation, offer_everyday
 from model.latent_sizes import resolve_latent, wrong_latent
 from model.rope_scaling import RopeScaling
 from model.shape import any_of, divisors, is_int, kv_heads_of, repeated
 
-AttentionImplementation = Literal[
-    "auto", "eager", "flash", "flex",
-    "flash3", "flash4", "sdpa", "sdpa_efficient", "sdpa_cudnn", "sdpa_math", "blocked", "varlen",
-]  # fmt: skip
-EVERYDAY = get_args(AttentionImplementation)[:4]  # what a user is offered; docs/attention.md explains the others
-NO_SUCH_BACKEND = f"must be {', '.join(EVERYDAY[:-1])} or {EVERYDAY[-1]} (docs/attention.md has the others)"
+Activation = Literal["silu", "gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]  # as transformers names them
 LayerType = Literal["full_attention", "sliding_attention"]
 KeyValueHeads = Annotated[int, Field(ge=0, le=MOST_HEADS)] | Literal["mha", "gqa", "mqa"]
 Flag = Annotated[int, Field(ge=0, le=1)]
 TokenId = Annotated[int, Field(ge=-1, lt=MOST_VOCABULARY)]  # -1: none, in some of Llama's configs
-
-
-def _offer_everyday(schema: dict[str, Any]) -> None:
-    """An editor offers the everyday names, and takes the others as well."""
-    others = [name for name in schema.pop("enum") if name not in EVERYDAY]
-    del schema["type"]
-    other = {"type": "string", "pattern": f"^({'|'.join(others)})$", "description": "one of the others"}
-    schema["anyOf"] = [{"type": "string", "enum": list(EVERYDAY)}, other]
 
 
 class ModelConfig(Section):
@@ -70,8 +58,21 @@ class ModelConfig(Section):
         None,
         ge=1,
         le=MOST_INNER_WIDTH,
-        description="Inner width of the feed-forward layers (SwiGLU). null = 8/3 of hidden_size, rounded up to a "
-        "multiple of 32.",
+        description="Inner width of the feed-forward layers. null = 8/3 of hidden_size, rounded up to a multiple of "
+        "32, or 4 times hidden_size without gated_mlp.",
+    )
+    gated_mlp: Annotated[bool, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+        True,
+        description="true: feed-forward layers of three matrices, one of which says what of the others' output "
+        "counts (SwiGLU) | false: of two, as in GPT-2.",
+    )
+    hidden_act: Annotated[Activation, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+        "silu",
+        description="Function between the matrices of the feed-forward layers: silu, as in Llama | gelu_new, as in "
+        "GPT-2 | gelu | gelu_pytorch_tanh | relu.",
+    )
+    mlp_bias: Annotated[bool, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+        False, description="Add a learned vector to the output of each matrix of the feed-forward layers."
     )
     num_hidden_layers: Annotated[int, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
         6, ge=1, le=MOST_LAYERS, description="Number of layers."
@@ -144,10 +145,10 @@ class ModelConfig(Section):
         description="Where attention and the feed-forward part are normalised: before = what goes in | after = what "
         "comes out, as in OLMo 2.",
     )
-    position_embedding: Annotated[Literal["rope", "none"], Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+    position_embedding: Annotated[Literal["rope", "learned", "none"], Meaning.TENSORS, Meaning.STRUCTURE] = Field(
         "rope",
-        description="How the model knows where a token stands: rope = queries and keys are rotated | none = from the "
-        "causal mask alone.",
+        description="How the model knows where a token stands: rope = queries and keys are rotated | learned = a "
+        "vector for every position is added to the token's, as in GPT-2 | none = from the causal mask alone.",
     )
     no_rope_layers: Annotated[list[Flag] | None, Meaning.STRUCTURE] = Field(
         None,
@@ -184,8 +185,13 @@ class ModelConfig(Section):
         "null = all sliding if sliding_window is set, else all full.",
         examples=[["sliding_attention", "full_attention"]],
     )
+    norm: Annotated[Literal["rmsnorm", "layernorm"], Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+        "rmsnorm",
+        description="rmsnorm: every token is scaled to one size, as in Llama | layernorm: its mean is taken away "
+        "before, and a learned vector is added after, as in GPT-2.",
+    )
     rms_norm_eps: Annotated[float, Meaning.SAME_NAME] = Field(
-        1e-6, ge=LEAST_EPSILON, le=1, description="Keeps RMSNorm from dividing by zero."
+        1e-6, ge=LEAST_EPSILON, le=1, description="Keeps the norm from dividing by zero."
     )
     tie_word_embeddings: Annotated[bool, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
         True, description="true: embedding and head share one matrix: smaller, but it learns to copy later."
@@ -208,7 +214,7 @@ class ModelConfig(Section):
         "auto",
         description="Code that computes attention (same numbers, other speed): auto | eager (the formula) | flash | "
         "flex. docs/attention.md has the others.",
-        json_schema_extra=_offer_everyday,
+        json_schema_extra=offer_everyday,
     )
     bos_token_id: Annotated[TokenId | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
         None, description="First token of every document. The tokenizer sets it."
@@ -250,7 +256,8 @@ class ModelConfig(Section):
                 )
             values["head_dim"] = hidden // heads
         if values.get("intermediate_size") is None:
-            values["intermediate_size"] = -(-hidden * 8 // (3 * 32)) * 32
+            gated = values.get("gated_mlp", True)
+            values["intermediate_size"] = -(-hidden * 8 // (3 * 32)) * 32 if gated else 4 * hidden
         kv_heads = values.get("num_key_value_heads", cls.model_fields["num_key_value_heads"].default)
         values["num_key_value_heads"] = kv_heads_of(kv_heads, heads)
         layers, types = values.get("num_hidden_layers", cls.model_fields["num_hidden_layers"].default), "layer_types"
@@ -271,7 +278,7 @@ class ModelConfig(Section):
                 f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads}): "
                 f"use {any_of(divisors(heads))}"
             )
-        if head_dim % 2 and self.attention == "heads":
+        if head_dim % 2 and self.attention == "heads" and self.position_embedding == "rope":
             raise ValueError(
                 f"head_dim ({head_dim}) must be even, because RoPE rotates pairs: change hidden_size "
                 f"({self.hidden_size}) or num_attention_heads ({heads}), or set head_dim to {head_dim + 1}"

@@ -16,6 +16,7 @@ from model.config import LayerType
 Size = Annotated[int, Field(ge=1, le=1 << 28)]  # of a tensor, in one direction
 TokenId = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
+Share = Annotated[FiniteFloat, Field(ge=0, lt=1)]  # of numbers that dropout sets to zero
 
 
 class Headlight(BaseModel):
@@ -52,10 +53,29 @@ class Rope(BaseModel):
         return values
 
 
-class ConfigJson(BaseModel):
-    """The fields that decide what is computed."""
+class EveryConfigJson(BaseModel):
+    """The fields that every architecture has."""
 
     vocab_size: Size
+    tie_word_embeddings: bool = False
+    bos_token_id: TokenId | None = None
+    eos_token_id: TokenId | list[TokenId] | None = None
+    pad_token_id: TokenId | None = None
+    # transformers reads these too; with any other value it computes what Headlight does not build
+    is_causal: Literal[True] = True
+    is_encoder_decoder: Literal[False] = False
+    quantization_config: None = None
+    compression_config: None = None
+    per_layer_config: None = None
+    fusion_config: None = None
+    transformers_weights: None = None
+    dtype: Literal["float32", "float16", "bfloat16", "auto"] | None = None
+    torch_dtype: Literal["float32", "float16", "bfloat16", "auto"] | None = None
+
+
+class ConfigJson(EveryConfigJson):
+    """The fields that decide what is computed."""
+
     hidden_size: Size
     intermediate_size: Size
     num_hidden_layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
@@ -64,11 +84,7 @@ class ConfigJson(BaseModel):
     head_dim: Size | None = None
     max_position_embeddings: Annotated[int, Field(ge=1, lt=1 << 31)]
     rms_norm_eps: Positive = 1e-6
-    tie_word_embeddings: bool = False
     attention_dropout: FiniteFloat | None = None
-    bos_token_id: TokenId | None = None
-    eos_token_id: TokenId | list[TokenId] | None = None
-    pad_token_id: TokenId | None = None
     rope_theta: Positive | None = None
     rope_parameters: Rope | None = None
     rope_scaling: Rope | None = None
@@ -77,6 +93,8 @@ class ConfigJson(BaseModel):
     use_sliding_window: bool = False
     max_window_layers: int = 28
     attention_bias: bool = False
+    mlp_bias: bool = False
+    hidden_act: str = "silu"
     no_rope_layers: list[int] | None = None
     no_rope_layer_interval: Annotated[int, Field(ge=1)] = 4
     kv_lora_rank: Size | None = None
@@ -87,18 +105,9 @@ class ConfigJson(BaseModel):
     rope_interleave: bool | None = None
     first_k_dense_replace: Annotated[int, Field(ge=0)] | None = None
     headlight: Headlight = Headlight()
-    # transformers reads these too; with any other value it computes what Headlight does not build
-    is_causal: Literal[True] = True
-    is_encoder_decoder: Literal[False] = False
+    # with any other value transformers computes what Headlight does not build
     partial_rotary_factor: Annotated[FiniteFloat, Field(ge=1, le=1)] | None = None
     original_max_position_embeddings: Size | None = None
-    quantization_config: None = None
-    compression_config: None = None
-    per_layer_config: None = None
-    fusion_config: None = None
-    transformers_weights: None = None
-    dtype: Literal["float32", "float16", "bfloat16", "auto"] | None = None
-    torch_dtype: Literal["float32", "float16", "bfloat16", "auto"] | None = None
 
     @model_validator(mode="after")
     def _check_layers(self) -> ConfigJson:

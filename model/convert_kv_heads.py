@@ -30,6 +30,7 @@ from configs.bounds import MOST_HEADS, whole
 from configs.checkpoints import check_files, read_checkpoint
 from configs.command import InputError, exit_on_bad_input
 from model.config import ModelConfig
+from model.families import fitting_family
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from torch import Tensor
@@ -85,8 +86,15 @@ def check_head_count(config: ModelConfig, wanted: int) -> None:
         )
     heads, present = config.num_attention_heads, config.kv_heads
     allowed = [n for n in range(1, heads + 1) if heads % n == 0 and (present % n == 0 or n % present == 0)]
-    if wanted in allowed:
+    family = fitting_family(config)
+    converted = ModelConfig(**(config.model_dump() | {"num_key_value_heads": wanted})) if wanted in allowed else None
+    if converted is not None and (family is None or fitting_family(converted) is not None):
         return
+    if converted is not None and family is not None:
+        raise ValueError(
+            f"num_key_value_heads ({wanted}): {family.model_type} has one key/value head for every query head, so this "
+            f"model keeps its {present}"
+        )
     if wanted < 1 or heads % wanted:
         problem = f"does not divide the {heads} query heads"
     else:

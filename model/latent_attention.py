@@ -1,12 +1,13 @@
 r"""Multi-head latent attention (MLA): the cache keeps one small vector a token, and every head makes its keys of it.
 
-                     x                       x   (B, T, hidden_size)      c   the latent     (B, T, kv_lora_rank)
-              ┌──────┴──────┐                                             k   rotary part    (B, T, qk_rope_head_dim)
-              q             c, k_rot   ←  this is all that is cached
-           ┌──┴──┐     ┌────┴─────┐
-        q_nope  q_rot  k_nope  v  k_rot      "nope" has no position in it, "rot" is turned by RoPE
-           H heads     H heads of   one k_rot
-           of each     k_nope, v    for all heads
+    x ──┬── q_proj ──────────────┬── q_nope   H heads
+        │                        └── q_rot    H heads, turned by RoPE
+        └── kv_a_proj_with_mqa ──┬── c ── kv_b_proj ──┬── k_nope   H heads
+                                 │                    └── v        H heads
+                                 └── k_rot    one for all heads, turned by RoPE
+
+    x  (B, T, hidden_size)     c  the latent (B, T, kv_lora_rank)     k_rot  the rotary part (B, T, qk_rope_head_dim)
+    The cache keeps c and k_rot of every token, and nothing that is made of them.
 
     k_nope_h = K_h c        v_h = V_h c        (K_h and V_h are the rows of kv_b_proj that belong to head h)
     score_h  = (q_nope_h · k_nope_h + q_rot_h · k_rot) / sqrt(qk_nope_head_dim + qk_rope_head_dim)
@@ -67,13 +68,13 @@ class LatentAttention(nn.Module):
         self.heads, self.rotary, self.value = config.num_attention_heads, config.rotary_size, config.value_size
         self.nope = config.head_size - self.rotary
         (_, self.rank), _ = config.cache_shapes
-        hidden, query_size, q_rank = config.hidden_size, self.heads * config.head_size, config.q_lora_rank
-        if q_rank is None:
+        self.q_rank, hidden, query_size = config.q_lora_rank, config.hidden_size, self.heads * config.head_size
+        if self.q_rank is None:
             self.q_proj = nn.Linear(hidden, query_size, bias=False)
         else:
-            self.q_a_proj = nn.Linear(hidden, q_rank, bias=config.attention_bias)
-            self.q_a_layernorm = RMSNorm(q_rank, LATENT_EPS)
-            self.q_b_proj = nn.Linear(q_rank, query_size, bias=False)
+            self.q_a_proj = nn.Linear(hidden, self.q_rank, bias=config.attention_bias)
+            self.q_a_layernorm = RMSNorm(self.q_rank, LATENT_EPS)
+            self.q_b_proj = nn.Linear(self.q_rank, query_size, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(hidden, self.rank + self.rotary, bias=config.attention_bias)
         self.kv_a_layernorm = RMSNorm(self.rank, LATENT_EPS)
         self.kv_b_proj = nn.Linear(self.rank, self.heads * (self.nope + self.value), bias=False)
@@ -104,7 +105,7 @@ class LatentAttention(nn.Module):
 
     def queries(self, x: Tensor) -> Tensor:
         """(B, T, hidden_size) -> (B, T, H * (nope + rotary)), through a latent of its own if there is a q_lora_rank."""
-        if hasattr(self, "q_proj"):
+        if self.q_rank is None:
             return self.q_proj(x)
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from model.attention import Attention
 from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache
-from model.feed_forward import FeedForward
+from model.feed_forward import make_dense
 from model.latent_attention import LatentAttention
 from model.masks import Mask
 from model.norm import make_norm
@@ -30,7 +30,7 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = make_norm(config, config.hidden_size)
         self.self_attn = ATTENTION[config.attention](config, layer_index)
         self.post_attention_layernorm = make_norm(config, config.hidden_size)
-        self.mlp = FeedForward(config)
+        self.mlp = make_dense(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, kv_cache: KVCache | None) -> Stream:
@@ -57,7 +57,7 @@ class NormAfterLayer(nn.Module):
         gain = math.sqrt(config.rms_norm_eps)
         self.self_attn = ATTENTION[config.attention](config, layer_index)
         self.post_attention_layernorm = make_norm(config, config.hidden_size, gain)
-        self.mlp = FeedForward(config)
+        self.mlp = make_dense(config)
         self.post_feedforward_layernorm = make_norm(config, config.hidden_size, gain)
         self.dropout = nn.Dropout(config.hidden_dropout)
 

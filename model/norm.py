@@ -1,4 +1,4 @@
-"""RMSNorm: divide by the root of the mean square, multiply by a learned weight."""
+"""Norms: bring the numbers of a token to one size, so that no layer sees them grow or shrink."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from model.config import ModelConfig
-
-
-def make_norm(config: ModelConfig, size: int, gain: float = 1.0) -> RMSNorm:
-    """The norm that this config asks for, over `size` numbers. gain: where its learned weight starts."""
-    return RMSNorm(size, config.rms_norm_eps, gain)
 
 
 class RMSNorm(nn.Module):
@@ -48,6 +43,34 @@ class HeadsNorm(RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.flatten(2)).view(x.shape)
+
+
+class LayerNorm(nn.LayerNorm):
+    """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension: GPT-2's norm.
+
+    Ba et al. 2016 (arXiv 1607.06450).
+    """
+
+    optimizer_group = "vector"
+    part = "norm"
+
+    def __init__(self, size: int, eps: float, gain: float = 1.0):
+        self.gain = gain
+        super().__init__(size, eps)
+
+    def reset_parameters(self) -> None:
+        """Every weight is the gain, every bias zero."""
+        nn.init.constant_(self.weight, self.gain)
+        nn.init.zeros_(self.bias)
+
+
+Norm = RMSNorm | LayerNorm
+NORMS: dict[str, type[Norm]] = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
+
+
+def make_norm(config: ModelConfig, size: int, gain: float = 1.0) -> Norm:
+    """The norm of this config, over `size` numbers of a token. gain: where its learned weight starts."""
+    return NORMS[config.norm](size, config.rms_norm_eps, gain)
 
 
 def _normalized(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -17,13 +17,15 @@ from torch.utils.checkpoint import checkpoint
 
 from model.attention import Attention
 from model.backends.choice import BACKENDS, Situation, why_not
-from model.config import NO_SUCH_BACKEND, ModelConfig
+from model.backends.names import NO_SUCH_BACKEND
+from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache, StaticCache
 from model.latent_attention import LatentAttention
 from model.layer import LAYERS
 from model.loss import IGNORED, cross_entropy_sum
 from model.masks import Mask, MaskSpec, real_tokens
 from model.norm import make_norm
+from model.positions import make_positions
 from model.rope import make_rotary_embedding
 
 GROUPS = ("matrix", "expert", "embedding", "head", "vector")
@@ -60,6 +62,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens = TokenEmbedding(vocab_size, config.hidden_size)
+        self.embed_positions = make_positions(config)
         layer = LAYERS[config.norm_position]
         self.layers = nn.ModuleList(layer(config, i) for i in range(config.num_hidden_layers))
         self.norm = make_norm(config, config.hidden_size)
@@ -86,6 +89,7 @@ class Decoder(nn.Module):
         std = min(0.02, 1 / hidden) if self.config.tie_word_embeddings else 1.0
         embeddings.normal_(0.0, std)
         embeddings += torch.empty(hidden, device=embeddings.device).normal_(0.0, std)
+        self.embed_positions.reset_parameters(std)
 
     def forward(
         self,
@@ -104,8 +108,9 @@ class Decoder(nn.Module):
         positions = torch.arange(T, device=device) if kv_cache is None else kv_cache.positions(T, device)
         documents = (document_ids, document_starts)
         masks = self.build_masks(positions, input_ids.shape[0], attention_mask, documents, kv_cache)
-        x = self.dropout(self.embed_tokens(input_ids))
-        cos, sin = self.rotary_emb(positions[None] if position_ids is None else position_ids, x.dtype)
+        position_ids = positions[None] if position_ids is None else position_ids
+        x = self.dropout(self.embed_positions(self.embed_tokens(input_ids), position_ids))
+        cos, sin = self.rotary_emb(position_ids, x.dtype)
         auxiliary: dict[str, Tensor] = {}
         for layer, window in zip(self.layers, self.config.windows, strict=True):
             if self.activation_checkpointing and self.training:
@@ -325,6 +330,8 @@ class LanguageModel(nn.Module):
             raise ValueError(f"document_starts has {len(document_starts)} rows: give {B}, and document_ids with it")
         if position_ids is not None and position_ids.shape not in ((B, T), (1, T)):
             raise ValueError(f"position_ids has shape {tuple(position_ids.shape)}: give {(B, T)} or {(1, T)}")
+        if position_ids is not None and position_ids.device.type == "cpu" and position_ids.numel():
+            self.model.embed_positions.check(position_ids)
         if attention_mask is not None:
             if attention_mask.ndim != 2 or attention_mask.is_floating_point():
                 raise ValueError(

@@ -1,7 +1,12 @@
-"""What is in the .safetensors files of a model directory? Looked at without reading a weight, then read."""
+"""What is in the .safetensors files of a model directory? Looked at without reading a weight, then read.
+
+A family may know other names for its tensors, and tensors that are not weights. `current`, below, turns a name in a
+file into the one that is used today, or into None for what is left out.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,12 +23,16 @@ DTYPES = {"F32", "F16", "BF16"}  # what a model may be stored in without being r
 
 @dataclass(frozen=True)
 class Stored:
-    """What the headers say. file: the one to name in a message; files: all of them; bytes: their size."""
+    """What the headers say. file: the one to name in a message; files: all of them; bytes: their size.
+
+    shapes: by name. names: of each tensor that is read, in its file -> as in `shapes`.
+    """
 
     file: Path
     files: list[Path]
     shapes: dict[str, list[int]]
     bytes: int
+    names: dict[str, str]
 
 
 class Index(BaseModel):
@@ -32,11 +41,11 @@ class Index(BaseModel):
     weight_map: Annotated[dict[str, str], Field(min_length=1)]
 
 
-def describe(directory: Path) -> Stored:
+def describe(directory: Path, current: Callable[[str], str | None] = str) -> Stored:
     """model.safetensors, or the files that model.safetensors.index.json lists. Raises DamagedFile."""
     file, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if file.is_file() or not index.is_file():
-        return Stored(file, [file], _header(file), _size(file))
+        return _stored(file, [file], _header(file), current)
     names: set[str] = set(read_json(index, Index).weight_map.values())
     for name in names:
         if not NAME.fullmatch(name) or not name.endswith(".safetensors"):
@@ -47,7 +56,19 @@ def describe(directory: Path) -> Stored:
         if twice := found.keys() & shapes.keys():
             raise DamagedFile(f"{part}: {min(twice)[:60]} is in another file too")
         shapes |= found
-    return Stored(index, files, shapes, sum(map(_size, files)))
+    return _stored(index, files, shapes, current)
+
+
+def _stored(
+    file: Path, files: list[Path], shapes: dict[str, list[int]], current: Callable[[str], str | None]
+) -> Stored:
+    names = {name: now for name in shapes if (now := current(name)) is not None}
+    renamed: dict[str, list[int]] = {}
+    for name, now in names.items():
+        if now in renamed:
+            raise DamagedFile(f"{file}: {now[:60]} is there under two names")
+        renamed[now] = shapes[name]
+    return Stored(file, files, renamed, sum(map(_size, files)), names)
 
 
 def read(stored: Stored) -> dict[str, Tensor]:
@@ -55,9 +76,10 @@ def read(stored: Stored) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file in stored.files:
         try:
-            tensors |= load_file(file)
+            found = load_file(file)
         except (OSError, SafetensorError, RuntimeError) as error:
             raise _unreadable(file, error) from None
+        tensors |= {stored.names[name]: tensor for name, tensor in found.items() if name in stored.names}
     return tensors
 
 

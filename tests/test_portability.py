@@ -114,7 +114,7 @@ def no_encoding_of_process(node: ast.AST) -> bool:
 def renames(node: ast.AST) -> bool:
     """Windows renames nothing onto what exists; replace() does, on every system."""
     owner, name = _called(node)
-    return (name == "rename" and owner != "family") or (owner, name) == ("shutil", "move")  # a family renames tensors
+    return name == "rename" or (owner, name) == ("shutil", "move")
 
 
 def forks(node: ast.AST) -> bool:

@@ -135,8 +135,9 @@ def build_optimizers(lm: LanguageModel, config: OptimizerConfig, world: World = 
 
     The model says which parameter belongs to which group, and leaves out what is frozen. Weight decay applies to
     matrices only: an untied embedding is a table of vectors that is looked up, so it has a rate of its own and no
-    decay. Every group remembers its peak learning rate as `peak_lr` and has a `name`: blocks, head (a tied matrix is
-    one), embedding or vectors. Raises ValueError if every parameter is frozen.
+    decay. Learned positions are added to the embedding, so they have the same rate: the head's, if it is tied. Every
+    group remembers its peak learning rate as `peak_lr` and has a `name`: blocks, head (a tied matrix is one), embedding
+    or vectors. Raises ValueError if every parameter is frozen.
     """
     of = lm.parameter_groups()
     blocks, lr, decay = of["matrix"] + of["expert"], config.lr, config.weight_decay
@@ -145,10 +146,11 @@ def build_optimizers(lm: LanguageModel, config: OptimizerConfig, world: World = 
         if blocks:
             optimizers.append(Muon([{"name": "blocks", "params": blocks}], lr, config.momentum, decay, world=world))
         blocks, lr = [], config.adamw_lr
+    embedding_lr = lr if lm.config.tie_word_embeddings else config.embedding_lr or lr
     groups: list[dict[str, Any]] = [
         {"name": "blocks", "params": blocks, "lr": lr, "weight_decay": decay},
         {"name": "head", "params": of["head"], "lr": lr, "weight_decay": decay},
-        {"name": "embedding", "params": of["embedding"], "lr": config.embedding_lr or lr, "weight_decay": 0.0},
+        {"name": "embedding", "params": of["embedding"], "lr": embedding_lr, "weight_decay": 0.0},
         {"name": "vectors", "params": of["vector"], "lr": lr, "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]

@@ -149,7 +149,7 @@ def _flex_limits(here: Situation) -> str | None:
     return None
 
 
-# AttentionImplementation in config.py lists the names once more, because a JSON Schema needs them written out
+# AttentionImplementation in names.py lists the names once more, because a JSON Schema needs them written out
 BACKENDS: dict[str, Backend] = {
     "eager": Backend(eager),
     "flash": Backend(flash(), lengths_or_mask, _flash_limits),

@@ -11,6 +11,7 @@ import json
 from model.config import ModelConfig
 from model.families.deepseek_v3 import DEEPSEEK_V3
 from model.families.family import PLAIN, Family, Fields
+from model.families.gpt2 import GPT2
 from model.families.headlight import HEADLIGHT
 from model.families.llama import LLAMA
 from model.families.ministral import MINISTRAL
@@ -19,10 +20,11 @@ from model.families.qwen2 import QWEN2
 from model.families.qwen3 import QWEN3
 from model.families.smollm3 import SMOLLM3
 
-__all__ = ["FAMILIES", "Family", "NoFamily", "family_of"]
+__all__ = ["FAMILIES", "Family", "NoFamily", "family_of", "fitting_family"]
 
 FAMILIES: dict[str, Family] = {
-    family.model_type: family for family in (LLAMA, QWEN3, MINISTRAL, QWEN2, OLMO2, SMOLLM3, DEEPSEEK_V3, HEADLIGHT)
+    family.model_type: family
+    for family in (LLAMA, QWEN3, MINISTRAL, QWEN2, OLMO2, SMOLLM3, GPT2, DEEPSEEK_V3, HEADLIGHT)
 }
 
 
@@ -34,12 +36,16 @@ class NoFamily(ValueError):
         self.keys = keys
 
 
+def fitting_family(config: ModelConfig) -> Family | None:
+    """The family that a model is saved as, if there is one."""
+    return next((family for family in FAMILIES.values() if not family.differences(config)), None)
+
+
 def family_of(config: ModelConfig) -> Family:
     """The family that a model is saved as. Raises NoFamily, with the nearest one and the remedy, if none can be it."""
-    found = [(family, family.differences(config)) for family in FAMILIES.values()]
-    fitting = next((family for family, different in found if not different), None)
-    if fitting is not None:
+    if (fitting := fitting_family(config)) is not None:
         return fitting
+    found = [(family, family.differences(config)) for family in FAMILIES.values()]
     unusual = [key for key, value in PLAIN.items() if getattr(config, key) != value]
     # the nearest changes least of what was asked for, then least in all
     by_distance = [

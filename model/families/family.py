@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -17,9 +17,13 @@ from configs.read_back import DamagedFile, checked
 from model.config import ModelConfig
 from model.config_json import ConfigJson, Rope
 
+if TYPE_CHECKING:  # torch takes seconds to import, and a mistake in a YAML file should not
+    from torch import Tensor
+
 SAME_NAME = keys_that(ModelConfig, Meaning.SAME_NAME)
 PLAIN = {key: ModelConfig.model_fields[key].default for key in keys_that(ModelConfig, Meaning.STRUCTURE)}
 Fields = dict[str, Any]
+Tensors = dict[str, "Tensor"]
 
 
 def read_no_windows(there: ConfigJson) -> Fields:
@@ -39,7 +43,9 @@ class Family:
     may have any value, in words of its own, which `write_own` and `read_own` know.
     defaults: what transformers takes for a field of config.json that is left out, if ConfigJson says otherwise.
     fixed: fields of config.json that can have one value only, because Headlight builds nothing else.
-    rename: the name of a parameter of LanguageModel -> its name in this family's files.
+    to_files, from_files: the tensors of LanguageModel by name -> those of this family's files, and back.
+    current: the name of a tensor in a file -> its name today; None for one that is not a weight.
+    transposed: whether the layers of transformers store and multiply matrices as GPT-2's do (model/linear.py).
     """
 
     model_type: str
@@ -51,7 +57,10 @@ class Family:
     fixed: Fields = field(default_factory=lambda: {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False})
     write_own: Callable[[ModelConfig], Fields] = lambda config: {}
     read_own: Callable[[ConfigJson], Fields] = read_no_windows
-    rename: Callable[[str], str] = str
+    to_files: Callable[[Tensors], Tensors] = dict
+    from_files: Callable[[Tensors], Tensors] = dict
+    current: Callable[[str], str | None] = str
+    transposed: bool = False
 
     def differences(self, config: ModelConfig) -> Fields:
         """The fields that would have to be otherwise, each with the value that this family has; {} if it can be it."""

@@ -14,11 +14,11 @@ IDENTITY = {
     "": "seed init_from",
     "data": "drop_duplicates isolate_documents on_bad_record records restart_positions rows_joined sequence_length "
     "too_long validation_fraction source.kind tokenizer.kind tokenizer.train_bytes tokenizer.vocab_size",
-    "model": "attention attention_bias attention_dropout head_dim hidden_dropout hidden_size intermediate_size "
-    "kv_lora_rank layer_types loadable_elsewhere max_position_embeddings no_rope_layers norm_position "
-    "num_attention_heads num_hidden_layers num_key_value_heads position_embedding q_lora_rank qk_nope_head_dim qk_norm "
-    "qk_rope_head_dim qkv_bias rms_norm_eps rope_interleave rope_scaling rope_theta sliding_window "
-    "tie_word_embeddings v_head_dim",
+    "model": "attention attention_bias attention_dropout gated_mlp head_dim hidden_act hidden_dropout hidden_size "
+    "intermediate_size kv_lora_rank layer_types loadable_elsewhere max_position_embeddings mlp_bias no_rope_layers "
+    "norm norm_position num_attention_heads num_hidden_layers num_key_value_heads position_embedding q_lora_rank "
+    "qk_nope_head_dim qk_norm qk_rope_head_dim qkv_bias rms_norm_eps rope_interleave rope_scaling rope_theta "
+    "sliding_window tie_word_embeddings v_head_dim",
     "train": "cooldown final_lr_fraction grad_clip precision schedule tokens_per_step warmup_steps",
     "train.optimizer": "adamw_lr betas embedding_lr eps lr momentum name weight_decay",
 }
@@ -30,7 +30,7 @@ OF_A_SOURCE = {
 TENSORS = {
     "model": "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim qk_norm "
     "attention kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim rope_interleave attention_bias "
-    "qkv_bias norm_position position_embedding tie_word_embeddings",
+    "qkv_bias norm_position position_embedding gated_mlp hidden_act mlp_bias norm tie_word_embeddings",
     "train.optimizer": "name",
 }
 FREE_AT_START = "attn_implementation attention_dropout hidden_dropout loadable_elsewhere max_position_embeddings"
@@ -41,8 +41,8 @@ SAME_NAME = (
     "max_position_embeddings rms_norm_eps tie_word_embeddings attention_dropout bos_token_id eos_token_id pad_token_id"
 )
 STRUCTURE = (
-    "attention qk_norm attention_bias qkv_bias norm_position position_embedding no_rope_layers sliding_window "
-    "loadable_elsewhere"
+    "attention gated_mlp hidden_act mlp_bias norm qk_norm attention_bias qkv_bias norm_position position_embedding "
+    "no_rope_layers sliding_window loadable_elsewhere"
 )
 BOOKKEEPING = "name output_dir resume allow_mismatch tracking tracking.wandb tracking.project"
 ROWS = (

@@ -166,8 +166,15 @@ def test_a_model_in_bfloat16_stays_one_and_keeps_its_angles(tmp_path):
     assert ours < 1.2 * others
 
 
-def renamed(name):
-    return name.replace("model.layers.", "transformer.h.").replace("self_attn.q_proj", "attn.query")
+def renamed(tensors):
+    """Another name for one tensor, and another one the other way round."""
+    names = {name: name.replace("self_attn.q_proj", "attn.query") for name in tensors}
+    return {now: tensors[name].T if "down_proj" in name else tensors[name] for name, now in names.items()}
+
+
+def named_back(tensors):
+    names = {name: name.replace("attn.query", "self_attn.q_proj") for name in tensors}
+    return {now: tensors[name].T if "down_proj" in name else tensors[name] for name, now in names.items()}
 
 
 NEW_FAMILIES = {
@@ -177,7 +184,8 @@ NEW_FAMILIES = {
         "ToyForCausalLM",
         needs={"qk_norm": True, "tie_word_embeddings": True},
         fixed={"hidden_act": "swish", "attention_bias": False},
-        rename=renamed,
+        to_files=renamed,
+        from_files=named_back,
     ),
 }
 
@@ -192,7 +200,7 @@ def test_a_family_is_one_object_and_a_line_in_the_dictionary(tmp_path, monkeypat
     fields = json.loads((tmp_path / "config.json").read_text())
     assert (fields["model_type"], fields["architectures"]) == ("toy", ["ToyForCausalLM"])
     assert fields.items() >= family.fixed.items()
-    assert set(load_file(tmp_path / "model.safetensors")) == {family.rename(n) for n, _ in lm.named_parameters()}
+    assert set(load_file(tmp_path / "model.safetensors")) == set(family.to_files(dict(lm.named_parameters())))
     loaded = load(tmp_path)
     assert loaded.config == lm.config
     ids = torch.randint(0, 192, (1, 12))

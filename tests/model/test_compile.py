@@ -21,7 +21,12 @@ MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attenti
 
 
 OLMO2 = {"qk_norm": "whole", "norm_position": "after"}
+LATENT = {"attention": "mla", "num_key_value_heads": "mha"}
 SMOLLM3 = {"qk_norm": False, "no_rope_layers": [1, 0], "attention_bias": True}
+GPT2 = {
+    "position_embedding": "learned", "norm": "layernorm", "gated_mlp": False, "hidden_act": "gelu_new",
+    "attention_bias": True, "mlp_bias": True, "qk_norm": False, "num_key_value_heads": "mha",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +36,11 @@ def _fresh_compiler():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("changes", [{}, MIXED, OLMO2, SMOLLM3], ids=["full", "windows", "olmo2", "smollm3"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, MIXED, OLMO2, SMOLLM3, LATENT, GPT2],
+    ids=["full", "windows", "olmo2", "smollm3", "latent", "gpt2"],
+)
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
 def test_training_is_one_graph_that_is_never_compiled_again(backend, packed, changes):
@@ -115,7 +124,7 @@ def test_flex_is_one_graph_too(packed):
 
 
 @pytest.mark.usefixtures("lengths_on_a_cpu")
-@pytest.mark.parametrize("changes", [{}, MIXED], ids=["full", "windows"])
+@pytest.mark.parametrize("changes", [{}, MIXED, LATENT], ids=["full", "windows", "latent"])
 @pytest.mark.parametrize("padded", [False, True], ids=["alone", "padded"])
 @pytest.mark.parametrize("backend", ["sdpa", "varlen"])
 def test_decoding_into_a_static_cache_is_one_graph(backend, changes, padded):
@@ -157,7 +166,7 @@ def test_prompts_of_every_length_share_the_compiled_step(padded, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, SMOLLM3], ids=["plain", "bias and NoPE"])
+@pytest.mark.parametrize("changes", [{}, SMOLLM3, GPT2], ids=["plain", "bias and NoPE", "gpt2"])
 def test_really_compiled_decoding_gives_the_same_tokens(changes):
     lm = random_model(tiny_config(**changes))
     prompt = torch.randint(0, 192, (2, 6))

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from model import LanguageModel, ModelConfig
 from model.backends.choice import BACKENDS
-from model.config import EVERYDAY, AttentionImplementation
+from model.backends.names import EVERYDAY, AttentionImplementation
 from tests.conftest import tiny_config
 
 

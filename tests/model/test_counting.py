@@ -6,6 +6,7 @@ import torch
 from model import LanguageModel
 from model.counting import flops_per_token, parameter_counts
 from model.masks import causal, mean_keys, within_window
+from model.norm import LayerNorm, RMSNorm
 from tests.conftest import tiny_config
 
 CHANGES = [
@@ -13,6 +14,15 @@ CHANGES = [
     {"tie_word_embeddings": False, "qk_norm": False},
     {"head_dim": 12, "num_key_value_heads": "mqa"},
     {"qk_norm": "whole", "norm_position": "after", "attention_bias": True},
+    {
+        "position_embedding": "learned",
+        "norm": "layernorm",
+        "gated_mlp": False,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "qk_norm": False,
+        "num_key_value_heads": "mha",
+    },
     {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
 ]
 
@@ -27,9 +37,11 @@ def test_the_counts_are_those_of_a_real_model(changes):
     biases = sum(p.bias.numel() for p in projections if p.bias is not None)
     assert counts["attention"] == sum(p.weight.numel() for p in projections) + biases
     assert counts["feed_forward"] == sum(p.numel() for _, mlp in layers for p in mlp.parameters())
-    assert counts["norm"] == sum(p.numel() for p in lm.parameters() if p.ndim == 1) - biases
-    assert counts["embedding"] == lm.model.embed_tokens.weight.numel()
-    assert counts["head"] == (0 if config.tie_word_embeddings else counts["embedding"])
+    norms = [module for module in lm.modules() if isinstance(module, RMSNorm | LayerNorm)]
+    assert counts["norm"] == sum(p.numel() for norm in norms for p in norm.parameters())
+    positions = sum(p.numel() for p in lm.model.embed_positions.parameters())
+    assert counts["embedding"] == lm.model.embed_tokens.weight.numel() + positions
+    assert counts["head"] == (0 if config.tie_word_embeddings else lm.lm_head.weight.numel())
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -37,9 +49,9 @@ def test_the_counts_are_those_of_a_real_model(changes):
 def test_flops_are_matrix_products_and_the_keys_that_are_seen(changes):
     config, length = tiny_config(**changes), 9
     counts = parameter_counts(config)
-    biases = sum(p.numel() for name, p in LanguageModel(config).named_parameters() if name.endswith("bias"))
-    # a head has the embedding's shape
-    matrices = counts["attention"] - biases + counts["feed_forward"] + counts["embedding"]
+    lm = LanguageModel(config)
+    biases = sum(m.bias.numel() for m in lm.modules() if isinstance(m, torch.nn.Linear) and m.bias is not None)
+    matrices = counts["attention"] + counts["feed_forward"] - biases + lm.lm_head.weight.numel()
     keys = 0.0
     for window in config.windows:
         query, key = torch.arange(length)[:, None], torch.arange(length)

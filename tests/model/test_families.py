@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 import torch
+import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations import sdpa_attention
 
@@ -29,7 +30,7 @@ BIAS = {"attention_bias": [False, True]}
 WINDOWS = {"sliding_window": [None, 3, 11, 24, 40]}
 # family -> field -> what it may be; the first values together are a model of this family
 PARTS = {
-    "llama": {"qk_norm": [False], **BIAS},
+    "llama": {"qk_norm": [False], **BIAS, "mlp_bias": [False, True], "hidden_act": ["silu", "gelu_new", "gelu"]},
     "qwen3": {**BIAS, **WINDOWS},
     "ministral": {"qk_norm": [False], "sliding_window": [7, 3, 24, 40]},
     "qwen2": {"qk_norm": [False], "qkv_bias": [True], **WINDOWS},
@@ -54,7 +55,14 @@ PARTS = {
         "rope_interleave": [None, False],
         **BIAS,
     },
-}
+    "gpt2": {
+        "qk_norm": [False], "position_embedding": ["learned"], "norm": ["layernorm"], "gated_mlp": [False],
+        "attention_bias": [True], "mlp_bias": [True], "num_key_value_heads": ["mha"], "head_dim": [None],
+        "rope_theta": [1e4], "rope_scaling": [None], "hidden_size": [32, 48, 80], "intermediate_size": [None, 50],
+        "hidden_act": ["gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu"],
+    },
+}  # fmt: skip
+ONE_KEY_PER_HEAD = ("gpt2", "deepseek_v3")
 EVERYWHERE = {
     "num_attention_heads": [4, 8, 2],
     "num_key_value_heads": ["mha", "mqa", 2],
@@ -207,7 +215,7 @@ def test_the_budget_of_the_cache_is_what_a_cache_holds(family):
     assert cache.nbytes == kv_cache_bytes(lm.config, TOKENS, 4)
 
 
-@pytest.mark.parametrize("family", [family for family in PARTS if family != "deepseek_v3"])
+@pytest.mark.parametrize("family", [family for family in PARTS if family not in ONE_KEY_PER_HEAD])
 def test_repeated_key_value_heads_compute_the_same(family):
     config = first_of(family)
     lm, ids = random_model(config), torch.randint(0, 192, (2, TOKENS))
@@ -224,7 +232,7 @@ def test_a_new_model_is_its_embedding_and_its_head(family):
     lm = LanguageModel(first_of(family))
     ids = torch.randint(0, 192, (2, TOKENS))
     with torch.no_grad():
-        stream = lm.model.norm(lm.model.embed_tokens(ids))
+        stream = lm.model.norm(lm.model.embed_positions(lm.model.embed_tokens(ids), torch.arange(TOKENS)[None]))
         torch.testing.assert_close(lm(ids), lm.lm_head(stream), rtol=1e-4, atol=1e-5)
     optimizer = torch.optim.SGD(lm.parameters(), lr=0.1)
     moved = {name: torch.zeros(()) for name, _ in lm.named_parameters()}
@@ -252,6 +260,8 @@ def test_a_norm_behind_a_layer_makes_the_first_gradient_no_longer():
 # ---------------------------------------------------------------------------------------------------------
 # what no family has
 
+GPT2 = {key: values[0] for key, values in PARTS["gpt2"].items()}
+
 
 @pytest.mark.parametrize(
     ("changes", "nearest", "remedy"),
@@ -264,6 +274,10 @@ def test_a_norm_behind_a_layer_makes_the_first_gradient_no_longer():
         ({"norm_position": "after", "qk_norm": "whole", "sliding_window": 8}, "olmo2", "sliding_window=null"),
         ({"qk_norm": False, "no_rope_layers": [1, 0], "qkv_bias": True}, "qwen2", "no_rope_layers=null"),
         ({"qk_norm": False, "norm_position": "after"}, "llama", "norm_position=before"),
+        ({**GPT2, "num_key_value_heads": "gqa"}, "gpt2", "num_key_value_heads=4"),
+        ({**GPT2, "head_dim": 16}, "gpt2", "head_dim=8"),
+        ({**GPT2, "norm": "rmsnorm"}, "gpt2", "norm=layernorm"),
+        ({**GPT2, "qk_norm": True}, "gpt2", "qk_norm=false"),
     ],
 )
 def test_what_no_family_has_is_refused_with_the_nearest_and_both_remedies(changes, nearest, remedy):
@@ -272,7 +286,7 @@ def test_what_no_family_has_is_refused_with_the_nearest_and_both_remedies(change
     ):
         family_of(tiny_config(**changes))
     key, _, value = remedy.partition("=")
-    repaired = tiny_config(**changes | {key: {"false": False, "null": None}.get(value, value)})
+    repaired = tiny_config(**changes | {key: yaml.safe_load(value)})
     assert family_of(repaired).model_type == nearest
 
 

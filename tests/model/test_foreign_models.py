@@ -57,6 +57,14 @@ REAL = {
         "rms_norm_eps": 1e-05, "rope_theta": 100000000.0, "sliding_window": 6, "tie_word_embeddings": False,
         "torch_dtype": "bfloat16", "transformers_version": "4.57.0", "use_cache": True, "vocab_size": 192,
     },
+    "GPT-2": {
+        "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+        "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 64, "n_embd": 32, "n_head": 4, "n_layer": 2,
+        "n_positions": 64, "resid_pdrop": 0.1, "summary_activation": None, "summary_first_dropout": 0.1,
+        "summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True,
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}, "vocab_size": 192,
+    },
     "DeepSeek-V3, dense": {
         "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
         "aux_loss_alpha": 0.001, "bos_token_id": 0, "eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 2,
@@ -133,6 +141,22 @@ OTHERWISE = {
     "qk_norm": [False], "logits_scaling": [8.0], "attention_multiplier": [0.1],
     "no_rope_layers": [[0, 1], [1, 1], [0, 0], [0], [1, 0, 0], None], "no_rope_layer_interval": [2, 1, 0, None],
 }  # fmt: skip
+OF_GPT2 = {
+    "n_head": [2, 1, 3, None], "n_inner": [128, 40, None], "n_positions": [64, 5, None], "n_ctx": [5, None],
+    "activation_function": ["gelu", "relu", "silu", "gelu_pytorch_tanh", "tanh", None, 3],
+    "layer_norm_epsilon": [1e-2, 0.0, None], "resid_pdrop": [0.0, 1.5, None], "embd_pdrop": [0.0], "attn_pdrop": [0.5],
+    "scale_attn_weights": [False, True], "scale_attn_by_inverse_layer_idx": [True, False],
+    "reorder_and_upcast_attn": [True, False], "add_cross_attention": [True, False], "tie_word_embeddings": [False],
+    "hidden_size": [32, 64], "num_attention_heads": [4, 8], "num_hidden_layers": [2], "max_position_embeddings": [9],
+    "sliding_window": [4], "layer_types": [["full_attention"] * 2], "is_causal": [False], "vocab_size": [128],
+    "num_key_value_heads": [1], "head_dim": [4], "hidden_act": ["relu"], "intermediate_size": [40], "rope_theta": [50],
+    "qk_norm": [True], "norm_position": ["after"], "quantization_config": [{"quant_method": "fp8"}],
+    "eos_token_id": [None, 3, [3, 4]], "torch_dtype": ["float16"],
+}  # fmt: skip
+
+
+def otherwise(name):
+    return OF_GPT2 if name == "GPT-2" else OTHERWISE
 
 
 def directory_of(folder, fields):
@@ -194,12 +218,13 @@ def check(folder, changes):
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ("Qwen3", "Ministral") else pytest.param(name, marks=pytest.mark.slow) for name in REAL]
+    "name",
+    [name if name in ("Qwen3", "Ministral", "GPT-2") else pytest.param(name, marks=pytest.mark.slow) for name in REAL],
 )
 def test_each_field_is_understood_or_refused(tmp_path, name):
     """One field at a time; every value of every field that could change what is computed."""
     folder = directory_of(tmp_path / "a", REAL[name])
-    loaded = [check(folder, {field: value}) for field, values in OTHERWISE.items() for value in values]
+    loaded = [check(folder, {field: value}) for field, values in otherwise(name).items() for value in values]
     assert 15 < sum(loaded) < len(loaded) - 15  # neither everything is refused, nor nothing
 
 
@@ -209,8 +234,8 @@ def test_fields_are_understood_together_or_refused(tmp_path, name):
     """Several fields at a time, drawn at random; the weights fit what transformers builds from them, if it does."""
     draw, loaded = random.Random(name), 0
     for number in range(60):
-        chosen = draw.sample(sorted(OTHERWISE), draw.randint(2, 4))
-        changes = {field: draw.choice(OTHERWISE[field]) for field in chosen}
+        chosen = draw.sample(sorted(otherwise(name)), draw.randint(2, 4))
+        changes = {field: draw.choice(otherwise(name)[field]) for field in chosen}
         fields = {key: value for key, value in (REAL[name] | changes).items() if value is not None}
         try:
             folder = directory_of(tmp_path / str(number), fields)
@@ -248,3 +273,18 @@ def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_built(tmp
     monkeypatch.setattr(checkpoint_format, "LanguageModel", lambda *_: pytest.fail("built"))
     with pytest.raises(ValueError, match=r"parameters, which need 0.0 GB to be loaded, and 0.0 GB are there"):
         load(tmp_path)
+
+
+def test_openais_own_file_of_gpt2_loads(tmp_path):
+    """Without the prefix of today's names, and with the causal mask of every layer as a tensor."""
+    folder = directory_of(tmp_path / "a", REAL["GPT-2"])
+    expected, file = theirs_from(folder), folder / "model.safetensors"
+    theirs = {name.removeprefix("transformer."): value for name, value in load_file(file).items()}
+    masks = {f"h.{layer}.attn.bias": torch.ones(1, 1, 64, 64).tril() for layer in range(2)}
+    save_file(theirs | masks, file, metadata={"format": "pt"})
+    assert torch.equal(logits_of(load(folder)), expected)
+    assert torch.equal(theirs_from(folder), expected)
+    twice = theirs | {"transformer.wte.weight": torch.zeros_like(theirs["wte.weight"])}
+    save_file(twice, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"model.safetensors: transformer.wte.weight is there under two names"):
+        load(folder)

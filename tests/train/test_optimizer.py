@@ -169,6 +169,21 @@ def test_muon_gets_the_matrices_of_the_blocks_and_decay_only_falls_on_matrices()
     assert groups["lm_head.weight"]["lr"] == groups["model.norm.weight"]["lr"] == 0.0025
 
 
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_learned_positions_have_the_rate_of_the_tokens_that_they_are_added_to(tied):
+    parts = {"position_embedding": "learned", "attention_bias": True, "mlp_bias": True, "loadable_elsewhere": False}
+    lm = LanguageModel(tiny_config(**parts, tie_word_embeddings=tied))
+    muon, adamw = build_optimizers(lm, OptimizerConfig(lr=0.02, adamw_lr=0.005, embedding_lr=0.1))
+    assert all(parameter.ndim == 2 for parameter in muon.param_groups[0]["params"])  # no bias
+    group_of = {id(p): group for group in adamw.param_groups for p in group["params"]}
+    positions, tokens = (group_of[id(table.weight)] for table in (lm.model.embed_positions, lm.model.embed_tokens))
+    assert positions["name"] == "embedding"
+    assert positions["lr"] == tokens["lr"] == (0.005 if tied else 0.1)
+    biases = [p for name, p in lm.named_parameters() if name.endswith("bias")]
+    assert len(biases) == 2 * 7
+    assert {group_of[id(bias)]["name"] for bias in biases} == {"vectors"}
+
+
 def test_adamw_alone_takes_everything():
     lm = LanguageModel(tiny_config())
     (adamw,) = build_optimizers(lm, OptimizerConfig(name="adamw", lr=1e-3))

@@ -58,7 +58,10 @@ def _free_keys(there: dict[str, Any]) -> set[str]:
         added.remove("rope_scaling")
     if there["sliding_window"] is not None:
         added -= WINDOWS
-    return added.union(keys_that(ModelConfig, Meaning.FREE_AT_START, Meaning.TOKENIZER)) & there.keys()
+    free = added.union(keys_that(ModelConfig, Meaning.FREE_AT_START, Meaning.TOKENIZER)) & there.keys()
+    if there["position_embedding"] == "learned":
+        free.discard("max_position_embeddings")  # it is the size of a tensor
+    return free
 
 
 def load_initial_weights(lm: LanguageModel, directory: Path, tokenizer: Tokenizer) -> None:

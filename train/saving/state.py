@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
 from configs.checkpoints import MOST_STEPS, STATE, training_folder
 from configs.command import InputError
 from configs.read_back import DamagedFile, checked, read_json
-from model.config import AttentionImplementation
+from model.backends.names import AttentionImplementation
 
 Step = Annotated[int, Strict(), Field(ge=0, le=MOST_STEPS)]
 Count = Annotated[int, Strict(), Field(ge=0, le=2**62)]

@@ -8,7 +8,7 @@ from configs.read_back import DamagedFile
 from model.config import ModelConfig
 from model.families.family import PLAIN, SAME_NAME, Family, Fields, model_config
 
-NOTE = "These parts are in no model of transformers together: load it with Headlight (model.load)."
+NOTE = "Saved with loadable_elsewhere: false, so transformers has no such model: load it with Headlight (model.load)."
 BESIDE = ("architectures", "model_type", "note", "dtype", "torch_dtype")
 
 

@@ -18,7 +18,8 @@ IDENTITY = {
     "intermediate_size kv_lora_rank layer_types loadable_elsewhere max_position_embeddings mlp_bias no_rope_layers "
     "norm norm_position num_attention_heads num_hidden_layers num_key_value_heads position_embedding q_lora_rank "
     "qk_nope_head_dim qk_norm qk_rope_head_dim qkv_bias rms_norm_eps rope_interleave rope_scaling rope_theta "
-    "sliding_window tie_word_embeddings v_head_dim",
+    "sliding_window tie_word_embeddings v_head_dim num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob "
+    "router_aux_loss_coef decoder_sparse_step mlp_only_layers",
     "train": "cooldown final_lr_fraction grad_clip precision schedule tokens_per_step warmup_steps",
     "train.optimizer": "adamw_lr betas embedding_lr eps lr momentum name weight_decay",
 }
@@ -30,10 +31,14 @@ OF_A_SOURCE = {
 TENSORS = {
     "model": "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim qk_norm "
     "attention kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim rope_interleave attention_bias "
-    "qkv_bias norm_position position_embedding gated_mlp hidden_act mlp_bias norm tie_word_embeddings",
+    "qkv_bias norm_position position_embedding gated_mlp hidden_act mlp_bias norm tie_word_embeddings "
+    "num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob decoder_sparse_step mlp_only_layers",
     "train.optimizer": "name",
 }
-FREE_AT_START = "attn_implementation attention_dropout hidden_dropout loadable_elsewhere max_position_embeddings"
+FREE_AT_START = (
+    "attn_implementation attention_dropout hidden_dropout loadable_elsewhere max_position_embeddings "
+    "router_aux_loss_coef"
+)
 TOKENIZER = "vocab_size bos_token_id eos_token_id pad_token_id"
 ADDED_AT_START = "sliding_window layer_types rope_scaling"
 SAME_NAME = (
@@ -42,7 +47,7 @@ SAME_NAME = (
 )
 STRUCTURE = (
     "attention gated_mlp hidden_act mlp_bias norm qk_norm attention_bias qkv_bias norm_position position_embedding "
-    "no_rope_layers sliding_window loadable_elsewhere"
+    "no_rope_layers sliding_window loadable_elsewhere num_experts"
 )
 BOOKKEEPING = "name output_dir resume allow_mismatch tracking tracking.wandb tracking.project"
 ROWS = (

@@ -67,7 +67,7 @@ model = AutoModelForCausalLM.from_pretrained(directory)
 tokenizer = AutoTokenizer.from_pretrained(directory)
 ```"""
 USE_HEADLIGHT = """\
-No model of transformers has its parts together, so only Headlight can load it:
+It was trained with `loadable_elsewhere: false`, so only Headlight can load it:
 
 ```python
 from data import load_tokenizer

@@ -23,7 +23,16 @@ from model.backends.names import NO_SUCH_BACKEND, AttentionImplementation, offer
 from model.expert_sizes import check_experts, expert_width, layers_with_experts
 from model.latent_sizes import resolve_latent, wrong_latent
 from model.rope_scaling import RopeScaling
-from model.shape import any_of, divisors, is_int, kv_heads_of, repeated
+from model.shape import (
+    any_of,
+    check_biases,
+    check_heads,
+    check_positions,
+    check_windows,
+    is_int,
+    kv_heads_of,
+    repeated,
+)
 
 Activation = Literal["silu", "gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]  # as transformers names them
 LayerType = Literal["full_attention", "sliding_attention"]
@@ -307,67 +316,14 @@ class ModelConfig(Section):
         return values
 
     @model_validator(mode="after")
-    def _check_heads(self) -> ModelConfig:
-        heads, kv_heads, head_dim = self.num_attention_heads, self.kv_heads, self.head_size
-        if kv_heads < 1 or heads % kv_heads:
-            raise ValueError(
-                f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads}): "
-                f"use {any_of(divisors(heads))}"
-            )
-        if head_dim % 2 and self.attention == "heads" and self.position_embedding == "rope":
-            raise ValueError(
-                f"head_dim ({head_dim}) must be even, because RoPE rotates pairs: change hidden_size "
-                f"({self.hidden_size}) or num_attention_heads ({heads}), or set head_dim to {head_dim + 1}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_experts(self) -> ModelConfig:
+    def _check(self) -> ModelConfig:
+        check_heads(self)
         check_experts(self)
-        return self
-
-    @model_validator(mode="after")
-    def _check_latent(self) -> ModelConfig:
         if problem := wrong_latent(self):
             raise ValueError(problem)
-        return self
-
-    @model_validator(mode="after")
-    def _check_windows(self) -> ModelConfig:
-        types, layers = self.layer_types or [], self.num_hidden_layers
-        if len(types) != layers:
-            raise ValueError(
-                f"layer_types has {len(types)} entries for {layers} layers: give one a layer, or a pattern whose "
-                f"length divides {layers}"
-            )
-        slides = "sliding_attention" in types
-        if slides and self.sliding_window is None:
-            raise ValueError("layer_types has sliding_attention, so set sliding_window: the tokens such a layer sees")
-        if self.sliding_window is not None and not slides:
-            raise ValueError(f"sliding_window ({self.sliding_window}) is set, but no layer is of sliding_attention")
-        return self
-
-    @model_validator(mode="after")
-    def _check_positions(self) -> ModelConfig:
-        rotates, layers = self.no_rope_layers, self.num_hidden_layers
-        if self.position_embedding != "rope":
-            if set_too := [key for key in ("no_rope_layers", "rope_scaling") if getattr(self, key) is not None]:
-                raise ValueError(
-                    f"{set_too[0]} is for position_embedding: rope, not {self.position_embedding}: leave it out"
-                )
-        elif rotates is not None and len(rotates) != layers:
-            raise ValueError(
-                f"no_rope_layers has {len(rotates)} entries for {layers} layers: give one a layer, or a pattern whose "
-                f"length divides {layers}"
-            )
-        elif rotates is not None and not any(rotates):
-            raise ValueError("no_rope_layers leaves no layer with RoPE: use position_embedding: none instead")
-        return self
-
-    @model_validator(mode="after")
-    def _check_biases(self) -> ModelConfig:
-        if self.attention_bias and self.qkv_bias:
-            raise ValueError("attention_bias has the biases of qkv_bias and one more: set one of them to false")
+        check_windows(self)
+        check_positions(self)
+        check_biases(self)
         return self
 
     # What may be left open in YAML and is always there in a built config.

@@ -1,4 +1,4 @@
-"""What follows from a shape: the toggle as a number, a pattern for every layer, numbers that a message can offer."""
+"""What follows from a shape, and what does not fit together: the toggle as a number, a pattern for every layer."""
 
 from __future__ import annotations
 
@@ -43,3 +43,56 @@ def any_of(numbers: list[int]) -> str:
     """In words: "1, 2 or 4"."""
     *first, last = [str(n) for n in numbers]
     return f"{', '.join(first)} or {last}" if first else last
+
+
+def check_heads(config: Any) -> None:
+    """config: a ModelConfig. Raises ValueError, with the remedy, for heads that cannot share or cannot be turned."""
+    heads, kv_heads, head_dim = config.num_attention_heads, config.kv_heads, config.head_size
+    if kv_heads < 1 or heads % kv_heads:
+        raise ValueError(
+            f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads}): "
+            f"use {any_of(divisors(heads))}"
+        )
+    if head_dim % 2 and config.attention == "heads" and config.position_embedding == "rope":
+        raise ValueError(
+            f"head_dim ({head_dim}) must be even, because RoPE rotates pairs: change hidden_size "
+            f"({config.hidden_size}) or num_attention_heads ({heads}), or set head_dim to {head_dim + 1}"
+        )
+
+
+def check_windows(config: Any) -> None:
+    """config: a ModelConfig. Raises ValueError, with the remedy, where layer_types and sliding_window disagree."""
+    types, layers = config.layer_types or [], config.num_hidden_layers
+    if len(types) != layers:
+        raise ValueError(
+            f"layer_types has {len(types)} entries for {layers} layers: give one a layer, or a pattern whose "
+            f"length divides {layers}"
+        )
+    slides = "sliding_attention" in types
+    if slides and config.sliding_window is None:
+        raise ValueError("layer_types has sliding_attention, so set sliding_window: the tokens such a layer sees")
+    if config.sliding_window is not None and not slides:
+        raise ValueError(f"sliding_window ({config.sliding_window}) is set, but no layer is of sliding_attention")
+
+
+def check_positions(config: Any) -> None:
+    """config: a ModelConfig. Raises ValueError, with the remedy, for keys about RoPE that do not fit together."""
+    rotates, layers = config.no_rope_layers, config.num_hidden_layers
+    if config.position_embedding != "rope":
+        if set_too := [key for key in ("no_rope_layers", "rope_scaling") if getattr(config, key) is not None]:
+            raise ValueError(
+                f"{set_too[0]} is for position_embedding: rope, not {config.position_embedding}: leave it out"
+            )
+    elif rotates is not None and len(rotates) != layers:
+        raise ValueError(
+            f"no_rope_layers has {len(rotates)} entries for {layers} layers: give one a layer, or a pattern whose "
+            f"length divides {layers}"
+        )
+    elif rotates is not None and not any(rotates):
+        raise ValueError("no_rope_layers leaves no layer with RoPE: use position_embedding: none instead")
+
+
+def check_biases(config: Any) -> None:
+    """config: a ModelConfig. Raises ValueError, with the remedy, for two keys that add the same biases."""
+    if config.attention_bias and config.qkv_bias:
+        raise ValueError("attention_bias has the biases of qkv_bias and one more: set one of them to false")

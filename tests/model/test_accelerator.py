@@ -102,6 +102,7 @@ def compare_on_accelerator(file) -> None:
     file.write_text(json.dumps(found), encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_every_backend_and_mask_gives_the_numbers_of_the_formula(tmp_path):
     code = exit_code(compare_on_accelerator, tmp_path / "found.json")
     assert code == 0, (tmp_path / "said.txt").read_text(encoding="utf-8")[-3000:]

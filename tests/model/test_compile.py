@@ -42,7 +42,9 @@ def _fresh_compiler():
     ids=["full", "windows", "olmo2", "smollm3", "latent", "gpt2"],
 )
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
-@pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
+@pytest.mark.parametrize(
+    "backend", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("eager", "flash")), "sdpa"]
+)
 def test_training_is_one_graph_that_is_never_compiled_again(backend, packed, changes):
     lm = random_model(tiny_config(**changes)).train()
     lm.set_attn_implementation(backend)

@@ -3,17 +3,19 @@
 A row for each number of busy programs. The columns: a run of the config in threads of one process, and as one process a
 core (train.processes); transformers' Llama of the same shape; transformers' GPT-2 of the same width, depth and heads,
 which has the architecture of nanoGPT's model. Each number is the median tokens/s of --seconds. Nothing is compiled.
+Threads that wait for each other may take minutes for a step: a cell ends LIMIT seconds later, and counts its steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -25,6 +27,7 @@ from eval.run_files import read_metrics
 
 QUIET = ["eval.every=0", "eval.attention.every=0", "eval.floor_documents=0", "tracking.wandb=disabled"]
 QUIET += ["train.checkpoint_every=0", "train.compile=false", "train.log_every=2", "train.max_steps=null"]
+LIMIT = 90  # seconds of a cell beyond --seconds
 THEIRS = {"llama": "transformers' Llama", "gpt2": "transformers' GPT-2 (as nanoGPT)"}
 
 
@@ -75,22 +78,28 @@ def burn() -> None:
 
 
 def speed(config: str, folder: Path, name: str, processes: int | str, seconds: float) -> float:
-    """Median tokens/s of a run that lasts this long. Raises InputError with its last line if it fails."""
+    """Median tokens/s of a run that lasts this long; NaN if it made no step. Raises InputError if it fails."""
     command = ["train.pretrain", config, f"output_dir={folder.as_posix()}", f"name={name}", *QUIET]
-    said([*command, f"train.processes={processes}", f"train.max_minutes={seconds / 60:.4f}"])
-    lines = read_metrics(folder / name, lambda problem: None)
-    return median(line["tokens_per_s"] for line in lines if line["split"] == "train")
+    with suppress(subprocess.TimeoutExpired):
+        said([*command, f"train.processes={processes}", f"train.max_minutes={seconds / 60:.4f}"], seconds)
+    lines = read_metrics(folder / name, lambda problem: None) if (folder / name).exists() else []
+    return median([line["tokens_per_s"] for line in lines if line["split"] == "train"] or [math.nan])
 
 
 def in_a_process(config: str, name: str, seconds: float) -> float:
-    """`their_speed` in a process of its own, as a run has one."""
-    return float(said(["benchmarks.busy", config, "--theirs", name, "--seconds", str(seconds)]).splitlines()[-1])
+    """`their_speed` in a process of its own, as a run has one; NaN if it did not end."""
+    with suppress(subprocess.TimeoutExpired):
+        return float(
+            said(["benchmarks.busy", config, "--theirs", name, "--seconds", str(seconds)], seconds).splitlines()[-1]
+        )
+    return math.nan
 
 
-def said(module: list[str]) -> str:
-    """What `python -m module …` prints. Raises InputError with its last line if it fails."""
+def said(module: list[str], seconds: float) -> str:
+    """What `python -m module …` prints. Raises InputError with its last line if it fails, TimeoutExpired if late."""
     command = [sys.executable, "-m", *module]
-    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
+    limit = seconds + LIMIT
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False, timeout=limit)
     if done.returncode:
         raise InputError(f"{' '.join(command)} failed: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
     return done.stdout

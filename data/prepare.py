@@ -65,8 +65,8 @@ def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True) ->
     """Tokenize the corpus, continue where this was interrupted, or find it prepared.
 
     Every process of a run may call this at the same time: the first one hashes the files (once, later starts
-    remember it) and prepares, the others wait for it at a lock. Raises InputError for a source that cannot be read or
-    holds too little, and for a disk that is full.
+    remember it) and prepares, the others wait for it at a lock. show_progress: draw a bar, and say that it waits.
+    Raises InputError for a source that cannot be read or holds too little, and for a disk that is full.
     """
     try:
         depends_on = dependencies(config, output_dir)
@@ -129,7 +129,8 @@ def _prepare_alone(config: DataConfig, directory: Path, depends_on: dict[str, An
     try:
         lock = locked(file, 0.5).lock
     except Timeout:
-        print(f"waiting for another process, which prepares {directory}", file=sys.stderr)
+        if show_progress:
+            print(f"waiting for another process, which prepares {directory}", file=sys.stderr)
         lock = locked(file, -1).lock
     try:
         if (directory / "manifest.json").is_file():

@@ -63,15 +63,17 @@ def rough_bytes(run: RunConfig, rows: int) -> float:
     """More than a step needs, in a microsecond: a small run is not measured."""
     model, tokens = run.model, rows * run.data.sequence_length
     inner, heads = model.intermediate_size or 0, model.num_attention_heads * max(model.head_size, model.value_size)
+    experts, expert = model.num_experts or 0, model.moe_intermediate_size or 0
+    inner = max(inner, min(experts, model.num_experts_per_tok) * expert)  # of what a token meets
     latents = (model.kv_lora_rank or 0) + (model.q_lora_rank or 0)
     wide = model.hidden_size + heads + inner + latents
     weights = model.num_hidden_layers * (
-        model.hidden_size * (4 * heads + 3 * inner) + latents * (model.hidden_size + 2 * heads)
+        model.hidden_size * (4 * heads + 3 * max(inner, experts * expert)) + latents * (model.hidden_size + 2 * heads)
     ) + 2 * ((model.vocab_size or 0) * model.hidden_size)
     activations = tokens * (
         model.num_hidden_layers * (20 * wide + 4 * model.num_attention_heads * run.data.sequence_length)
     )
-    return 4 * (6 * weights + activations + 4 * tokens * (model.vocab_size or 0))
+    return 4 * (7 * weights + activations + 4 * tokens * (model.vocab_size or 0))
 
 
 REMEDY = (

@@ -97,7 +97,7 @@ def _run(
         initial = world.first(lambda: find_initial_weights(config)) if starts_from else None
 
         # 3. Text -> tokens -> rows.
-        data = prepare(config.data, Path(config.output_dir))
+        data = prepare(config.data, Path(config.output_dir), show_progress=world.is_first)
         batches = (source or TextBatches)(config, data, world, device.device)
         held_out = make_rows(config.data, data, "validation")
 

@@ -52,6 +52,12 @@ def test_the_rough_estimate_is_never_below_the_measured_one(path):
         assert rough_bytes(run, rows) > step_memory(run, rows, half=False, device="cpu").fullest
 
 
+def test_the_rough_estimate_counts_every_expert():
+    keys = ["model.num_experts=256", "model.moe_intermediate_size=1024", "model.vocab_size=2048"]
+    run = load_run_config("configs/moe.yaml", keys)
+    assert rough_bytes(run, 1) > step_memory(run, 1, half=False, device="cpu").fullest
+
+
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [

@@ -27,7 +27,7 @@ def histories(variants: Sequence[Variant]) -> dict[str, Any]:
     seed, machine, loss (nats a token) and bits_per_byte of its last evaluation, formed ({layer, head, step} of its
     induction head, null where none formed), chance (by score), and looks: {step, tokens, previous_token, induction:
     the head that has most of it at that step, copy_gain: nats} of the heads that were looked at last. null: not
-    measured.
+    measured. recall: [step, share of right answers] of its looks.
     """
     keys = differing_keys(variants)
     return {
@@ -54,6 +54,7 @@ def _run(run: RunResult) -> dict[str, Any]:
         "formed": {"layer": formed.layer, "head": formed.head, "step": formed.step} if formed else None,
         "chance": {name: _rounded(last.chance.get(name)) for name in HEAD_SCORES} if last else {},
         "looks": [_look(snapshot) for snapshot in of_these],
+        "recall": [[line["step"], _rounded(line["accuracy"])] for line in run.recall],
     }
 
 

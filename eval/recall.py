@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from data.config import StoryworldSource
@@ -43,8 +42,9 @@ def held_out(source: StoryworldSource, tokenizer: Tokenizer, documents: int = DO
     """The first held-out documents of a source. Raises ValueError where it has none of recall."""
     if source.recall is None:
         raise ValueError("data.source.recall is null: this source asks nothing")
-    make = partial(recall, source.seed, held_out=True, **source.recall.model_dump())
-    return exam([make(index) for index in range(documents)], tokenizer, source.recall.people)
+    shape = source.recall.model_dump()
+    made = [recall(source.seed, index, held_out=True, **shape) for index in range(documents)]
+    return exam(made, tokenizer, source.recall.people)
 
 
 def exam(documents: list[Recall], tokenizer: Tokenizer, people: int) -> Exam:
@@ -54,15 +54,15 @@ def exam(documents: list[Recall], tokenizer: Tokenizer, people: int) -> Exam:
     rows, words, found = [], [], []
     for row, document in enumerate(documents):
         pieces = tokenizer.encode_many([f" {word}" for word in document.words])
-        ids, spans = [tokenizer.bos_id], []
+        row_ids, spans = [tokenizer.bos_id], []
         for piece in pieces:
-            spans.append((len(ids), len(ids) + len(piece) - 1))
-            ids += piece
-        rows.append(ids)
+            spans.append((len(row_ids), len(row_ids) + len(piece) - 1))
+            row_ids += piece
+        rows.append(row_ids)
         words.append(spans)
         found += [(row, question) for question in document.questions]
     width = max(map(len, rows))
-    ids = torch.tensor([ids + [tokenizer.pad_id] * (width - len(ids)) for ids in rows])
+    ids = torch.tensor([row_ids + [tokenizer.pad_id] * (width - len(row_ids)) for row_ids in rows])
     spans_of = [words[row][question.word] for row, question in found]
     first, last = torch.tensor(spans_of).T
     return Exam(

@@ -9,6 +9,7 @@ HINTS = {
     "02.3": "It has learned to repeat, with great certainty, what it looks at.",
     "03.1": "Neighbours share: how many query heads read one key head?",
     "03.2": "A token leaves a key *and* a value.",
+    "03.3": "2 layers of keys and values in 16 bits: 8 bytes for every number of one head. Look at the column of 256.",
     "04.1": "Look for the largest number in the map `previous token`; its row is the layer.",
     "04.2": "It is a head of a lower layer: what must a token know about its neighbour?",
     "04.3": "How much copying is left when the first head is gone?",

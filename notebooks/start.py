@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "configs/small.yaml"
 PROGRESS_SECONDS = 2  # between two looks at how far a training is
 SAVING_SECONDS = 60  # that a training which is stopped has for its last step and its checkpoint
-KEY_VALUE_HEADS = (4, 2, 1)  # MHA, GQA and MQA of its four query heads
 
 
 class Sentence(Exception):
@@ -55,23 +54,6 @@ def small() -> Path:
         print("training runs/small: a minute or so …")
         _train("runs/small", ["small"], ["train.pretrain", CONFIG, "name=small"])
     return checked("small")
-
-
-def sweep(seeds: int) -> Path:
-    """The small config as MHA, GQA and MQA, `seeds` runs of each; what is missing is trained now, one after the other.
-
-    Returns the file with their histories (eval.compare.histories). Raises Sentence where a training fails.
-    """
-    base = Path(CONFIG).stem
-    names = [f"{base}-{heads}-seed{seed}" for seed in range(seeds) for heads in KEY_VALUE_HEADS]
-    missing = [name for name in names if not is_finished(name)]
-    if missing:
-        print(f"training {len(missing)} of {len(names)} models, a minute or more each …")
-    folder = Path("runs") / f"{base}-repeated"
-    swept = f"model.num_key_value_heads={','.join(map(str, KEY_VALUE_HEADS))}"
-    command = ["train.sweep", CONFIG, swept, "--seeds", str(seeds), "--skip-decode", "--out", folder.as_posix()]
-    _train(folder.as_posix(), names, command)
-    return folder / "histories.json"
 
 
 def _train(what: str, names: list[str], command: list[str]) -> None:

@@ -13,7 +13,9 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_output
 
+from eval.compare.recall import points
 from notebooks.hints import HINTS
+from notebooks.recall_point import balanced
 from tests.eval.viewer_helpers import chromium
 from tests.notebooks.making import FIND_IT, FIRST_CELL, ROOT, write_notebook
 from train.config import load_run_config
@@ -113,15 +115,19 @@ def test_it_lets_the_reader_check_what_they_understood(path):
                          cells[index + 2].source, re.DOTALL)  # fmt: skip
 
 
-def test_the_recorded_histories_are_whole_runs_of_each_form_with_three_seeds():
-    file = ROOT / "notebooks" / "three_seeds.json"
-    assert file.stat().st_size < 30_000
-    variants = json.loads(file.read_text(encoding="utf-8"))["variants"]
-    assert [one["settings"] for one in variants] == [{"model.num_key_value_heads": heads} for heads in (4, 2, 1)]
-    small = load_run_config(ROOT / "configs" / "small.yaml").train
-    for runs in (one["runs"] for one in variants):
-        assert [run["seed"] for run in runs] == [0, 1, 2]
-        assert {run["looks"][-1]["step"] for run in runs} == {small.max_steps}, "recorded with another small.yaml"
+def test_the_recorded_sweep_is_whole_and_of_models_of_one_size():
+    file = ROOT / "notebooks" / "recall.json"
+    assert file.stat().st_size < 60_000
+    models = points(json.loads(file.read_text(encoding="utf-8")))
+    assert {one.form for one in models} == {"8", "4", "2", "1", "mla"}
+    assert all(len(one.accuracy) >= 3 for one in models)
+    assert {one.steps for one in models} == {load_run_config(ROOT / "configs" / "recall.yaml").train.max_steps}
+    assert max(one.parameters for one in models) < 1.003 * min(one.parameters for one in models)
+    for kv_heads, head_dim in ((8, 16), (1, 32)):  # a reader's model has its place among them
+        (same,) = [one for one in models if (one.form, one.head_dim) == (str(kv_heads), head_dim)]
+        _, parameters, numbers = balanced(kv_heads, head_dim)
+        assert 2 * numbers == same.kv_bytes
+        assert parameters == pytest.approx(same.parameters, rel=0.003)
 
 
 def test_no_notebook_shows_a_hint_before_the_first_try():

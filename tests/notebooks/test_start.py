@@ -13,7 +13,6 @@ import time
 from contextlib import chdir
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from tests.notebooks.making import FIRST_CELL, ROOT, environment, printed, run_cells, shown_error, tiny_config
@@ -81,39 +80,6 @@ def test_the_demo_run_is_taken_where_it_is_finished_and_left_alone_where_it_is_n
 
 
 @pytest.mark.slow
-def test_a_sweep_trains_what_is_missing_of_the_three_and_returns_their_histories(start, tmp_path, capsys):
-    tiny_config(tmp_path, watch=True)
-    file = start.sweep(1)
-    variants = json.loads(file.read_text(encoding="utf-8"))["variants"]
-    assert [one["settings"] for one in variants] == [{"model.num_key_value_heads": heads} for heads in (4, 2, 1)]
-    assert [one["looks"][-1]["step"] for variant in variants for one in variant["runs"]] == [2, 2, 2]
-    assert capsys.readouterr().out.startswith("training 3 of 3 models")
-    report = tmp_path / "runs" / "tiny-4-seed0" / "report.md"
-    before = report.stat().st_mtime_ns
-    shutil.rmtree(tmp_path / "runs" / "tiny-1-seed0")
-    assert start.sweep(1) == file
-    assert capsys.readouterr().out.startswith("training 1 of 3 models")
-    assert report.stat().st_mtime_ns == before
-
-
-@pytest.mark.slow
-def test_the_cell_of_notebook_03_that_repeats_the_sweep_works(tmp_path):
-    tiny_config(tmp_path, watch=True)
-    cells = nbformat.read(ROOT / "notebooks" / "03_mha_gqa_mqa.ipynb", as_version=4).cells
-    tagged = {tag: cell.source for cell in cells for tag in cell.metadata.get("tags", [])}
-    assert "SEEDS = 0" in tagged["repeat"]  # nobody waits for it who did not ask
-    tagged["repeat"] = tagged["repeat"].replace("SEEDS = 0", "SEEDS = 1")
-    first = FIRST_CELL.format(names="sweep") + "\n%matplotlib inline\nfrom matplotlib.figure import Figure"
-    recorded = [tagged[tag] for tag in ("histories", "curves", "summary")]
-    cells = run_cells(tmp_path, first, *recorded, ELSEWHERE.format(folder=str(tmp_path)), tagged["repeat"])
-    assert not [output for cell in cells for output in cell.outputs if output.output_type == "error"]
-    cell = cells[-1]
-    assert "training 3 of 3 models" in printed(cell)
-    assert [output for output in cell.outputs if "image/png" in output.get("data", {})]
-    assert [output for output in cell.outputs if "text/markdown" in output.get("data", {})]
-
-
-@pytest.mark.slow
 def test_a_training_says_how_far_it_is(start, tmp_path, monkeypatch, capsys):
     tiny_config(tmp_path, steps=400)
     monkeypatch.setattr(start, "PROGRESS_SECONDS", 0.05)
@@ -144,14 +110,11 @@ def test_a_run_that_stopped_before_its_first_checkpoint_is_trained(start, traine
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "begin"), [("small", lambda start: start.small()), ("tiny-4-seed0", lambda start: start.sweep(1))]
-)
-def test_what_training_complains_of_is_one_sentence(start, tmp_path, name, begin):
-    (tmp_path / "runs" / name).mkdir(parents=True)
-    (tmp_path / "runs" / name / "diary.txt").write_text("not a run", encoding="utf-8")
+def test_what_training_complains_of_is_one_sentence(start, tmp_path):
+    (tmp_path / "runs" / "small").mkdir(parents=True)
+    (tmp_path / "runs" / "small" / "diary.txt").write_text("not a run", encoding="utf-8")
     with pytest.raises(start.Sentence, match=r"training runs/\S+ stopped with code 2: error: .*exists and is not a"):
-        begin(start)
+        start.small()
 
 
 def stopped_while_training(folder: Path) -> tuple[int, str]:

@@ -107,4 +107,7 @@ def _finish(left: Any, right: Any, steps: int) -> None:
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.set_xlabel("KV-cache bytes a token (16 bits)")
         axes.grid(alpha=0.3)
-    left.legend(frameon=False, fontsize=8, title="key/value heads (number at a point: head size)", title_fontsize=8)
+    title = "key/value heads (number at a point: head size)"
+    right.legend(
+        *left.get_legend_handles_labels(), loc="lower left", frameon=False, fontsize=8, title=title, title_fontsize=8
+    )

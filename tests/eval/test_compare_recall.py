@@ -37,4 +37,6 @@ def test_a_model_is_drawn_at_its_bytes_and_yours_as_a_star():
     assert (star.get_xdata(), star.get_ydata()) == ([384], [0.8])
     (late,) = [line for line in right.lines if line.get_marker() == "*"]
     assert late.get_ydata()[0] > 40  # no phase change: above the last step
-    assert recall_over_cache(points(HISTORIES)).axes[0].get_legend() is not None
+    named = [text.get_text() for text in right.get_legend().get_texts()]
+    assert named[0] == "8 (MHA)"
+    assert named[-1] == "yours: 2 (GQA), size 24"

@@ -185,9 +185,7 @@ class ModelConfig(Section):
         False, description="Add a learned vector to queries, keys and values, as Qwen2 does."
     )
     scale_attn_weights: Annotated[bool, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
-        True,
-        description="true: the score of a query and a key is divided by the square root of head_dim | false: it is "
-        "not, to see what that is for (no architecture of transformers).",
+        True, description="Divide scores by the square root of head_dim. false = not, to see what that is for."
     )
     norm_position: Annotated[Literal["before", "after"], Meaning.TENSORS, Meaning.STRUCTURE] = Field(
         "before",

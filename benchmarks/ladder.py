@@ -152,7 +152,7 @@ def rung_step(rung: Rung, config: RunConfig, device: Device, lm: LanguageModel) 
     """A function that takes one optimizer step on a batch, as this rung does it."""
     loss_of: Any = lm if rung.chunked else WithAllLogits(lm)
     forward = torch.compile(loss_of, dynamic=False) if rung.compiled else loss_of
-    rows, optimizers = micro_batch_rows(config, device), rung_optimizers(rung, config, lm)
+    rows, optimizers = micro_batch_rows(config, device), rung_optimizers(rung, config, lm, device)
 
     def step(batch: Batch) -> None:
         batch = batch.to(device.device)
@@ -184,10 +184,11 @@ class WithAllLogits(nn.Module):
         return loss_sum, (wanted != IGNORED).sum()
 
 
-def rung_optimizers(rung: Rung, config: RunConfig, lm: LanguageModel) -> list[torch.optim.Optimizer]:
+def rung_optimizers(rung: Rung, config: RunConfig, lm: LanguageModel, device: Device) -> list[torch.optim.Optimizer]:
     """AdamW in a loop over the parameters or as one kernel, or the config's Muon."""
     if rung.optimizer == "muon":
-        return build_optimizers(lm, config.train.optimizer.model_copy(update={"name": "muon"}))
+        with_muon = config.train.optimizer.model_copy(update={"name": "muon"})
+        return build_optimizers(lm, with_muon, precision=device.dtype)
     how = {"fused": True} if rung.optimizer == "fused" else {"foreach": False, "fused": False}
     return [torch.optim.AdamW(lm.parameters(), lr=ADAMW_LR, betas=(0.9, 0.95), **how)]
 

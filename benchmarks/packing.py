@@ -97,7 +97,7 @@ def _steps(config: RunConfig, device: Device, rows: Rows, data: PreparedData, is
     torch.manual_seed(config.seed)
     lm = LanguageModel(config.model).to(device.device)
     lm.set_attn_implementation(device.attention)
-    optimizers = build_optimizers(lm, config.train.optimizer)
+    optimizers = build_optimizers(lm, config.train.optimizer, precision=device.dtype)
     upcoming = batches.prefetch(0, 1_000_000, pin=device.device.type == "cuda")
 
     def step() -> None:

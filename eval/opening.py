@@ -1,6 +1,7 @@
 """How does a command open a model? One function for all of them: `lm, tokenizer = open_model("runs/demo")`.
 
-What a model can be opened with (a device, a data type; later adapters and quantised weights) is decided here alone.
+What a model can be opened with (a device, a data type, another scaling of RoPE; later adapters and quantised weights)
+is decided here alone.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.checkpoints import read_checkpoint
+from configs.bounds import MOST_FACTOR, number
+from configs.checkpoints import checkpoint_directory, read_checkpoint
 from configs.command import InputError
+from configs.loader import load_config, validate
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     import torch
 
+    from data.config import DataConfig
     from data.tokenizer import Tokenizer
     from model import LanguageModel
 
@@ -66,3 +70,64 @@ def add_device_option(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="cpu, cuda, cuda:1 or mps; default: auto, a GPU if there is one",
     )
+
+
+ROPE_FACTOR = 4.0  # of --rope-scaling, where none is given
+
+
+def add_rope_options(parser: argparse.ArgumentParser) -> None:
+    """`--rope-scaling` and `--rope-factor` of a command line."""
+    parser.add_argument(
+        "--rope-scaling",
+        metavar="KIND",
+        help="read texts longer than those of training: none, linear or yarn; default: as the model was saved",
+    )
+    parser.add_argument(
+        "--rope-factor",
+        type=number("--rope-factor", 1, MOST_FACTOR),
+        metavar="N",
+        help=f"longest text from now on / longest text in training ({ROPE_FACTOR:g})",
+    )
+
+
+def check_rope_options(kind: str | None, factor: float | None) -> None:
+    """Raises InputError for a kind that there is not, and for a factor of nothing. Imports nothing heavy."""
+    from model.rope_scaling import SCALINGS
+
+    if kind is not None and kind not in SCALINGS:
+        raise InputError(f"--rope-scaling {kind}: unknown: use one of {', '.join(SCALINGS)}")
+    if factor is not None and kind in (None, "none"):
+        raise InputError("--rope-factor is for --rope-scaling linear or yarn: give one of them as well")
+
+
+def with_rope_options(lm: LanguageModel, run: str | Path, kind: str | None, factor: float | None) -> LanguageModel:
+    """The model as --rope-scaling and --rope-factor want it; it itself where they are not given. Raises InputError."""
+    from model.longer_texts import with_rope_scaling
+
+    check_rope_options(kind, factor)
+    if kind is None:
+        return lm
+    scaling = lm.config.rope_scaling
+    of_scaling = scaling.original_max_position_embeddings if scaling else None
+    trained = of_scaling or trained_length(run) or lm.config.max_position_embeddings
+    try:
+        return with_rope_scaling(lm, kind, ROPE_FACTOR if factor is None else factor, trained)
+    except ValueError as error:
+        raise InputError(f"--rope-scaling: {error}") from None
+
+
+def data_config(run: str | Path) -> DataConfig | None:
+    """What a run was trained on: `data:` of its config.yaml. None for a model directory outside of a run."""
+    from data.config import DataConfig
+
+    checkpoints = checkpoint_directory(run).resolve().parent
+    file = checkpoints.parent / "config.yaml"
+    if checkpoints.name != "checkpoints" or not file.is_file():
+        return None
+    return validate(DataConfig, load_config(file), "data")
+
+
+def trained_length(run: str | Path) -> int | None:
+    """The row length in tokens that a run was trained with; None for a model directory outside of a run."""
+    config = data_config(run)
+    return config.sequence_length if config else None

@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 from configs.bounds import MOST_FACTOR, MOST_POSITIONS
 from configs.meaning import Section
 
+SCALINGS = ("none", "linear", "yarn")  # what a command may be asked for
+
 
 class RopeScaling(Section):
     """How to bring positions beyond the training length back into the range that the model knows.

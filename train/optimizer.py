@@ -36,10 +36,30 @@ def orthogonalize(matrices: Tensor, steps: int = 5, dtype: torch.dtype = torch.f
     if tall:
         x = x.mT
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    for _ in range(steps):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    if dtype == torch.float32 and x.shape[-1] >= 2 * x.shape[-2]:
+        x = _by_gram(x, steps)
+    else:
+        for _ in range(steps):
+            gram = x @ x.mT
+            x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
+
+
+def _by_gram(x: Tensor, steps: int) -> Tensor:
+    """The same iteration for wide matrices, a third quicker: every X is PX for a P made from XXᵀ, which is small.
+
+    Only in float32: in bfloat16 the error of XXᵀ grows from step to step.
+    """
+    a, b, c = NEWTON_SCHULZ
+    gram = x @ x.mT
+    factor = None
+    for step in range(steps):
+        one = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        one.diagonal(dim1=-2, dim2=-1).add_(a)
+        factor = one if factor is None else one @ factor
+        if step < steps - 1:
+            gram = one @ gram @ one
+    return x if factor is None else factor @ x
 
 
 class Muon(torch.optim.Optimizer):
@@ -48,8 +68,9 @@ class Muon(torch.optim.Optimizer):
     Nesterov momentum, then the update is made orthogonal, so that it moves every direction equally; scaled by
     sqrt(max(1, rows / columns)). Jordan et al. 2024, kellerjordan.github.io/posts/muon. A parameter (…, rows, columns)
     is a stack of matrices, as experts are. Matrices of one shape, a tall one counting as wide, are orthogonalised in
-    one batch; on a CPU in float32, because bfloat16 products are slow on many. Of sharded parameters (FSDP2: DTensor)
-    momentum stays sharded, and every process orthogonalises the whole; on the cores of a CPU each makes its share.
+    one batch, in `dtype` (None: bfloat16 on CUDA, else float32, as bfloat16 products are slow on many CPUs). Of sharded
+    parameters (FSDP2: DTensor) momentum stays sharded, and every process orthogonalises the whole; on the cores of a
+    CPU each makes its share.
     """
 
     def __init__(
@@ -74,19 +95,25 @@ class Muon(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     by_shape[tuple(sorted(parameter.shape[-2:]))].append(parameter)
-            for parameters in by_shape.values():
-                self._step_same_shape(group, parameters, found_inf)
+            # all shapes at once take more memory, but on the cores of a CPU the processes wait for each other only once
+            shapes = list(by_shape.values())
+            for several in [shapes] if self.world.on_cores else [[one] for one in shapes]:
+                self._step_shapes(group, several, found_inf)
 
-    def _step_same_shape(self, group: dict, parameters: list[nn.Parameter], found_inf: Tensor | None) -> None:
+    def _step_shapes(self, group: dict, shapes: list[list[nn.Parameter]], found_inf: Tensor | None) -> None:
         # 1 or 0, a factor: a step that must not happen adds zeros and multiplies by one
         happens = 1.0 if found_inf is None else 1.0 - found_inf
-        dtype = self.dtype or (torch.bfloat16 if parameters[0].is_cuda else torch.float32)
-        updates = self._updates(group["momentum"], parameters, happens)
+        updates = [self._updates(group["momentum"], parameters, happens) for parameters in shapes]
+        dtype = self.dtype or (torch.bfloat16 if updates[0].is_cuda else torch.float32)
+        compute = partial(orthogonalize, dtype=dtype)
         # a sixth of a small model's step, so on the cores of a CPU nobody computes what another process does
-        if self.world.memory is not None:
-            orthogonal = in_shares(partial(orthogonalize, dtype=dtype), updates, self.world.memory)
-        else:
-            orthogonal = orthogonalize(updates, dtype=dtype)
+        memory = self.world.memory
+        orthogonal = [compute(each) for each in updates] if memory is None else in_shares(compute, updates, memory)
+        for parameters, matrices in zip(shapes, orthogonal, strict=True):
+            self._move(group, parameters, matrices, happens)
+
+    def _move(self, group: dict, parameters: list[nn.Parameter], orthogonal: Tensor, happens: float | Tensor) -> None:
+        """The parameters, of one shape, by their orthogonal matrices."""
         steps, scales = [], []
         counts = [math.prod(parameter.shape[:-2]) for parameter in parameters]  # 1 for a matrix
         for matrices, parameter in zip(orthogonal.split(counts), parameters, strict=True):
@@ -95,7 +122,7 @@ class Muon(torch.optim.Optimizer):
             steps.append(_local(share(step, parameter)) if isinstance(parameter, DTensor) else step)
             scales.append(group["lr"] * math.sqrt(max(1.0, rows / columns)))
         torch._foreach_mul_(steps, scales)
-        if found_inf is not None:
+        if isinstance(happens, Tensor):
             torch._foreach_mul_(steps, happens)
         weights = [_local(parameter) for parameter in parameters]
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"] * happens)
@@ -130,21 +157,26 @@ def _whole(shard: Tensor, like: DTensor) -> Tensor:
     return sharded.full_tensor()
 
 
-def build_optimizers(lm: LanguageModel, config: OptimizerConfig, world: World = ALONE) -> list[torch.optim.Optimizer]:
+def build_optimizers(
+    lm: LanguageModel, config: OptimizerConfig, world: World = ALONE, precision: torch.dtype | None = None
+) -> list[torch.optim.Optimizer]:
     """AdamW for everything, or Muon for the matrices of the layers and AdamW for the rest.
 
     The model says which parameter belongs to which group, and leaves out what is frozen. Weight decay applies to
     matrices only: an untied embedding is a table of vectors that is looked up, so it has a rate of its own and no
     decay. Learned positions are added to the embedding, so they have the same rate: the head's, if it is tied. Every
     group remembers its peak learning rate as `peak_lr` and has a `name`: blocks, head (a tied matrix is one), embedding
-    or vectors. Raises ValueError if every parameter is frozen.
+    or vectors. precision: of the run's products; with bfloat16, Muon orthogonalises in it as well. Raises ValueError
+    if every parameter is frozen.
     """
     of = lm.parameter_groups()
     blocks, lr, decay = of["matrix"] + of["expert"], config.lr, config.weight_decay
     optimizers: list[torch.optim.Optimizer] = []
     if config.name == "muon":
         if blocks:
-            optimizers.append(Muon([{"name": "blocks", "params": blocks}], lr, config.momentum, decay, world=world))
+            dtype = precision if precision == torch.bfloat16 else None
+            muon = Muon([{"name": "blocks", "params": blocks}], lr, config.momentum, decay, dtype, world)
+            optimizers.append(muon)
         blocks, lr = [], config.adamw_lr
     embedding_lr = lr if lm.config.tie_word_embeddings else config.embedding_lr or lr
     groups: list[dict[str, Any]] = [

@@ -89,7 +89,7 @@ def our_step(
     lm = LanguageModel(run.model).to(device.device).train()
     lm.set_attn_implementation(device.attention)
     forward = torch.compile(lm, dynamic=False) if compiled else lm
-    optimizers = [fused_adamw(lm)] if adamw else build_optimizers(lm, run.train.optimizer, world)
+    optimizers = [fused_adamw(lm)] if adamw else build_optimizers(lm, run.train.optimizer, world, device.dtype)
 
     batches = shape.batches(device.device)
     step = make_step(lm, our_loss(forward), optimizers, batches, device.autocast, run.train.grad_clip, world)

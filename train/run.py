@@ -134,7 +134,7 @@ def open_run(
 
     Raises InputError if the checkpoint does not fit, or the text is not the one that the run was trained on.
     """
-    optimizers = build_optimizers(lm, config.train.optimizer, world)
+    optimizers = build_optimizers(lm, config.train.optimizer, world, device.dtype)
     state = RunState(identity=config.identity())
     if start.checkpoint is not None:
         state = RunState(**vars(load_checkpoint(start.checkpoint, lm, optimizers, world)))

@@ -124,8 +124,10 @@ def _backward(run: Run, batch: Batch, trained: int) -> tuple[Tensor, dict[str, T
     factor = run.world.size if memory is None else 1
     sums = within_memory(run, lambda: _passes(run, batch, factor / count), agree=memory is not None)
     if memory is not None:
-        add_up_gradients(run.lm, memory)
-    means = {name: run.world.sum_tensor(value) / count for name, value in sums.items()}
+        add_up_gradients(run.lm, memory, sums.values())
+    else:
+        sums = {name: run.world.sum_tensor(value) for name, value in sums.items()}
+    means = {name: value / count for name, value in sums.items()}
     return means.pop("loss"), means
 
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from configs.bounds import LEAST_DRAWN, MOST_QUESTIONS, MOST_SEED, MOST_TEMPERATURE, number, whole
 from configs.command import InputError, exit_on_bad_input
-from eval.opening import add_device_option
+from eval.opening import add_device_option, add_rope_options, check_rope_options
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from eval.chat.session import Conversation
@@ -83,8 +83,11 @@ def parse() -> argparse.Namespace:
         help="the same seed and lines give the same answers (0)",
     )
     parser.add_argument("--ascii", action="store_true", help="draw maps without Unicode blocks")
+    add_rope_options(parser)
     add_device_option(parser)
-    return parser.parse_args()
+    given = parser.parse_args()
+    check_rope_options(given.rope_scaling, given.rope_factor)
+    return given
 
 
 class Chat:
@@ -100,7 +103,8 @@ class Chat:
         self.remarks = self.out if self.is_interactive and self.out.wraps else Wrapped(sys.stderr)
         self.blocks = not given.ascii and prints_blocks(sys.stdout)
         settings = {"top_p": given.top_p, "max_new_tokens": given.max_new_tokens, "seed": given.seed}
-        opened = open_conversation(given.run, given.temperature, given.device, **settings)
+        rope = (given.rope_scaling, given.rope_factor)
+        opened = open_conversation(given.run, given.temperature, given.device, rope, **settings)
         self.conversation: Conversation = opened
         if given.system:
             try:
@@ -148,6 +152,8 @@ class Chat:
         if self.is_interactive:
             size = sum(parameter.numel() for parameter in conversation.lm.parameters())
             sees = f"it sees {conversation.context_length:,} tokens"
+            if (scaling := conversation.lm.config.rope_scaling) is not None:
+                sees += f" (RoPE scaled: {scaling.rope_type}, factor {scaling.factor:g})"
             drawn = f"temperature {conversation.sampling.temperature:g}"
             self.remarks.line(f"{self.run_directory}: {size / 1e6:.2f} M parameters, {sees}, {drawn}")
         if not conversation.is_chat:

@@ -19,7 +19,7 @@ from configs.loader import load_config
 from data.chat import prompt_ids
 from data.tokenizer import Tokenizer
 from eval.chat.loops import repeated_block
-from eval.opening import open_model
+from eval.opening import open_model, with_rope_options
 from model import LanguageModel
 from model.decoding.generation import stream
 from model.decoding.kv_cache import KVCache
@@ -189,13 +189,19 @@ class Conversation:
 
 
 def open_conversation(
-    run: str | Path, temperature: float | None = None, device: str = "auto", **settings: Any
+    run: str | Path,
+    temperature: float | None = None,
+    device: str = "auto",
+    rope: tuple[str | None, float | None] = (None, None),
+    **settings: Any,
 ) -> Conversation:
     """A conversation with a run or a checkpoint directory. temperature: default, that of the run's own samples.
 
+    rope: another scaling of RoPE than the saved one, and its factor, as `eval.opening.with_rope_options` takes them.
     settings: those of Conversation. Raises InputError for what cannot be read, and settings out of range.
     """
     lm, tokenizer = open_model(run, device)
+    lm = with_rope_options(lm, run, *rope)
     try:
         given = temperature if temperature is not None else _temperature_of(run)
         return Conversation(lm, tokenizer, temperature=given, **settings)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from configs import tables
 from configs.bounds import MOST_DOCUMENTS, MOST_POSITIONS, whole
 from configs.command import InputError, exit_on_bad_input
-from eval.opening import add_device_option, open_checkpoint
+from eval.opening import add_device_option, open_checkpoint, trained_length
 
 if TYPE_CHECKING:  # torch is imported after the arguments have been read
     from data.tokenizer import Tokenizer
@@ -85,7 +85,7 @@ def text(lm: LanguageModel, tokenizer: Tokenizer, given: argparse.Namespace) -> 
     """Loss, perplexity and bits per byte of a text file, taken as one document."""
     from eval.tasks.files import text_of
     from eval.tasks.likelihood import unknown_tokens
-    from eval.tasks.text import check_windows, figures, text_ids, text_log_probs, trained_length
+    from eval.tasks.text import check_windows, figures, text_ids, text_log_probs
 
     window, stride = check_windows(lm, given.window, given.stride)
     chosen = "".join(islice(io.StringIO(text_of(Path(given.text))), given.limit))

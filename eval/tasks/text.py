@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from configs.checkpoints import checkpoint_directory
 from configs.command import InputError
-from configs.loader import load_config, validate
-from data.config import DataConfig
 from data.tokenizer import Tokenizer
 from eval.language_modeling import bits_per_byte
 from eval.tasks.likelihood import mean_error, token_log_probs
@@ -56,15 +52,6 @@ def check_windows(lm: LanguageModel, window: int | None, stride: int | None) -> 
     if not 1 <= stride < window:
         raise InputError(f"--stride ({stride}) must be 1 to {window - 1}, one less than the window ({window})")
     return window, stride
-
-
-def trained_length(run: str | Path) -> int | None:
-    """The row length in tokens that a run was trained with; None for a model directory outside of a run."""
-    checkpoints = checkpoint_directory(run).resolve().parent
-    file = checkpoints.parent / "config.yaml"
-    if checkpoints.name != "checkpoints" or not file.is_file():
-        return None
-    return validate(DataConfig, load_config(file), "data").sequence_length
 
 
 def text_log_probs(lm: LanguageModel, ids: list[int], window: int, stride: int) -> Tensor:

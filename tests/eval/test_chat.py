@@ -23,6 +23,7 @@ from eval.attention.capture import capture
 from eval.chat import __main__ as chat
 from eval.chat import attention as chat_attention
 from model import load, save
+from model.longer_texts import with_rope_scaling
 from tests.conftest import random_model, tiny_config
 from tests.eval.test_plots import snapshot
 from tests.train.helpers import REPOSITORY
@@ -61,6 +62,49 @@ def said(monkeypatch, capsys):
         return stopped.value.code, done.out, done.err
 
     return run
+
+
+# Texts longer than those of training
+
+
+def test_another_scaling_of_rope_answers_like_a_model_saved_with_it(runs, said, tmp_path):
+    checkpoint = tmp_path / "step_00000010"
+    shutil.copytree(runs / "texts/checkpoints/step_00000010", checkpoint)
+    save(with_rope_scaling(load(runs / "texts"), "yarn", 2, trained=256), checkpoint)  # 256: the default of a config
+    more, lines = ["--max-new-tokens", "12", "--temperature", "0"], ["Tiko saw"]
+    answers = {
+        kind: said(runs / "texts", *more, "--rope-scaling", kind, *factor, lines=lines)[1]
+        for kind, factor in (("none", []), ("linear", ["--rope-factor", "2"]), ("yarn", ["--rope-factor", "2"]))
+    }
+    assert answers["yarn"] == said(checkpoint, *more, lines=lines)[1]
+    assert answers["none"] == said(runs / "texts", *more, lines=lines)[1]
+    assert len(set(answers.values())) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rope-scaling", "ntk"], "--rope-scaling ntk: unknown: use one of none, linear, yarn"),
+        (["--rope-scaling", "yarn", "--rope-factor", "0.5"], "--rope-factor is '0.5': it must be a number from 1"),
+        (["--rope-scaling", "yarn", "--rope-factor", "1e6"], "--rope-scaling: the factor is 1e+06"),
+        (["--rope-factor", "4"], "--rope-factor is for --rope-scaling"),
+        (["--rope-scaling", "none", "--rope-factor", "4"], "--rope-factor is for --rope-scaling"),
+    ],
+)
+def test_a_wrong_scaling_is_refused_with_one_line(runs, said, arguments, message):
+    code, out, err = said(runs / "texts", *arguments, lines=["Tiko"])
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_a_model_without_rope_has_nothing_to_scale(runs, said, tmp_path):
+    checkpoint = tmp_path / "step_00000010"
+    shutil.copytree(runs / "texts/checkpoints/step_00000010", checkpoint)
+    changes = {"position_embedding": "learned", "qk_norm": False, "loadable_elsewhere": False}
+    save(random_model(tiny_config(vocab_size=320, **changes)), checkpoint)
+    code, _, err = said(checkpoint, "--rope-scaling", "yarn", lines=["Tiko"])
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--rope-scaling: this model has no RoPE (position_embedding: learned): leave it out" in err
 
 
 # Piped lines

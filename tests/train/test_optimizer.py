@@ -10,10 +10,18 @@ import torch.multiprocessing
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from model import LanguageModel
+from model import LanguageModel, ModelConfig
 from tests.conftest import tiny_config
 from train.config import OptimizerConfig
-from train.optimizer import Muon, build_optimizers, lr_factor, orthogonalize, set_learning_rate
+from train.optimizer import (
+    NEWTON_SCHULZ,
+    Muon,
+    _by_gram,
+    build_optimizers,
+    lr_factor,
+    orthogonalize,
+    set_learning_rate,
+)
 
 
 @pytest.mark.parametrize("shape", [(24, 24), (48, 16), (16, 48)])
@@ -47,6 +55,30 @@ def test_orthogonalize_keeps_the_directions_and_evens_out_the_singular_values(sh
     assert values.max() < 1.25
     scaled_back = u.mT @ found @ vh.mT  # diagonal, if the directions are the same
     assert (scaled_back - torch.diag_embed(scaled_back.diagonal(dim1=-2, dim2=-1))).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5])
+def test_the_quick_iteration_for_wide_matrices_is_the_plain_one(steps):
+    """orthogonalize takes it from twice as wide on; at any shape both give the same."""
+    wide, narrow = torch.randn(3, 16, 48), torch.randn(3, 16, 20)
+    a, b, c = NEWTON_SCHULZ
+    for x in (wide, narrow):
+        plain = x / x.norm(dim=(-2, -1), keepdim=True)
+        quick = _by_gram(plain, steps)
+        for _ in range(steps):
+            gram = plain @ plain.mT
+            plain = a * plain + (b * gram + c * gram @ gram) @ plain
+        torch.testing.assert_close(quick, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [(torch.bfloat16, torch.bfloat16), (torch.float16, None), (None, None)]
+)
+def test_muon_orthogonalises_in_bfloat16_where_the_run_computes_in_it(precision, dtype):
+    lm = LanguageModel(ModelConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2))
+    muon, _ = build_optimizers(lm, OptimizerConfig(), precision=precision)
+    assert isinstance(muon, Muon)
+    assert muon.dtype == dtype
 
 
 def test_a_tall_matrix_shares_its_batch_with_wide_ones_and_steps_as_it_would_alone():

@@ -23,6 +23,12 @@ def numbers(rank: int, call: int) -> list[torch.Tensor]:
     return [torch.randn(3 + call, 5, generator=draw), torch.randn(7 * call + 1, generator=draw)]
 
 
+def matrices(call: int) -> list[torch.Tensor]:
+    """What they share to compute: two stacks, of which one has fewer matrices than there are processes."""
+    draw = torch.Generator().manual_seed(call)
+    return [torch.randn(5, 4, 6, generator=draw), torch.randn(2, 3, 3, generator=draw)]
+
+
 def add_up_and_put_together(folder: Path, quickest: int) -> None:
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -32,7 +38,7 @@ def add_up_and_put_together(folder: Path, quickest: int) -> None:
         memory.add_up(own)
         if rank != quickest:
             time.sleep(0.02)  # what it reads now must still be there when the quickest is in the next call
-        items = torch.randn(5, 4, 6, generator=torch.Generator().manual_seed(call))
+        items = matrices(call)
         torch.save((own, in_shares(orthogonalize, items, memory)), folder / f"{rank}_{call}.pt")
     dist.destroy_process_group()
 
@@ -44,12 +50,12 @@ def test_all_processes_find_the_sum_in_the_order_of_their_ranks(tmp_path, quicke
     for call in range(CALLS):
         brought = [numbers(rank, call) for rank in range(SIZE)]
         expected = [torch.stack(tensors).sum(dim=0) for tensors in zip(*brought, strict=True)]
-        items = torch.randn(5, 4, 6, generator=torch.Generator().manual_seed(call))
+        items = matrices(call)
         found = [torch.load(tmp_path / f"{rank}_{call}.pt") for rank in range(SIZE)]
         for own, orthogonal in found:
             torch.testing.assert_close(own, expected)
-            torch.testing.assert_close(orthogonal, orthogonalize(items))
-            assert torch.equal(orthogonal, found[0][1])
+            torch.testing.assert_close(orthogonal, [orthogonalize(each) for each in items])
+            assert all(torch.equal(mine, first) for mine, first in zip(orthogonal, found[0][1], strict=True))
             assert all(torch.equal(mine, first) for mine, first in zip(own, found[0][0], strict=True))
     assert set(shared_memory.IN_MEMORY.glob("headlight-*")) <= left
 

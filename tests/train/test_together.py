@@ -74,7 +74,8 @@ def test_two_processes_are_the_run_of_one_and_a_killed_one_goes_on_exactly(tmp_p
     assert [line["batch"] for line in one] == [line["batch"] for line in two]
     assert two != one  # sums in another order: two processes did take part
     losses = ([float.fromhex(line["loss"]) for line in lines] for lines in (one, two))
-    assert next(losses) == pytest.approx(next(losses), abs=1e-5)
+    # Muon makes small singular values up to 3.4445 ** 5, 500 times, larger, and float32's rounding in them
+    assert next(losses) == pytest.approx(next(losses), abs=1e-4)
     weights = [(tmp_path / "runs" / name / "checkpoints/step_00000012/model.safetensors") for name in ("two", "killed")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     assert (

@@ -96,7 +96,7 @@ def _grown(run: RunConfig, device: Device, limit_s: float, world: World, wall: b
     lm = LanguageModel(run.model).to(device.device).train()
     lm.set_attn_implementation(device.attention)
     lm.set_activation_checkpointing(run.train.activation_checkpointing)
-    optimizers = build_optimizers(lm, run.train.optimizer, world)
+    optimizers = build_optimizers(lm, run.train.optimizer, world, device.dtype)
     until, times = time.perf_counter() + limit_s, dict[int, float]()
     rows = 1
     while True:

@@ -15,7 +15,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -201,16 +201,22 @@ def sync_gradients(forward: nn.Module, lm: LanguageModel, world: World, wanted: 
         forward.require_backward_grad_sync = wanted  # what DDP.no_sync() sets
 
 
-def add_up_gradients(lm: nn.Module, memory: SharedMemory) -> None:
-    """On the cores of a CPU, after the last micro-batch of a step: each gradient becomes the sum over the processes."""
+def add_up_gradients(lm: nn.Module, memory: SharedMemory, sums: Iterable[Tensor] = ()) -> None:
+    """On the cores of a CPU, after the last micro-batch of a step: each gradient becomes the sum over the processes.
+
+    sums: more float32 tensors that become theirs, so that nobody waits once more.
+    """
     trained = [parameter for parameter in lm.parameters() if parameter.requires_grad]
     for parameter in trained:
         if parameter.grad is None:  # no row of this process reached it
             parameter.grad = torch.zeros_like(parameter)
-    memory.add_up([parameter.grad for parameter in trained if parameter.grad is not None])
+    memory.add_up([*(parameter.grad for parameter in trained if parameter.grad is not None), *sums])
 
 
-def in_shares(compute: Callable[[Tensor], Tensor], items: Tensor, memory: SharedMemory) -> Tensor:
-    """compute(items), whose shape is that of `items`; each process computes its part of the first dimension."""
-    first, end = memory.part_of(len(items))
-    return memory.put_together(compute(items[first:end]), items.shape)
+def in_shares(compute: Callable[[Tensor], Tensor], items: Sequence[Tensor], memory: SharedMemory) -> list[Tensor]:
+    """compute(each), whose shape is that of `each`; every process computes its part of the first dimension of each."""
+    own = []
+    for each in items:
+        first, end = memory.part_of(len(each))
+        own.append(compute(each[first:end]))
+    return memory.put_together(own, [each.shape for each in items])

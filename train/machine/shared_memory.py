@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,13 +45,15 @@ class SharedMemory:
         for tensor, total in zip(tensors, result.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(total.view_as(tensor))
 
-    def put_together(self, own: Tensor, shape: torch.Size) -> Tensor:
-        """A tensor of this shape, of which each process has computed its part of the first dimension (`part_of`)."""
-        result = self._place(shape.numel()).view(shape)
-        first, end = self.part_of(len(result))
-        result[first:end] = own
+    def put_together(self, own: Sequence[Tensor], shapes: Sequence[torch.Size]) -> list[Tensor]:
+        """Tensors of these shapes, of which each process has computed its part of the first dimension (`part_of`)."""
+        lengths = [shape.numel() for shape in shapes]
+        results = self._place(sum(lengths)).split(lengths)
+        for result, shape, part in zip(results, shapes, own, strict=True):
+            first, end = self.part_of(shape[0])
+            result.view(shape)[first:end] = part
         self._wait()
-        return result.clone()
+        return [result.view(shape).clone() for result, shape in zip(results, shapes, strict=True)]
 
     def part_of(self, count: int) -> tuple[int, int]:
         """Of `count` items, those of this process: the first, and the one after the last."""

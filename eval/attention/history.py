@@ -9,7 +9,6 @@ import numpy as np
 
 from eval.attention.snapshots import Snapshot
 
-
 ENOUGH_TO_COPY = 1.0  # nats of copy gain: the right token of a second copy is e times as likely as in the first
 
 

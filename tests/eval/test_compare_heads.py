@@ -158,7 +158,10 @@ def test_the_step_from_which_a_model_copies_is_the_first_of_a_nat(own, tmp_path)
     ("steps", "said"),
     [
         ([(1, 3), (1, 3), (2, 4)], "**other** copies 2 steps later than base (which needs 1; 95 % interval +2 to +2)"),
-        ([(3, 1), (4, 2), (4, 1)], "**other** copies 2 steps earlier than base (which needs 4; 95 % interval -4 to -1)"),
+        (
+            [(3, 1), (4, 2), (4, 1)],
+            "**other** copies 2 steps earlier than base (which needs 4; 95 % interval -4 to -1)",
+        ),
         ([(1, 3), (3, 1), (2, 2)], "Neither earlier nor later shows with these seeds: other"),
         ([(1, None), (1, None)], "**other** copies in 0 of 2 seeds within 4 steps"),
         ([(None, 1), (1, 1)], ""),

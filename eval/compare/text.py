@@ -10,7 +10,6 @@ import numpy as np
 
 from configs import tables
 from configs.shown_text import code, markdown
-from eval.compare import formation
 from eval.compare.runs import Cost, RunResult, Variant, caveats, differing_keys
 from eval.compare.statistics import Difference, difference, spread
 
@@ -63,6 +62,8 @@ def warnings(variants: Sequence[Variant]) -> list[str]:
 
 def summary(variants: Sequence[Variant], costs: Costs, speeds: dict[str, float] | None) -> str:
     """The table and the verdict, as Markdown."""
+    from eval.compare import formation  # torch
+
     parts = [rows_of_variants(variants, costs, speeds)] if len(variants) > MOST_COLUMNS else []
     parts += [table(variants, costs, speeds)]
     if len(variants) > 1:
@@ -72,6 +73,8 @@ def summary(variants: Sequence[Variant], costs: Costs, speeds: dict[str, float] 
 
 def short(variants: Sequence[Variant], costs: Costs, speeds: dict[str, float] | None) -> str:
     """What matters most, for the terminal: a few rows of the table, and the verdict."""
+    from eval.compare import formation
+
     if len(variants) > MOST_COLUMNS:
         ends = [formation.section(variants), "All differences in bits per byte are in the file."]
         return "\n\n".join(filter(None, [rows_of_variants(variants, costs, speeds), *ends]))
@@ -107,6 +110,7 @@ def figures_of(
     variants: Sequence[Variant], costs: Costs, speeds: dict[str, float] | None
 ) -> tuple[list[str], list[list[str]]]:
     """The header and the rows of the table."""
+    from eval.compare import formation
 
     def row(label: str, cell: Callable[[Variant], str]) -> list[str]:
         return [label, *map(cell, variants)]

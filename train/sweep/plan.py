@@ -152,7 +152,7 @@ def variants_of(
 
 
 def rungs_of(path: str, fixed: Sequence[str], rungs: dict[str, dict[str, Any]]) -> list[Variant]:
-    """The baseline, then every rung, in the order of the file. Raises InputError for one that is no change of its own.
+    """The baseline, then every rung, in the order of the file. Raises InputError for one that repeats another.
 
     rungs: name -> {key: value}; a key may be dotted, or hold others.
     """

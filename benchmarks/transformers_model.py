@@ -16,7 +16,7 @@ from configs.tables import table
 from model import LanguageModel, save
 from train.config import RunConfig
 from train.machine.device import Device, resolve_device
-from train.random_steps import Shape, Step, fused_adamw, make_step, our_step
+from train.random_steps import NewTokens, Shape, Step, fused_adamw, make_step, our_step
 from train.run import micro_batch_rows
 
 NOT_INSTALLED = "to compare with transformers, install that package: pip install -r requirements-dev.txt"
@@ -101,7 +101,7 @@ def their_step(
     other = (other or in_transformers(lm, attn_implementation="sdpa")).to(device.device).train()
     other.config.use_cache = False
     forward = torch.compile(other, dynamic=False) if compiled else other
-    batches = shape.batches(device.device)
+    batches = NewTokens(shape, device.device)
     return make_step(other, their_loss(forward), [fused_adamw(other)], batches, device.autocast, run.train.grad_clip)
 
 

@@ -78,6 +78,8 @@ def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_ste
     stream, tokenizer = data.stream(split), data.tokenizer
     measures = (stream, config.sequence_length, tokenizer.bos_id, tokenizer.pad_id)
     if config.records == "text":
+        if packing.documents_are_rows(stream, config.sequence_length, tokenizer.bos_id):
+            return packing.WholeDocumentRows(*measures)
         return DocumentRows(*measures) if split == "train" else HeldOutRows(*measures)
     try:
         rows = ConversationRows(*measures, config.too_long)

@@ -28,6 +28,30 @@ OnePath = Annotated[PathText, Field(min_length=1)]
 Paths = OnePath | Annotated[list[OnePath], Field(min_length=1)]
 
 
+class RecallDocuments(Section):
+    """Facts about people, then questions: the answers say what the model can look up (data/storyworld/recall.py)."""
+
+    people: int = Field(6, ge=2, le=32, description="Facts in a document, one for each person.")
+    facets: int = Field(2, ge=1, le=4, description="Words of a fact besides the name: colour, toy, place, food.")
+    values: int = Field(8, ge=2, le=8, description="Different words of a facet. With fewer, people share more words.")
+    questions: int = Field(12, ge=1, le=10_000, description="Questions in a document.")
+    several: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="Share of questions that give all words of a fact and ask for the name. The others give the name.",
+    )
+
+    @model_validator(mode="after")
+    def _check_people(self) -> RecallDocuments:
+        if self.values**self.facets < self.people:
+            raise ValueError(
+                f"people ({self.people}): {self.values} values in {self.facets} facets distinguish only "
+                f"{self.values**self.facets} people: give more values or more facets"
+            )
+        return self
+
+
 class StoryworldSource(Section):
     """The built-in corpus: stories that are made while you wait. Their entropy, the lowest possible loss, is known."""
 
@@ -48,6 +72,17 @@ class StoryworldSource(Section):
     repeats: float = Field(
         0.0, ge=0, lt=1, description="Share of documents that are random words, told repeatedly: heads learn to copy."
     )
+    recall: RecallDocuments | None = Field(
+        None,
+        description="Instead of stories: facts, then questions about them with exact answers. null = stories.",
+        examples=[{"people": 6, "facets": 2, "values": 8, "questions": 12, "several": 0.5}],
+    )
+
+    @model_validator(mode="after")
+    def _check_recall(self) -> StoryworldSource:
+        if self.recall is not None and self.repeats:
+            raise ValueError("repeats and recall are two kinds of documents: set repeats: 0.0, or recall: null")
+        return self
 
 
 class _WithText(Section):

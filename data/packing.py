@@ -1,8 +1,9 @@
 """Documents -> fixed-length rows that know their document boundaries.
 
 The shards of a split are one long stream:   bos doc eos  bos doc eos  bos doc …
-Pretraining cuts it into rows of T tokens, wherever the cuts fall. Every document begins with the bos token, and plain
-text never produces one. So a row needs no index: a boundary is where a bos token is.
+Pretraining cuts it into rows of T tokens, wherever the cuts fall; if all documents have T tokens, between them. Every
+document begins with the bos token, and plain text never produces one. So a row needs no index: a boundary is where a
+bos token is.
 Conversations stay whole: several share a row where they fit, and padding fills the rest.
 """
 
@@ -141,6 +142,30 @@ class HeldOutRows(DocumentRows):
 def rows_within(tokens: int, length: int) -> int:
     """How many held-out rows this many tokens make; at least one."""
     return max(1, -(-(tokens - 1) // (length - 1)))
+
+
+class WholeDocumentRows:
+    """A document a row, where all are exactly as long: another cut would part a question from its facts."""
+
+    def __init__(self, stream: TokenStream, length: int, bos_id: int, pad_id: int):
+        self.stream, self.length, self.bos_id, self.pad_id = stream, length, bos_id, pad_id
+        self.per_epoch, self.offsets = len(stream) // length, 1
+
+    def row(self, index: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        ids = self.stream.read(index * self.length, self.length)
+        return ids, labels(ids, self.bos_id, self.pad_id)
+
+
+def documents_are_rows(stream: TokenStream, length: int, bos_id: int) -> bool:
+    """Whether every document has exactly `length` tokens."""
+    if len(stream) % length:
+        return False
+    several = length * max(1, SCAN // length)
+    for start in range(0, len(stream), several):
+        rows = stream.read(start, min(several, len(stream) - start)).reshape(-1, length) == bos_id
+        if not rows[:, 0].all() or rows[:, 1:].any():
+            return False
+    return True
 
 
 class ConversationRows:

@@ -29,7 +29,7 @@ class HookConfig(Section):
     """One hook and when it runs."""
 
     name: str = Field(
-        description="validation | questions | samples | attention | experts, or your own as `module:function`."
+        description="validation | questions | samples | attention | experts | recall, or your own as `module:function`."
     )
     every: int | None = Field(
         None,

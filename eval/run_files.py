@@ -19,7 +19,7 @@ from configs.read_back import DamagedFile, checked, read_json, read_lines
 Warn = Callable[[str], None]
 METRICS, SAMPLES, RESULT, EXPERTS = "metrics.jsonl", "samples.jsonl", "result.json", "experts.jsonl"
 MOST = 1e300  # of a number in a log: sums of two of them are finite
-FIGURES = ("train", "val", "attention", "floor")  # splits whose lines hold nothing but numbers
+FIGURES = ("train", "val", "attention", "floor", "recall")  # splits whose lines hold nothing but numbers
 
 
 def _has_step(line: dict[str, Any]) -> dict[str, Any]:

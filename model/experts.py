@@ -79,7 +79,7 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(count, hidden, inner))
         self.act = ACTIVATIONS[config.hidden_act]()
 
-    @torch.compiler.disable  # it compiles grouped products of bfloat16 only, and on a CPU none
+    @torch.compiler.disable  # float32 products are refused; in 16 bits on a CPU each step has other sizes
     def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """x (N, hidden_size), weights and experts (N, k) -> Σ weight * expert(x), (N, hidden_size)."""
         device = x.device.type
@@ -181,13 +181,13 @@ class _ToExperts(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, rows: Tensor, place: Tensor) -> Tensor:
         ctx.save_for_backward(place)
         ctx.tokens = len(x)
-        return x[rows]
+        return x.index_select(0, rows)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (place,), (gradient,) = ctx.saved_tensors, gradients
-        return gradient[place].view(ctx.tokens, -1, gradient.shape[-1]).sum(1), None, None
+        return gradient.index_select(0, place).view(ctx.tokens, -1, gradient.shape[-1]).sum(1), None, None
 
 
 class _FromExperts(torch.autograd.Function):
@@ -197,7 +197,7 @@ class _FromExperts(torch.autograd.Function):
     def forward(ctx: Any, out: Tensor, place: Tensor) -> Tensor:
         ctx.save_for_backward(place)
         ctx.rows = len(out)
-        return out[place]
+        return out.index_select(0, place)
 
     @staticmethod
     @once_differentiable

@@ -28,6 +28,7 @@ from data.config import (
     HubSource,
     MixPart,
     MixSource,
+    RecallDocuments,
     StoryworldSource,
     TokenizerConfig,
 )
@@ -77,6 +78,7 @@ def sections() -> list[tuple[str, type[BaseModel], str]]:
         ("model.rope_scaling", RopeScaling, "model.rope_scaling"),
         ("data", DataConfig, "data"),
         ("data.source, kind: storyworld", StoryworldSource, "data.source"),
+        ("data.source.recall", RecallDocuments, "data.source.recall"),
         ("data.source, kind: files", FilesSource, "data.source"),
         ("data.source, kind: hub", HubSource, "data.source"),
         ("data.source, kind: mix", MixSource, "data.source"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -33,9 +33,9 @@ class Shape:
     vocabulary: int
     documents: bool
 
-    def batches(self, device: torch.device) -> list[dict[str, Tensor | None]]:
-        """The micro-batches of a step, always the same tokens."""
-        torch.manual_seed(0)
+    def batches(self, device: torch.device, seed: int = 0) -> list[dict[str, Tensor | None]]:
+        """The micro-batches of a step; other tokens for another seed."""
+        torch.manual_seed(seed)
         ids = torch.randint(0, self.vocabulary, (self.rows, self.length), device=device)
         begins = torch.rand(self.rows, self.length, device=device) < 1 / DOCUMENT
         parts: list[dict[str, Tensor | None]] = []
@@ -43,6 +43,23 @@ class Shape:
             part = slice(first, first + self.at_once)
             parts.append({"input_ids": ids[part], "labels": ids[part], **_documents(begins[part], self.documents)})
         return parts
+
+
+@dataclass
+class NewTokens:
+    """The micro-batches of a step, of other tokens each time: a router sends them elsewhere, and groups of other sizes
+    can take longer (model.experts)."""
+
+    shape: Shape
+    device: torch.device
+    steps: int = 0
+
+    def __len__(self) -> int:
+        return self.shape.rows // self.shape.at_once
+
+    def __iter__(self) -> Iterator[dict[str, Tensor | None]]:
+        self.steps += 1
+        return iter(self.shape.batches(self.device, self.steps))
 
 
 def _documents(begins: Tensor, isolated: bool) -> dict[str, Tensor | None]:
@@ -56,7 +73,7 @@ def make_step(
     model: nn.Module,
     loss_of: Callable[..., Tensor],
     optimizers: list[torch.optim.Optimizer],
-    batches: list[dict[str, Tensor | None]],
+    batches: list[dict[str, Tensor | None]] | NewTokens,
     autocast: Callable[[], AbstractContextManager],
     grad_clip: float,
     world: World = ALONE,
@@ -91,7 +108,7 @@ def our_step(
     forward = torch.compile(lm, dynamic=False) if compiled else lm
     optimizers = [fused_adamw(lm)] if adamw else build_optimizers(lm, run.train.optimizer, world, device.dtype)
 
-    batches = shape.batches(device.device)
+    batches = NewTokens(shape, device.device)
     step = make_step(lm, our_loss(forward), optimizers, batches, device.autocast, run.train.grad_clip, world)
     return step, lm, optimizers
 

@@ -73,12 +73,14 @@ def _storyworld(source: StoryworldSource, config: DataConfig, ledger: Ledger) ->
 
 
 def _invented(source: StoryworldSource, index: int, split: Split, records: str) -> str | Conversation:
-    """A story, a conversation about one, or random words that repeat (evenly spread, as often as `repeats` says)."""
-    from data.storyworld import converse, repeated, tell
+    """A story, a conversation about one, facts and questions, or random words that repeat (evenly spread)."""
+    from data.storyworld import converse, recall, repeated, tell
 
     if records == "conversations":
         kind = "questions" if source.chats == "questions" else None
         return conversation_of(converse(source.seed, index, split, source.level, kind))
+    if source.recall is not None:
+        return recall(source.seed, index, held_out=split == "validation", **source.recall.model_dump()).text
     if int((index + 1) * source.repeats) > int(index * source.repeats):
         return repeated(source.seed, index, words=REPEATED_WORDS, held_out=split == "validation").text
     return tell(source.seed, index, split, source.level).text

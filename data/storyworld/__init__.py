@@ -6,7 +6,8 @@ Names and songs are invented at random: predicting them means looking back and c
 
 A story knows what is true in it (`facts`), so there are questions with known answers (`questions_about`,
 `draw_question`) and conversations about them (`converse`); and it knows which word stands for which
-(`antecedents`, and `align` for any tokenizer). `repeated` gives documents for finding induction heads.
+(`antecedents`, and `align` for any tokenizer). `repeated` gives documents for finding induction heads, `recall`
+documents that ask for what they said.
 """
 
 from .conversations import converse
@@ -14,6 +15,7 @@ from .draw import draw_question
 from .mentions import Antecedent, align, antecedents
 from .pen import Choice, Fact, Mention
 from .questions import Question, questions_about
+from .recall import Recall, recall
 from .repeats import Repeated, repeated
 from .story import Story, parse, read, tell, tell_many
 
@@ -23,6 +25,7 @@ __all__ = [
     "Fact",
     "Mention",
     "Question",
+    "Recall",
     "Repeated",
     "Story",
     "align",
@@ -32,6 +35,7 @@ __all__ = [
     "parse",
     "questions_about",
     "read",
+    "recall",
     "repeated",
     "tell",
     "tell_many",

@@ -12,6 +12,8 @@ from eval.attention.pictures.score_plots import curves, score_maps
 from eval.attention.pictures.timelapse import timelapse
 from eval.attention.snapshots import Snapshot, file_of
 from eval.attention.viewer.page import write_viewer
+from eval.experts.in_viewer import for_viewer
+from eval.experts.log import read
 
 PICTURES = {  # that bear no step in their name, and what they show
     "timelapse.gif": "every head while it learns",
@@ -37,7 +39,7 @@ def render(
     curves.png          the scores over training
     induction_head.png  the head that made the phase change, if there was one, on repeated tokens
     timelapse.gif       the heads while they learn, on repeated tokens if that probe was recorded
-    viewer.html         all of it, to look around in
+    viewer.html         all of it, to look around in, and the experts of a run that has some
 
     Nothing is drawn of no snapshots, and no scores where none were measured. Only the viewer has snapshots that looked
     at other heads or texts than the last one.
@@ -60,5 +62,6 @@ def render(
     if change and SCORES["induction"].probe in last.maps:
         repeated = SCORES["induction"].probe
         paths += [one_head(last, change.layer, change.head, folder / "induction_head.png", name, repeated)]
-    viewer = write_viewer([(name, list(snapshots))], folder / VIEWER)  # each step with texts of its own
+    experts = for_viewer(read(run_directory, lambda problem: None))
+    viewer = write_viewer([(name, list(snapshots))], folder / VIEWER, experts=[experts])  # each step with its own texts
     return [*paths, timelapse(ordered, folder / "timelapse.gif", name, probe or copying), viewer]

@@ -91,7 +91,7 @@ def compare(
         figures = draw(variants, costs, out)
         text = compare_text.page(variants, summary, warnings, figures, speeds is not None)
         (out / "comparison.md").write_text(text, encoding="utf-8")
-        (out / FILE).write_text(json.dumps(histories(variants)), encoding="utf-8")
+        (out / FILE).write_text(json.dumps(histories(variants, costs)), encoding="utf-8")
         (out / RUNS).write_text(json.dumps(_named(paths)), encoding="utf-8")
     except OSError as error:
         raise InputError(f"--out: {out} cannot be written: {error.strerror}") from None

@@ -6,11 +6,11 @@ Some ten kB for nine runs, so it can be kept, sent and read where the runs are n
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eval.attention.history import best_head, phase_change
-from eval.compare.runs import RunResult, Variant, differing_keys
+from eval.compare.runs import Cost, RunResult, Variant, differing_keys
 
 if TYPE_CHECKING:
     from eval.attention.snapshots import Snapshot
@@ -20,14 +20,15 @@ HEAD_SCORES = ("previous_token", "induction")
 DIGITS = 4
 
 
-def histories(variants: Sequence[Variant]) -> dict[str, Any]:
+def histories(variants: Sequence[Variant], costs: Mapping[str, Cost]) -> dict[str, Any]:
     """The content of histories.json.
 
-    {"variants": [{"name", "settings", "runs": [run]}]}; settings: the keys in which the variants differ. A run:
+    {"variants": [{"name", "settings", "parameters", "kv_bytes", "runs": [run]}]}; settings: the keys in which the
+    variants differ; costs: by variant's name. A run:
     seed, machine, loss (nats a token) and bits_per_byte of its last evaluation, floor_gap (bits per byte above the
     entropy floor), formed ({layer, head, step} of its induction head, null where none formed), chance (by score), and
     looks: {step, tokens, previous_token, induction: the head that has most of it at that step, copy_gain: nats} of the
-    heads that were looked at last. null: not measured.
+    heads that were looked at last. null: not measured. recall: [step, share of right answers] of its looks.
     """
     keys = differing_keys(variants)
     return {
@@ -35,6 +36,8 @@ def histories(variants: Sequence[Variant]) -> dict[str, Any]:
             {
                 "name": variant.name,
                 "settings": {key: variant.settings.get(key) for key in keys},
+                "parameters": costs[variant.name].parameters,
+                "kv_bytes": costs[variant.name].kv_bytes,
                 "runs": [_run(run) for run in variant.runs],
             }
             for variant in variants
@@ -55,6 +58,7 @@ def _run(run: RunResult) -> dict[str, Any]:
         "formed": {"layer": formed.layer, "head": formed.head, "step": formed.step} if formed else None,
         "chance": {name: _rounded(last.chance.get(name)) for name in HEAD_SCORES} if last else {},
         "looks": [_look(snapshot) for snapshot in of_these],
+        "recall": [[line["step"], _rounded(line["accuracy"])] for line in run.recall],
     }
 
 

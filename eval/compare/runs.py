@@ -34,7 +34,7 @@ class RunResult:
     """One run.
 
     settings: config.yaml by dotted key, without those in which equal runs may differ.
-    train, val: its lines of metrics.jsonl.
+    train, val, recall: its lines of metrics.jsonl.
     contents: a hash of its data and tokenizer; tokenizer: a hash of the tokenizer alone; machine: where it trained.
     is_finished: its result.json is of its last step. snapshots: by step; only the last one has maps.
     """
@@ -45,6 +45,7 @@ class RunResult:
     settings: dict[str, Any]
     train: list[dict[str, Any]]
     val: list[dict[str, Any]]
+    recall: list[dict[str, Any]]
     snapshots: list[Snapshot]
     contents: str | None
     tokenizer: str
@@ -184,6 +185,7 @@ def read_run(path: Path) -> tuple[RunResult, list[str]]:
         settings={key: value for key, value in settings.items() if not _is_in(key, not_compared)},
         train=train,
         val=val,
+        recall=[line for line in lines if line["split"] == "recall" and "accuracy" in line],
         snapshots=[replace(one, maps={}) for one in snapshots[:-1]] + snapshots[-1:],
         contents=contents,
         tokenizer=tokenizer,

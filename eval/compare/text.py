@@ -12,12 +12,22 @@ from configs import tables
 from configs.shown_text import code, markdown
 from eval.compare.runs import Cost, RunResult, Variant, caveats, differing_keys
 from eval.compare.statistics import Difference, difference, spread
+from eval.recall import half_at
 
 Costs = dict[str, Cost]
 # of these the mean over all heads is shown; of every other score, the head that has most of it
 MEAN_OVER_HEADS = {"sink", "entropy", "entropy_normalised", "entropy_sink_free", "distance", "saturated_rows"}
 SHORT_ROWS = 6  # on the terminal; of these labels, the first ones that there are
-SHORT = ["parameters", "KV-cache bytes", "validation bits", "gap to", "induction, best", "copy gain", "train tokens"]
+SHORT = [
+    "parameters",
+    "KV-cache bytes",
+    "recall",
+    "validation bits",
+    "gap to",
+    "induction, best",
+    "copy gain",
+    "train tokens",
+]
 SHORT += ["validation loss", "tokens trained on", "runs"]
 MOST_COLUMNS = 6  # variants beside each other; of more, each has a row, with these figures:
 IN_A_ROW = ["parameters", "train tokens", "validation loss", "gap to", "copies from", "copy gain", "induction, best"]
@@ -131,6 +141,11 @@ def figures_of(
     rows.append(figure("validation bits per byte", lambda run: run.bits_per_byte))
     if any(run.floor_gap is not None for variant in variants for run in variant.runs):
         rows.append(figure("gap to the entropy floor (bits per byte)", lambda run: run.floor_gap))
+    if any(run.recall for variant in variants for run in variant.runs):
+        rows.append(
+            figure("recall, share of answers right", lambda run: run.recall[-1]["accuracy"] if run.recall else None)
+        )
+        rows.append(figure("recall, step at which over one half", lambda run: half_at(run.recall), 0))
     if same_tokenizer(variants):
         if any(formation.was_looked_at(run) for variant in variants for run in variant.runs):
             rows.append(row(formation.LABEL, formation.cell))

@@ -17,8 +17,8 @@ PICTURE = "experts.png"
 
 
 class Experts(Hook):
-    """experts.jsonl: share of the tokens and mean weight of every expert, at every look. At the end also which tokens
-    go where, what random routing costs, and a picture."""
+    """experts.jsonl: share of the tokens and mean weight of every expert, and which tokens go where, at every look. At
+    the end also what random routing costs, and a picture."""
 
     def check(self, config: EvalConfig, model: ModelConfig) -> None:
         if model.num_experts is None:
@@ -34,17 +34,17 @@ class Experts(Hook):
         from eval.experts.routing import all_alike, at_random
 
         found = routing(event.lm, _batches(event), event.tokenizer.pad_id, event.autocast)
-        look = log.look_of(found, event.step, event.tokens)
+        labels = event.tokenizer.token_labels
+        words = [
+            [labels(x for x in ids if x >= 0) for ids in layer] for layer in log.characteristic_ids(found).tolist()
+        ]
+        look = log.look_of(found, event.step, event.tokens).model_copy(update={"words": words})
         if event.is_last:
-            labels = event.tokenizer.token_labels
-            words = [
-                [labels(x for x in ids if x >= 0) for ids in layer] for layer in log.characteristic_ids(found).tolist()
-            ]
             choices = {"learned": None, "random": at_random(), "all alike": all_alike}
             loss = {
                 name: loss_with(event.lm, _batches(event), choice, event.autocast) for name, choice in choices.items()
             }
-            look = look.model_copy(update={"words": words, "loss": loss})
+            look = look.model_copy(update={"loss": loss})
         if event.writes:
             log.write(event.directory, look)
         event.say(in_a_line(look))

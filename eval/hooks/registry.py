@@ -33,6 +33,7 @@ BUILT_IN = {  # name in YAML -> module and class; imported when a run names it
     "samples": "eval.hooks.samples:Samples",
     "attention": "eval.hooks.attention:Attention",
     "experts": "eval.hooks.experts:Experts",
+    "recall": "eval.hooks.recall:Recalls",
 }
 
 

@@ -68,9 +68,9 @@ def held_out_loss(event: EvalEvent, max_tokens: int | None) -> float:
 
 
 def log_floor(event: EvalEvent) -> None:
-    """Whole held-out stories beside the entropy of the choices that made them; only for the built-in world."""
+    """Whole held-out stories beside the entropy of the choices that made them; only where the built-in world tells."""
     source, count = event.data_config.source, event.config.floor_documents
-    if not isinstance(source, StoryworldSource) or not count or event.data_config.records != "text":
+    if not isinstance(source, StoryworldSource) or not count or event.data_config.records != "text" or source.recall:
         return
     from data.storyworld import tell
 

@@ -79,6 +79,7 @@ class SourceChange:
 
 
 STORIES = {"kind": "storyworld", "documents": 12, "validation_documents": 4}
+RECALL = STORIES | {"recall": {"people": 2}}
 FILES = {"kind": "files", "path": "stories.jsonl"}
 PLAIN = {"kind": "files", "path": ["other.txt", "text.txt"]}
 HUB = {"kind": "hub", "name": "hub"}
@@ -91,6 +92,12 @@ SOURCES = [
     SourceChange("level", 2, BOTH, STORIES),
     SourceChange("chats", "questions", BOTH, STORIES, "conversations"),
     SourceChange("repeats", 0.5, BOTH, STORIES),
+    SourceChange("recall", {"people": 2}, BOTH, STORIES),
+    SourceChange("recall.people", 3, BOTH, RECALL),
+    SourceChange("recall.facets", 1, BOTH, RECALL),
+    SourceChange("recall.values", 3, BOTH, RECALL),
+    SourceChange("recall.questions", 5, BOTH, RECALL),
+    SourceChange("recall.several", 1.0, BOTH, RECALL),
     SourceChange("path", "text.txt", BOTH, FILES),
     SourceChange("path", ["stories.jsonl", "bad.jsonl"], BOTH, FILES | {"max_records": 70}),
     SourceChange("validation_path", "text.txt", BOTH, FILES),
@@ -132,7 +139,9 @@ def documents(source: dict[str, Any], records: str, mixed: bool) -> dict[str, An
 @pytest.mark.parametrize("change", SOURCES, ids=str)
 def test_it_changes_which_documents_are_read(change, mixed):
     before = documents(change.source, change.records, mixed)
-    after = documents(change.source | {change.key: change.value}, change.records, mixed)
+    section, _, key = change.key.rpartition(".")
+    changed = change.source[section] | {key: change.value} if section else change.value
+    after = documents(change.source | {section or key: changed}, change.records, mixed)
     together(Change(of_source(change, mixed), change.value, change.seen)).check(before, after)
 
 

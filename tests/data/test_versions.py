@@ -13,7 +13,7 @@ from data.chat_template import CHAT_TEMPLATE, CHAT_TEMPLATE_DIGESTS, CHAT_TEMPLA
 from data.config import DataConfig, StoryworldSource, TokenizerConfig
 from data.prepare import dependencies
 from data.reading.records import conversation_of
-from data.storyworld import converse, draw_question, repeated, tell
+from data.storyworld import converse, draw_question, recall, repeated, tell
 from data.storyworld.version import STORYWORLD_DIGESTS, STORYWORLD_VERSION
 from data.tokenizer import train_tokenizer
 
@@ -37,7 +37,8 @@ def sample_of_the_world() -> list:
     chats += [converse(3, i, "train", 1, "questions") for i in range(5)]
     questions = [draw_question(3, i, "validation", level)[1] for level in (1, 2) for i in range(14)]
     repeats = [repeated(3, i, words=range(4, 41), held_out=held_out).text for i in range(5) for held_out in (0, 1)]
-    return [stories, held_out_names, chats, [[one.text, one.answer] for one in questions], repeats]
+    facts = [recall(3, i, held_out, facets=3).text for i in range(5) for held_out in (False, True)]
+    return [stories, held_out_names, chats, [[one.text, one.answer] for one in questions], repeats, facts]
 
 
 def sample_of_chats() -> list:

@@ -9,7 +9,7 @@ const KEYS = [
   ["← →", "one step of training back, on"],
   ["Home End", "first, last step"],
   ["Space", "play, pause"],
-  ["Shift + ← →", "head to the left, to the right"],
+  ["Shift + ← →", "head or expert to the left, to the right"],
   ["Shift + ↑ ↓", "layer above, below"],
   ["[ ]", "token before, after (in the row of tokens also ↑ ↓)"],
   ["Escape", "let go of the token; back from the large map"],
@@ -105,6 +105,10 @@ function onKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || byId("help").open) return;
   if (target.tagName === "SELECT") return; // there keys choose
   if (event.key === " " && ["BUTTON", "INPUT"].includes(target.tagName) && target.type !== "range") return; // they press
+  if (state.tab === "experts") {
+    onExpertsKey(event);
+    return;
+  }
   const inTokens = target.classList?.contains("tokens") && { ArrowUp: -1, ArrowDown: 1 }[event.key];
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
   const act = inTokens && !event.shiftKey ? () => moveToken(state.active, inTokens)

@@ -9,9 +9,9 @@ function drawCurve(pane) {
   if (!info) return;
   const context = sizedContext(canvas, wide, CURVE.high);
   const { run, view } = pane;
-  const axes = curveAxes(run, info, wide);
+  const axes = curveAxes(run, range(info), wide);
   pane.curve = axes;
-  drawAxes(context, axes, info, run);
+  drawAxes(context, axes, run);
   context.lineWidth = 1;
   context.strokeStyle = colour("--faint");
   run.layers.forEach((_, layer) => run.heads.forEach((__, head) => drawLine(context, axes, run, info, layer, head)));
@@ -30,8 +30,7 @@ function drawCurve(pane) {
   canvas.setAttribute("aria-label", `${info.title} over training. ${words}`);
 }
 
-function curveAxes(run, info, wide) {
-  const [low, high] = range(info);
+function curveAxes(run, [low, high], wide) {
   const first = run.steps[0].step;
   const last = Math.max(first + 1, run.steps.at(-1).step);
   const right = wide - CURVE.right;
@@ -44,7 +43,7 @@ function curveAxes(run, info, wide) {
   };
 }
 
-function drawAxes(context, axes, info, run) {
+function drawAxes(context, axes, run) {
   context.strokeStyle = colour("--line-strong");
   context.fillStyle = colour("--soft");
   context.font = `11px ${FONT}`;
@@ -88,7 +87,7 @@ function drawLine(context, axes, run, info, layer, head, dots = false) {
   context.stroke();
 }
 
-function drawChance(context, axes, chance) {
+function drawChance(context, axes, chance, name = "chance") {
   if (chance === null) return;
   context.save();
   context.setLineDash([5, 4]);
@@ -102,7 +101,7 @@ function drawChance(context, axes, chance) {
   context.font = `10px ${FONT}`;
   context.textAlign = "right";
   context.textBaseline = axes.y(chance) < CURVE.top + 14 ? "top" : "bottom";
-  context.fillText("chance", axes.right, axes.y(chance) + (context.textBaseline === "top" ? 2 : -1));
+  context.fillText(name, axes.right, axes.y(chance) + (context.textBaseline === "top" ? 2 : -1));
   context.restore();
 }
 

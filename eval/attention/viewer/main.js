@@ -1,6 +1,11 @@
-// Read the data, build the two views, draw.
+// Read the data, build the two views and the experts, draw.
 
 render = () => {
+  showTab();
+  if (state.tab === "experts") {
+    drawExperts();
+    return;
+  }
   const main = byId("panes");
   main.classList.toggle("two", viewCount() === 2);
   main.classList.toggle("many", visiblePanes().some((pane) => pane.run.heads.length > 6)); // too many for beside the map
@@ -38,6 +43,7 @@ async function start() {
   startState();
   buildBar();
   showNotes();
+  buildExperts();
   panes.push(new Pane(0), new Pane(1));
   byId("panes").replaceChildren(...panes.map((pane) => pane.root));
   showColours();

@@ -26,7 +26,7 @@ from eval.attention.pictures.drawing import GROUP_COLOURS
 from eval.attention.snapshots import ProbeMap, Snapshot
 
 PARTS = Path(__file__).parent
-SCRIPTS = "data colours state grid caption map tokens scores curve panes controls picture main".split()
+SCRIPTS = "data colours state grid caption map tokens scores curve panes experts controls picture main".split()
 FEW_STEPS = 12  # rather a probe less than fewer steps than this: the page is there to show change
 LEVELS = 255
 PROBE_TITLES = {  # where a name says too little
@@ -59,26 +59,38 @@ def quantise(weights: np.ndarray) -> np.ndarray:
 
 
 def write_viewer(
-    runs: Sequence[Run], path: Path, max_bytes: int = 5_000_000, head: tuple[int, int] | None = None
+    runs: Sequence[Run],
+    path: Path,
+    max_bytes: int = 5_000_000,
+    head: tuple[int, int] | None = None,
+    experts: Sequence[dict[str, Any] | None] = (),
 ) -> Path:
     """Write one self-contained page with the snapshots of all runs, each (its name, its snapshots), to path.
 
     head: the layer and head of the first run that the page opens on; default: the strongest induction head.
+    experts: of each run, what eval.experts.in_viewer says; the page has a tab for them if any run has some.
     Where the maps are too many for max_bytes, steps go first (the first, the last and the early ones stay longest),
     then probes from the last, then tokens from the end; the page says which. Raises InputError if there is nothing
     to show, or if max_bytes is too little for a single step.
     """
-    text = page(runs, max_bytes, head)
+    text = page(runs, max_bytes, head, experts)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def page(runs: Sequence[Run], max_bytes: int = 5_000_000, head: tuple[int, int] | None = None) -> str:
+def page(
+    runs: Sequence[Run],
+    max_bytes: int = 5_000_000,
+    head: tuple[int, int] | None = None,
+    experts: Sequence[dict[str, Any] | None] = (),
+) -> str:
     """The same as a string."""
     if not runs:
         raise InputError("the viewer has no run to show: give at least one")
     kept = [_one_shape(name, snapshots) for name, snapshots in runs]
+    for one, its_experts in zip(kept, experts, strict=False):
+        one.experts = its_experts
     last = kept[0].snapshots[-1]
     first = {"layer": last.layers.index(head[0]), "head": last.heads.index(head[1])} if head else None
     title = " and ".join(one.name for one in kept)
@@ -121,6 +133,7 @@ class _Kept:
     snapshots: list[Snapshot]
     notes: list[str]
     encoded: dict[tuple[int, str, int], str] = field(default_factory=dict)
+    experts: dict[str, Any] | None = None
 
     @property
     def probes(self) -> list[str]:
@@ -284,6 +297,7 @@ def _about_run(r: int, one: _Kept, plan: _Plan, indices: list[int], names: list[
         "steps": steps,
         "chance": {name: _number(last.chance.get(name)) for name in names},
         "scores": {name: [_numbers(one.snapshots[index].scores.get(name)) for index in indices] for name in names},
+        "experts": one.experts,
     }
 
 

@@ -1,6 +1,7 @@
 // What is shown. Every change goes through change(), which draws the page again.
 
 const state = {
+  tab: "heads", // heads | experts
   probe: "",
   compare: "none", // none | steps | runs
   linked: true, // the second view follows the first one's step
@@ -19,6 +20,7 @@ const state = {
   token: null, // {view, place}: what the mouse is over or was clicked
   key: null, // in the large map, the column too
   pinned: false,
+  experts: { run: 0, at: 0, layer: 0, expert: 0 }, // places, not numbers; at: among the looks of the run
 };
 
 let render = () => {}; // main.js

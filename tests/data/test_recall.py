@@ -1,0 +1,117 @@
+"""Documents that ask for what they said: every answer is decided by the facts, and no held-out list of facts is trained
+on."""
+
+import re
+
+import pytest
+from pydantic import ValidationError
+
+from data.batches import make_rows
+from data.config import DataConfig, StoryworldSource, TokenizerConfig
+from data.packing import IGNORED, HeldOutRows
+from data.prepare import prepare
+from data.reading.sources import read
+from data.storyworld import recall
+from data.storyworld.recall import FACETS, recalled_names
+from data.tokenizer import train_tokenizer
+
+SHAPE = {"people": 5, "facets": 3, "values": 3, "questions": 15, "several": 0.5}
+
+
+def facts(document, people=5, facets=3):
+    size = 1 + facets
+    return [document.words[i * size : (i + 1) * size] for i in range(people)]
+
+
+def test_a_document_is_its_arguments_and_has_the_words_that_they_say():
+    document = recall(0, 0, **SHAPE)
+    assert document == recall(0, 0, **SHAPE)
+    assert len({recall(seed, index, **SHAPE).text for seed in (0, 1) for index in range(20)}) == 40
+    assert len(document.words) == (5 + 15) * 4
+    assert document.text.split() == list(document.words)
+    for index in range(20):
+        known = facts(recall(0, index, **SHAPE))
+        assert len({name for name, *_ in known}) == len({tuple(told) for _, *told in known}) == 5
+        assert all(word in facet[:3] for _, *told in known for word, facet in zip(told, FACETS, strict=False))
+
+
+def test_every_question_has_the_answer_that_a_reader_of_the_facts_finds():
+    kinds = set()
+    for index in range(30):
+        document = recall(1, index, **SHAPE)
+        known = facts(document)
+        for asked in document.questions:
+            kinds.add((asked.kind, asked.needs))
+            clues = [document.words[place] for place in asked.clues]
+            assert document.words[asked.word] == document.words[asked.fact]
+            assert 0 < asked.distance == asked.word - asked.fact
+            (fact,) = [fact for fact in known if set(clues) <= set(fact)]  # the clues fit one fact alone
+            assert document.words[asked.word] in fact
+            if asked.kind == "several":
+                told = [set(other[1:]) & set(clues) for other in known if other != fact]
+                assert not any(len(shared) == len(clues) for shared in told)
+    assert kinds == {("one", 1), ("several", 1), ("several", 2), ("several", 3)}
+
+
+def test_needs_is_the_least_number_of_clues_that_one_person_alone_has():
+    for index in range(30):
+        document = recall(2, index, **SHAPE | {"several": 1.0})
+        known = facts(document)
+        for asked in document.questions:
+            *clues, name = document.words[asked.word - 3 : asked.word + 1]
+            others = [set(told) for who, *told in known if who != name]
+            chosen = [{clue for place, clue in enumerate(clues) if bits >> place & 1} for bits in range(1, 8)]
+            fitting = [some for some in chosen if not any(some <= told for told in others)]
+            assert asked.needs == min(map(len, fitting))
+
+
+def test_no_held_out_facts_are_trained_on():
+    small = {"people": 2, "facets": 1, "values": 2, "questions": 1}  # 1,984 lists of facts: nearly all come up
+    lists = [{recall(0, i, held, **small).words[:4] for i in range(4000)} for held in (False, True)]
+    assert min(map(len, lists)) > 200
+    assert not lists[0] & lists[1]
+    assert len({word for words in lists[1] for word in words}) == 32 + 2  # no name and no word is held out for good
+
+
+def test_every_word_is_one_token_of_a_small_vocabulary():
+    texts = [recall(0, i, people=6, facets=2, values=4).text for i in range(800)]
+    tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=448), texts)
+    words = {*recalled_names(), *FACETS[0][:4], *FACETS[1][:4]}
+    assert all(len(tokenizer.encode(f" {word}")) == 1 for word in words)
+
+
+@pytest.mark.parametrize("wrong", [{"people": 1}, {"people": 33}, {"facets": 5}, {"values": 9}, {"facets": 1}])
+def test_impossible_documents_are_an_error(wrong):
+    with pytest.raises(ValueError, match="people"):
+        recall(0, 0, **SHAPE | wrong)
+    with pytest.raises(ValidationError):
+        StoryworldSource(recall=SHAPE | wrong)
+
+
+def test_the_source_makes_them_instead_of_stories():
+    source = {"kind": "storyworld", "documents": 6, "validation_documents": 4, "seed": 3, "recall": SHAPE}
+    config = DataConfig.model_validate({"source": source, "tokenizer": {"kind": "byte"}})
+    found = list(read(config))
+    assert [one.content for one in found if one.split == "train"] == [recall(3, i, **SHAPE).text for i in range(6)]
+    held_out = [one.content for one in found if one.split == "validation"]
+    assert held_out == [recall(3, i, held_out=True, **SHAPE).text for i in range(4)]
+    with pytest.raises(ValidationError, match=re.escape("set repeats: 0.0, or recall: null")):
+        StoryworldSource(recall=SHAPE, repeats=0.1)
+
+
+def test_documents_that_are_as_long_as_a_row_are_the_rows(tmp_path):
+    shape = {"people": 4, "facets": 2, "values": 4, "questions": 6}
+    source = {"kind": "storyworld", "documents": 300, "validation_documents": 20, "recall": shape}
+    tokenizer = {"kind": "bpe", "vocab_size": 448}
+    for length, aligned in ((32, True), (31, False), (16, False)):
+        config = DataConfig.model_validate({"source": source, "tokenizer": tokenizer, "sequence_length": length})
+        data = prepare(config, tmp_path)
+        for split, count in (("train", 300), ("validation", 20)):
+            rows = make_rows(config, data, split)
+            starts = [rows.row(i)[0][0] == data.tokenizer.bos_id for i in range(20)]
+            assert all(starts) == aligned
+            if aligned:
+                assert rows.per_epoch == count
+                assert rows.row(3)[1].tolist() == [IGNORED, *rows.row(3)[0][1:].tolist()]
+            else:
+                assert isinstance(rows, HeldOutRows) == (split == "validation")

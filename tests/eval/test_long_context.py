@@ -1,0 +1,231 @@
+"""`eval.long_context`: texts with known answers, losses that a plain computation gives, angles counted one by one."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from configs.command import InputError
+from data.config import DataConfig, TokenizerConfig
+from data.tokenizer import train_tokenizer
+from eval.attention.capture import capture
+from eval.long_context import measure
+from eval.long_context.frequencies import in_words, pairs
+from eval.long_context.methods import methods
+from eval.long_context.texts import PARTS, held_out_rows, recall_texts
+from model import save
+from tests.conftest import random_model, tiny_config
+from tests.train.helpers import run_module
+
+WORLD = {"source": {"kind": "storyworld", "documents": 5, "validation_documents": 8}, "tokenizer": {"kind": "byte"}}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TokenizerConfig(kind="byte"), [])
+
+
+def make_run(folder, tokenizer, **changes):
+    """A run directory, as far as this command sees one."""
+    torch.manual_seed(0)
+    save(random_model(tiny_config(vocab_size=tokenizer.vocab_size, **changes)), folder / "checkpoints/step_00000010")
+    tokenizer.save(folder / "checkpoints/step_00000010")
+    (folder / "checkpoints/latest").write_text("step_00000010\n", encoding="utf-8")
+    (folder / "config.yaml").write_text(json.dumps({"data": WORLD | {"sequence_length": 64}}), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tokenizer, tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs") / "tiny", tokenizer)
+
+
+# Texts
+
+
+def test_every_answer_stands_where_it_is_said_to_stand(tokenizer):
+    texts = recall_texts(tokenizer, 320, 5)
+    rows, places = texts.asked
+    ids = texts.input_ids
+    assert ids.shape == (5, 320)
+    assert torch.equal(ids[rows, places], ids[rows, texts.source[rows, places]])
+    assert (ids[:, 0] == tokenizer.bos_id).all()
+    assert (places >= texts.told[rows]).all()
+    assert (texts.source[rows, places] < texts.told[rows]).all()
+    assert torch.equal(texts.distance, places - texts.source[rows, places])
+    for row in range(5):  # a phrase from every quarter, and none from another
+        depths = texts.depth[rows == row]
+        assert len({min(PARTS - 1, int(depth * PARTS * 0.97)) for depth in depths.tolist()}) == PARTS
+        told = tokenizer.decode(ids[row, 1 : texts.told[row]].tolist()).split()
+        assert len(set(told)) == len(told)
+
+
+def test_the_first_word_of_a_phrase_is_not_asked_for(tokenizer):
+    texts = recall_texts(tokenizer, 400, 2)
+    for ids, source, told in zip(texts.input_ids.tolist(), texts.source.tolist(), texts.told.tolist(), strict=True):
+        end = ids.index(tokenizer.pad_id) if tokenizer.pad_id in ids else len(ids)
+        words = tokenizer.decode(ids[told:end]).split(" ")[1:]
+        asked = tokenizer.decode([token for token, at in zip(ids, source, strict=True) if at >= 0]).split(" ")[1:]
+        assert asked == [word for place, word in enumerate(words) if place % 4]
+
+
+def test_a_text_too_short_for_the_phrases_is_none(tokenizer):
+    assert recall_texts(tokenizer, 100, 2) is None
+
+
+def test_pieces_of_held_out_text_are_the_text(tokenizer):
+    config = DataConfig.model_validate(WORLD)
+    rows = held_out_rows(tokenizer, config, 100, 4)
+    longer = held_out_rows(tokenizer, config, 199, 2)
+    assert rows.shape == (4, 100)
+    assert (rows[:, 0] == tokenizer.bos_id).all()
+    assert torch.equal(rows[:, 1:].flatten(), longer[:, 1:].flatten())
+    with pytest.raises(InputError, match="the held-out text has"):
+        held_out_rows(tokenizer, config, 100_000, 1)
+
+
+# Measurements
+
+
+def test_the_losses_are_those_of_a_plain_computation(tokenizer, monkeypatch):
+    monkeypatch.setattr(measure, "LOGITS", 1)  # a row at a time
+    lm = random_model(tiny_config(vocab_size=tokenizer.vocab_size))
+    ids = torch.randint(0, 192, (3, 24))
+    losses, right = measure.read(lm, ids)
+    with torch.no_grad():
+        p = lm(ids).double().softmax(-1)
+    for row in range(3):
+        for t in range(1, 24):
+            assert losses[row, t] == pytest.approx(-math.log(p[row, t - 1, ids[row, t]]), abs=1e-5)
+            assert right[row, t] == (p[row, t - 1].argmax() == ids[row, t])
+    assert losses[:, 0].isnan().all()
+    means = measure.by_position(losses, 4)
+    assert means[0] == pytest.approx(losses[:, 1:6].mean().item())
+    assert means[3] == pytest.approx(losses[:, 18:].mean().item())
+
+
+def test_copy_gain_and_attention_are_those_of_the_answers(tokenizer):
+    lm = random_model(tiny_config(vocab_size=tokenizer.vocab_size, max_position_embeddings=320))
+    texts = recall_texts(tokenizer, 320, 2)
+    losses, right = measure.read(lm, texts.input_ids)
+    gain, found = measure.copied(lm, texts)
+    rows, places = texts.asked
+    row, place = int(rows[7]), int(places[7])
+    source = int(texts.source[row, place])
+    assert gain[7] == losses[row, source] - losses[row, place]
+    assert found.mean() == right[rows, places].float().mean()
+    weights = capture(lm, texts.input_ids[row : row + 1]).weights[1, 0, 2]
+    distances, shares = measure.induction(lm, texts, (1, 2))
+    assert shares[7] == weights[place - 1, source]
+    assert torch.equal(distances, texts.distance)
+    layer, head = measure.best_head(lm, texts)
+    of_all = {(i, j): measure.induction(lm, texts, (i, j))[1].mean() for i in range(2) for j in range(4)}
+    assert of_all[layer, head] == max(of_all.values())
+
+
+def test_means_of_stretches():
+    where, values = torch.tensor([0, 1, 9, 10]), torch.tensor([1.0, 3.0, 5.0, 7.0])
+    assert measure.mean_by(where, values, 10, 5) == [2.0, None, None, None, 6.0]
+
+
+# Angles
+
+
+@pytest.mark.parametrize("kind", ["none", "linear", "yarn"])
+def test_an_angle_is_new_if_no_row_of_training_had_one_as_large(kind):
+    lm = random_model(tiny_config(head_dim=32))
+    config = methods(lm, 64)[kind](256).config
+    found = pairs(lm.config, config, 64, 256)
+    for pair in range(16):
+        speed = 10000 ** (-pair / 16)
+        assert found.wavelength[pair] == pytest.approx(2 * math.pi / speed, rel=1e-5)
+        slowed = float(found.slowed[pair])
+        for distance in range(0, 256, 5):
+            angle = distance * speed / slowed
+            seen = 64 * speed >= 2 * math.pi or angle % (2 * math.pi) <= 64 * speed * (1 + 1e-9)
+            assert found.new[pair, distance] == (not seen)
+    assert (found.slowed > 1.01).sum() == {"none": 0, "linear": 16, "yarn": 15}[kind]
+    if kind == "none":
+        slow = found.wavelength > 2 * math.pi * 256  # does not come round within 256 tokens
+        assert (found.new[slow].sum(1) == 256 - 65).all()  # 64 itself is the end of what was seen
+    else:
+        assert not found.new.any()
+
+
+def test_the_angles_in_words():
+    lm = random_model(tiny_config(head_dim=32))
+    ways = methods(lm, 64)
+    found = {name: pairs(lm.config, ways[name](256).config, 64, 256) for name in ("none", "linear", "yarn")}
+    assert in_words(found, 64, 256) == (
+        "11 of 16 pairs turn less than once in 64 tokens (wavelengths from 112 tokens on). New angles within 256 "
+        "tokens: 11 with none, 0 with linear, 0 with yarn. Pairs that turn as fast as in training: 0 with linear and 1 "
+        "with yarn."
+    )
+
+
+def test_without_rope_nothing_is_scaled():
+    lm = random_model(tiny_config(position_embedding="none", loadable_elsewhere=False))
+    assert list(methods(lm, 64)) == ["none", "windows"]
+
+
+# The command
+
+
+@pytest.mark.slow
+def test_the_command_from_end_to_end(run, tokenizer, tmp_path):
+    other = make_run(tmp_path / "tuned", tokenizer, rope_theta=500.0)
+    done = run_module("eval.long_context", run, other, "--lengths", "48,64,320", "--texts", "2")
+    assert done.returncode == 0, done.stderr
+    out = run / "long_context"
+    found = json.loads((out / "long_context.json").read_text(encoding="utf-8"))
+    assert list(found["loss"]) == ["none", "linear", "yarn", "windows", "tuned"]
+    plain, windows = found["loss"]["none"], found["loss"]["windows"]
+    assert plain[:2] == windows[:2] == found["loss"]["yarn"][:2]  # within the trained length all are the same
+    assert len({each[2] for each in found["loss"].values()}) == 5  # beyond it, none is
+    assert found["recall"]["none"][:2] == [None, None]
+    page = (out / "report.md").read_text(encoding="utf-8")
+    assert f"init_from={run}" in page
+    assert "data.sequence_length=320" in page
+    for file in ("loss_by_position.png", "copying.png", "recall.png", "frequencies.png"):
+        assert f"({file})" in page
+        assert (out / file).stat().st_size > 5_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--lengths", "256,128"], "--lengths: give two or more, each larger"),
+        (["--lengths", "8,128"], "--lengths is '8'"),
+        (["--lengths", "64,100000"], "--lengths: the held-out text has"),
+        (["--texts", "0"], "--texts is '0'"),
+    ],
+)
+def test_a_bad_option_is_one_line_and_nothing_is_written(run, arguments, message, tmp_path):
+    done = run_module("eval.long_context", run, "--out", tmp_path / "out", *arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert message in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_measured_is_refused(run, tokenizer, tmp_path):
+    learned = make_run(
+        tmp_path / "learned", tokenizer, position_embedding="learned", qk_norm=False, loadable_elsewhere=False
+    )
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for file in (run / "checkpoints/step_00000010").iterdir():
+        (alone / file.name).write_bytes(file.read_bytes())
+    strange = train_tokenizer(TokenizerConfig(kind="char"), ["the cat sat"])
+    cases = {
+        "has learned a vector for 64 positions": [learned],
+        "there is no config.yaml beside it": [alone],
+        "has another tokenizer than": [run, make_run(tmp_path / "strange", strange)],
+        "is named twice": [run, run],
+        "is neither a run": [tmp_path / "nowhere"],
+    }
+    for message, runs in cases.items():
+        done = run_module("eval.long_context", *runs, "--out", tmp_path / "out", "--lengths", "48,320", "--texts", "2")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert message in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -42,6 +42,12 @@ class RunKeys(Section):
     )
     allow_mismatch: Annotated[bool, Meaning.BOOKKEEPING] = Field(
         False, description="true: continue a run although its data or settings have changed."
+    )
+    rungs: Annotated[dict[str, dict[str, Any]] | None, Meaning.BOOKKEEPING] = Field(
+        None,
+        description="Variants for train.sweep: a name, and the keys that it changes. train.pretrain takes no notice: "
+        "it trains the config itself, the baseline.",
+        examples=[{"learned-positions": {"model.position_embedding": "learned"}}],
     )
     tracking: Annotated[TrackingConfig, Meaning.BOOKKEEPING] = Field(
         TrackingConfig(), description="Where figures go, besides metrics.jsonl."

@@ -37,6 +37,8 @@ QK_NORM_GAIN = 1.5
 
 # attend(q, k, v, mask, dropout) -> output (B, H, T, D); the mask is of the kind that this backend reads
 AttentionFunction = Callable[[Tensor, Tensor, Tensor, Any, float], Tensor]
+# rotate(x, cos, sin) -> x turned by RoPE, (B, heads, T, D)
+Rotation = Callable[[Tensor, Tensor, Tensor], Tensor]
 # recorder(layer_index, q, k, v, output): eval.attention.capture puts one into a layer
 Recorder = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
 
@@ -88,6 +90,15 @@ def make_qk_norm(config: ModelConfig, size: int) -> nn.Module:
     return RMSNorm(config.head_size, config.rms_norm_eps, QK_NORM_GAIN) if config.qk_norm else nn.Identity()
 
 
+def undivided(rotate: Rotation, head_dim: int) -> Rotation:
+    """Queries are longer by sqrt(D), the number that every backend divides by: what is left is q kᵀ alone."""
+
+    def rotate_and_lengthen(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return rotate(q, cos, sin) * math.sqrt(head_dim)
+
+    return rotate_and_lengthen
+
+
 class Attention(nn.Module):
     """Project, normalise, rotate, attend, project back. Shapes: B batch, T tokens, H heads, D head_dim."""
 
@@ -113,6 +124,7 @@ class Attention(nn.Module):
         self.q_norm: nn.Module = make_qk_norm(config, query_size)
         self.k_norm: nn.Module = make_qk_norm(config, kv_size)
         self.rotate = apply_rotary if config.rotates[layer_index] else not_rotated
+        self.rotate_q = self.rotate if config.scale_attn_weights else undivided(self.rotate, self.head_dim)
 
     def forward(
         self,
@@ -128,7 +140,7 @@ class Attention(nn.Module):
         q = self.q_norm(q.view(B, T, -1, self.head_dim)).transpose(1, 2)  # (B, H, T, D)
         k = self.k_norm(k.view(B, T, -1, self.head_dim)).transpose(1, 2)  # (B, H_kv, T, D)
         v = v.view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H_kv, T, D)
-        q, k = self.rotate(q, cos, sin), self.rotate(k, cos, sin)
+        q, k = self.rotate_q(q, cos, sin), self.rotate(k, cos, sin)
         if kv_cache is not None:
             k, v = kv_cache.update(self.layer_index, k, v)  # now S ≥ T tokens
         out = self.attend(q, k, v, mask, self.attention_dropout if self.training else 0.0)  # (B, H, T, D)

@@ -184,6 +184,9 @@ class ModelConfig(Section):
     qkv_bias: Annotated[bool, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
         False, description="Add a learned vector to queries, keys and values, as Qwen2 does."
     )
+    scale_attn_weights: Annotated[bool, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+        True, description="Divide scores by the square root of head_dim. false = not, to see what that is for."
+    )
     norm_position: Annotated[Literal["before", "after"], Meaning.TENSORS, Meaning.STRUCTURE] = Field(
         "before",
         description="Where attention and the feed-forward part are normalised: before = what goes in | after = what "

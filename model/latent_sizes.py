@@ -54,6 +54,8 @@ def wrong_latent(config: Any) -> str | None:
         return f"{unused[0]} is a key of attention: mla: set attention: mla, or leave it out" if unused else None
     if config.qk_norm:
         return "attention: mla normalises its latents and has no QK-norm: set qk_norm: false"
+    if not config.scale_attn_weights:
+        return "attention: mla always divides its scores: leave scale_attn_weights out"
     if config.qkv_bias:
         return "attention: mla has no qkv_bias: leave it out, or set attention_bias: true"
     if config.kv_heads != config.num_attention_heads:

@@ -177,7 +177,7 @@ def _takes(field: dict[str, Any], schema: dict[str, Any]) -> str:
     if kind == "array":
         return "a list" + _count(field) + f" of: {_takes(field.get('items', {}), schema)}"
     if kind == "object":
-        return "a mapping (below)"
+        return "a mapping" if field.get("additionalProperties") else "a mapping (below)"
     words = {"integer": "integer", "number": "number", "boolean": "`true`, `false`", "null": "`null`"}
     return words.get(str(kind), "text") + _range(field)
 

@@ -9,6 +9,8 @@ import numpy as np
 
 from eval.attention.snapshots import Snapshot
 
+ENOUGH_TO_COPY = 1.0  # nats of copy gain: the right token of a second copy is e times as likely as in the first
+
 
 class PhaseChange(NamedTuple):
     """The head, by its true numbers, and the moment at which it became what it is."""
@@ -66,6 +68,16 @@ def phase_change(snapshots: Sequence[Snapshot], score: str = "induction") -> Pha
     if formed is ordered[0]:
         return None
     return PhaseChange(last.layers[place[0]], last.heads[place[1]], formed.step, formed.tokens, formed.seconds)
+
+
+def copies_from(snapshots: Sequence[Snapshot], gain: float = ENOUGH_TO_COPY) -> int | None:
+    """The first step at which the copy gain is `gain` nats or more; None if it never is.
+
+    It asks what the model does, not which head does it: models of unlike parts can be compared by it. Its precision is
+    the distance between two snapshots.
+    """
+    ordered = sorted(snapshots, key=lambda snapshot: snapshot.step)
+    return next((s.step for s in ordered if (s.scalars.get("copy_gain") or 0.0) >= gain), None)
 
 
 def choose(snapshots: Sequence[Snapshot], most: int) -> list[Snapshot]:

@@ -25,10 +25,10 @@ def histories(variants: Sequence[Variant], costs: Mapping[str, Cost]) -> dict[st
 
     {"variants": [{"name", "settings", "parameters", "kv_bytes", "runs": [run]}]}; settings: the keys in which the
     variants differ; costs: by variant's name. A run:
-    seed, machine, loss (nats a token) and bits_per_byte of its last evaluation, formed ({layer, head, step} of its
-    induction head, null where none formed), chance (by score), and looks: {step, tokens, previous_token, induction:
-    the head that has most of it at that step, copy_gain: nats} of the heads that were looked at last. null: not
-    measured. recall: [step, share of right answers] of its looks.
+    seed, machine, loss (nats a token) and bits_per_byte of its last evaluation, floor_gap (bits per byte above the
+    entropy floor), formed ({layer, head, step} of its induction head, null where none formed), chance (by score), and
+    looks: {step, tokens, previous_token, induction: the head that has most of it at that step, copy_gain: nats} of the
+    heads that were looked at last. null: not measured. recall: [step, share of right answers] of its looks.
     """
     keys = differing_keys(variants)
     return {
@@ -54,6 +54,7 @@ def _run(run: RunResult) -> dict[str, Any]:
         "machine": run.machine,
         "loss": _rounded(run.loss),
         "bits_per_byte": _rounded(run.bits_per_byte),
+        "floor_gap": _rounded(run.floor_gap),
         "formed": {"layer": formed.layer, "head": formed.head, "step": formed.step} if formed else None,
         "chance": {name: _rounded(last.chance.get(name)) for name in HEAD_SCORES} if last else {},
         "looks": [_look(snapshot) for snapshot in of_these],

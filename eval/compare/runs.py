@@ -182,7 +182,7 @@ def read_run(path: Path) -> tuple[RunResult, list[str]]:
         path=path,
         name=path.resolve().name,
         seed=int(settings["seed"]),
-        settings={key: value for key, value in settings.items() if key not in not_compared},
+        settings={key: value for key, value in settings.items() if not _is_in(key, not_compared)},
         train=train,
         val=val,
         recall=[line for line in lines if line["split"] == "recall" and "accuracy" in line],
@@ -194,6 +194,11 @@ def read_run(path: Path) -> tuple[RunResult, list[str]]:
         floor_gap=floor["model"] - floor["floor"] if None not in (floor.get("model"), floor.get("floor")) else None,
     )
     return result, problems
+
+
+def _is_in(key: str, sections: Sequence[str]) -> bool:
+    """Whether a dotted key is one of these, or in one of them."""
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
 def _machine(report: Path, problems: list[str]) -> str:

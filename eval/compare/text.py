@@ -29,6 +29,8 @@ SHORT = [
     "train tokens",
 ]
 SHORT += ["validation loss", "tokens trained on", "runs"]
+MOST_COLUMNS = 6  # variants beside each other; of more, each has a row, with these figures:
+IN_A_ROW = ["parameters", "train tokens", "validation loss", "gap to", "copies from", "copy gain", "induction, best"]
 SIMILAR_SIZE = 0.005  # parameters that differ by no more than this count as equal
 
 
@@ -70,14 +72,22 @@ def warnings(variants: Sequence[Variant]) -> list[str]:
 
 def summary(variants: Sequence[Variant], costs: Costs, speeds: dict[str, float] | None) -> str:
     """The table and the verdict, as Markdown."""
-    parts = [table(variants, costs, speeds)]
+    from eval.compare import formation  # torch
+
+    parts = [rows_of_variants(variants, costs, speeds)] if len(variants) > MOST_COLUMNS else []
+    parts += [table(variants, costs, speeds)]
     if len(variants) > 1:
-        parts += [differences_table(variants), "\n".join(verdicts(variants, costs))]
-    return "\n\n".join(parts)
+        parts += [differences_table(variants), "\n".join(verdicts(variants, costs)), formation.section(variants)]
+    return "\n\n".join(filter(None, parts))
 
 
 def short(variants: Sequence[Variant], costs: Costs, speeds: dict[str, float] | None) -> str:
     """What matters most, for the terminal: a few rows of the table, and the verdict."""
+    from eval.compare import formation
+
+    if len(variants) > MOST_COLUMNS:
+        ends = [formation.section(variants), "All differences in bits per byte are in the file."]
+        return "\n\n".join(filter(None, [rows_of_variants(variants, costs, speeds), *ends]))
     header, rows = figures_of(variants, costs, speeds)
     found = [next((row for row in rows if row[0].startswith(label)), None) for label in SHORT]
     chosen = [row for row in found if row is not None][:SHORT_ROWS]
@@ -90,10 +100,27 @@ def table(variants: Sequence[Variant], costs: Costs, speeds: dict[str, float] | 
     return tables.table(*figures_of(variants, costs, speeds))
 
 
+def rows_of_variants(variants: Sequence[Variant], costs: Costs, speeds: dict[str, float] | None) -> str:
+    """A row for each variant, for more of them than a page is wide: what it changes, and the figures IN_A_ROW."""
+    _, rows = figures_of(variants, costs, speeds)
+    found = [row for start in IN_A_ROW if (row := next((row for row in rows if row[0].startswith(start)), None))]
+    lines = [
+        [variant.name, *(row[1 + place] for row in found), _changes(variants[0], variant)]
+        for place, variant in enumerate(variants)
+    ]
+    return tables.table(["", *(row[0] for row in found), "what it changes"], lines)
+
+
+def _changes(baseline: Variant, other: Variant) -> str:
+    keys = differing_keys([baseline, other])
+    return ", ".join(f"{key.removeprefix('model.')} {_value(other.settings, key)}" for key in keys) or "nothing"
+
+
 def figures_of(
     variants: Sequence[Variant], costs: Costs, speeds: dict[str, float] | None
 ) -> tuple[list[str], list[list[str]]]:
     """The header and the rows of the table."""
+    from eval.compare import formation
 
     def row(label: str, cell: Callable[[Variant], str]) -> list[str]:
         return [label, *map(cell, variants)]
@@ -120,6 +147,8 @@ def figures_of(
         )
         rows.append(figure("recall, step at which over one half", lambda run: half_at(run.recall), 0))
     if same_tokenizer(variants):
+        if any(formation.was_looked_at(run) for variant in variants for run in variant.runs):
+            rows.append(row(formation.LABEL, formation.cell))
         rows += [figure(label, of, 3) for label, of in head_rows(variants)]
     return ["", *[variant.name for variant in variants]], rows
 

@@ -50,6 +50,7 @@ CHANGES = each(
         Change("model.qk_norm", False, ALL),
         Change("model.attention_bias", True, ALL),
         Change("model.qkv_bias", True, ALL, (PLAIN_HEADS,)),
+        Change("model.scale_attn_weights", False, LOGITS, (ONLY_HERE,)),
         Change("model.norm_position", "after", ALL, ("model.qk_norm=whole", ONLY_HERE)),
         Change("model.position_embedding", "none", LOGITS, (PLAIN_HEADS,)),
         Change("model.no_rope_layers", [1, 0], LOGITS, (PLAIN_HEADS,)),

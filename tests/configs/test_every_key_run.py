@@ -9,6 +9,7 @@ import pytest
 
 from tests.configs.every_key import shows
 from tests.train.helpers import metrics, pretrain, write_config
+from train.sweep.plan import plan
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,15 @@ def test_resume_says_what_a_second_run_does(trained, here):
     done = pretrain(config, "name=from2", f"resume={first.as_posix()}")
     assert f"resumed from {first}, step 2" in done.stdout
     assert "resumed from" not in pretrain(config, "name=afresh", "resume=never").stdout
+
+
+@shows("rungs")
+def test_rungs_are_the_runs_of_a_sweep_and_nothing_to_a_single_run(trained, here):
+    rungs = {"longer": {"train.max_steps": 6}, "slower": {"train.optimizer.lr": 0.01}}
+    config = write_config(here, train={"max_steps": 4, "checkpoint_every": 2}, eval={"every": 0}, rungs=rungs)
+    assert [run.variant.label for run in plan(str(config), [], 1)] == ["baseline", "longer", "slower"]
+    shutil.copy(trained / "text.txt", here)
+    assert "training" not in pretrain(config).stdout  # it is the finished runs/tiny, which had no rungs
 
 
 @shows("allow_mismatch")

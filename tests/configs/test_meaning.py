@@ -19,7 +19,7 @@ IDENTITY = {
     "norm norm_position num_attention_heads num_hidden_layers num_key_value_heads position_embedding q_lora_rank "
     "qk_nope_head_dim qk_norm qk_rope_head_dim qkv_bias rms_norm_eps rope_interleave rope_scaling rope_theta "
     "sliding_window tie_word_embeddings v_head_dim num_experts num_experts_per_tok moe_intermediate_size "
-    "norm_topk_prob router_aux_loss_coef decoder_sparse_step mlp_only_layers",
+    "norm_topk_prob router_aux_loss_coef decoder_sparse_step mlp_only_layers scale_attn_weights",
     "train": "cooldown final_lr_fraction grad_clip precision schedule tokens_per_step warmup_steps",
     "train.optimizer": "adamw_lr betas embedding_lr eps lr momentum name weight_decay",
 }
@@ -32,7 +32,8 @@ TENSORS = {
     "model": "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim qk_norm "
     "attention kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim rope_interleave attention_bias "
     "qkv_bias norm_position position_embedding gated_mlp hidden_act mlp_bias norm tie_word_embeddings "
-    "num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob decoder_sparse_step mlp_only_layers",
+    "num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob decoder_sparse_step mlp_only_layers "
+    "scale_attn_weights",
     "train.optimizer": "name",
 }
 FREE_AT_START = (
@@ -47,9 +48,9 @@ SAME_NAME = (
 )
 STRUCTURE = (
     "attention gated_mlp hidden_act mlp_bias norm qk_norm attention_bias qkv_bias norm_position position_embedding "
-    "no_rope_layers sliding_window loadable_elsewhere num_experts"
+    "no_rope_layers sliding_window loadable_elsewhere num_experts scale_attn_weights"
 )
-BOOKKEEPING = "name output_dir resume allow_mismatch tracking tracking.wandb tracking.project"
+BOOKKEEPING = "name output_dir resume allow_mismatch rungs tracking tracking.wandb tracking.project"
 ROWS = (
     "tokenizer tokenizer.kind tokenizer.vocab_size tokenizer.train_bytes tokenizer.path sequence_length "
     "isolate_documents restart_positions rows_joined too_long"

@@ -2,8 +2,11 @@
 
 import json
 import math
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +14,9 @@ from PIL import Image
 
 from eval.attention import snapshots
 from eval.attention.snapshots import ProbeMap, Snapshot
-from tests.eval.comparing import cells, command, every, keep_figures, last_val, table_of
+from eval.compare import formation
+from eval.compare.runs import Variant
+from tests.eval.comparing import cells, command, edit, every, keep_figures, last_val, table_of
 
 
 def snapshot(step: int, induction: float, gain: float | None, **scores) -> Snapshot:
@@ -129,3 +134,64 @@ def test_the_figures_show_what_they_are_labelled_with(own, tmp_path, monkeypatch
     assert heads.axes[1].lines[0].get_xydata()[:, 0].tolist() == [512, 1024]  # no copy gain at step 0
     for name in ("quality", "loss", "heads"):
         assert len(Image.open(tmp_path / f"comparison_{name}.png").convert("RGB").getcolors(1 << 20)) > 20
+
+
+def with_gains(own: Path, name: str, gains: list[float]) -> None:
+    """Snapshots of a run, one a step from 0 on, with these copy gains."""
+    for step, gain in enumerate(gains):
+        snapshots.write(snapshot(step, 0.1, gain), own / name / "attention")
+
+
+def test_the_step_from_which_a_model_copies_is_the_first_of_a_nat(own, tmp_path):
+    with_gains(own, "mha-seed0", [0.0, 0.99, 1.0, 0.5, 4.0])
+    with_gains(own, "mha-seed1", [0.0, 0.0, 0.0, 0.0, 1.5])
+    with_gains(own, "mqa-seed0", [0.0, 0.0, 0.2, 0.2, 0.3])
+    with_gains(own, "mqa-seed1", [0.0, 0.0, 0.0, 2.0, 2.0])
+    table = table_of(every(own)[:4], tmp_path)
+    assert table["copies from step (copy gain ≥ 1 nat)"] == ["3 ± 1", "3; 1 not in 4 steps"]
+    page = (tmp_path / "comparison.md").read_text(encoding="utf-8")
+    assert "- **mqa** copies in 1 of 2 seeds within 4 steps." in page
+    assert re.search(r"\| mqa +\| +- \| +- \| +1 of 2 \|", page)
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([(1, 3), (1, 3), (2, 4)], "**other** copies 2 steps later than base (which needs 1; 95 % interval +2 to +2)"),
+        (
+            [(3, 1), (4, 2), (4, 1)],
+            "**other** copies 2 steps earlier than base (which needs 4; 95 % interval -4 to -1)",
+        ),
+        ([(1, 3), (3, 1), (2, 2)], "Neither earlier nor later shows with these seeds: other"),
+        ([(1, None), (1, None)], "**other** copies in 0 of 2 seeds within 4 steps"),
+        ([(None, 1), (1, 1)], ""),
+    ],
+)
+def test_earlier_or_later_is_said_with_its_interval_or_not_at_all(steps, said):
+    def run(seed: int, first: int | None) -> SimpleNamespace:
+        looks = [snapshot(step, 0.1, 2.0 if first is not None and step >= first else 0.0) for step in range(5)]
+        return SimpleNamespace(seed=seed, snapshots=looks, last_step=4)
+
+    base, other = (
+        Variant(name, [run(seed, pair[place]) for seed, pair in enumerate(steps)])  # type: ignore[misc]
+        for place, name in enumerate(("base", "other"))
+    )
+    text = formation.section([base, other])
+    assert said in text if said else text == ""
+
+
+def test_of_many_variants_each_has_a_row(own):
+    for number in range(7):
+        folder = own / f"m{number}-seed0"
+        shutil.copytree(own / "mha-seed0", folder)
+        edit(
+            folder / "config.yaml", lambda text, n=number: text.replace("rope_theta: 10000.0", f"rope_theta: 1000{n}.0")
+        )
+        with_gains(own, folder.name, [0.0, 1.0 + number])
+    done = command(*sorted(own.glob("m[0-6]-seed0")), "--skip-decode", "--out", own / "many")
+    lines = [[cell.strip() for cell in line.split("|")][1:-1] for line in done.stdout.splitlines() if "|" in line]
+    header = next(line for line in lines if line[-1] == "what it changes")
+    third = next(line for line in lines if line[0] == "m3")
+    assert dict(zip(header, third, strict=True))["copy gain (nats a token)"] == "4.000"
+    assert third[-1] == "rope_theta 10003.0"
+    assert next(line for line in lines if line[0] == "m0")[-1] == "nothing"

@@ -5,8 +5,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from eval.attention import capture
 from model.attention import repeat_kv
 from model.backends.choice import BACKENDS, Situation, why_not
+from model.decoding.kv_cache import KVCache
 from model.masks import MaskSpec
 from tests.conftest import random_model, tiny_config
 from tests.model import reference
@@ -161,6 +163,29 @@ def test_attention_depends_on_relative_positions_only():
         here, there, stretched = (lm(ids, position_ids=p) for p in (positions, positions + 40, positions * 2))
     assert torch.allclose(here, there, atol=2e-4)  # float32 angles, logits of size ~5
     assert not torch.allclose(here, stretched, atol=1e-1)
+
+
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+def test_scores_that_are_not_divided_are_those_of_queries_longer_by_the_root(backend):
+    """Heads of 16: a root of 4, by which one can multiply without rounding."""
+    parts = {"head_dim": 16, "qk_norm": False}
+    lm = random_model(tiny_config(**parts, scale_attn_weights=False, loadable_elsewhere=False))
+    longer = random_model(tiny_config(**parts))
+    longer.load_state_dict(lm.state_dict())
+    ids = torch.randint(0, 192, (2, 20))
+    for model in (lm, longer):
+        model.set_attn_implementation(backend)
+    with torch.no_grad():
+        assert not torch.allclose(lm(ids), longer(ids), atol=0.1)
+        for attention in longer.attention_modules():
+            attention.q_proj.weight *= 4
+        assert torch.equal(lm(ids), longer(ids))
+        cache = KVCache(lm.config)
+        cached = torch.cat([lm(part, kv_cache=cache) for part in ids.split([7, 12, 1], dim=1)], dim=1)
+        assert torch.allclose(cached, lm(ids), atol=1e-3)  # logits of size ~5
+    seen, expected = capture(lm, ids), capture(longer, ids)  # weights @ v is what the backend returned
+    assert torch.equal(seen.weights, expected.weights)
+    assert torch.equal(seen.max_logits, expected.max_logits)
 
 
 def test_attention_dropout_drops_in_training_only():

@@ -252,6 +252,7 @@ def test_it_says_what_it_is():
         ({"qk_rope_head_dim": None, "qk_nope_head_dim": 8}, r"qk_nope_head_dim \(8\) is a part of head_dim \(8\)"),
         ({"attention": "heads"}, "kv_lora_rank is a key of attention: mla: set attention: mla, or leave it out"),
         ({"qkv_bias": True}, "attention: mla has no qkv_bias"),
+        ({"scale_attn_weights": False}, "attention: mla always divides its scores"),
         ({"kv_lora_rank": 0}, "kv_lora_rank"),
         ({"qk_rope_head_dim": "four"}, "qk_rope_head_dim"),
     ],

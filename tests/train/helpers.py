@@ -33,7 +33,7 @@ def write_config(folder: Path, **sections) -> Path:
         "tracking": {"wandb": "disabled"},
     }
     for key, value in sections.items():
-        values[key] = values[key] | value if isinstance(value, dict) else value
+        values[key] = values.get(key, {}) | value if isinstance(value, dict) else value
     path = folder / "tiny.yaml"
     path.write_text(json.dumps(values), encoding="utf-8")  # JSON is YAML
     return path

@@ -92,6 +92,60 @@ def test_seeds_alone_and_a_single_value(tmp_path):
     assert names(config, f"{KEY}=1", "train.max_steps=2,3") == ["tiny-12-seed0", "tiny-2-seed0", "tiny-3-seed0"]
 
 
+RUNGS = {
+    "learned-positions": {"model.position_embedding": "learned"},
+    "gelu": {"model": {"gated_mlp": False, "hidden_act": "gelu_new"}, "train.max_steps": 3},
+}
+
+
+def with_rungs(folder: Path, rungs: dict = RUNGS) -> Path:
+    return write_config(folder, rungs=rungs, model={"loadable_elsewhere": False})
+
+
+def test_a_config_may_bring_its_variants_along(tmp_path):
+    config = with_rungs(tmp_path)
+    runs = plan(str(config), ["train.optimizer.lr=0.01"], 2)
+    assert [run.config.name for run in runs[:3]] == [
+        "tiny-baseline-seed0",
+        "tiny-learned-positions-seed0",
+        "tiny-gelu-seed0",
+    ]
+    assert [run.config.model.position_embedding for run in runs[:3]] == ["rope", "learned", "rope"]
+    gelu = runs[5].config
+    assert (gelu.model.gated_mlp, gelu.model.hidden_act, gelu.max_steps, gelu.seed) == (False, "gelu_new", 3, 1)
+    assert {run.config.train.optimizer.lr for run in runs} == {0.01}
+    for run in runs:  # what is started is what was checked; a single run has no rungs
+        assert load_run_config(config, run.overrides) == run.config
+        assert run.config.rungs is None
+    assert sweep.default_folder(runs) == tmp_path / "runs/tiny-sweep"
+
+
+def test_a_key_that_is_swept_on_the_command_line_takes_the_place_of_the_rungs(tmp_path):
+    runs = plan(str(with_rungs(tmp_path)), [f"{KEY}=1,2"], 1)
+    assert [run.config.name for run in runs] == ["tiny-2-seed0", "tiny-1-seed0"]
+    assert sweep.default_folder(runs) == tmp_path / "runs/tiny-sweep-num_key_value_heads"
+
+
+@pytest.mark.parametrize(
+    ("rungs", "message"),
+    [
+        ({"a": {"model.heads": 2}}, "`rungs.a`: command line `model.heads=2`: unknown key `model.heads`, did you mean"),
+        ({"a": {KEY: 3}}, "`rungs.a`: command line `model.num_key_value_heads=3`: num_attention_heads (4) must be"),
+        ({"a": {KEY: 2}}, "`rungs.a` is the same as baseline"),
+        ({"a": {KEY: 1}, "b": {KEY: "mqa"}}, "`rungs.b` is the same as a"),
+        ({"a": {"name": "b"}}, "`rungs.a`: name changes nothing that is trained"),
+        ({"a b": {KEY: 1}}, "`rungs.a b`: a rung's name is letters"),
+        ({"baseline": {KEY: 1}}, "`rungs.baseline`: a rung's name is letters"),
+        ({"a": 1}, "`rungs.a` is 1: must be {key: value, …}"),
+    ],
+)
+def test_a_bad_rung_is_one_line_before_anything_is_trained(tmp_path, rungs, message):
+    done = command(with_rungs(tmp_path, rungs), code=2)
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
 # Bad input: one line, and nothing is trained
 
 

@@ -2,8 +2,9 @@
 
     python -m train.sweep configs/demo.yaml model.num_key_value_heads=1,2,6 [section.key=value ...] [--seeds 3]
 
-`key=a,b,c` is swept, `key=value` holds for all runs. The baseline is the config itself. Runs are named
-<name>-<value>-seed<seed>. A finished run is not trained again, so the same command continues after a stop.
+`key=a,b,c` is swept, `key=value` holds for all runs. The baseline is the config itself. A config may bring its variants
+along, under `rungs`: `python -m train.sweep configs/ladder.yaml --seeds 3`. Runs are named <name>-<value or
+rung>-seed<seed>. A finished run is not trained again, so the same command continues after a stop.
 """
 
 from __future__ import annotations
@@ -77,10 +78,14 @@ def is_finished(run: PlannedRun) -> bool:
 
 
 def default_folder(runs: Sequence[PlannedRun]) -> Path:
-    """<output_dir>/<name>-sweep-<the last part of each swept key>: another sweep has another folder."""
+    """<output_dir>/<name>-sweep-<the last part of each swept key>: another sweep has another folder.
+
+    Of rungs: <output_dir>/<name>-sweep.
+    """
     first = runs[0].config
     base = first.name.removesuffix(f"-seed{first.seed}").removesuffix(f"-{runs[0].variant.label}")
-    keys = dict.fromkeys(change.partition("=")[0].rpartition(".")[2] for run in runs for change in run.variant.changes)
+    swept = [change for run in runs for change in run.variant.changes if not run.variant.is_rung]
+    keys = dict.fromkeys(change.partition("=")[0].rpartition(".")[2] for change in swept)
     return Path(first.output_dir) / "-".join([base, "sweep", *keys])
 
 

@@ -1,4 +1,7 @@
-"""Which runs make up a sweep? The baseline, and one run for each changed key, all of them with every seed."""
+"""Which runs make up a sweep? The baseline, and one run for each changed key or rung, all of them with every seed.
+
+A rung is a set of changes with a name, from the config's own `rungs`; configs/ladder.yaml is made of them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.command import InputError
+from configs.loader import flatten
 from configs.meaning import Meaning, keys_that
 from train.config import RunConfig, load_run_config
 
@@ -17,11 +21,15 @@ LONGEST_LABEL = 60  # characters of a value in the name of a run
 
 @dataclass(frozen=True)
 class Variant:
-    """label: part of the names of its runs. changes: its overrides besides the fixed ones, [] = the baseline."""
+    """label: part of the names of its runs. changes: its overrides besides the fixed ones, [] = the baseline.
+
+    is_rung: whether the config's `rungs` have it, not the command line.
+    """
 
     label: str
     changes: list[str]
     config: RunConfig
+    is_rung: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,12 +51,19 @@ class PlannedRun:
 def plan(path: str, arguments: Sequence[str], seeds: int, *, trust_hooks: bool = False) -> list[PlannedRun]:
     """Every run, baseline first, seed by seed. Trains and writes nothing.
 
-    arguments: `key=value` holds for all runs, `key=a,b,c` is swept. Raises InputError for a key that does not exist or
-    cannot be swept, a value that does not fit, and if there is nothing to compare.
+    arguments: `key=value` holds for all runs, `key=a,b,c` is swept; where none is, the config's `rungs` are. Raises
+    InputError for a key that does not exist or cannot be swept, a value that does not fit, and if there is nothing to
+    compare.
     """
     fixed, swept = read_arguments(arguments)
-    variants = variants_of(path, fixed, swept, trust_hooks=trust_hooks)
-    if not swept and seeds == 1:
+    rungs = load_run_config(path, fixed, trust_hooks=trust_hooks).rungs
+    if rungs is not None:
+        fixed.append("rungs=null")  # a single run has none
+    if swept or not rungs:
+        variants = variants_of(path, fixed, swept, trust_hooks=trust_hooks)
+    else:
+        variants = rungs_of(path, fixed, rungs)
+    if len(variants) == 1 and not swept and seeds == 1:
         raise InputError(
             "nothing is swept: give a key two values or more, for example model.num_key_value_heads=1,2,4, or --seeds 3"
         )
@@ -84,8 +99,8 @@ def read_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, list[
             raise InputError(
                 f"`{argument}`: seeds are not swept: --seeds {len(values)} trains every variant with that many"
             )
-        if key.partition(".")[0] in ("extends", *keys_that(RunConfig, Meaning.BOOKKEEPING)):
-            raise InputError(f"`{argument}`: {key} changes nothing that is trained, so there is nothing to sweep")
+        if problem := _not_sweepable(key):
+            raise InputError(f"`{argument}`: {problem}")
         swept[key] = values
     return fixed, swept
 
@@ -134,6 +149,36 @@ def variants_of(
             variants[number] = Variant(f"{variant.label}-{number}", variant.changes, variant.config)
         labels.add(variant.label)
     return variants
+
+
+def rungs_of(path: str, fixed: Sequence[str], rungs: dict[str, dict[str, Any]]) -> list[Variant]:
+    """The baseline, then every rung, in the order of the file. Raises InputError for one that repeats another.
+
+    rungs: name -> {key: value}; a key may be dotted, or hold others.
+    """
+    variants = [Variant("baseline", [], load_run_config(path, list(fixed)))]
+    for name, values in rungs.items():
+        where = f"{path}: `rungs.{name}`"
+        if (label := _slug(name)) != name or name == variants[0].label:
+            raise InputError(f"{where}: a rung's name is letters, digits and _ . + -, and not baseline: choose another")
+        changes = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in flatten(values).items()]
+        if problem := next(filter(None, (_not_sweepable(change.partition("=")[0]) for change in changes)), ""):
+            raise InputError(f"{where}: {problem}")
+        try:
+            config = load_run_config(path, [*fixed, *changes])
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        if same := next((variant for variant in variants if variant.config == config), None):
+            raise InputError(f"{where} is the same as {same.label}: give it a change of its own, or leave it out")
+        variants.append(Variant(label, changes, config, is_rung=True))
+    return variants
+
+
+def _not_sweepable(key: str) -> str:
+    """Why this key is not what runs may differ in, "" if it may be."""
+    if key.partition(".")[0] in ("extends", *keys_that(RunConfig, Meaning.BOOKKEEPING)):
+        return f"{key} changes nothing that is trained, so there is nothing to sweep"
+    return ""
 
 
 def _checked(path: str, overrides: list[str], key: str, value: str) -> RunConfig:

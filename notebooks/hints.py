@@ -20,4 +20,6 @@ HINTS = {
     "06.3": "The first new token needs 10 tokens read, the second 11, … With a cache every token is read once.",
     "07.1": "How does the model learn where to stop? See the chat template in docs/data_formats.md.",
     "07.2": "weights[layer, head, looked.first, word_at].sum() is what one head gives to the word.",
+    "08.1": "How many weights have three matrices of 64 x 192? Two matrices of 64 x width should have as many.",
+    "08.2": "Where does the right answer stand, if nothing hides it?",
 }

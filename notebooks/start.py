@@ -22,6 +22,8 @@ from notebooks.hints import HINTS
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "configs/small.yaml"
+LADDER = "configs/ladder.yaml"
+LADDER_STEPS = 1400  # of one run in notebook 08: fewer than the recorded ones have, so it ends in a minute
 PROGRESS_SECONDS = 2  # between two looks at how far a training is
 SAVING_SECONDS = 60  # that a training which is stopped has for its last step and its checkpoint
 
@@ -54,6 +56,24 @@ def small() -> Path:
         print("training runs/small: a minute or so …")
         _train("runs/small", ["small"], ["train.pretrain", CONFIG, "name=small"])
     return checked("small")
+
+
+def rung(name: str, seed: int) -> Path:
+    """A run of one rung of configs/ladder.yaml ("baseline": none) in LADDER_STEPS steps, trained where it is missing.
+
+    Raises Sentence for a name that is not a rung.
+    """
+    from train.sweep.plan import plan
+
+    own = [f"seed={seed}", f"train.max_steps={LADDER_STEPS}", "train.processes=auto"]
+    runs = {run.variant.label: run for run in plan(LADDER, own, seeds=1)}
+    if name not in runs:
+        raise Sentence(f"{name!r} is not a rung: choose {', '.join(runs)}.")
+    run = f"ladder-yours-{name}-seed{seed}"
+    if not is_finished(run):
+        print(f"training runs/{run}: a minute or so …")
+        _train(f"runs/{run}", [run], ["train.pretrain", LADDER, *runs[name].overrides[:-1], f"name={run}"])
+    return checked(run)
 
 
 def _train(what: str, names: list[str], command: list[str]) -> None:

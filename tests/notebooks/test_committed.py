@@ -14,16 +14,18 @@ import pytest
 from nbformat.v4 import new_code_cell, new_output
 
 from eval.compare.recall import points
+from model.counting import parameter_counts
 from notebooks.hints import HINTS
 from notebooks.recall_point import balanced
 from tests.eval.viewer_helpers import chromium
 from tests.notebooks.making import FIND_IT, FIRST_CELL, ROOT, write_notebook
 from train.config import load_run_config
+from train.sweep.plan import plan
 
 pytestmark = pytest.mark.slow
 NAMES = """
 01_attention_by_hand 02_rope_and_masks 03_mha_gqa_mqa 04_head_atlas 05_watch_it_learn 06_fast_attention
-07_your_own_text
+07_your_own_text 08_the_ladder
 """.split()
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 LARGEST = 600_000  # bytes
@@ -54,7 +56,7 @@ def words(path: Path) -> str:
     return json.dumps(notebook, ensure_ascii=False)
 
 
-def test_the_seven_notebooks_are_there():
+def test_the_eight_notebooks_are_there():
     assert [path.stem for path in NOTEBOOKS] == NAMES
 
 
@@ -128,6 +130,22 @@ def test_the_recorded_sweep_is_whole_and_of_models_of_one_size():
         _, parameters, numbers = balanced(kv_heads, head_dim)
         assert 2 * numbers == same.kv_bytes
         assert parameters == pytest.approx(same.parameters, rel=0.003)
+
+
+def test_the_recorded_ladder_has_the_rungs_of_its_config_with_their_sizes():
+    file = ROOT / "notebooks" / "ladder_seeds.json"
+    assert file.stat().st_size < 150_000
+    recorded = {one["name"].removeprefix("ladder-"): one for one in json.loads(file.read_text("utf-8"))["variants"]}
+    planned = {run.variant.label: run.config for run in plan("configs/ladder.yaml", [], seeds=1)}
+    assert list(recorded) == list(planned)
+    for name, config in planned.items():
+        words = config.model.model_copy(update={"vocab_size": config.data.tokenizer.vocab_size})
+        assert recorded[name]["parameters"] == parameter_counts(words)["total"], name
+        seeds = [run["seed"] for run in recorded[name]["runs"]]
+        assert seeds == sorted(set(seeds))
+        steps = [[look["step"] for look in run["looks"]] for run in recorded[name]["runs"]]
+        whole = list(range(0, config.train.max_steps + 1, config.eval.attention.every))
+        assert all(watched == whole[: len(watched)] for watched in steps), name  # a run may be watched in part
 
 
 def test_no_notebook_shows_a_hint_before_the_first_try():

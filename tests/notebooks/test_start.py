@@ -17,6 +17,7 @@ import pytest
 
 from tests.notebooks.making import FIRST_CELL, ROOT, environment, printed, run_cells, shown_error, tiny_config
 from tests.train.helpers import pretrain
+from train.config import load_run_config
 
 IMPORTS = FIRST_CELL.format(names="check, demo, play")
 ELSEWHERE = """
@@ -97,6 +98,25 @@ def test_a_sweep_says_which_of_its_runs_trains(start, trained, tmp_path):
     assert start._how_far(names) == "comparing"
     (tmp_path / "runs" / "b" / "result.json").unlink()
     assert start._how_far(names) == "b (2 of 2): step 2"
+
+
+def test_a_rung_is_the_ladder_with_its_change_and_is_trained_once(start, trained, monkeypatch):
+    commands = []
+
+    def train(what, names, command):  # the command as the reader's machine would run it, in two tiny steps
+        commands.append(command)
+        shutil.copytree(trained, Path("runs") / names[0])
+
+    monkeypatch.setattr(start, "LADDER", str(ROOT / start.LADDER))
+    monkeypatch.setattr(start, "_train", train)
+    assert start.rung("layernorm", 3) == start.rung("layernorm", 3) == Path("runs/ladder-yours-layernorm-seed3")
+    ((_, path, *overrides),) = commands
+    config = load_run_config(path, overrides)
+    assert (config.model.norm, config.seed, config.train.max_steps) == ("layernorm", 3, start.LADDER_STEPS)
+    assert config.rungs is None
+    assert config.name == "ladder-yours-layernorm-seed3"
+    with pytest.raises(start.Sentence, match="'layer' is not a rung: choose baseline, learned-positions, "):
+        start.rung("layer", 3)
 
 
 @pytest.mark.slow

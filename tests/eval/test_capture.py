@@ -52,6 +52,26 @@ def test_capture_works_in_bf16(lm, ids):
     assert (exact - rounded).abs().mean() < 0.01
 
 
+@pytest.mark.parametrize("steep", [3.0, 20.0])
+def test_large_scores_that_the_kernel_rounds_to_bf16_are_no_error(steep):
+    """`blocked` keeps scores in bfloat16: of 60, a quarter may be lost. Another kernel is found all the same."""
+    lm = random_model(
+        tiny_config(
+            num_attention_heads=4, num_key_value_heads=4, head_dim=16, qk_norm=False, max_position_embeddings=96
+        )
+    )
+    for module in lm.attention_modules():
+        module.q_proj.weight.data *= steep
+    lm.set_attn_implementation("blocked")
+    ids = torch.randint(0, 192, (2, 96), generator=torch.Generator().manual_seed(1))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert capture(lm, ids).max_logits.max() > steep
+        right = lm.attention_modules()[1].attend
+        lm.attention_modules()[1].attend = lambda q, k, v, *more: right(q, k.roll(1, 1), v, *more)
+        with pytest.raises(RuntimeError, match="layer 1"):
+            capture(lm, ids)
+
+
 def test_weights_are_computed_in_float32_even_where_the_model_computes_in_bf16(lm, ids):
     """From the rounded q and k that the kernel got, but with products and softmax in full precision."""
     seen = {}

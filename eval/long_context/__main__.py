@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,7 +110,7 @@ def train_on(run: str, config: DataConfig, length: int) -> str:
     }
     words = [f"{key}={value}" for key, value in changes.items()]
     file = directory / "config.yaml"
-    shown = os.path.relpath(file) if file.is_relative_to(Path.cwd()) else str(file)
+    shown = str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
     return shlex.join(["python", "-m", "train.pretrain", shown, *words])
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from configs.command import InputError, exit_on_bad_input
 from configs.read_back import DamagedFile, read_json
@@ -88,10 +88,11 @@ def compare(
     summary = compare_text.summary(variants, costs, speeds)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        figures = draw(variants, costs, out)
+        recorded = histories(variants, costs)
+        figures = draw(variants, costs, recorded, out)
         text = compare_text.page(variants, summary, warnings, figures, speeds is not None)
         (out / "comparison.md").write_text(text, encoding="utf-8")
-        (out / FILE).write_text(json.dumps(histories(variants, costs)), encoding="utf-8")
+        (out / FILE).write_text(json.dumps(recorded), encoding="utf-8")
         (out / RUNS).write_text(json.dumps(_named(paths)), encoding="utf-8")
     except OSError as error:
         raise InputError(f"--out: {out} cannot be written: {error.strerror}") from None
@@ -122,8 +123,12 @@ def _named(paths: Sequence[Path]) -> list[str]:
     return [str(path.resolve()) for path in paths]
 
 
-def draw(variants: Sequence[Variant], costs: dict[str, Cost], out: Path) -> list[tuple[str, str]]:
-    """Every figure that these runs have something for: (title, file in `out`). A further one is a line here."""
+def draw(
+    variants: Sequence[Variant], costs: dict[str, Cost], recorded: dict[str, Any], out: Path
+) -> list[tuple[str, str]]:
+    """Every figure that these runs have something for: (title, file in `out`). recorded: what histories.json has."""
+    from eval.compare import recall
+
     same_tokenizer = compare_text.same_tokenizer(variants)
     compare_figures.cost_and_quality(variants, costs, out / "comparison_quality.png")
     compare_figures.loss_curves(variants, same_tokenizer, out / "comparison_loss.png")
@@ -132,6 +137,10 @@ def draw(variants: Sequence[Variant], costs: dict[str, Cost], out: Path) -> list
         figures.append(("when heads learn to copy", "comparison_heads.png"))
     else:
         (out / "comparison_heads.png").unlink(missing_ok=True)  # of an earlier comparison
+    if recall.draw(recorded, out / "comparison_recall.png"):
+        figures.append(("recall over the bytes of the cache", "comparison_recall.png"))
+    else:
+        (out / "comparison_recall.png").unlink(missing_ok=True)
     return figures + beside_each_other(variants, out)
 
 

@@ -1,0 +1,184 @@
+"""A key-value cache in pages: many sequences share one memory, and sequences that begin alike share its pages.
+
+A row of the dynamic cache (kv_cache.py) grows in one piece, and all rows of a batch begin and end together. A server
+has sequences that come and go. So the memory is cut into blocks of `block_size` tokens, in every layer alike, and a
+sequence has a *table*: the numbers of the blocks that hold its tokens, in order (Kwon et al. 2023, arXiv 2309.06180).
+
+    memory     | 0 | 1 | 2 | 3 | 4 | 5 | …        a block: keys and values of 4 tokens, in every layer
+    table of "the fox saw a red ball by the"      2, 0        (4 + 4 tokens)
+    table of "the fox saw a blue kite"            2, 5        (4 + 2 tokens): block 2 is there once, for both
+
+A block that is full never changes, so it may be shared: it is known by the tokens from the beginning up to its end.
+When the last sequence that uses a block ends, the block is free at once. Its content stays until the memory is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.decoding.kv_cache import KVCache
+
+ROOT = b""  # what stands before the first block
+
+
+class OutOfBlocks(RuntimeError):
+    """The memory has no room for what was asked for; nothing was taken."""
+
+
+@dataclass
+class Table:
+    """One sequence: its tokens that were read or are about to be, its blocks, and how many tokens the blocks hold."""
+
+    token_ids: list[int]
+    blocks: list[int]
+    length: int = 0
+    keys: list[bytes] = field(default_factory=list)  # of its blocks that are full
+
+
+class PagedCache:
+    """Keys and values of many sequences. `begin` one, `view` some of them for a forward pass, `free` each at its end.
+
+    blocks: of the memory; block_size: tokens of each; like: a tensor of the device and dtype of the model's keys.
+    """
+
+    def __init__(self, config: ModelConfig, blocks: int, like: Tensor, block_size: int = 16):
+        if blocks < 1 or block_size < 1:
+            raise ValueError(f"blocks ({blocks}) and block_size ({block_size}) must be 1 or more")
+        self.config, self.block_size = config, block_size
+        self.layers = [
+            tuple(
+                torch.zeros(blocks * block_size, heads, size, device=like.device, dtype=like.dtype)
+                for heads, size in config.cache_shapes
+            )
+            for _ in range(config.num_hidden_layers)
+        ]
+        self.users = [0] * blocks  # sequences that hold each block
+        self.known: dict[bytes, int] = {}  # digest of all tokens up to its end -> full block
+        self.unused: OrderedDict[int, bytes | None] = OrderedDict((block, None) for block in range(blocks))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole memory; it never grows."""
+        return sum(kept.numel() * kept.element_size() for layer in self.layers for kept in layer)
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that no sequence uses."""
+        return len(self.unused)
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that this many tokens fill, the last one perhaps in part."""
+        return -(-tokens // self.block_size)
+
+    def begin(self, token_ids: Sequence[int], room: int) -> Table:
+        """A table with blocks for `room` tokens; whole blocks of its beginning that are known are shared, not read.
+
+        At least one token is left to read, for its logits. Raises OutOfBlocks, and then nothing was taken.
+        """
+        keys = self._keys(token_ids)
+        shared = [self.known[key] for key in _while_known(keys, self.known)]
+        del shared[(len(token_ids) - 1) // self.block_size :]
+        needed = self.blocks_for(room) - len(shared)
+        if needed > len(self.unused) - sum(block in self.unused for block in shared):
+            raise OutOfBlocks(f"{needed} blocks are needed, and {len(self.unused)} are free")
+        for block in shared:
+            self.unused.pop(block, None)
+            self.users[block] += 1
+        table = Table(list(token_ids), shared + [self._take() for _ in range(needed)])
+        table.length, table.keys = len(shared) * self.block_size, keys[: len(shared)]
+        return table
+
+    def _take(self) -> int:
+        """The block that is unused for longest; what it held is forgotten."""
+        block, key = self.unused.popitem(last=False)
+        if key is not None:
+            del self.known[key]
+        self.users[block] = 1
+        return block
+
+    def free(self, table: Table) -> None:
+        """The sequence ends. Its blocks are free at once; full ones can still be shared until they are taken."""
+        keys: list[bytes | None] = [*table.keys]
+        keys += [None] * (len(table.blocks) - len(keys))
+        for block, key in reversed([*zip(table.blocks, keys, strict=True)]):  # the beginning is worth most: taken last
+            self.users[block] -= 1
+            if not self.users[block]:
+                is_known = key is not None and self.known.get(key) == block
+                self.unused[block] = key if is_known else None
+                if not is_known:
+                    self.unused.move_to_end(block, last=False)
+        table.blocks, table.keys, table.length = [], [], 0
+
+    def view(self, tables: Sequence[Table], count: int) -> PagedView:
+        """These sequences as the cache of one forward pass, which reads the next `count` tokens of each."""
+        return PagedView(self, tables, count)
+
+    def read(self, table: Table, count: int) -> None:
+        """`count` more tokens of a sequence are in its blocks: those that are full now may be shared."""
+        table.length += count
+        for number in range(len(table.keys), table.length // self.block_size):
+            before = table.keys[-1] if table.keys else ROOT
+            key = self._key(before, table.token_ids[number * self.block_size : (number + 1) * self.block_size])
+            table.keys.append(key)
+            self.known.setdefault(key, table.blocks[number])
+
+    def _keys(self, token_ids: Sequence[int]) -> list[bytes]:
+        """A key for each block that these tokens fill."""
+        keys: list[bytes] = []
+        for start in range(0, len(token_ids) // self.block_size * self.block_size, self.block_size):
+            keys.append(self._key(keys[-1] if keys else ROOT, token_ids[start : start + self.block_size]))
+        return keys
+
+    def _key(self, before: bytes, token_ids: Sequence[int]) -> bytes:
+        return hashlib.sha256(before + b"".join(token.to_bytes(4, "little") for token in token_ids)).digest()
+
+    def slots(self, table: Table, end: int) -> list[int]:
+        """Where the first `end` tokens are in the memory of a layer."""
+        size = self.block_size
+        return [table.blocks[at // size] * size + at % size for at in range(end)]
+
+
+class PagedView(KVCache):
+    """Some sequences as the rows of one batch. Their tokens stand at the right, as if padded on the left.
+
+    attention_mask (B, S): which columns are tokens of the row; None where all are. position_ids (B, count): of the
+    tokens to be read. Give both to the model, with the view as kv_cache, then tell the cache what was read.
+    """
+
+    def __init__(self, cache: PagedCache, tables: Sequence[Table], count: int):
+        super().__init__(cache.config)
+        self._length = max(table.length for table in tables)
+        device, width = cache.layers[0][0].device, self._length + count
+        rows = [cache.slots(table, table.length + count) for table in tables]
+        self.memory = cache.layers
+        self.seen = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=device)  # (B, S)
+        self.written = self.seen[:, -count:]
+        lengths = torch.tensor([table.length for table in tables], device=device)[:, None]
+        self.position_ids = lengths + torch.arange(count, device=device)
+        self.attention_mask: Tensor | None = None
+        if min(map(len, rows)) < width:
+            self.attention_mask = torch.arange(width, device=device) >= self._length - lengths
+
+    def _kept_from(self, layer: int) -> int:
+        return 0  # a window is the mask's business: blocks are kept whole
+
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write k and v (B, heads, count, D) into the blocks; returns what every row holds (B, heads, S, D)."""
+        held = []
+        for memory, new in zip(self.memory[layer], (k, v), strict=True):
+            memory[self.written] = new.transpose(1, 2).to(memory.dtype)
+            held.append(memory[self.seen].transpose(1, 2))
+        return held[0], held[1]
+
+
+def _while_known(keys: Sequence[bytes], known: dict[bytes, int]) -> list[bytes]:
+    """The keys up to the first one that is not known."""
+    missing = next((number for number, key in enumerate(keys) if key not in known), len(keys))
+    return list(keys[:missing])

@@ -1,0 +1,1 @@
+"""How do I talk to it, and watch it?"""

@@ -1,0 +1,45 @@
+"""The web application: the API, its errors and its limits, put together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from serve.errors import handle_errors
+from serve.library import Library
+from serve.limits import Guard, Limits
+from serve.openai_api import router
+
+LOCAL = ["127.0.0.1", "localhost", "[::1]"]
+
+
+def create_app(library: Library, limits: Limits, hosts: Sequence[str] = LOCAL, origins: Sequence[str] = ()) -> FastAPI:
+    """The application. hosts: names by which it may be called (against DNS rebinding). origins: of web pages that may
+    read its answers; by default none but its own."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(library.close)
+
+    app = FastAPI(title="Headlight", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    handle_errors(app)
+    app.include_router(router(library, limits))
+    app.add_middleware(Guard, limits=limits)
+    if origins:
+        headers = ["Authorization", "Content-Type"]
+        app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=headers)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
+    return app
+
+
+def make_server(app: FastAPI, host: str, port: int, seconds: float) -> uvicorn.Server:
+    """The server that runs it. seconds: for what is running when it is told to stop."""
+    quiet = {"log_level": "warning", "server_header": False}
+    return uvicorn.Server(uvicorn.Config(app, host, port, timeout_graceful_shutdown=int(seconds) + 1, **quiet))  # type: ignore[arg-type]

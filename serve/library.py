@@ -1,0 +1,90 @@
+"""Which models can be asked for? The runs of one folder that have a checkpoint, by name; loaded when first asked for.
+
+A name is looked up in the list of runs and never joined to a path, so no name leads out of the folder.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.checkpoints import checkpoint_directory
+from configs.command import InputError
+from data.tokenizer import Tokenizer
+from eval.opening import open_checkpoint
+from serve.batching import Batcher
+
+
+@dataclass(frozen=True)
+class Served:
+    """One model that answers. is_chat: it was trained on chats, and may end a turn by itself."""
+
+    name: str
+    checkpoint: Path
+    tokenizer: Tokenizer
+    batcher: Batcher
+    is_chat: bool
+
+    @property
+    def context_length(self) -> int:
+        return self.batcher.lm.config.max_position_embeddings
+
+
+class Library:
+    """The runs in `folder`, or one run. most_loaded: models in memory; the one that was idle for longest leaves."""
+
+    def __init__(self, folder: Path, device: str = "auto", most_loaded: int = 3, **batching: int):
+        self.folder, self.device, self.most_loaded, self.batching = folder, device, most_loaded, batching
+        self._loaded: OrderedDict[str, Served] = OrderedDict()
+        self._lock = threading.Lock()
+        if not self.runs():
+            raise InputError(f"{folder}: holds no run with a checkpoint: train one first, for example with `make demo`")
+
+    def runs(self) -> dict[str, Path]:
+        """Name -> run directory, in the order of their names."""
+        if (self.folder / "checkpoints" / "latest").is_file():
+            return {self.folder.resolve().name: self.folder}
+        if not self.folder.is_dir():
+            return {}
+        found = sorted(path for path in self.folder.iterdir() if (path / "checkpoints" / "latest").is_file())
+        return {path.name: path for path in found}
+
+    def changed_at(self, name: str) -> int:
+        """When the run's newest checkpoint was named: seconds since 1970."""
+        return int((self.runs()[name] / "checkpoints" / "latest").stat().st_mtime)
+
+    def open(self, name: str) -> Served:
+        """A model by its name, loaded if need be: its newest checkpoint. Raises KeyError, and InputError."""
+        with self._lock:
+            run = self.runs()[name]
+            held = self._loaded.get(name)
+            try:
+                newest = checkpoint_directory(run)
+            except ValueError as error:
+                raise InputError(str(error)) from None
+            if held is None or held.checkpoint != newest:
+                lm, tokenizer, checkpoint = open_checkpoint(run, self.device)
+                batcher = Batcher(lm, **self.batching)
+                batcher.start()
+                ends = lm.config.eos_token_id
+                turn = tokenizer.backend.token_to_id("<|im_end|>")
+                is_chat = turn is not None and turn in (ends if isinstance(ends, list) else [ends])
+                self._retire(name)
+                held = self._loaded[name] = Served(name, checkpoint, tokenizer, batcher, is_chat)
+            self._loaded.move_to_end(name)
+            idle = [one for one, served in self._loaded.items() if one != name and served.batcher.is_idle]
+            for one in idle[: max(0, len(self._loaded) - self.most_loaded)]:
+                self._retire(one)
+            return held
+
+    def _retire(self, name: str) -> None:
+        """Let a model finish in the background what it answers, and forget it."""
+        if (old := self._loaded.pop(name, None)) is not None:
+            threading.Thread(target=old.batcher.stop, daemon=True).start()
+
+    def close(self, finish: bool = True) -> None:
+        """Stop every model, after what it answers or at once."""
+        for served in self._loaded.values():
+            served.batcher.stop(finish)

@@ -1,0 +1,269 @@
+"""OpenAI's API: /v1/models, /v1/chat/completions, /v1/completions. Clients that know theirs know this one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from sse_starlette import EventSourceResponse
+
+from configs.command import InputError
+from data.tokenizer import Tokenizer
+from serve.answers import Answer, Piece, Question, answers, chat_ids, room_for, text_ids
+from serve.batching import Token
+from serve.errors import ApiError
+from serve.library import Library, Served
+from serve.limits import Limits, unless_gone, within
+from serve.protocol import Asked, ChatRequest, CompletionRequest
+
+SEED_STEP = 1_000_003  # between the seeds of two answers to one question
+
+
+def router(library: Library, limits: Limits) -> APIRouter:
+    """The three routes."""
+    routes = APIRouter(prefix="/v1")
+
+    @routes.get("/models")
+    def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model(library, name) for name in library.runs()]}
+
+    @routes.get("/models/{name}")
+    def model(name: str) -> dict[str, Any]:
+        if name not in library.runs():
+            raise _unknown(library, name)
+        return _model(library, name)
+
+    @routes.post("/chat/completions")
+    async def chat(asked: ChatRequest, request: Request) -> Response:
+        served = await _open(library, asked.model)
+        tools = [] if asked.tool_choice == "none" else asked.tools or []
+        ids = chat_ids(served, asked.messages, tools)
+        question = _question(served, asked, ids, asked.most_tokens, limits, asked.top, bool(tools))
+        shape = _Chat(served, f"chatcmpl-{secrets.token_hex(12)}", asked.top is not None)
+        return await _respond(library, served, [question], asked, shape, request, limits)
+
+    @routes.post("/completions")
+    async def completions(asked: CompletionRequest, request: Request) -> Response:
+        served = await _open(library, asked.model)
+        try:
+            prompts = asked.prompts
+        except ValueError as error:
+            raise ApiError(400, str(error)) from None
+        every = [text_ids(served, prompt) for prompt in prompts]
+        questions = [_question(served, asked, ids, asked.max_tokens, limits, asked.logprobs) for ids in every]
+        said = [p if isinstance(p, str) else served.tokenizer.decode(p) for p in prompts] if asked.echo else []
+        shape = _Text(served, f"cmpl-{secrets.token_hex(12)}", asked.logprobs is not None, said, asked.n or 1)
+        return await _respond(library, served, questions, asked, shape, request, limits)
+
+    return routes
+
+
+async def _open(library: Library, name: str) -> Served:
+    """The model, loaded in a thread so that others are answered meanwhile. Raises ApiError."""
+    try:
+        return await asyncio.to_thread(library.open, name)
+    except KeyError:
+        raise _unknown(library, name) from None
+    except InputError as error:
+        raise ApiError(503, str(error), "server_error") from None
+
+
+def _unknown(library: Library, name: str) -> ApiError:
+    known = ", ".join(library.runs())
+    return ApiError(404, f"The model {name[:100]!r} does not exist. There are: {known}", code="model_not_found")
+
+
+def _model(library: Library, name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": library.changed_at(name), "owned_by": "headlight"}
+
+
+def _question(
+    served: Served,
+    asked: Asked,
+    ids: list[int],
+    wanted: int | None,
+    limits: Limits,
+    top: int | None,
+    has_tools: bool = False,
+) -> Question:
+    try:
+        sampling = asked.sampling
+    except ValueError as error:
+        raise ApiError(400, str(error)) from None
+    n, seed = asked.n or 1, asked.seed
+    seeds = [None if seed is None else (seed + SEED_STEP * number) % 2**63 for number in range(n)]
+    room = room_for(served, ids, wanted, limits.max_new_tokens)
+    return Question(ids, room, sampling, seeds, asked.stops, top, has_tools)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# the form of a response
+
+
+class _Shape:
+    """What the two kinds of response have in common."""
+
+    whole = part = ""  # the name of the object: a response, and a piece of a streamed one
+
+    def __init__(self, served: Served, number: str, with_log_probs: bool):
+        self.number, self.tokenizer, self.with_log_probs = number, served.tokenizer, with_log_probs
+        self.model, self.created = served.name, int(time.time())
+
+    def head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.number, "object": kind, "created": self.created, "model": self.model}
+
+    def choice(self, answer: Answer) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def delta(self, piece: Piece, is_first: bool) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class _Chat(_Shape):
+    whole, part = "chat.completion", "chat.completion.chunk"
+
+    def choice(self, answer: Answer) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.written.text, "refusal": None}
+        if calls := answer.written.tool_calls():
+            message |= {"tool_calls": calls, "content": answer.written.text or None}
+        log_probs = {"content": _listed(answer.tokens, self.tokenizer)} if self.with_log_probs else None
+        reason = _reason(answer, calls)
+        return {"index": answer.index, "message": message, "logprobs": log_probs, "finish_reason": reason}
+
+    def delta(self, piece: Piece, is_first: bool) -> dict[str, Any]:
+        answer, calls = piece.answer, list[dict[str, Any]]()
+        changed: dict[str, Any] = {"role": "assistant"} if is_first else {}
+        if piece.text or is_first:
+            changed["content"] = piece.text
+        if answer.finish_reason is not None and (calls := answer.written.tool_calls()):
+            changed["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
+        log_probs = {"content": _listed(piece.tokens, self.tokenizer)} if self.with_log_probs else None
+        reason = _reason(answer, calls)
+        return {"index": answer.index, "delta": changed, "logprobs": log_probs, "finish_reason": reason}
+
+
+class _Text(_Shape):
+    whole = part = "text_completion"
+
+    def __init__(self, served: Served, number: str, with_log_probs: bool, said: list[str], n: int):
+        super().__init__(served, number, with_log_probs)
+        self.said, self.n = said, n
+
+    def choice(self, answer: Answer) -> dict[str, Any]:
+        return self._choice(answer, self._before(answer) + answer.written.text, answer.tokens)
+
+    def delta(self, piece: Piece, is_first: bool) -> dict[str, Any]:
+        return self._choice(piece.answer, self._before(piece.answer) * is_first + piece.text, piece.tokens)
+
+    def _before(self, answer: Answer) -> str:
+        return self.said[answer.index // self.n] if self.said else ""
+
+    def _choice(self, answer: Answer, text: str, tokens: list[Token]) -> dict[str, Any]:
+        log_probs = None
+        if self.with_log_probs:
+            every = _listed(tokens, self.tokenizer)
+            log_probs = {
+                "tokens": [one["token"] for one in every],
+                "token_logprobs": [one["logprob"] for one in every],
+                "top_logprobs": [{top["token"]: top["logprob"] for top in one["top_logprobs"]} for one in every],
+                "text_offset": self._offsets(answer, [one["token"] for one in every]),
+            }
+        return {"index": answer.index, "text": text, "logprobs": log_probs, "finish_reason": answer.finish_reason}
+
+    def _offsets(self, answer: Answer, newest: list[str]) -> list[int]:
+        """Where each of the newest tokens begins in the text, in characters."""
+        older = [token.id for token in answer.tokens[: len(answer.tokens) - len(newest)]]
+        start = len(self._before(answer)) + sum(len(self.tokenizer.decode([one], False)) for one in older)
+        return [start + sum(map(len, newest[:at])) for at in range(len(newest))]
+
+
+def _reason(answer: Answer, calls: list[dict[str, Any]]) -> str | None:
+    """A tool call that could not be read is none."""
+    return "stop" if answer.finish_reason == "tool_calls" and not calls else answer.finish_reason
+
+
+def _listed(tokens: list[Token], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Tokens with their log-probabilities, as OpenAI lists them."""
+
+    def one(token: int, log_prob: float) -> dict[str, Any]:
+        text = tokenizer.decode([token], skip_special_tokens=False)
+        return {"token": text, "logprob": max(log_prob, -9999.0), "bytes": list(text.encode("utf-8"))}
+
+    return [
+        one(token.id, token.log_prob or 0.0) | {"top_logprobs": [one(*likely) for likely in token.top]}
+        for token in tokens
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# whole, or streamed
+
+
+async def _respond(
+    library: Library,
+    served: Served,
+    questions: list[Question],
+    asked: Asked,
+    shape: _Shape,
+    request: Request,
+    limits: Limits,
+) -> Response:
+    pieces = answers(library, served, questions)
+    prompt_tokens = sum(len(question.token_ids) for question in questions)
+    if asked.stream:
+        first = await within(anext(pieces), limits.seconds)  # what is refused has its status before anything is sent
+        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
+        events = _events(first, pieces, shape, prompt_tokens if with_usage else None, limits)
+        return EventSourceResponse(events, ping=15, sep="\n")
+    found: dict[int, Answer] = {}
+
+    async def collect() -> None:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                found[piece.answer.index] = piece.answer
+
+    await within(unless_gone(collect(), request), limits.seconds)
+    every = [found[index] for index in sorted(found)]
+    body = shape.head(shape.whole) | {"choices": [shape.choice(one) for one in every]}
+    return JSONResponse(body | {"usage": _usage(prompt_tokens, every)})
+
+
+async def _events(
+    first: Piece, pieces: AsyncGenerator[Piece], shape: _Shape, prompt_tokens: int | None, limits: Limits
+) -> AsyncGenerator[dict[str, str]]:
+    """The events of a streamed response. prompt_tokens: for the usage at the end; None: none is wanted."""
+    found: dict[int, Answer] = {}
+    head, until = shape.head(shape.part), asyncio.get_running_loop().time() + limits.seconds
+    usage = {} if prompt_tokens is None else {"usage": None}
+    async with aclosing(pieces):
+        try:
+            piece: Piece | None = first
+            while piece is not None:
+                answer = piece.answer
+                is_first = answer.index not in found
+                found[answer.index] = answer
+                if piece.text or piece.tokens or answer.finish_reason or is_first:
+                    yield _event(head | {"choices": [shape.delta(piece, is_first)]} | usage)
+                piece = await within(anext(pieces, None), until - asyncio.get_running_loop().time())
+        except ApiError as error:  # the status was sent long ago
+            yield _event(error.body())
+            return
+    if prompt_tokens is not None:
+        yield _event(head | {"choices": [], "usage": _usage(prompt_tokens, [*found.values()])})
+    yield {"data": "[DONE]"}
+
+
+def _event(body: dict[str, Any]) -> dict[str, str]:
+    return {"data": json.dumps(body, ensure_ascii=False)}
+
+
+def _usage(prompt_tokens: int, every: list[Answer]) -> dict[str, int]:
+    written = sum(len(one.tokens) for one in every)
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": written, "total_tokens": prompt_tokens + written}

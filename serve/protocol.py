@@ -1,0 +1,120 @@
+"""What may a client ask for, in the words of OpenAI's API? Checked here, before anything is computed.
+
+Fields that change the answer and that this server does not have are refused; other unknown fields are left alone, since
+clients send many (`user`, `metadata`, …).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from model.decoding.sampling import Sampling
+
+MOST_ANSWERS = 16
+MOST_STOPS = 4  # as OpenAI
+MOST_TOP = 20  # likeliest tokens beside each token, as OpenAI
+NOT_HERE: dict[str, tuple[Any, ...]] = {  # field -> values that change nothing
+    "frequency_penalty": (None, 0, 0.0),
+    "presence_penalty": (None, 0, 0.0),
+    "logit_bias": (None, {}),
+    "response_format": (None, {"type": "text"}),
+    "suffix": (None, ""),
+    "best_of": (None, 1),
+    "functions": (None, []),
+}
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`."""
+
+    include_usage: bool = False
+
+
+class Asked(BaseModel):
+    """What both kinds of request have."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str = Field(max_length=300)
+    temperature: float | None = Field(1.0, ge=0, le=2)
+    top_p: float | None = Field(1.0, ge=0, le=1)
+    n: int | None = Field(1, ge=1, le=MOST_ANSWERS)
+    stop: str | list[str] | None = None
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    top_k: int | None = Field(None, ge=1)  # this and the next two: as vLLM and others have them
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+
+    @model_validator(mode="after")
+    def _check(self) -> Asked:
+        for name, harmless in NOT_HERE.items():
+            if (self.model_extra or {}).get(name) not in harmless:
+                raise ValueError(f"{name} is not supported here: leave it out")
+        if len(self.stops) > MOST_STOPS or not all(self.stops):
+            raise ValueError(f"stop must be {MOST_STOPS} texts at most, none of them empty")
+        return self
+
+    @property
+    def stops(self) -> list[str]:
+        """The texts at which an answer ends."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are drawn. Raises ValueError for numbers that are too small to compute with."""
+        if self.temperature == 0 or self.top_p == 0:  # top_p 0: the likeliest token alone
+            return Sampling(0.0, repetition_penalty=self.repetition_penalty or 1.0)
+        temperature = 1.0 if self.temperature is None else self.temperature
+        top_p = None if self.top_p in (None, 1) else self.top_p
+        return Sampling(temperature, self.top_k, top_p, self.min_p, self.repetition_penalty or 1.0)
+
+
+class ChatRequest(Asked):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=1000)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP)
+    tools: list[dict[str, Any]] | None = Field(None, max_length=100)
+    tool_choice: Literal["none", "auto"] | None = None
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Of the answer; None: as many as there is room for."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def top(self) -> int | None:
+        """Likeliest tokens to tell with each token; None: no log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionRequest(Asked):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]] = "<|endoftext|>"
+    max_tokens: int | None = Field(16, ge=1)
+    logprobs: int | None = Field(None, ge=0, le=MOST_TOP)
+    echo: bool | None = False
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt, as text or as token ids. Raises ValueError where there is none, or too many."""
+        given: Any = self.prompt
+        if isinstance(given, str) or (given and isinstance(given[0], int)):
+            return [given]
+        if not given or len(given) * (self.n or 1) > MOST_ANSWERS:
+            raise ValueError(f"prompt: give 1 to {MOST_ANSWERS} prompts, times n")
+        return list(given)

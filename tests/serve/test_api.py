@@ -1,0 +1,240 @@
+"""OpenAI's API, as OpenAI's own client speaks it, against a server that listens."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+import torch
+
+from data.chat import prompt_ids
+from data.tokenizer import load_tokenizer
+from model import generate, load
+from serve.limits import Limits
+from tests.serve.conftest import serving
+
+SAID = [{"role": "user", "content": "Tiko the fox found a ball. Who has it?"}]
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return openai.OpenAI(base_url=f"{server[0]}/v1", api_key="any", max_retries=0, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def direct(folder):
+    """text(messages or prompt, new tokens) as the model itself continues it, greedily."""
+
+    def answer(name, given, new):
+        lm, tokenizer = load(folder / name), load_tokenizer(folder / name)
+        ids = [tokenizer.bos_id, *tokenizer.encode(given)] if isinstance(given, str) else prompt_ids(tokenizer, given)
+        output = generate(lm, torch.tensor([ids]), new, temperature=0, stop_ids=tokenizer.stop_ids)[0, len(ids) :]
+        written = output.tolist()
+        end = next((at for at, token in enumerate(written) if token in tokenizer.stop_ids), None)
+        return tokenizer.decode(written[:end]), len(ids), written[:end]
+
+    return answer
+
+
+def test_models_are_the_runs_that_have_a_checkpoint(client):
+    assert [model.id for model in client.models.list()] == ["chat", "text"]
+    assert client.models.retrieve("chat").owned_by == "headlight"
+    with pytest.raises(openai.NotFoundError, match="There are: chat, text"):
+        client.models.retrieve("unfinished")
+
+
+def test_a_chat_answer_is_the_models_own(client, direct):
+    text, read, written = direct("chat", SAID, 20)
+    answer = client.chat.completions.create(model="chat", messages=SAID, temperature=0, max_tokens=20)
+    (choice,) = answer.choices
+    assert choice.message.content == text
+    assert choice.message.role == "assistant"
+    assert choice.finish_reason == ("length" if len(written) == 20 else "stop")
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (read, len(written))
+    parts = [{"role": "user", "content": [{"type": "text", "text": SAID[0]["content"]}]}]
+    again = client.chat.completions.create(model="chat", messages=parts, temperature=0, max_tokens=20)
+    assert again.choices[0].message.content == text
+
+
+def test_a_streamed_answer_is_the_same_piece_by_piece(client):
+    asked = {"model": "chat", "messages": SAID, "max_tokens": 30, "seed": 5, "n": 3, "temperature": 1.0}
+    whole = client.chat.completions.create(**asked)
+    texts, ends, usage = ["", "", ""], [None] * 3, None
+    for event in client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}):
+        for choice in event.choices:
+            texts[choice.index] += choice.delta.content or ""
+            ends[choice.index] = choice.finish_reason or ends[choice.index]
+        usage = event.usage or usage
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert ends == [choice.finish_reason for choice in whole.choices]
+    assert usage == whole.usage
+    assert len(set(texts)) == 3
+
+
+def test_completions_continue_texts_and_ids(client, direct):
+    text, _, written = direct("text", "Once there was", 12)
+    for prompt in ("Once there was", ["Once there was"]):
+        found = client.completions.create(model="text", prompt=prompt, temperature=0, max_tokens=12)
+        assert found.choices[0].text == text
+    two = client.completions.create(model="text", prompt=["Once there was", "A"], temperature=0, max_tokens=12, n=2)
+    assert [choice.index for choice in two.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in two.choices[:2]] == [text, text]
+    assert two.choices[2].text == direct("text", "A", 12)[0]
+    echo = client.completions.create(model="text", prompt="A", temperature=0, max_tokens=4, echo=True)
+    assert echo.choices[0].text.startswith("A")
+    streamed = client.completions.create(
+        model="text", prompt="Once there was", temperature=0, max_tokens=12, stream=True
+    )
+    assert "".join(event.choices[0].text for event in streamed) == text
+    assert len(written) <= 12
+
+
+def test_log_probabilities_are_those_of_the_model(client, folder):
+    lm, tokenizer = load(folder / "chat"), load_tokenizer(folder / "chat")
+    answer = client.chat.completions.create(
+        model="chat", messages=SAID, temperature=0, max_tokens=6, logprobs=True, top_logprobs=3
+    )
+    ids = prompt_ids(tokenizer, SAID)
+    for one in answer.choices[0].logprobs.content:
+        with torch.no_grad():
+            expected = lm(torch.tensor([ids]))[0, -1].log_softmax(-1)
+        best = expected.topk(3)
+        assert [likely.logprob for likely in one.top_logprobs] == pytest.approx(best.values.tolist(), abs=1e-4)
+        assert one.token == tokenizer.decode([int(best.indices[0])], skip_special_tokens=False)
+        ids.append(int(best.indices[0]))
+    old = client.completions.create(model="text", prompt="A", temperature=0, max_tokens=5, logprobs=2)
+    said = old.choices[0].logprobs
+    assert len(said.tokens) == len(said.token_logprobs) == len(said.text_offset) == 5
+    assert all(1 <= len(top) <= 2 for top in said.top_logprobs)  # two parts of characters look alike
+
+
+def test_an_answer_ends_before_a_stop_text_also_when_streamed(client, direct):
+    text, _, _ = direct("text", "Once there was", 40)
+    stop = text[10:14]
+    cut = text[: text.index(stop)]
+    asked = {"model": "text", "prompt": "Once there was", "temperature": 0, "max_tokens": 40, "stop": [stop, "never"]}
+    found = client.completions.create(**asked).choices[0]
+    assert (found.text, found.finish_reason) == (cut, "stop")
+    assert "".join(event.choices[0].text for event in client.completions.create(**asked, stream=True)) == cut
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "message"),
+    [
+        ({"model": "nothing"}, 404, "does not exist"),
+        ({"model": "../secret.txt"}, 404, "does not exist"),
+        ({"messages": []}, 400, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, 400, "role 'robot' is not known"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "read text only"),
+        ({"messages": [{"role": "user", "content": 7}]}, 400, "content must be a text"),
+        ({"messages": "hello"}, 400, "messages"),
+        ({"temperature": 3}, 400, "temperature"),
+        ({"n": 0}, 400, "n:"),
+        ({"max_tokens": 1000}, 400, "maximum context length is 256"),
+        ({"frequency_penalty": 0.5}, 400, "frequency_penalty is not supported"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format is not supported"),
+        ({"top_logprobs": 3}, 400, "needs logprobs"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, 400, "stop must be"),
+        ({"seed": "x"}, 400, "seed"),
+    ],
+)
+def test_what_is_wrong_is_said_in_openais_form(address, changes, status, message):
+    body = {"model": "chat", "messages": SAID, "max_tokens": 4} | changes
+    for stream in (False, True):
+        found = httpx.post(f"{address}/v1/chat/completions", json=body | {"stream": stream}, timeout=60)
+        error = found.json()["error"]
+        assert found.status_code == status
+        assert message in error["message"]
+        assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_malformed_requests_are_never_the_servers_mistake(address):
+    """Pieces of requests put together wrongly: 200 of them, and not one 5xx or traceback."""
+    values = [None, True, -1, 0, 1e308, "", "x" * 5000, [], {}, [[]], {"a": {}}, "\ud800", [None], [1, "a"], "<script>"]
+    fields = ["model", "messages", "prompt", "max_tokens", "temperature", "top_p", "n", "stop", "seed", "logprobs"]
+    fields += ["stream", "stream_options", "tools", "tool_choice"]
+    tried = 0
+    with httpx.Client(base_url=address, timeout=60) as client:
+        for path in ("/v1/chat/completions", "/v1/completions"):
+            whole = {"model": "chat", "max_tokens": 1}
+            whole |= {"messages": SAID} if "chat" in path else {"prompt": "A"}
+            for field in fields:
+                for value in values:
+                    found = client.post(path, content=json.dumps(whole | {field: value}))
+                    assert found.status_code < 500, (path, field, value, found.text)
+                    assert "Traceback" not in found.text
+                    tried += 1
+        for content in (b"", b"{", b"\xff\xfe", b"[1, 2]", b'"x"', b"null", b"[" * 100_000):
+            assert client.post("/v1/completions", content=content).status_code == 400
+    assert tried > 200
+
+
+def test_paths_and_methods_that_there_are_not(address):
+    for path in ("/v1/models/..%2F..%2Fsecret.txt", "/v1/models/%2e%2e", "/../secret.txt", "/runs/chat", "/docs"):
+        found = httpx.get(f"{address}{path}")
+        assert found.status_code == 404
+        assert "not yours" not in found.text
+    assert httpx.get(f"{address}/v1/completions").status_code == 405
+
+
+def test_many_clients_at_once_get_what_each_would_get_alone(client, direct):
+    """64 clients, none lost or mixed up."""
+    prompts = [f"Once there were {number} foxes" for number in range(64)]
+
+    def ask(prompt):
+        return client.completions.create(model="text", prompt=prompt, temperature=0, max_tokens=10).choices[0].text
+
+    with ThreadPoolExecutor(64) as pool:
+        found = list(pool.map(ask, prompts))
+    assert found == [direct("text", prompt, 10)[0] for prompt in prompts]
+
+
+def test_a_client_that_goes_away_frees_its_blocks(folder):
+    with serving(folder) as (address, library):
+        body = {"model": "text", "prompt": "A", "max_tokens": 200, "stream": True}
+        with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as found:
+            next(found.iter_lines())
+        batcher = library.open("text").batcher
+        while not batcher.is_idle:
+            pass
+        assert batcher.cache.free_blocks == len(batcher.cache.users)
+
+
+def test_what_is_too_much_is_refused_with_its_status(folder):
+    limits = Limits(body=2000, seconds=0.0001, max_new_tokens=50)
+    with serving(folder, limits, max_waiting=1) as (address, _):
+        body = {"model": "text", "prompt": "A", "max_tokens": 40}
+        assert httpx.post(f"{address}/v1/completions", json=body | {"prompt": "A" * 3000}).status_code == 413
+
+        def pieces():
+            yield from [b"a" * 1000] * 5
+
+        assert httpx.post(f"{address}/v1/completions", content=pieces()).status_code == 413
+        assert httpx.post(f"{address}/v1/completions", json=body).status_code == 503
+        many = httpx.post(f"{address}/v1/completions", json=body | {"n": 16, "stream": True})
+        assert many.status_code in (429, 503)
+
+
+def test_the_key_is_asked_for_and_headers_protect_browsers(folder):
+    with serving(folder, Limits(api_key="sesame")) as (address, _):
+        for key in (None, "Bearer sesam", "Bearer sesames", "sesame", "Basic sesame"):
+            found = httpx.get(f"{address}/v1/models", headers={"Authorization": key} if key else {})
+            assert found.status_code == 401
+            assert found.json()["error"]["code"] == "invalid_api_key"
+        found = httpx.get(f"{address}/v1/models", headers={"Authorization": "Bearer sesame"})
+        assert found.status_code == 200
+        assert found.headers["x-content-type-options"] == "nosniff"
+        assert "default-src 'none'" in found.headers["content-security-policy"]
+        assert "access-control-allow-origin" not in found.headers
+        assert "server" not in found.headers
+        assert httpx.get(f"{address}/v1/models", headers={"Host": "evil.example"}).status_code == 400
+
+
+def test_a_page_of_another_origin_needs_leave(folder):
+    asked = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"}
+    with serving(folder, origins=["https://chat.example"]) as (address, _):
+        found = httpx.options(f"{address}/v1/completions", headers=asked)
+        assert found.headers["access-control-allow-origin"] == "https://chat.example"
+        other = httpx.options(f"{address}/v1/completions", headers=asked | {"Origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in other.headers

@@ -1,0 +1,213 @@
+"""Requests that come and go in any order get what they would get alone; memory is bounded and given back."""
+
+import threading
+from random import Random
+
+import pytest
+import torch
+
+from model import LanguageModel, generate
+from model.decoding.sampling import Sampling
+from serve.batching import Batcher, End, Request, Token, TooManyRequests
+from tests.conftest import tiny_config
+
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def lm():
+    torch.manual_seed(0)
+    lm = LanguageModel(tiny_config(vocab_size=96, max_position_embeddings=128)).eval()
+    with torch.no_grad():
+        for module in lm.attention_modules():
+            module.o_proj.weight.normal_(std=0.2)
+    return lm
+
+
+class Client:
+    """A request, and what came back."""
+
+    def __init__(self, prompt, new=8, sampling=GREEDY, stop=(), **asked):
+        self.got, self.done, self.on_token = [], threading.Event(), lambda: None
+        self.request = Request(prompt, new, sampling, frozenset(stop), self.take, **asked)
+
+    def take(self, event):
+        self.got.append(event)
+        self.on_token()
+        if isinstance(event, End):
+            self.done.set()
+
+    @property
+    def ids(self):
+        return [event.id for event in self.got if isinstance(event, Token)]
+
+    @property
+    def end(self):
+        *tokens, end = self.got
+        assert isinstance(end, End)
+        assert all(isinstance(token, Token) for token in tokens)
+        return end.reason
+
+
+def alone(lm, prompt, new, sampling=GREEDY, stop=(), seed=None):
+    settings = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+    return generate(lm, torch.tensor([prompt]), new, **settings, stop_ids=stop, seed=seed)[0, len(prompt) :].tolist()
+
+
+def prompts(count, rng=None, longest=40):
+    rng = rng or Random(1)
+    return [[rng.randrange(4, 96) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+
+
+def finish(batcher):
+    while batcher.step():
+        pass
+
+
+def test_all_get_what_they_would_get_alone_whenever_they_join(lm):
+    batcher = Batcher(lm, blocks=60, block_size=4, max_running=5, chunk=16)
+    rng, clients = Random(2), []
+    sampled = Sampling(temperature=0.9, top_p=0.9)
+    for number, prompt in enumerate(prompts(24)):
+        clients.append(Client(prompt, rng.randint(1, 30), (GREEDY, sampled)[number % 2], seed=number))
+        batcher.submit(clients[-1].request)
+        for _ in range(rng.randint(0, 3)):
+            batcher.step()
+        assert len(batcher.running) <= 5
+    finish(batcher)
+    for number, client in enumerate(clients):
+        asked = client.request
+        assert client.ids == alone(lm, asked.token_ids, asked.max_new_tokens, asked.sampling, seed=number), number
+        assert client.end == "length"
+    assert batcher.cache.free_blocks == 60
+
+
+def test_many_answers_share_passes(lm):
+    batcher = Batcher(lm, blocks=200, block_size=4)
+    clients = [Client(prompt, 20) for prompt in prompts(10)]
+    for client in clients:
+        batcher.submit(client.request)
+    finish(batcher)
+    assert batcher.rounds == 20 - 1  # the first token comes with the prompt, then the first round writes another
+
+
+def test_a_stop_id_ends_the_answer_and_is_not_part_of_it(lm):
+    (prompt,) = prompts(1)
+    whole = alone(lm, prompt, 30)
+    stop = whole[5]
+    client = Client(prompt, 30, stop=[stop])
+    batcher = Batcher(lm)
+    batcher.submit(client.request)
+    finish(batcher)
+    assert client.ids == whole[: whole.index(stop)]
+    assert client.end == "stop"
+
+
+def test_log_probabilities_are_the_models_own(lm):
+    (prompt,) = prompts(1)
+    client = Client(prompt, 6, Sampling(temperature=0.5, top_p=0.9), seed=3, top_log_probs=4)
+    batcher = Batcher(lm)
+    batcher.submit(client.request)
+    finish(batcher)
+    with torch.no_grad():
+        logits = lm(torch.tensor([prompt + client.ids]))[0, len(prompt) - 1 : -1]
+    expected = logits.log_softmax(-1)
+    for at, token in enumerate(client.got[:-1]):
+        assert token.log_prob == pytest.approx(expected[at, token.id].item(), abs=1e-4)
+        best = expected[at].topk(4)
+        assert [i for i, _ in token.top] == best.indices.tolist()
+        assert [p for _, p in token.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+def test_the_blocks_of_a_client_that_goes_away_are_free_before_the_next_token(lm):
+    batcher = Batcher(lm, blocks=22, block_size=4)
+    stays, leaves, waits = (Client(prompt, 20) for prompt in ([5] * 10, [6] * 30, [7] * 60))
+    for client in (stays, leaves, waits):
+        batcher.submit(client.request)
+    batcher.step()
+    assert len(batcher.running) == 2  # no room for the third
+    leaves.request.cancel()
+    batcher.step()
+    assert leaves.end == "cancelled"
+    assert {one.request for one in batcher.running} == {stays.request}
+    stays.request.cancel()
+    finish(batcher)
+    assert waits.ids == alone(lm, [7] * 60, 20)
+    assert batcher.cache.free_blocks == 22
+
+
+def test_nobody_is_passed_by_those_who_came_later(lm):
+    batcher = Batcher(lm, blocks=20, block_size=4)
+    order = []
+    clients = [Client([number + 5] * size, 8) for number, size in enumerate((50, 60, 4, 4))]
+    for number, client in enumerate(clients):
+        client.on_token = lambda number=number: order.append(number)
+        batcher.submit(client.request)
+    finish(batcher)
+    assert list(dict.fromkeys(order)) == [0, 1, 2, 3]
+
+
+def test_what_cannot_be_served_is_refused_at_once(lm):
+    batcher = Batcher(lm, blocks=8, block_size=4, max_waiting=2)
+    for prompt, new, message in (
+        ([5] * 100, 50, "100 tokens to read and 50 to write are 150, and this model sees 128"),
+        ([5] * 20, 20, "40 tokens do not fit into the server's cache"),
+        ([], 5, "at least one token to read"),
+        ([5], 0, "one to write"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            batcher.submit(Client(prompt, new).request)
+    for _ in range(2):
+        batcher.submit(Client([5], 1).request)
+    with pytest.raises(TooManyRequests, match="2 requests are waiting"):
+        batcher.submit(Client([5], 1).request)
+
+
+def test_damaged_weights_end_an_answer_with_a_reason(lm):
+    broken = LanguageModel(lm.config).eval()
+    with torch.no_grad():
+        broken.lm_head.weight[7] = torch.nan
+    batcher = Batcher(broken)
+    client = Client([5, 6], 4)
+    batcher.submit(client.request)
+    finish(batcher)
+    assert client.end == "error"
+    assert "non-finite" in client.got[-1].message
+    assert batcher.cache.free_blocks == len(batcher.cache.users)
+
+
+@pytest.mark.parametrize("finishes", [True, False])
+def test_a_stop_finishes_what_runs_or_cancels_it(lm, finishes):
+    batcher = Batcher(lm)
+    clients = [Client(prompt, 40) for prompt in prompts(12)]
+    for client in clients:
+        batcher.submit(client.request)
+    batcher.start()
+    batcher.stop(finish=finishes)
+    assert all(client.done.is_set() for client in clients)
+    if finishes:
+        assert [client.end for client in clients] == ["length"] * 12
+    with pytest.raises(TooManyRequests, match="stopping"):
+        batcher.submit(Client([5], 1).request)
+    assert batcher.cache.free_blocks == len(batcher.cache.users)
+
+
+def test_an_error_in_a_pass_reaches_every_client_and_the_next_is_served(lm, monkeypatch):
+    batcher = Batcher(lm)
+    lost = [Client([5, 6, 7], 20) for _ in range(3)]
+
+    def fails(*arguments, **options):
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(LanguageModel, "forward", fails)
+    for client in lost:
+        batcher.submit(client.request)
+    batcher.start()
+    assert all(client.done.wait(30) for client in lost)
+    assert {client.got[-1] for client in lost} == {End("error", "RuntimeError: the device is gone")}
+    monkeypatch.undo()
+    client = Client([5, 6, 7], 5)
+    batcher.submit(client.request)
+    assert client.done.wait(30)
+    assert client.ids == alone(lm, [5, 6, 7], 5)
+    batcher.stop()

@@ -29,7 +29,9 @@ def draw(life: Sequence[Stage], file: Path) -> bool:
     most = max((value for one in life for value in one.moved.values()), default=1.0)
     for column, one in enumerate(life):
         _classes(panels[0, column], one, kinds, column == 0)
-        heads = panels[1, column].imshow(one.needed.clamp_min(0).numpy(), cmap="magma_r", vmin=0, vmax=max(needed, 1e-6))
+        heads = panels[1, column].imshow(
+            one.needed.clamp_min(0).numpy(), cmap="magma_r", vmin=0, vmax=max(needed, 1e-6)
+        )
         panels[1, column].set(xlabel="head", xticks=range(one.needed.shape[1]), yticks=range(one.needed.shape[0]))
         changes = _moved(panels[2, column], one, names, most)
     for row, title in enumerate(("answers right", "needed by right answers", "weights moved")):

@@ -36,20 +36,22 @@ def run(
     objective: MakeObjective | None = None,
     source: Callable[..., Any] | None = None,
     complete: Callable[[RunConfig], RunConfig] | None = None,
+    *,
+    in_shares: bool = False,
 ) -> int:
     """One run from its config to its report. Returns the exit code.
 
     script: the module of the command. objective: (config, data, lm, device) -> what a step minimises; default: the
     next token. It may open a second model (train/reference.py). source: (config, data, world, device) -> a
     BatchSource; default: rows of the prepared text. complete: what the config takes over from the run directory or
-    another run.
+    another run. in_shares: objective and source do not need all rows of a step in one place.
 
-    On a CPU each core gets a process, if there is nothing that may need all rows of a step in one place.
+    On a CPU each core gets a process, if rows can be shared.
     """
     from train.machine.together import number_of_processes, together
 
     work = partial(_run, config, script, objective, source, complete)
-    return together(1 if objective or source else number_of_processes(config), work)
+    return together(number_of_processes(config) if in_shares or not (objective or source) else 1, work)
 
 
 def _run(

@@ -133,7 +133,8 @@ def main() -> int:
     from train.pretrain import run
     from train.rollouts import Rollouts
 
-    return run(config, "train.grpo", objective, Rollouts, as_grpo, in_shares=True)
+    questions = config.rows_per_step // config.grpo.group_size if config.grpo else None
+    return run(config, "train.grpo", objective, Rollouts, as_grpo, parts=questions or None)
 
 
 if __name__ == "__main__":

@@ -37,21 +37,22 @@ def run(
     source: Callable[..., Any] | None = None,
     complete: Callable[[RunConfig], RunConfig] | None = None,
     *,
-    in_shares: bool = False,
+    parts: int | None = None,
 ) -> int:
     """One run from its config to its report. Returns the exit code.
 
     script: the module of the command. objective: (config, data, lm, device) -> what a step minimises; default: the
     next token. It may open a second model (train/reference.py). source: (config, data, world, device) -> a
     BatchSource; default: rows of the prepared text. complete: what the config takes over from the run directory or
-    another run. in_shares: objective and source do not need all rows of a step in one place.
+    another run. parts: of a step, that may be computed apart: default: its rows, or 1 with an objective or a source.
 
-    On a CPU each core gets a process, if rows can be shared.
+    On a CPU each core gets a process, if there are parts to share.
     """
     from train.machine.together import number_of_processes, together
 
     work = partial(_run, config, script, objective, source, complete)
-    return together(number_of_processes(config) if in_shares or not (objective or source) else 1, work)
+    parts = 1 if parts is None and (objective or source) else parts
+    return together(number_of_processes(config, parts), work)
 
 
 def _run(

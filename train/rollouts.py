@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from random import Random
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -60,7 +62,7 @@ class Rollouts(BatchSource):
         if self.groups % world.size or world.shares_model:
             raise InputError(
                 f"{world.size} processes cannot share the {self.groups} questions of a step evenly, each with a model "
-                "of its own: use one process, or train.parallel=ddp and a multiple of them"
+                "of its own: set train.processes=1, or train.parallel=ddp and a multiple of them"
             )
         self.reward = find_reward(self.settings.reward)
 
@@ -75,31 +77,25 @@ class Rollouts(BatchSource):
             problem = str(error)
         lengths = [len(answer.ids) for answer in answers]
         everywhere = self.world.gather((problem, values, lengths))  # so that all processes stop, or none does
-        if problems := [one for one, _, _ in everywhere if one]:
-            raise InputError(problems[0])
-        rewards = torch.tensor([value for _, values_there, _ in everywhere for value in values_there])
-        all_lengths = [length for _, _, lengths_there in everywhere for length in lengths_there]
-        differ = spread(rewards, self.settings.group_size) > 0
-        reported = torch.stack(
-            [
-                rewards.mean(),
-                spread(rewards, self.settings.group_size).square().mean(),
-                (~differ).float().mean(),
-                torch.tensor(all_lengths, dtype=torch.float32).mean(),
-            ]
-        )
-        return self.rows(prompts, answers, torch.tensor(values), reported)
+        problems, of_all, lengths_of_all = zip(*everywhere, strict=True)
+        if any(problems):
+            raise InputError(next(filter(None, problems)))
+        deviations = spread(torch.tensor(list(chain(*of_all))), self.settings.group_size)
+        reported = [
+            fmean(chain(*of_all)),
+            float(deviations.square().mean()),
+            float((deviations == 0).float().mean()),
+            fmean(chain(*lengths_of_all)),
+        ]
+        return self.rows(prompts, answers, torch.tensor(values), torch.tensor(reported))
 
     def question(self, k: int, number: int) -> tuple[Asked, list[int]]:
         """Question `number` of step k, about a training story, and its prompt's ids."""
-        rng, kind = (
-            Random(f"question {self.seed} {k} {number}"),
-            "questions" if self.source.chats == "questions" else None,
-        )
+        rng, source = Random(f"question {self.seed} {k} {number}"), self.source
+        kind = "questions" if source.chats == "questions" else None
         room = self.row_length - self.settings.max_new_tokens
         for _ in range(ATTEMPTS):
-            index = rng.randrange(self.source.documents)
-            found = list(questions_in(told(self.source.seed, index, "train", self.source.level, kind)))
+            found = list(questions_in(told(source.seed, rng.randrange(source.documents), "train", source.level, kind)))
             if not found:
                 continue  # a conversation in which nothing is asked
             question = rng.choice(found)
@@ -137,15 +133,14 @@ class Rollouts(BatchSource):
 
     def rows(self, prompts: tuple[list[int], ...], answers: list[Answer], rewards: Tensor, reported: Tensor) -> Batch:
         """What is trained on. If no group's rewards differ, one answer is left, whose advantage is 0."""
-        size = self.settings.group_size
-        worth = advantages(rewards, size, self.settings.scale_advantages).tolist()
-        differ = spread(rewards, size) > 0
-        copies: dict[tuple[int, tuple[int, ...], float], list[int]] = {}
+        worth = advantages(rewards, self.settings.group_size, self.settings.scale_advantages).tolist()
+        differ = spread(rewards, self.settings.group_size) > 0
+        equal: dict[tuple[int, tuple[int, ...], float], list[int]] = {}  # group, ids, worth -> answers that have them
         for row, answer in enumerate(answers):
             if differ[answer.group] or not (differ.any() or row):
-                copies.setdefault((answer.group, answer.ids, worth[row]), []).append(row)
+                equal.setdefault((answer.group, answer.ids, worth[row]), []).append(row)
         chosen = sorted(
-            copies.values(), key=lambda rows: len(prompts[answers[rows[0]].group]) + len(answers[rows[0]].ids)
+            equal.values(), key=lambda rows: len(prompts[answers[rows[0]].group]) + len(answers[rows[0]].ids)
         )
         first = [rows[0] for rows in chosen]
         counts = torch.tensor([len(rows) for rows in chosen])
@@ -159,9 +154,9 @@ class Rollouts(BatchSource):
         }[self.settings.mean]
         columns: dict[str, list[Tensor]] = {"input_ids": [], "labels": [], "drawn_log_probs": []}
         for row in first:
-            prompt, answer = torch.tensor(prompts[answers[row].group]), torch.tensor(answers[row].ids)
-            columns["input_ids"].append(torch.cat([prompt, answer]))
-            columns["labels"].append(torch.cat([torch.full_like(prompt, IGNORED), answer]))
+            prompt, ids = torch.tensor(prompts[answers[row].group]), torch.tensor(answers[row].ids)
+            columns["input_ids"].append(torch.cat([prompt, ids]))
+            columns["labels"].append(torch.cat([torch.full_like(prompt, IGNORED), ids]))
             columns["drawn_log_probs"].append(torch.cat([torch.zeros(len(prompt)), answers[row].log_probs]))
         padding = {"input_ids": self.tokenizer.pad_id, "labels": IGNORED, "drawn_log_probs": 0}
         tensors = {name: pad_sequence(rows, True, padding[name]) for name, rows in columns.items()}

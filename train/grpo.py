@@ -10,7 +10,7 @@ their group's mean become likelier, the others less likely. The group takes the 
 Its relatives are settings (configs/grpo_demo.yaml names them): DAPO clips higher up and weighs all tokens alike (Yu et
 al. 2025, arXiv 2503.14476); Dr. GRPO divides by no deviation and no length (Liu et al. 2025, arXiv 2503.20783); CISPO
 cuts the ratio and keeps the gradient (MiniMax 2025, arXiv 2506.13585). Sampling is in train/rollouts.py, rewards are in
-train/rewards.py. Every step samples anew, so the ratio is 1 but for rounding; the clip matters where that is not so.
+train/rewards.py. Every step samples again, so the ratio is 1 but for rounding; the clip matters where that is not so.
 """
 
 from __future__ import annotations

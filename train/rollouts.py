@@ -1,7 +1,7 @@
 """What does the model answer, and what is it worth? The batches of GRPO: questions, sampled answers, advantages.
 
 Batch k is a function of (seed, k, weights): the questions and the random numbers come from (seed, k), the answers from
-the weights. So nothing is saved, and a run that was stopped goes on exactly.
+the weights. So nothing is saved, and a stopped run resumes exactly.
 """
 
 from __future__ import annotations

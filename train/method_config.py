@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from configs.meaning import Meaning
 from configs.run_keys import RunKeys
 from model.lora_config import LoraConfig
+from train.grpo_config import GRPOConfig
 
 
 class Methods(RunKeys):
@@ -19,6 +20,11 @@ class Methods(RunKeys):
 
     lora: Annotated[LoraConfig | None, Meaning.IDENTITY] = Field(
         None, description="Train small adapters beside the frozen matrices of init_from. null = train every matrix."
+    )
+    grpo: Annotated[GRPOConfig | None, Meaning.IDENTITY] = Field(
+        None,
+        description="Reinforcement learning on sampled answers, with train.grpo.",
+        examples=[{"reward": "exact_match", "group_size": 8}],
     )
 
     @model_validator(mode="after")

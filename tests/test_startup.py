@@ -25,7 +25,7 @@ OTHERS = [
     "train.documentation",
     "notebooks.execute",
 ]
-OTHERS += ["benchmarks.preparing", "benchmarks.long_words"]
+OTHERS += ["model.merge_adapters", "benchmarks.preparing", "benchmarks.long_words"]
 COMMANDS = [*CONFIGS, *RUNS, *OTHERS]
 
 

@@ -94,7 +94,8 @@ class Conversation:
     def set_system(self, text: str) -> None:
         """Put a system message before all turns; "" takes it away. Raises ValueError where there can be none."""
         if (text or self.tools) and not self.is_chat:
-            raise ValueError("this model was trained on texts, not on chats: it has no system message and no tools")
+            missing = "tools" if self.tools else "system message"
+            raise ValueError(f"this model was trained on texts, not on chats: it has no {missing}")
         head = [self.tokenizer.bos_id]
         if text or self.tools:
             said = [{"role": "system", "content": text}]

@@ -2,7 +2,8 @@
 
     <tool_call>⏎{"name": "calculator", "arguments": {"expression": "6 * 7"}}⏎</tool_call>
 
-A call that is wrong gets an error as its response, in one line: the model may try again, and the program goes on.
+A call that is wrong gets an error as its response, in one line: the model may try again. Nothing that it
+writes stops the program.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from model import LanguageModel
     from train.machine.device import Device
     from train.machine.distributed import World
-    from train.objective import Objective
+    from train.objective import MakeObjective
 
 
 def main() -> int:
@@ -33,28 +33,32 @@ def main() -> int:
 def run(
     config: RunConfig,
     script: str,
-    objective: Objective | None = None,
+    objective: MakeObjective | None = None,
     source: Callable[..., Any] | None = None,
     complete: Callable[[RunConfig], RunConfig] | None = None,
+    *,
+    parts: int | None = None,
 ) -> int:
     """One run from its config to its report. Returns the exit code.
 
-    script: the module of the command. objective: what a step minimises; default: the next token. source:
-    (config, data, world, device) -> a BatchSource; default: rows of the prepared text. complete: what the config
-    takes over from the run directory or another run.
+    script: the module of the command. objective: (config, data, lm, device) -> what a step minimises; default: the
+    next token. It may open a second model (train/reference.py). source: (config, data, world, device) -> a
+    BatchSource; default: rows of the prepared text. complete: what the config takes over from the run directory or
+    another run. parts: of a step, that may be computed apart: default: its rows, or 1 with an objective or a source.
 
-    On a CPU each core gets a process, if there is nothing that may need all rows of a step in one place.
+    On a CPU each core gets a process, if there are parts to share.
     """
     from train.machine.together import number_of_processes, together
 
     work = partial(_run, config, script, objective, source, complete)
-    return together(1 if objective or source else number_of_processes(config), work)
+    parts = 1 if parts is None and (objective or source) else parts
+    return together(number_of_processes(config, parts), work)
 
 
 def _run(
     config: RunConfig,
     script: str,
-    objective: Objective | None,
+    objective: MakeObjective | None,
     source: Callable[..., Any] | None,
     complete: Callable[[RunConfig], RunConfig] | None,
 ) -> int:
@@ -66,9 +70,9 @@ def _run(
     from train.loop import train
     from train.machine.device import resolve_device
     from train.machine.distributed import check_shares, processes
-    from train.objective import NextToken, TextBatches
+    from train.objective import TextBatches, next_token
     from train.run import open_run
-    from train.saving.initial_weights import find_initial_weights
+    from train.saving.initial_weights import find_base, find_initial_weights
     from train.saving.owner import owned
     from train.saving.run_directory import start_of_owner
 
@@ -95,6 +99,8 @@ def _run(
         world.first(lambda: check_disk(config))
         starts_from = config.init_from is not None and start.checkpoint is None
         initial = world.first(lambda: find_initial_weights(config)) if starts_from else None
+        if config.lora is not None:  # also where it resumes: a checkpoint holds the adapters alone
+            initial = world.first(lambda: find_base(config, start.checkpoint))
 
         # 3. Text -> tokens -> rows.
         data = prepare(config.data, Path(config.output_dir), show_progress=world.is_first)
@@ -105,9 +111,8 @@ def _run(
         config = with_tokenizer(config, data.tokenizer)
         world.first(lambda: check_memory(config, device, world.size))  # now the vocabulary is known
         lm = build_model(config, device, world, data.tokenizer, initial)
-        run = open_run(
-            config, script, start, owner, device, world, data, batches, held_out, objective or NextToken(), lm, hooks
-        )
+        learned = (objective or next_token)(config, data, lm, device)
+        run = open_run(config, script, start, owner, device, world, data, batches, held_out, learned, lm, hooks)
 
         # 5. Train; draw while the tracker is still open.
         exit_code = 1
@@ -152,7 +157,7 @@ def build_model(
     if config.train.activation_checkpointing:
         lm.set_activation_checkpointing(True)
     if initial is not None:
-        load_initial_weights(lm, initial, tokenizer)
+        load_initial_weights(lm, initial, tokenizer, config.lora)
     if world.shares_model:
         shard(lm, device.dtype)
     if world.rank:  # the weights are drawn, alike everywhere: each process draws its own dropout from here on

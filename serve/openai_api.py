@@ -11,8 +11,7 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
-from sse_starlette import EventSourceResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from configs.command import InputError
 from data.tokenizer import Tokenizer
@@ -221,7 +220,7 @@ async def _respond(
         first = await within(anext(pieces), limits.seconds)  # what is refused has its status before anything is sent
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
         events = _events(first, pieces, shape, prompt_tokens if with_usage else None, limits)
-        return EventSourceResponse(events, ping=15, sep="\n")
+        return StreamingResponse(events, media_type="text/event-stream")
     found: dict[int, Answer] = {}
 
     async def collect() -> None:
@@ -237,7 +236,7 @@ async def _respond(
 
 async def _events(
     first: Piece, pieces: AsyncGenerator[Piece], shape: _Shape, prompt_tokens: int | None, limits: Limits
-) -> AsyncGenerator[dict[str, str]]:
+) -> AsyncGenerator[str]:
     """The events of a streamed response. prompt_tokens: for the usage at the end; None: none is wanted."""
     found: dict[int, Answer] = {}
     head, until = shape.head(shape.part), asyncio.get_running_loop().time() + limits.seconds
@@ -257,11 +256,12 @@ async def _events(
             return
     if prompt_tokens is not None:
         yield _event(head | {"choices": [], "usage": _usage(prompt_tokens, [*found.values()])})
-    yield {"data": "[DONE]"}
+    yield "data: [DONE]\n\n"
 
 
-def _event(body: dict[str, Any]) -> dict[str, str]:
-    return {"data": json.dumps(body, ensure_ascii=False)}
+def _event(body: dict[str, Any]) -> str:
+    """A server-sent event: JSON has no line end of its own."""
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
 
 
 def _usage(prompt_tokens: int, every: list[Answer]) -> dict[str, int]:

@@ -36,7 +36,8 @@ class Piecewise:
         if met:
             text, self.stopped = text[: min(met)], True
         self.text = text
-        certain = len(text) if self.stopped else len(text.rstrip("\ufffd")) - self._begun(text)
+        whole = text if self.stopped else text.rstrip("\ufffd")  # a character may take several tokens
+        certain = len(whole) if self.stopped else len(whole) - self._begun(whole)
         piece = text[self.shown : certain]
         self.shown = max(self.shown, certain)
         return piece

@@ -5,6 +5,7 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+import torch
 
 from data.config import TokenizerConfig
 from data.storyworld import converse
@@ -26,7 +27,11 @@ def folder(tmp_path_factory):
         fields = {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": 256, "eos_token_id": ends}
         checkpoint = runs / name / "checkpoints/step_00000010"
         checkpoint.mkdir(parents=True)
-        save(random_model(tiny_config(**fields)), checkpoint)
+        torch.manual_seed(0)
+        lm = random_model(tiny_config(**fields))
+        with torch.no_grad():
+            lm.lm_head.weight[list(tokenizer.special_ids)] = 0  # so that it does not end by itself
+        save(lm, checkpoint)
         tokenizer.save(checkpoint)
         (runs / name / "checkpoints/latest").write_text("step_00000010\n", encoding="utf-8")
     (runs / "unfinished").mkdir()

@@ -22,6 +22,7 @@ from configs.meaning import Meaning, Section
 from configs.paths import PathText
 
 MOST_REPEATS = 100_000  # in document_start: compiling a pattern needs 300 bytes for each
+ClassOfQuestion = Literal["who_has", "where", "who_wanted", "who_said", "first", "feeling", "yes_no", "who_did"]
 Name = Annotated[str, Field(min_length=1)]
 Names = Name | Annotated[list[Name], Field(min_length=1)]
 OnePath = Annotated[PathText, Field(min_length=1)]
@@ -66,11 +67,31 @@ class StoryworldSource(Section):
     )
     chats: Literal["mixed", "questions"] = Field(
         "mixed",
-        description="With records: conversations. mixed = stories on request, questions, longer talks | questions = up "
-        "to eight about each story, to answer well after little training.",
+        description="With records: conversations. mixed = stories on request, questions, longer talks | questions = "
+        "many about each story, to answer well after little training.",
+    )
+    questions: int = Field(8, ge=1, le=100, description="chats: questions. Questions about each story, at most.")
+    told: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="chats: questions. Share of conversations in which the assistant tells the story. In the others it "
+        "is given.",
+    )
+    class_weights: dict[ClassOfQuestion, Annotated[int, Field(ge=0, le=100)]] = Field(
+        {"who_has": 3, "where": 3},
+        description="chats: questions. How often a class of questions is asked after the first question. Classes that "
+        "are not named count 1.",
     )
     repeats: float = Field(
         0.0, ge=0, lt=1, description="Share of documents that are random words, told repeatedly: heads learn to copy."
+    )
+    other_names: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of training documents with names of other forms (Ubora, Bororuzi), so that the model copies "
+        "any name.",
     )
     recall: RecallDocuments | None = Field(
         None,

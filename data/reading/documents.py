@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from configs.command import InputError
@@ -74,16 +75,26 @@ def _storyworld(source: StoryworldSource, config: DataConfig, ledger: Ledger) ->
 
 def _invented(source: StoryworldSource, index: int, split: Split, records: str) -> str | Conversation:
     """A story, a conversation about one, facts and questions, or random words that repeat (evenly spread)."""
-    from data.storyworld import converse, recall, repeated, tell
+    from data.storyworld import converse, recall, renamed, repeated, tell
 
+    rng = Random(f"names {source.seed} {index}")
+    other_names = split == "train" and rng.random() < source.other_names
     if records == "conversations":
         kind = "questions" if source.chats == "questions" else None
-        return conversation_of(converse(source.seed, index, split, source.level, kind))
+        how = {"most": source.questions, "told": source.told, "weights": source.class_weights}
+        told = converse(source.seed, index, split, source.level, kind, **how)
+        if other_names:
+            messages = told["conversations"]
+            for message, content in zip(messages, renamed([one["content"] for one in messages], rng), strict=True):
+                message["content"] = content
+        return conversation_of(told)
     if source.recall is not None:
         return recall(source.seed, index, held_out=split == "validation", **source.recall.model_dump()).text
     if int((index + 1) * source.repeats) > int(index * source.repeats):
-        return repeated(source.seed, index, words=REPEATED_WORDS, held_out=split == "validation").text
-    return tell(source.seed, index, split, source.level).text
+        text = repeated(source.seed, index, words=REPEATED_WORDS, held_out=split == "validation").text
+    else:
+        text = tell(source.seed, index, split, source.level).text
+    return renamed([text], rng)[0] if other_names else text
 
 
 def _number_of(content: str | Conversation) -> int:

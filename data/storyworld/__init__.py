@@ -13,6 +13,7 @@ documents that ask for what they said.
 from .conversations import converse
 from .draw import draw_question
 from .mentions import Antecedent, align, antecedents
+from .names import renamed
 from .pen import Choice, Fact, Mention
 from .questions import Question, questions_about
 from .recall import Recall, recall
@@ -36,6 +37,7 @@ __all__ = [
     "questions_about",
     "read",
     "recall",
+    "renamed",
     "repeated",
     "tell",
     "tell_many",

@@ -79,6 +79,7 @@ class SourceChange:
 
 
 STORIES = {"kind": "storyworld", "documents": 12, "validation_documents": 4}
+ASKED = STORIES | {"chats": "questions"}
 RECALL = STORIES | {"recall": {"people": 2}}
 FILES = {"kind": "files", "path": "stories.jsonl"}
 PLAIN = {"kind": "files", "path": ["other.txt", "text.txt"]}
@@ -91,6 +92,10 @@ SOURCES = [
     SourceChange("seed", 1, BOTH, STORIES),
     SourceChange("level", 2, BOTH, STORIES),
     SourceChange("chats", "questions", BOTH, STORIES, "conversations"),
+    SourceChange("questions", 4, BOTH, ASKED, "conversations"),
+    SourceChange("told", 1.0, BOTH, ASKED, "conversations"),
+    SourceChange("class_weights", {"first": 9}, BOTH, ASKED, "conversations"),
+    SourceChange("other_names", 1.0, "training", STORIES),
     SourceChange("repeats", 0.5, BOTH, STORIES),
     SourceChange("recall", {"people": 2}, BOTH, STORIES),
     SourceChange("recall.people", 3, BOTH, RECALL),

@@ -76,7 +76,7 @@ class StoryworldSource(Section):
         ge=0,
         le=1,
         description="chats: questions. Share of conversations in which the assistant tells the story. In the others it "
-        "is given.",
+        "is given. It is not trained on.",
     )
     class_weights: dict[ClassOfQuestion, Annotated[int, Field(ge=0, le=100)]] = Field(
         {"who_has": 3, "where": 3},

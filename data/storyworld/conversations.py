@@ -20,7 +20,7 @@ MANY = "questions"  # the fourth kind, and how many questions it has at most unl
 MOST_QUESTIONS = 8
 WEIGHTS_OF_CLASSES = {"who_has": 3, "where": 3}  # how often a class of question is asked; the others count 1
 OTHER_BOOK = 500_009  # so that conversations are not about the stories of draw_question(seed, index)
-Message = dict[str, str]
+Message = dict[str, Any]
 
 
 def converse(
@@ -43,7 +43,8 @@ def converse(
                number `message` of the conversation answers, whether in short or in a sentence
 
     most:      questions of a conversation of the kind "questions", at most
-    told:      share of these in which the assistant tells the story that is asked about, as in "turns"
+    told:      share of these in which the assistant tells the story that is asked about, as in "turns"; there the
+               story has "weight": 0, it is not trained on
     weights:   how often a class of question is asked there, of those that the story has; 1 where it is not named
 
     Validation conversations have names that no training text holds, unless `held_out_names` is False. The
@@ -72,6 +73,8 @@ def converse(
     else:
         request, contains = ask_for(story, rng)
         turn(messages, request, story.text)
+        if by_assistant:
+            messages[-1]["weight"] = 0
     more: list[Question] = []
     if kind == "turns":
         more = [question, *more_questions(story, question, rng)]

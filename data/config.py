@@ -22,7 +22,6 @@ from configs.meaning import Meaning, Section
 from configs.paths import PathText
 
 MOST_REPEATS = 100_000  # in document_start: compiling a pattern needs 300 bytes for each
-ClassOfQuestion = Literal["who_has", "where", "who_wanted", "who_said", "first", "feeling", "yes_no", "who_did"]
 Name = Annotated[str, Field(min_length=1)]
 Names = Name | Annotated[list[Name], Field(min_length=1)]
 OnePath = Annotated[PathText, Field(min_length=1)]
@@ -53,6 +52,20 @@ class RecallDocuments(Section):
         return self
 
 
+class ClassWeights(Section):
+    """How often which class of questions is asked about a story, of those that it has (docs/sft.md has an example of
+    each)."""
+
+    who_has: int = Field(3, ge=0, le=100, description="Weight of who has it.")
+    where: int = Field(3, ge=0, le=100, description="Weight of where it is.")
+    who_wanted: int = Field(1, ge=0, le=100, description="Weight of who wanted it.")
+    who_said: int = Field(1, ge=0, le=100, description="Weight of who said it.")
+    first: int = Field(1, ge=0, le=100, description="Weight of what or who came first.")
+    feeling: int = Field(1, ge=0, le=100, description="Weight of how somebody felt.")
+    yes_no: int = Field(1, ge=0, le=100, description="Weight of yes or no.")
+    who_did: int = Field(1, ge=0, le=100, description="Weight of who did it.")
+
+
 class StoryworldSource(Section):
     """The built-in corpus: stories that are made while you wait. Their entropy, the lowest possible loss, is known."""
 
@@ -76,15 +89,19 @@ class StoryworldSource(Section):
         ge=0,
         le=1,
         description="chats: questions. Share of conversations in which the assistant tells the story. In the others it "
-        "is given. It is not trained on.",
+        "is given.",
     )
-    class_weights: dict[ClassOfQuestion, Annotated[int, Field(ge=0, le=100)]] = Field(
-        {"who_has": 3, "where": 3},
-        description="chats: questions. How often a class of questions is asked after the first question. Classes that "
-        "are not named count 1.",
+    told_weight: Literal[0, 1] = Field(
+        0, description="chats: questions. 1: the stories that the assistant tells are trained on as well."
+    )
+    class_weights: ClassWeights = Field(
+        ClassWeights(), description="chats: questions. How often which class of questions is asked, after the first."
     )
     repeats: float = Field(
-        0.0, ge=0, lt=1, description="Share of documents that are random words, told repeatedly: heads learn to copy."
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of documents that are random words, told repeatedly: heads learn to copy. Chats, too.",
     )
     other_names: float = Field(
         0.0,

@@ -11,6 +11,7 @@ from typing import Any
 
 from .draw import draw_question
 from .questions import KINDS, Question, questions_about
+from .repeats import REPEATED_WORDS, repeated
 from .story import Split, Story, tell
 from .wordings import wordings
 
@@ -18,6 +19,7 @@ CONVERSATION_KINDS = ("tell", "question", "turns")
 WEIGHTS = (1, 2, 1)  # half of all conversations are one question about one story
 MANY = "questions"  # the fourth kind, and how many questions it has at most unless that is said
 MOST_QUESTIONS = 8
+AGAIN = 5  # how often the assistant repeats words in a conversation of nothing else
 WEIGHTS_OF_CLASSES = {"who_has": 3, "where": 3}  # how often a class of question is asked; the others count 1
 OTHER_BOOK = 500_009  # so that conversations are not about the stories of draw_question(seed, index)
 Message = dict[str, Any]
@@ -32,6 +34,7 @@ def converse(
     held_out_names: bool | None = None,
     most: int = MOST_QUESTIONS,
     told: float = 0.0,
+    told_weight: int = 0,
     weights: Mapping[str, int] = WEIGHTS_OF_CLASSES,
 ) -> dict[str, Any]:
     """Conversation number `index`, in the form that OpenAI and MiniMind use, with one more key, "meta":
@@ -43,8 +46,8 @@ def converse(
                number `message` of the conversation answers, whether in short or in a sentence
 
     most:      questions of a conversation of the kind "questions", at most
-    told:      share of these in which the assistant tells the story that is asked about, as in "turns"; there the
-               story has "weight": 0, it is not trained on
+    told:      share of these in which the assistant tells the story that is asked about, as in "turns". There it has
+               the "weight" `told_weight`: 0 = it is read, and not trained on
     weights:   how often a class of question is asked there, of those that the story has; 1 where it is not named
 
     Validation conversations have names that no training text holds, unless `held_out_names` is False. The
@@ -74,7 +77,7 @@ def converse(
         request, contains = ask_for(story, rng)
         turn(messages, request, story.text)
         if by_assistant:
-            messages[-1]["weight"] = 0
+            messages[-1]["weight"] = told_weight
     more: list[Question] = []
     if kind == "turns":
         more = [question, *more_questions(story, question, rng)]
@@ -87,6 +90,15 @@ def converse(
         turn(messages, *(pick(rng, wordings("conversations")[key]) for key in ("thanks", "welcome")))
     meta = {"kind": kind, "plot": story.plot, "contains": contains, "questions": answered}
     return {"conversations": messages, "meta": meta}
+
+
+def say_again(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
+    """Conversation number `index` in which the assistant repeats random words, AGAIN times others: it can only copy."""
+    messages: list[Message] = []
+    for number in range(AGAIN):
+        words = repeated(seed, AGAIN * index + number, REPEATED_WORDS, held_out=split == "validation").words
+        turn(messages, " ".join(words), " ".join(words))
+    return {"conversations": messages, "meta": {"kind": "again", "questions": []}}
 
 
 def turn(messages: list[Message], user: str, assistant: str) -> None:

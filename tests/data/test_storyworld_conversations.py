@@ -174,6 +174,8 @@ def test_more_questions_a_told_story_and_the_weights_of_classes():
         story = next(message["content"] for message in one["conversations"] if message["role"] == "assistant")
         assert roles == ["user", "assistant"] * (len(roles) // 2)
         assert read(story).plot == one["meta"]["plot"]  # it is the assistant who tells it
+        weights_of = [message.get("weight", 1) for message in one["conversations"] if message["role"] == "assistant"]
+        assert weights_of == [0, *[1] * (len(weights_of) - 1)]  # and only the answers are trained on
         for question in one["meta"]["questions"]:
             reply = one["conversations"][question["message"]]["content"]
             assert question["answer"].lower() in reply.lower()
@@ -204,3 +206,15 @@ def test_other_names_are_for_training_alone():
     assert 8 <= changed <= 22  # of 30, drawn one by one
     held_out = [list(documents(DataConfig(source=one), "validation")) for one in (source, usual)]
     assert held_out[0] == held_out[1]
+
+
+def test_repeats_are_conversations_too_where_conversations_are_made():
+    source = StoryworldSource(documents=8, validation_documents=2, repeats=0.5)
+    talks = list(documents(DataConfig(source=source, records="conversations"), "train"))
+    again = [
+        talk
+        for talk in talks
+        if all(a.content == b.content for a, b in zip(talk.messages[::2], talk.messages[1::2], strict=False))
+    ]
+    assert len(again) == 4
+    assert len({talk.messages[0].content for talk in again}) == 4

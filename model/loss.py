@@ -32,6 +32,57 @@ def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     return _CrossEntropySum.apply(hidden, weight, labels, grad, grad and weight.requires_grad)
 
 
+def log_probs(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """ln p of each label, one by one: hidden (B, T, D), weight (V, D), labels (B, T) -> (B, T) float32.
+
+    Aligned with the labels: at t stands ln p(labels[:, t]), which the hidden state of t - 1 predicts; 0 where the label
+    is -100, and at t = 0. The backward pass computes the logits of each chunk again.
+    """
+    B, T, D = hidden.shape
+    found = _LogProbs.apply(hidden[:, :-1].reshape(-1, D), weight, labels[:, 1:].flatten())
+    return torch.nn.functional.pad(found.view(B, T - 1), (1, 0))
+
+
+class _LogProbs(torch.autograd.Function):
+    """d ln p(label) / d logits = one_hot(label) - softmax, times the gradient that comes back for this position."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        device = hidden.device.type
+        ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+        ctx.size = CHUNK.get(device, CHUNK_ELSEWHERE)
+        found, totals = [], []
+        with torch.autocast(device, enabled=False):
+            head = weight.to(ctx.dtype)
+            for chunk, label in zip(hidden.to(ctx.dtype).split(ctx.size), labels.split(ctx.size), strict=True):
+                logits = (chunk @ head.T).float()  # (chunk, V)
+                total = logits.logsumexp(-1)
+                of_label = logits.gather(1, label.clamp(min=0)[:, None])[:, 0]
+                found.append(torch.where(label == IGNORED, 0.0, of_label - total))
+                totals.append(total)
+        ctx.save_for_backward(hidden, weight, labels, torch.cat(totals))
+        return torch.cat(found)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        hidden, weight, labels, totals = ctx.saved_tensors
+        per_label = torch.where(labels == IGNORED, 0.0, grad_outputs[0])
+        hidden_grads, weight_grad = (
+            [],
+            torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None,
+        )
+        with torch.autocast(hidden.device.type, enabled=False):
+            head = weight.to(ctx.dtype)
+            chunks = (x.split(ctx.size) for x in (hidden.to(ctx.dtype), labels, totals, per_label))
+            for chunk, label, total, grad in zip(*chunks, strict=True):
+                gradient = -((chunk @ head.T).float() - total[:, None]).exp() * grad[:, None]
+                gradient = gradient.scatter_add_(1, label.clamp(min=0)[:, None], grad[:, None]).to(ctx.dtype)
+                hidden_grads.append((gradient @ head).to(hidden.dtype))
+                if weight_grad is not None:
+                    weight_grad += gradient.T @ chunk
+        return torch.cat(hidden_grads), weight_grad.to(weight.dtype) if weight_grad is not None else None, None
+
+
 class _CrossEntropySum(torch.autograd.Function):
     """d loss / d logits = softmax - one_hot(label), known as soon as the logits are: backward only scales it."""
 

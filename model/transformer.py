@@ -23,13 +23,14 @@ from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache, StaticCache
 from model.latent_attention import LatentAttention
 from model.layer import LAYERS
+from model.lora_config import Adapters
 from model.loss import IGNORED, cross_entropy_sum
 from model.masks import Mask, MaskSpec, real_tokens
 from model.norm import make_norm
 from model.positions import make_positions
 from model.rope import make_rotary_embedding
 
-GROUPS = ("matrix", "expert", "embedding", "head", "vector")
+GROUPS = ("matrix", "expert", "embedding", "head", "vector", "adapter")
 
 
 def labelled(module: nn.Module, attribute: str, label: Any) -> Iterator[tuple[nn.Parameter, Any]]:
@@ -194,6 +195,7 @@ class LanguageModel(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.auxiliary_losses: dict[str, Tensor] = {}
+        self.adapters: Adapters | None = None  # model/lora.py sets it
         self.set_attn_implementation(config.attn_implementation)
         self.reset_parameters()
 
@@ -280,6 +282,7 @@ class LanguageModel(nn.Module):
         labels: Tensor | None = None,
         logits_to_keep: int = 0,
         document_starts: Tensor | None = None,
+        hidden_states: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """input_ids (B, T) -> logits (B, T, V); with labels (B, T) -> (loss_sum, token_count), both scalars.
 
@@ -289,6 +292,8 @@ class LanguageModel(nn.Module):
         model is asked for it at position t - 1, and -100 marks what is not trained on. loss_sum is the sum of
         -ln p over the token_count trained positions; the caller divides, by the global count.
         logits_to_keep: logits of the last positions only; 0 = of all.
+        hidden_states: -> what the head is given instead (B, T, hidden_size), for a loss that makes the logits in chunks
+        (`model.loss.log_probs`).
         document_starts (B, N): where the documents of document_ids begin, filled up with T, as batches have them. flash
         then waits for nothing. Without it, it has to read from the GPU how many there are.
 
@@ -301,6 +306,8 @@ class LanguageModel(nn.Module):
         if not torch.compiler.is_compiling():
             self._check_inputs(input_ids, attention_mask, document_ids, position_ids, kv_cache, document_starts)
         hidden, auxiliary = self.model(input_ids, attention_mask, document_ids, position_ids, kv_cache, document_starts)
+        if hidden_states:
+            return hidden
         if labels is None:
             return self.lm_head(hidden[:, -logits_to_keep:])
         next_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # position t is asked for token t + 1

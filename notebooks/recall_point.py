@@ -29,7 +29,7 @@ def train_point(kv_heads: int, head_dim: int) -> Point:
         print(f"training {name} …")
         sizes = {"num_key_value_heads": kv_heads, "head_dim": head_dim, "intermediate_size": inner}
         overrides = [f"model.{key}={value}" for key, value in sizes.items()]
-        start._train(f"runs/{name}", [name], ["train.pretrain", CONFIG, f"name={name}", *overrides])
+        start.train(f"runs/{name}", [name], ["train.pretrain", CONFIG, f"name={name}", *overrides])
     lines = read_metrics(Path("runs") / name, lambda problem: None)
     looks: list[dict[str, Any]] = [line for line in lines if line["split"] == "recall"]
     return Point(

@@ -54,7 +54,7 @@ def small() -> Path:
     """
     if not is_finished("small"):
         print("training runs/small: a minute or so …")
-        _train("runs/small", ["small"], ["train.pretrain", CONFIG, "name=small"])
+        train("runs/small", ["small"], ["train.pretrain", CONFIG, "name=small"])
     return checked("small")
 
 
@@ -72,11 +72,11 @@ def rung(name: str, seed: int) -> Path:
     run = f"ladder-yours-{name}-seed{seed}"
     if not is_finished(run):
         print(f"training runs/{run}: a minute or so …")
-        _train(f"runs/{run}", [run], ["train.pretrain", LADDER, *runs[name].overrides[:-1], f"name={run}"])
+        train(f"runs/{run}", [run], ["train.pretrain", LADDER, *runs[name].overrides[:-1], f"name={run}"])
     return checked(run)
 
 
-def _train(what: str, names: list[str], command: list[str]) -> None:
+def train(what: str, names: list[str], command: list[str]) -> None:
     """`python -m command` trains the runs of these names; a line says how far it is."""
     began = time.perf_counter()
     process = subprocess.Popen(

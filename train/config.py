@@ -24,12 +24,13 @@ from configs.command import InputError
 from configs.loader import LoadedConfig, flatten, load_config, shortened, validate
 from configs.meaning import Meaning, Section, identity_keys
 from configs.paths import PathText
-from configs.run_keys import RunKeys, problem_of_name
+from configs.run_keys import problem_of_name
 from configs.trust import is_own
 from data.config import DataConfig
 from eval.config import EvalConfig
 from model.config import ModelConfig
 from model.families import NoFamily, family_of
+from train.method_config import Methods
 
 
 class OptimizerConfig(Section):
@@ -157,7 +158,7 @@ class TrainConfig(Section):
     )
 
 
-class RunConfig(RunKeys):
+class RunConfig(Methods):
     """One run. The key `extends` is resolved before."""
 
     init_from: Annotated[PathText | None, Meaning.IDENTITY] = Field(

@@ -23,6 +23,7 @@ from data.packing import ConversationRows
 from data.prepare import PreparedData
 from model import LanguageModel
 from train.config import RunConfig
+from train.machine.device import Device
 from train.machine.distributed import ALONE, World
 
 CPU = torch.device("cpu")
@@ -56,6 +57,14 @@ class NextToken:
         """The model computes it itself (model/loss.py), so that the logits never exist all at once."""
         loss_sum, _ = forward(**batch.tensors)
         return loss_sum, {}
+
+
+MakeObjective = Callable[[RunConfig, PreparedData, LanguageModel, Device], Objective]  # before the run is opened
+
+
+def next_token(config: RunConfig, data: PreparedData, lm: LanguageModel, device: Device) -> NextToken:
+    """What is learned unless a script says otherwise. A `MakeObjective`."""
+    return NextToken()
 
 
 class BatchSource:

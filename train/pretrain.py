@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from model import LanguageModel
     from train.machine.device import Device
     from train.machine.distributed import World
-    from train.objective import Objective
+    from train.objective import MakeObjective
 
 
 def main() -> int:
@@ -33,15 +33,16 @@ def main() -> int:
 def run(
     config: RunConfig,
     script: str,
-    objective: Objective | None = None,
+    objective: MakeObjective | None = None,
     source: Callable[..., Any] | None = None,
     complete: Callable[[RunConfig], RunConfig] | None = None,
 ) -> int:
     """One run from its config to its report. Returns the exit code.
 
-    script: the module of the command. objective: what a step minimises; default: the next token. source:
-    (config, data, world, device) -> a BatchSource; default: rows of the prepared text. complete: what the config
-    takes over from the run directory or another run.
+    script: the module of the command. objective: (config, data, lm, device) -> what a step minimises; default: the
+    next token. It may open a second model (train/reference.py). source: (config, data, world, device) -> a
+    BatchSource; default: rows of the prepared text. complete: what the config takes over from the run directory or
+    another run.
 
     On a CPU each core gets a process, if there is nothing that may need all rows of a step in one place.
     """
@@ -54,7 +55,7 @@ def run(
 def _run(
     config: RunConfig,
     script: str,
-    objective: Objective | None,
+    objective: MakeObjective | None,
     source: Callable[..., Any] | None,
     complete: Callable[[RunConfig], RunConfig] | None,
 ) -> int:
@@ -66,7 +67,7 @@ def _run(
     from train.loop import train
     from train.machine.device import resolve_device
     from train.machine.distributed import check_shares, processes
-    from train.objective import NextToken, TextBatches
+    from train.objective import TextBatches, next_token
     from train.run import open_run
     from train.saving.initial_weights import find_initial_weights
     from train.saving.owner import owned
@@ -105,9 +106,8 @@ def _run(
         config = with_tokenizer(config, data.tokenizer)
         world.first(lambda: check_memory(config, device, world.size))  # now the vocabulary is known
         lm = build_model(config, device, world, data.tokenizer, initial)
-        run = open_run(
-            config, script, start, owner, device, world, data, batches, held_out, objective or NextToken(), lm, hooks
-        )
+        learned = (objective or next_token)(config, data, lm, device)
+        run = open_run(config, script, start, owner, device, world, data, batches, held_out, learned, lm, hooks)
 
         # 5. Train; draw while the tracker is still open.
         exit_code = 1

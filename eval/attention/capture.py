@@ -90,7 +90,8 @@ class _Recorder:
             allowed = mask.expand(B, -1, -1, -1)[some]
             scores = attention_scores(q_some, k_some, allowed)
             found = normalise(scores, allowed)  # (rows, heads, T, S), in float32
-            steepest = scores.masked_fill(~allowed, 0).abs().max().item() * v_some.abs().max().item()
+            kept = scores.masked_fill(~allowed, 0) if out.dtype == torch.bfloat16 else None
+            steepest = 0.0 if kept is None else (kept.abs().max() * v_some.abs().max()).item()
             self.check(layer, found @ v_some, out[some][:, self.heads], (q, k, v, out, mask), rounded, steepest)
             weights[some, :, :, first:last] = found[..., here.to(found.device)].cpu()
             largest[some] = scores.amax((2, 3)).cpu()
@@ -99,16 +100,14 @@ class _Recorder:
     def check(self, layer: int, expected: Tensor, out: Tensor, everything: Any, rounded: bool, steepest: float) -> None:
         """Note the first layer whose weights @ v (expected) is not what the kernel gave (out), and why it may be so.
 
-        steepest: the largest score times the largest value. In bfloat16 a large score is rounded to what may be
-        another weight.
+        steepest: in bfloat16, where a large score is rounded to what may be another weight, the largest score times
+        the largest value; else 0.
         """
         if self.problem:
             return
         error = (expected - out.float()).abs().max().item()
         tolerance = TF32_TOLERANCE if rounded and out.is_cuda and out.dtype == torch.float32 else TOLERANCE[out.dtype]
-        allowed = tolerance * max(out.abs().max().item(), 1e-6)
-        if out.dtype == torch.bfloat16:
-            allowed += SCORE_ROUNDING * steepest
+        allowed = tolerance * max(out.abs().max().item(), 1e-6) + SCORE_ROUNDING * steepest
         if not error <= allowed:
             self.is_finite = bool(expected.isfinite().all())
             q, k, v, whole, mask = everything

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from configs.command import InputError, exit_on_bad_input
 from configs.read_back import DamagedFile, read_json
@@ -28,6 +28,7 @@ from eval.compare.runs import Cost, Variant, group, read_runs
 from eval.opening import add_device_option, open_model
 
 if TYPE_CHECKING:
+    from eval.compare.stages import Stage
     from model import LanguageModel
 
 DECODED, PROMPT, ROUNDS = 128, 16, 5
@@ -51,11 +52,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder to write; default: compare-<names> beside the runs")
     parser.add_argument("--all", action="store_true", help="print every row of the table; the file has them anyway")
     parser.add_argument("--skip-decode", action="store_true", help="do not measure decoding")
+    parser.add_argument("--skip-stages", action="store_true", help="do not measure runs that start from each other")
     add_device_option(parser)
     given = parser.parse_args()
     if given.out is not None and _is_of_others(given.out, given.runs):
         raise InputError(f"--out: {given.out} holds a comparison of other runs: name another folder, or remove it")
-    comparison = compare(given.runs, given.out, decode=not given.skip_decode, device=given.device)
+    comparison = compare(
+        given.runs, given.out, decode=not given.skip_decode, device=given.device, life=not given.skip_stages
+    )
     for warning in comparison.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     table, more = (comparison.summary, "") if given.all else (comparison.short, "all rows (--all), figures and heads: ")
@@ -70,14 +74,17 @@ def compare(
     decode: bool = True,
     device: str = "auto",
     notes: Sequence[str] = (),
+    life: bool = True,
 ) -> Comparison:
     """Write comparison.md and its figures for these runs into `out`, a folder for them alone.
 
     out: default, compare-<names> in the folder that holds all of them; a number follows if a comparison of
-    other runs has that name. decode: measure decoding as well, on `device`. notes: warnings of the caller's.
+    other runs has that name. decode: measure decoding as well, on `device`. notes: warnings of the caller's. life:
+    measure what training did, where runs start from each other.
     Raises InputError for a path that is not a run, has no checkpoint or no evaluation, or is named twice.
     """
-    from eval.compare.histories import FILE, histories  # heavy: --help answers at once
+    from eval.compare import stages  # heavy: --help answers at once
+    from eval.compare.histories import FILE, histories
 
     runs, broken = read_runs(paths)
     variants = group(runs)
@@ -85,17 +92,20 @@ def compare(
     costs, speeds = _measure(variants, decode, device)
     out = out or _own_folder(paths, variants)
     out = Path(os.path.relpath(out)) if out.is_relative_to(Path.cwd()) else out
-    summary = compare_text.summary(variants, costs, speeds)
+    lived = stages.stages(variants, device) if life else []
+    told = f"\n\n{stages.table(lived)}" if lived else ""
+    summary = compare_text.summary(variants, costs, speeds) + told
     try:
         out.mkdir(parents=True, exist_ok=True)
-        figures = draw(variants, costs, out)
+        recorded = histories(variants, costs) | {"stages": [stages.numbers(one) for one in lived]}
+        figures = draw(variants, costs, recorded, lived, out)
         text = compare_text.page(variants, summary, warnings, figures, speeds is not None)
         (out / "comparison.md").write_text(text, encoding="utf-8")
-        (out / FILE).write_text(json.dumps(histories(variants, costs)), encoding="utf-8")
+        (out / FILE).write_text(json.dumps(recorded), encoding="utf-8")
         (out / RUNS).write_text(json.dumps(_named(paths)), encoding="utf-8")
     except OSError as error:
         raise InputError(f"--out: {out} cannot be written: {error.strerror}") from None
-    return Comparison(out / "comparison.md", warnings, summary, compare_text.short(variants, costs, speeds))
+    return Comparison(out / "comparison.md", warnings, summary, compare_text.short(variants, costs, speeds) + told)
 
 
 def _own_folder(paths: Sequence[Path], variants: Sequence[Variant]) -> Path:
@@ -122,8 +132,15 @@ def _named(paths: Sequence[Path]) -> list[str]:
     return [str(path.resolve()) for path in paths]
 
 
-def draw(variants: Sequence[Variant], costs: dict[str, Cost], out: Path) -> list[tuple[str, str]]:
-    """Every figure that these runs have something for: (title, file in `out`). A further one is a line here."""
+def draw(
+    variants: Sequence[Variant], costs: dict[str, Cost], recorded: dict[str, Any], lived: Sequence[Stage], out: Path
+) -> list[tuple[str, str]]:
+    """Every figure that these runs have something for: (title, file in `out`).
+
+    recorded: what histories.json has. lived: the stages of one life, if the runs are that.
+    """
+    from eval.compare import recall, stages_figure
+
     same_tokenizer = compare_text.same_tokenizer(variants)
     compare_figures.cost_and_quality(variants, costs, out / "comparison_quality.png")
     compare_figures.loss_curves(variants, same_tokenizer, out / "comparison_loss.png")
@@ -132,6 +149,14 @@ def draw(variants: Sequence[Variant], costs: dict[str, Cost], out: Path) -> list
         figures.append(("when heads learn to copy", "comparison_heads.png"))
     else:
         (out / "comparison_heads.png").unlink(missing_ok=True)  # of an earlier comparison
+    for title, what, was_drawn in (
+        ("recall over the bytes of the cache", "recall", recall.draw(recorded, out / "comparison_recall.png")),
+        ("stages of one life", "stages", stages_figure.draw(lived, out / "comparison_stages.png")),
+    ):
+        if was_drawn:
+            figures.append((title, f"comparison_{what}.png"))
+        else:
+            (out / f"comparison_{what}.png").unlink(missing_ok=True)
     return figures + beside_each_other(variants, out)
 
 

@@ -19,7 +19,7 @@ SMOOTHED_OVER = 40  # points of a training curve that are left of it
 
 def cost_and_quality(variants: Sequence[Variant], costs: Mapping[str, Cost], file: Path) -> None:
     """Bits per byte beside what it costs. costs: by variant's name."""
-    figure = _figure(10.5, 1.7 + 0.42 * len(variants))
+    figure = inches(10.5, 1.7 + 0.42 * len(variants))
     quality, cache, parameters = figure.subplots(1, 3, sharey=True)
     for row, variant in enumerate(variants):
         colour, marker = _look(row)
@@ -49,7 +49,7 @@ def cost_and_quality(variants: Sequence[Variant], costs: Mapping[str, Cost], fil
 
 def loss_curves(variants: Sequence[Variant], same_tokenizer: bool, file: Path) -> None:
     """Every run over tokens seen: validation bits per byte, and the training loss where the tokens are the same."""
-    figure = _figure(10.5 if same_tokenizer else 6.5, 4.2)
+    figure = inches(10.5 if same_tokenizer else 6.5, 4.2)
     panels = figure.subplots(1, 2 if same_tokenizer else 1, squeeze=False)[0]
     for row, variant in enumerate(variants):
         colour, marker = _look(row)
@@ -79,7 +79,7 @@ def head_curves(variants: Sequence[Variant], file: Path) -> bool:
     found = [(title, of) for title, of in curves if any(_band(variant, of)[0].size for variant in variants)]
     if not found:
         return False
-    figure = _figure(5.3 * len(found), 4.2)
+    figure = inches(5.3 * len(found), 4.2)
     for axes, (title, of) in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):
         for row, variant in enumerate(variants):
             tokens, low, middle, high = _band(variant, of)
@@ -141,13 +141,11 @@ def _smoothed(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return x[-kept:].reshape(-1, width).mean(1), y[-kept:].reshape(-1, width).mean(1)
 
 
-def _figure(width: float, height: float) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def inches(width: float, height: float) -> Any:
+    """A new figure of this size."""
+    from eval.attention.pictures.drawing import DPI, new_figure  # torch, and --help should not wait for it
 
-    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return new_figure(width * DPI, height * DPI, layout="constrained")
 
 
 def _look(row: int) -> tuple[str, str]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from eval.compare.figures import COLOURS, MARKERS, _figure
+from eval.compare.figures import COLOURS, MARKERS, inches
 from eval.recall import half_at
 
 if TYPE_CHECKING:
@@ -57,13 +58,28 @@ def points(histories: Mapping[str, Any]) -> list[Point]:
     return found
 
 
+def draw(histories: Mapping[str, Any], file: Path) -> bool:
+    """The figure of a comparison; False, and no file, where models were not asked, or have no place in it."""
+    variants = histories["variants"]
+    keys = {"model.num_key_value_heads", "model.head_dim"}
+    if not all(
+        keys <= {*variant["settings"]} and any(run["recall"] for run in variant["runs"]) for variant in variants
+    ):
+        return False
+    found = points(histories)
+    if not {one.form for one in found} <= {*FORMS}:
+        return False
+    recall_over_cache(found).savefig(file)
+    return True
+
+
 def recall_over_cache(models: Sequence[Point], yours: Point | None = None) -> Figure:
     """Accuracy, and the step of the phase change, over the bytes of a token in the cache.
 
     A line for each number of key/value heads: the mean over seeds, a dot for each seed, the size of its heads beside
     it. Seeds without a phase change are drawn above the last step. yours: one more model, as a star.
     """
-    figure = _figure(10, 4.3)
+    figure = inches(10, 4.3)
     left, right = figure.subplots(1, 2)
     steps = max(one.steps for one in models)
     for row, (form, label) in enumerate(FORMS.items()):

@@ -37,6 +37,6 @@ def edit(file: Path, change) -> None:
 
 def keep_figures(monkeypatch) -> list:
     """The figures that are drawn from here on, to look into."""
-    kept, make = [], compare_figures._figure
-    monkeypatch.setattr(compare_figures, "_figure", lambda *size: kept.append(make(*size)) or kept[-1])
+    kept, make = [], compare_figures.inches
+    monkeypatch.setattr(compare_figures, "inches", lambda *size: kept.append(make(*size)) or kept[-1])
     return kept

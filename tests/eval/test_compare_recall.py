@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.compare.recall import Point, points, recall_over_cache
+from eval.compare.recall import Point, draw, points, recall_over_cache
 
 
 def variant(heads, size, kv_bytes, runs, attention="heads"):
@@ -40,3 +40,16 @@ def test_a_model_is_drawn_at_its_bytes_and_yours_as_a_star():
     named = [text.get_text() for text in right.get_legend().get_texts()]
     assert named[0] == "8 (MHA)"
     assert named[-1] == "yours: 2 (GQA), size 24"
+
+
+def test_a_comparison_draws_it_only_where_every_model_has_a_place_in_it(tmp_path):
+    file = tmp_path / "recall.png"
+    assert draw(HISTORIES, file)
+    assert file.stat().st_size > 10_000
+    other_heads = variant(3, 16, 512, [(0.1, 0.2)])
+    not_asked = variant(8, 32, 512, []) | {"runs": [{"recall": []}]}
+    same_size = variant(4, 16, 512, [(0.1, 0.2)])
+    del same_size["settings"]["model.head_dim"]
+    for one in (other_heads, not_asked, same_size):
+        assert not draw({"variants": [*HISTORIES["variants"], one]}, tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from model import LanguageModel, ModelConfig
-from model.loss import CHUNK, cross_entropy_sum
+from model.loss import CHUNK, cross_entropy_sum, log_probs
 from tests.conftest import random_model, tiny_config
 
 
@@ -86,6 +86,38 @@ def test_the_chunked_loss_equals_pytorchs_forward_and_backward(autocast, monkeyp
 
 def plain_cross_entropy(hidden, weight, labels):
     return F.cross_entropy((hidden @ weight.T).float(), labels, reduction="sum")
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
+def test_chunked_log_probabilities_equal_pytorchs_forward_and_backward(autocast, monkeypatch):
+    """Every position is weighed differently, as preferences and rewards do; tolerance: rounding of sums, 8 bits."""
+    monkeypatch.setitem(CHUNK, "cpu", 7)
+    hidden, weight, weights = torch.randn(3, 13, 16), torch.randn(50, 16), torch.randn(3, 13)
+    labels = torch.randint(0, 50, (3, 13))
+    labels[:, ::3] = -100
+    found, expected = [], []
+    for into, of_labels in ((found, log_probs), (expected, plain_log_probs)):
+        leaves = [x.clone().requires_grad_() for x in (hidden, weight)]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            values = of_labels(*leaves, labels)
+        (values * weights).sum().backward()
+        into += [values.detach(), *[leaf.grad for leaf in leaves]]
+    assert (found[0][:, 0] == 0).all()
+    assert (found[0][labels == -100] == 0).all()
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype == torch.float32
+        assert (a - b).abs().max() <= (2e-2 if autocast else 1e-5) * b.abs().max()
+
+
+def plain_log_probs(hidden, weight, labels):
+    likelihoods = (hidden[:, :-1] @ weight.T).float().log_softmax(-1)
+    of_labels = likelihoods.gather(2, labels[:, 1:].clamp(min=0)[..., None])[..., 0]
+    return F.pad(of_labels * (labels[:, 1:] != -100), (1, 0))
+
+
+def test_hidden_states_are_what_the_head_is_given():
+    lm, ids = LanguageModel(tiny_config()).eval(), torch.randint(0, 192, (2, 9))
+    assert torch.equal(lm.lm_head(lm(ids, hidden_states=True)), lm(ids))
 
 
 def initialised_by_name(config):

@@ -108,7 +108,7 @@ def test_a_rung_is_the_ladder_with_its_change_and_is_trained_once(start, trained
         shutil.copytree(trained, Path("runs") / names[0])
 
     monkeypatch.setattr(start, "LADDER", str(ROOT / start.LADDER))
-    monkeypatch.setattr(start, "_train", train)
+    monkeypatch.setattr(start, "train", train)
     assert start.rung("layernorm", 3) == start.rung("layernorm", 3) == Path("runs/ladder-yours-layernorm-seed3")
     ((_, path, *overrides),) = commands
     config = load_run_config(path, overrides)

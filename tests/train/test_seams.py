@@ -71,7 +71,7 @@ class Rollouts(BatchSource):
 
 
 def contrast() -> int:
-    return run(parse_command_line("Pairs."), "tests", Contrast(), Pairs)
+    return run(parse_command_line("Pairs."), "tests", lambda *_: Contrast(), Pairs)
 
 
 def rollouts() -> int:

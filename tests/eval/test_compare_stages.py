@@ -1,0 +1,135 @@
+"""Stages of one life: what is measured is what it says, and runs that start from each other are found."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from data.config import StoryworldSource, TokenizerConfig
+from data.storyworld import converse, tell
+from data.tokenizer import train_tokenizer
+from eval.compare import stages
+from eval.compare.runs import group, read_runs
+from eval.compare.stages import Text, answer_loss, divergence, moved, needed_heads
+from model import LanguageModel
+from tests.conftest import tiny_config
+from tests.eval.comparing import command
+from tests.train.helpers import pretrain, write_config
+from train import sft
+
+
+def tiny(seed: int) -> LanguageModel:
+    torch.manual_seed(seed)
+    return LanguageModel(tiny_config(vocab_size=64, max_position_embeddings=32)).eval()
+
+
+def text(rows: int = 5, length: int = 20) -> Text:
+    ids = torch.randint(0, 64, (rows, length), generator=torch.Generator().manual_seed(1))
+    counted = torch.zeros(rows, length, dtype=torch.bool)
+    counted[:, 3:9] = True
+    return Text(ids, counted)
+
+
+def test_the_divergence_is_torchs_and_nothing_from_itself(monkeypatch):
+    ours, theirs, given = tiny(0), tiny(1), text()
+    assert divergence(ours, ours, given) == 0
+    with torch.no_grad():
+        p, q = (F.log_softmax(lm(given.ids)[:, 2:8], -1).flatten(0, 1) for lm in (ours, theirs))
+    expected = F.kl_div(q, p, log_target=True, reduction="batchmean").item()
+    assert divergence(ours, theirs, given) == pytest.approx(expected, rel=1e-5)
+    assert expected > 0.001
+    monkeypatch.setattr(stages, "LOGITS", 20 * 64)  # one row at a time
+    assert divergence(ours, theirs, given) == pytest.approx(expected, rel=1e-5)
+
+
+def test_rows_that_a_model_cannot_read_are_left_out_not_cut():
+    lm, given = tiny(0), text(length=40)
+    given.counted[0, 35] = True
+    assert answer_loss(lm, stages._fitting(lm, given)) == pytest.approx(
+        answer_loss(lm, Text(given.ids[1:, :32], given.counted[1:, :32])), rel=1e-6
+    )
+
+
+def test_a_head_whose_output_is_not_read_is_not_needed():
+    lm, given = tiny(0), text()
+    size = lm.config.value_size
+    with torch.no_grad():
+        for module in lm.attention_modules():
+            module.o_proj.weight.normal_(generator=torch.Generator().manual_seed(0))  # a new model's is zero
+        lm.attention_modules()[1].o_proj.weight[:, size : 2 * size] = 0
+    needed = needed_heads(lm, given)
+    assert needed[1, 1] == 0
+    assert (needed[0].abs() > 1e-4).all()
+
+
+def test_how_far_a_matrix_moved_is_a_share_of_its_norm():
+    before, after = tiny(0), tiny(0)
+    with torch.no_grad():
+        after.attention_modules()[1].q_proj.weight *= 1.25
+    found = moved(after, before)
+    assert found[1, "q_proj"] == pytest.approx(0.25, rel=1e-5)
+    assert {value for place, value in found.items() if place != (1, "q_proj")} == {0.0}
+    assert (0, "down_proj") in found
+
+
+def test_what_is_asked_is_what_the_assistant_says():
+    source = StoryworldSource(validation_documents=8)
+    told = [message["content"] for i in range(8) for message in converse(0, i, "validation")["conversations"]]
+    tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=512), told)
+    found = stages.right_answers(tokenizer, source)
+    talk = converse(0, 0, "validation", kind="questions", held_out_names=False)["conversations"]
+    said = "".join(f"{one['content']}<|im_end|>" for one in talk if one["role"] == "assistant")
+    assert tokenizer.backend.decode(found.ids[0][found.counted[0]].tolist(), skip_special_tokens=False) == said
+    stories = stages.whole_stories(tokenizer, source)
+    assert tokenizer.decode(stories.ids[0][stories.counted[0]].tolist()) == tell(0, 0, "validation").text
+
+
+@pytest.fixture(scope="module")
+def life(tmp_path_factory):
+    """Stories, then two runs of fine-tuning from them, one after the other."""
+    folder = tmp_path_factory.mktemp("life")
+    source = {"kind": "storyworld", "documents": 60, "validation_documents": 6}
+    tokenizer = {"kind": "bpe", "vocab_size": 400}
+    write_config(folder)
+    data = {"source": source, "tokenizer": tokenizer, "sequence_length": 256}
+    short = {"max_steps": 2, "tokens_per_step": 2048, "checkpoint_every": 0}
+    model = {"max_position_embeddings": 1024}
+    pretrain(write_config(folder, name="told", data=data, train=short, model=model))
+    chats = data | {"source": source | {"chats": "questions"}, "records": "conversations", "sequence_length": 1024}
+    for name, start in (("asked", "told"), ("again", "asked")):
+        start_from = {"name": name, "init_from": str(folder / "runs" / start)}
+        pretrain(write_config(folder, **start_from, data=chats, train=short, model=model), script=sft.main)
+    return folder / "runs"
+
+
+@pytest.mark.slow
+def test_the_life_is_in_the_comparison(life, tmp_path, monkeypatch):
+    for size in ("QUESTIONS", "CONVERSATIONS", "STORIES"):
+        monkeypatch.setattr(stages, size, 4)
+    runs = [life / name for name in ("told", "asked", "again")]
+    done = command(*runs, "--out", tmp_path, "--skip-decode")
+    page = (tmp_path / "comparison.md").read_text(encoding="utf-8")
+    for shown in (page, done.stdout):
+        (line,) = [line for line in shown.splitlines() if line.startswith("| started from")]
+        assert [cell.strip() for cell in line.strip("|").split("|")] == ["started from", "–", "told", "asked"]
+        assert "weights moved, layer 1" in shown
+    assert "comparison_stages.png" in page
+    assert (tmp_path / "comparison_stages.png").stat().st_size > 10_000
+    first, second, third = json.loads((tmp_path / "histories.json").read_text())["stages"]
+    assert (first["kl_answers"], first["moved"]) == (0, [])
+    assert third["kl_answers"] > 0
+    assert all(value > 0 for _, _, value in second["moved"])
+    command(*runs, "--out", tmp_path, "--skip-decode", "--skip-stages")
+    assert "started from" not in (tmp_path / "comparison.md").read_text(encoding="utf-8")
+    assert not (tmp_path / "comparison_stages.png").exists()
+
+
+@pytest.mark.slow
+def test_runs_that_do_not_start_from_each_other_are_no_life(life, runs):
+    def found(*paths):
+        return [(run.name, origin and origin.name) for run, origin in stages.chain(group(read_runs(paths)[0]))]
+
+    assert found(life / "told", life / "again") == []
+    assert found(runs / "mha-seed0", life / "again", life / "asked") == [("again", "asked"), ("asked", None)]
+    assert stages.stages(group(read_runs([runs / "mha-seed0", runs / "mqa-seed0"])[0])) == []

@@ -1,0 +1,44 @@
+"""A second model beside the one that is trained: frozen, in evaluation mode, on the same device.
+
+The reference of DPO and GRPO says how far the model has moved; the teacher of a distillation says where to go.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from configs.checkpoints import read_checkpoint
+from configs.command import InputError
+from data.tokenizer import Tokenizer, load_tokenizer
+from model import LanguageModel, load
+from train.config import RunConfig
+from train.machine.device import Device
+
+
+def open_reference(
+    config: RunConfig, tokenizer: Tokenizer, device: Device, path: str | Path, key: str = "init_from"
+) -> LanguageModel:
+    """The model of a run or a model directory, to be asked and never trained. Call it under torch.no_grad.
+
+    key: of the config, for messages. Raises InputError for what cannot be loaded, for another tokenizer than the run's
+    (the same ids would stand for other text), and for rows longer than it can read.
+    """
+    try:
+        same = read_checkpoint(path, lambda directory: load_tokenizer(directory).sha256() == tokenizer.sha256())
+        if not same:
+            raise InputError(
+                f"{key}: {path} has another tokenizer than this run, so the same ids stand for other text: name a "
+                "model with the same tokenizer"
+            )
+        lm = load(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{key}: {error}") from None
+    longest = lm.config.max_position_embeddings
+    if config.data.sequence_length > longest:
+        raise InputError(
+            f"{key}: {path} reads {longest} tokens at once, and data.sequence_length is {config.data.sequence_length}: "
+            f"lower it to {longest}"
+        )
+    lm = lm.to(device.device).eval().requires_grad_(False)
+    lm.set_attn_implementation(device.attention)
+    return lm

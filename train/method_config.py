@@ -5,8 +5,20 @@ A method adds its section here, its defaults to configs/base.yaml (null), and it
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
+from configs.meaning import Meaning
 from configs.run_keys import RunKeys
+from train.grpo_config import GRPOConfig
 
 
 class Methods(RunKeys):
     """What RunConfig (train/config.py) inherits."""
+
+    grpo: Annotated[GRPOConfig | None, Meaning.IDENTITY] = Field(
+        None,
+        description="Reinforcement learning on sampled answers, with train.grpo.",
+        examples=[{"reward": "exact_match", "group_size": 8}],
+    )

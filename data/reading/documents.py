@@ -103,9 +103,16 @@ def _talk(source: StoryworldSource, index: int, split: Split, repeats: bool) -> 
         return say_again(source.seed, index, split)
     if source.chats == "mixed":
         return converse(source.seed, index, split, source.level)
-    how = {"most": source.questions, "told": source.told, "told_weight": source.told_weight}
     return converse(
-        source.seed, index, split, source.level, "questions", weights=source.class_weights.model_dump(), **how
+        source.seed,
+        index,
+        split,
+        source.level,
+        "questions",
+        most=source.questions,
+        told=source.told,
+        told_weight=source.told_weight,
+        weights=source.class_weights.model_dump(),
     )
 
 

@@ -12,7 +12,7 @@ from train.config import RunConfig, load_run_config
 
 # of every run, then of each kind of source
 IDENTITY = {
-    "": "seed init_from grpo",
+    "": "seed init_from grpo lora",
     "data": "drop_duplicates isolate_documents on_bad_record records restart_positions rows_joined sequence_length "
     "too_long validation_fraction source.kind tokenizer.kind tokenizer.train_bytes tokenizer.vocab_size",
     "model": "attention attention_bias attention_dropout gated_mlp head_dim hidden_act hidden_dropout hidden_size "
@@ -37,6 +37,7 @@ TENSORS = {
     "num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob decoder_sparse_step mlp_only_layers "
     "scale_attn_weights",
     "train.optimizer": "name",
+    "lora": "rank target_modules",
 }
 FREE_AT_START = (
     "attn_implementation attention_dropout hidden_dropout loadable_elsewhere max_position_embeddings "

@@ -23,6 +23,7 @@ from configs.loader import load_config
 from configs.meaning import fields
 from configs.run_keys import TrackingConfig
 from data.config import (
+    ClassWeights,
     DataConfig,
     FilesSource,
     HubSource,
@@ -80,6 +81,7 @@ def sections() -> list[tuple[str, type[BaseModel], str]]:
         ("model.rope_scaling", RopeScaling, "model.rope_scaling"),
         ("data", DataConfig, "data"),
         ("data.source, kind: storyworld", StoryworldSource, "data.source"),
+        ("data.source.class_weights", ClassWeights, "data.source.class_weights"),
         ("data.source.recall", RecallDocuments, "data.source.recall"),
         ("data.source, kind: files", FilesSource, "data.source"),
         ("data.source, kind: hub", HubSource, "data.source"),

@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from configs.meaning import Meaning, Section, keys_that, meanings
+from data.storyworld.questions import KINDS
 from model.config import ModelConfig
 from model.rope_scaling import RopeScaling
 from train.config import RunConfig, load_run_config
@@ -24,7 +25,8 @@ IDENTITY = {
     "train.optimizer": "adamw_lr betas embedding_lr eps lr momentum name weight_decay",
 }
 OF_A_SOURCE = {
-    "demo": "chats documents level recall repeats seed validation_documents",
+    "demo": "chats documents level other_names questions recall repeats seed told told_weight validation_documents "
+    + " ".join(f"class_weights.{kind}" for kind in KINDS),
     "shakespeare_char": "document_start max_records separator text_field",
     "124m": "data_files document_start max_records name revision split streaming subset text_field validation_split",
 }

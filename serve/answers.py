@@ -143,7 +143,7 @@ def _submit(library: Library, served: Served, request: Request) -> None:
         try:
             served.batcher.submit(request)
         except TooManyRequests:
-            library.open(served.name).batcher.submit(request)  # a newer checkpoint may have taken its place
+            library.find(served.name).batcher.submit(request)  # a newer checkpoint may have taken its place
     except TooManyRequests as error:
         raise ApiError(429, str(error), "rate_limit_error", "rate_limit_exceeded") from None
     except ValueError as error:

@@ -40,6 +40,6 @@ def create_app(library: Library, limits: Limits, hosts: Sequence[str] = LOCAL, o
 
 
 def make_server(app: FastAPI, host: str, port: int, seconds: float) -> uvicorn.Server:
-    """The server that runs it. seconds: for what is running when it is told to stop."""
+    """The server that runs it. seconds: for what is running when it is stopped."""
     quiet = {"log_level": "warning", "server_header": False}
     return uvicorn.Server(uvicorn.Config(app, host, port, timeout_graceful_shutdown=int(seconds) + 1, **quiet))  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ from model import LanguageModel
 from model.decoding.paged_cache import PagedCache, Table
 from model.decoding.sampling import Sampling, next_token
 
+MEMORY = 2**29  # bytes of a cache, if not told otherwise
 Reason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -93,7 +94,8 @@ class Running:
 class Batcher:
     """One model and the requests that it serves. `submit` from any thread; `start` the thread that answers, or `step`.
 
-    blocks: of the cache, by default enough for four full contexts. max_running: requests in one pass. max_waiting: more
+    blocks: of the cache; by default half a gigabyte of them, but never fewer than a full context needs four times, nor
+    more than max_running times. max_running: requests in one pass. max_waiting: more
     are refused. chunk: tokens of prompts that are read between two tokens.
     """
 
@@ -108,7 +110,7 @@ class Batcher:
     ):
         self.lm = lm.eval()
         like = next(lm.parameters())
-        blocks = blocks or 4 * -(-lm.config.max_position_embeddings // block_size)
+        blocks = blocks or _blocks_within(MEMORY, lm, block_size, max_running)
         self.cache = PagedCache(lm.config, blocks, like, block_size)
         self.device, self.max_running, self.max_waiting, self.chunk = like.device, max_running, max_waiting, chunk
         self.waiting: deque[Request] = deque()
@@ -270,3 +272,11 @@ class Batcher:
             self._changed.notify()
         if self._thread is not None:
             self._thread.join()
+
+
+def _blocks_within(memory: int, lm: LanguageModel, block_size: int, max_running: int) -> int:
+    """Blocks of this many bytes in all, for 4 to max_running full contexts."""
+    config, size = lm.config, next(lm.parameters()).element_size()
+    of_token = config.num_hidden_layers * sum(heads * width for heads, width in config.cache_shapes) * size
+    context = -(-config.max_position_embeddings // block_size)
+    return min(max(memory // (of_token * block_size), 4 * context), max(4, max_running) * context)

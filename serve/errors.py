@@ -1,4 +1,4 @@
-"""What a client is told when something is wrong, in OpenAI's form."""
+"""What the server answers when something is wrong, in OpenAI's form."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Library:
         """When the run's newest checkpoint was named: seconds since 1970."""
         return int((self.runs()[name] / "checkpoints" / "latest").stat().st_mtime)
 
-    def open(self, name: str) -> Served:
+    def find(self, name: str) -> Served:
         """A model by its name, loaded if need be: its newest checkpoint. Raises KeyError, and InputError."""
         with self._lock:
             run = self.runs()[name]

@@ -1,4 +1,4 @@
-"""What a client may not do: send too much, wait for ever, come without the key, or from another web page."""
+"""What a client may not do: send too much, wait without end, come without the key, or from another web page."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def router(library: Library, limits: Limits) -> APIRouter:
 async def _open(library: Library, name: str) -> Served:
     """The model, loaded in a thread so that others are answered meanwhile. Raises ApiError."""
     try:
-        return await asyncio.to_thread(library.open, name)
+        return await asyncio.to_thread(library.find, name)
     except KeyError:
         raise _unknown(library, name) from None
     except InputError as error:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("configs", "model", "data", "eval", "train", "benchmarks", "notebooks")
+ROOMS = ("configs", "model", "data", "eval", "train", "serve", "benchmarks", "notebooks")
 
 
 def imports_in(folder: Path, rooms: tuple[str, ...] = ROOMS) -> dict[str, set[str]]:

@@ -28,7 +28,7 @@ from train.sweep import processes as sweep
 
 pytestmark = pytest.mark.slow
 
-ROOMS = "configs model data eval train benchmarks notebooks".split()
+ROOMS = "configs model data eval train serve benchmarks notebooks".split()
 FILES = sorted(file for room in ROOMS for file in (REPOSITORY / room).rglob("*.py"))
 
 LEXISTS = "pathlib has no lexists before Python 3.12"

@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HEAVY = ("torch", "transformers", "datasets", "matplotlib", "wandb", "pyarrow", "nbformat", "safetensors.torch")
+HEAVY = (
+    "torch",
+    "fastapi",
+    "transformers",
+    "datasets",
+    "matplotlib",
+    "wandb",
+    "pyarrow",
+    "nbformat",
+    "safetensors.torch",
+)
 CONFIGS = ["train.pretrain", "train.sft", "train.sweep", "train.budget", "train.doctor", "data.prepare", "data.inspect"]
 CONFIGS += ["data.tokenizer_report", "benchmarks.throughput", "benchmarks.busy", "train.grpo"]
 RUNS = ["eval.attention", "eval.chat", "eval.compare", "eval.tasks", "eval.samples", "eval.questions"]
@@ -25,7 +35,7 @@ OTHERS = [
     "train.documentation",
     "notebooks.execute",
 ]
-OTHERS += ["model.merge_adapters", "benchmarks.preparing", "benchmarks.long_words"]
+OTHERS += ["model.merge_adapters", "benchmarks.preparing", "benchmarks.long_words", "benchmarks.serving", "serve"]
 COMMANDS = [*CONFIGS, *RUNS, *OTHERS]
 
 
@@ -41,7 +51,7 @@ def heavy_imports(*command: str) -> tuple[int, list[str]]:
 def test_the_commands_are_all_that_there_are():
     modules = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
-        for room in ("model", "data", "eval", "train", "benchmarks", "notebooks")
+        for room in ("model", "data", "eval", "train", "serve", "benchmarks", "notebooks")
         for path in (ROOT / room).rglob("*.py")
         if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
     }

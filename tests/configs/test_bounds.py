@@ -19,7 +19,7 @@ from train.config import RunConfig
 
 COMMANDS = [  # every module that makes an ArgumentParser
     path.relative_to(Path()).with_suffix("").as_posix().replace("/", ".")
-    for room in ("model", "data", "eval", "train", "benchmarks", "notebooks")
+    for room in ("model", "data", "eval", "train", "serve", "benchmarks", "notebooks")
     for path in sorted(Path(room).rglob("*.py"))
     if re.search(r"ArgumentParser\(|parse_command_line\(\"", path.read_text(encoding="utf-8"))
 ]

@@ -14,7 +14,7 @@ PAGES = sorted(
     for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("notebooks/*.ipynb"))
     if path.name not in DIARY
 )
-ROOMS = ("configs", "model", "data", "eval", "train", "benchmarks", "notebooks")
+ROOMS = ("configs", "model", "data", "eval", "train", "serve", "benchmarks", "notebooks")
 CODE = sorted(path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 # literal translations, and the word that an English guide uses
 NOT_ENGLISH = {

@@ -20,7 +20,7 @@ from eval.attention.probes import ProbeFile
 from tests.docs.page import ROOT
 from train.config import RunConfig
 
-ROOMS = ("configs", "model", "data", "eval", "train", "benchmarks", "notebooks", "tests")
+ROOMS = ("configs", "model", "data", "eval", "train", "serve", "benchmarks", "notebooks", "tests")
 NOT_OURS = {
     ".git",
     ".venv",

@@ -195,7 +195,7 @@ def test_a_client_that_goes_away_frees_its_blocks(folder):
         body = {"model": "text", "prompt": "A", "max_tokens": 200, "stream": True}
         with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as found:
             next(found.iter_lines())
-        batcher = library.open("text").batcher
+        batcher = library.find("text").batcher
         while not batcher.is_idle:
             pass
         assert batcher.cache.free_blocks == len(batcher.cache.users)

@@ -36,6 +36,7 @@ from eval.config import AttentionConfig, EvalConfig, HookConfig
 from model.config import ModelConfig
 from model.rope_scaling import RopeScaling
 from train.config import IDENTITY, OptimizerConfig, RunConfig, TrainConfig
+from train.dpo_config import DPOConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = ROOT / "configs/base.yaml"
@@ -86,6 +87,7 @@ def sections() -> list[tuple[str, type[BaseModel], str]]:
         ("data.tokenizer", TokenizerConfig, "data.tokenizer"),
         ("train", TrainConfig, "train"),
         ("train.optimizer", OptimizerConfig, "train.optimizer"),
+        ("dpo", DPOConfig, "dpo"),
         ("eval", EvalConfig, "eval"),
         ("eval.hooks, each hook that is more than a name", HookConfig, "eval.hooks.N"),
         ("eval.attention", AttentionConfig, "eval.attention"),

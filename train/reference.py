@@ -23,6 +23,10 @@ def open_reference(
     key: of the config, for messages. Raises InputError for what cannot be loaded, for another tokenizer than the run's
     (the same ids would stand for other text), and for rows longer than it can read.
     """
+    if config.train.parallel == "fsdp2":
+        raise InputError(
+            "train.parallel: under fsdp2 no process has the whole head, which the loss asks in chunks: use ddp"
+        )
     try:
         same = read_checkpoint(path, lambda directory: load_tokenizer(directory).sha256() == tokenizer.sha256())
         if not same:

@@ -20,6 +20,7 @@ from data.fingerprints import Seen, fingerprint, number_of
 from data.reading import files, hub
 from data.reading.files import Record
 from data.reading.ledger import Document, Ledger, Split
+from data.reading.pairs import Pair, pair_of
 from data.reading.records import BadRecord, Conversation, conversation_of, text_of
 
 FEW_HELD_OUT = 5  # documents; where a hash would hold out fewer on average, the share depends on chance
@@ -72,10 +73,12 @@ def _storyworld(source: StoryworldSource, config: DataConfig, ledger: Ledger) ->
             yield Document(content, split, f"storyworld, {split} {index}", _number_of(content))
 
 
-def _invented(source: StoryworldSource, index: int, split: Split, records: str) -> str | Conversation:
-    """A story, a conversation about one, facts and questions, or random words that repeat (evenly spread)."""
-    from data.storyworld import converse, recall, repeated, tell
+def _invented(source: StoryworldSource, index: int, split: Split, records: str) -> str | Conversation | Pair:
+    """A story, a conversation about one, a pair of answers, facts and questions, or (evenly spread) repeated words."""
+    from data.storyworld import converse, prefer, recall, repeated, tell
 
+    if records == "pairs":
+        return pair_of(prefer(source.seed, index, split, source.level))
     if records == "conversations":
         kind = "questions" if source.chats == "questions" else None
         return conversation_of(converse(source.seed, index, split, source.level, kind))
@@ -86,7 +89,7 @@ def _invented(source: StoryworldSource, index: int, split: Split, records: str) 
     return tell(source.seed, index, split, source.level).text
 
 
-def _number_of(content: str | Conversation) -> int:
+def _number_of(content: str | Conversation | Pair) -> int:
     return fingerprint(content if isinstance(content, str) else repr(content))
 
 
@@ -158,6 +161,8 @@ def _parsed(found: Iterable[Record], text_field: str, config: DataConfig, ledger
             try:
                 if config.records == "conversations":
                     content = conversation_of(record.value)
+                elif config.records == "pairs":
+                    content = pair_of(record.value)
                 else:
                     content = text_of(record.value, text_field)
             except BadRecord as error:

@@ -23,13 +23,14 @@ from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache, StaticCache
 from model.latent_attention import LatentAttention
 from model.layer import LAYERS
+from model.lora_config import Adapters
 from model.loss import IGNORED, cross_entropy_sum
 from model.masks import Mask, MaskSpec, real_tokens
 from model.norm import make_norm
 from model.positions import make_positions
 from model.rope import make_rotary_embedding
 
-GROUPS = ("matrix", "expert", "embedding", "head", "vector")
+GROUPS = ("matrix", "expert", "embedding", "head", "vector", "adapter")
 
 
 def labelled(module: nn.Module, attribute: str, label: Any) -> Iterator[tuple[nn.Parameter, Any]]:
@@ -194,6 +195,7 @@ class LanguageModel(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.auxiliary_losses: dict[str, Tensor] = {}
+        self.adapters: Adapters | None = None  # model/lora.py sets it
         self.set_attn_implementation(config.attn_implementation)
         self.reset_parameters()
 

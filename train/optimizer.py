@@ -165,9 +165,9 @@ def build_optimizers(
     The model says which parameter belongs to which group, and leaves out what is frozen. Weight decay applies to
     matrices only: an untied embedding is a table of vectors that is looked up, so it has a rate of its own and no
     decay. Learned positions are added to the embedding, so they have the same rate: the head's, if it is tied. Every
-    group remembers its peak learning rate as `peak_lr` and has a `name`: blocks, head (a tied matrix is one), embedding
-    or vectors. precision: of the run's products; with bfloat16, Muon orthogonalises in it as well. Raises ValueError
-    if every parameter is frozen.
+    group remembers its peak learning rate as `peak_lr` and has a `name`: blocks, head (a tied matrix is one),
+    embedding, vectors or adapters. precision: of the run's products; with bfloat16, Muon orthogonalises in it as well.
+    Raises ValueError if every parameter is frozen.
     """
     of = lm.parameter_groups()
     blocks, lr, decay = of["matrix"] + of["expert"], config.lr, config.weight_decay
@@ -184,6 +184,8 @@ def build_optimizers(
         {"name": "head", "params": of["head"], "lr": lr, "weight_decay": decay},
         {"name": "embedding", "params": of["embedding"], "lr": embedding_lr, "weight_decay": 0.0},
         {"name": "vectors", "params": of["vector"], "lr": lr, "weight_decay": 0.0},
+        # Muon would make every direction of B A equally strong. An adapter has few, and most tasks need fewer
+        {"name": "adapters", "params": of["adapter"], "lr": lr, "weight_decay": decay},
     ]
     groups = [group for group in groups if group["params"]]
     if groups:

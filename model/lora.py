@@ -1,0 +1,155 @@
+r"""LoRA: leave every matrix as it is, and train two thin ones beside it. Hu et al. 2021, arXiv 2106.09685.
+
+         ┌───────── W (out × in), frozen ──────────┐
+    x ───┤                                         + ─── y        y = W x + (alpha / rank) · B A x
+         └── A (rank × in) ── B (out × rank) ── × ─┘
+                                            alpha / rank
+
+Fine-tuning changes a matrix in few directions: B A has `rank` of them, and rank · (in + out) numbers instead of
+in · out. A starts at random and B at zero, so the model begins exactly as it was. The optimizer keeps its state for A
+and B only, and only they are saved: a file of a few per cent, of which many fit beside one base.
+
+Afterwards B A can be added to W: the merged model is as quick as the base. Names and arithmetic are those of the `peft`
+library, so that each reads what the other wrote (model/adapter_files.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from model.lora_config import Adapters, LoraConfig
+
+if TYPE_CHECKING:
+    from model.transformer import LanguageModel
+
+# LatentAttention reads this matrix itself while it decodes, past any module around it
+NOT_CALLED = {"kv_b_proj"}
+
+
+class Thin(nn.Linear):
+    """A or B. Its optimizer is AdamW, also in a run with Muon (train/optimizer.py)."""
+
+    optimizer_group = "adapter"
+
+
+class LoraLinear(nn.Linear):
+    """A linear layer with an adapter beside its frozen matrix. `on` switches the adapter."""
+
+    def __init__(self, linear: nn.Linear, config: LoraConfig):
+        super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias  # the same tensors, not copies
+        place = {"device": linear.weight.device, "dtype": linear.weight.dtype}
+        self.lora_A = Thin(self.in_features, config.rank, bias=False, **place)  # uniform, ± 1 / sqrt(in)
+        self.lora_B = Thin(config.rank, self.out_features, bias=False, **place)
+        nn.init.zeros_(self.lora_B.weight)
+        self.dropout = nn.Dropout(config.dropout)
+        self.scaling, self.on = config.alpha / config.rank, True
+        self.train(linear.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y + self.lora_B(self.lora_A(self.dropout(x))) * self.scaling if self.on else y
+
+    def plain(self) -> nn.Linear:
+        """The layer as it was, with the same matrix."""
+        linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
+        linear.weight, linear.bias = self.weight, self.bias
+        return linear.train(self.training)
+
+
+def add_adapters(lm: LanguageModel, config: LoraConfig, base: str = "", base_sha256: str = "") -> None:
+    """Freeze the model and put adapters beside the matrices that the config names.
+
+    base, base_sha256: as in `Adapters`. Raises ValueError for a model that has adapters or can have none, a module that
+    is not there, and a rank larger than the smaller side of a matrix; then nothing was changed.
+    """
+    if lm.adapters is not None:
+        raise ValueError("this model has adapters already: remove or merge them first")
+    there = adaptable(lm)
+    names = sorted({name.rpartition(".")[2] for name in there})
+    if not names:
+        raise ValueError(
+            "this architecture has no linear layer that adapters fit: GPT-2 computes queries, keys and values in one "
+            "product, which three adapters would split"
+        )
+    for target in config.target_modules or []:
+        if not any(_is_named(name, target) for name in there):
+            raise ValueError(f"target_modules: no linear layer of the blocks is named {target!r}: use {_listed(names)}")
+    chosen = {
+        name: linear
+        for name, linear in there.items()
+        if config.target_modules is None or any(_is_named(name, target) for target in config.target_modules)
+    }
+    for name, linear in chosen.items():
+        if config.rank > (side := min(linear.weight.shape)):
+            raise ValueError(
+                f"rank ({config.rank}) is larger than the smaller side ({side}) of {name}, which has no more "
+                f"directions than that: use {side} or less"
+            )
+    lm.requires_grad_(False)
+    for name, linear in chosen.items():
+        lm.set_submodule(name, LoraLinear(linear, config))
+    lm.adapters = Adapters(config, base, base_sha256)
+
+
+@contextmanager
+def without_adapters(lm: LanguageModel) -> Iterator[None]:
+    """While inside, the model computes what its base computes: the reference of a preference, without a second copy.
+
+    Raises ValueError for a model without adapters, which would be compared with itself.
+    """
+    layers = adapted(lm)
+    if not layers:
+        raise ValueError("this model has no adapters, so there is no base inside it: use lora, or a second model")
+    before = [layer.on for layer in layers.values()]
+    for layer in layers.values():
+        layer.on = False
+    try:
+        yield
+    finally:
+        for layer, on in zip(layers.values(), before, strict=True):
+            layer.on = on
+
+
+@torch.no_grad()
+def merge(lm: LanguageModel) -> None:
+    """Add every adapter to its matrix, W + (alpha / rank) · B A, and take it away: an ordinary model is left."""
+    for layer in adapted(lm).values():
+        layer.weight += (layer.lora_B.weight @ layer.lora_A.weight) * layer.scaling
+    remove_adapters(lm)
+
+
+def remove_adapters(lm: LanguageModel) -> None:
+    """The base, as it was before `add_adapters`, trainable again."""
+    for name, layer in adapted(lm).items():
+        lm.set_submodule(name, layer.plain())
+    lm.requires_grad_(True)
+    lm.adapters = None
+
+
+def adapted(lm: LanguageModel) -> dict[str, LoraLinear]:
+    """The layers with an adapter, by name."""
+    return {name: module for name, module in lm.named_modules() if isinstance(module, LoraLinear)}
+
+
+def adaptable(lm: LanguageModel) -> dict[str, nn.Linear]:
+    """The linear layers of the blocks that may have one, by name. Left out: experts and their router."""
+    return {
+        name: module
+        for name, module in lm.named_modules()
+        if type(module) is nn.Linear and ".layers." in name and name.rpartition(".")[2] not in NOT_CALLED
+    }
+
+
+def _is_named(name: str, target: str) -> bool:
+    """As in peft: the last part of a name, or several of its last parts."""
+    return name == target or name.endswith("." + target)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:-1]) + " or " + names[-1] if len(names) > 1 else names[0]

@@ -1,0 +1,144 @@
+"""LoRA: the base at first, less than all of it trained, switched off, merged, and what cannot have adapters."""
+
+import pytest
+import torch
+
+from model import LanguageModel
+from model.lora import adapted, add_adapters, merge, remove_adapters, without_adapters
+from model.lora_config import LoraConfig
+from tests.conftest import random_model, tiny_config
+
+IDS = torch.arange(24).view(2, 12)
+DENSE = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def with_adapters(lm: LanguageModel, **config) -> LanguageModel:
+    """The model with adapters that do something: B is random instead of zero."""
+    add_adapters(lm, LoraConfig(**{"rank": 4, **config}))
+    for layer in adapted(lm).values():
+        torch.nn.init.normal_(layer.lora_B.weight, std=0.5)
+    return lm
+
+
+def test_at_first_the_model_is_its_base_and_only_a_and_b_are_trained():
+    lm = random_model(tiny_config())
+    expected = lm(IDS)
+    add_adapters(lm, LoraConfig(rank=4))
+    assert torch.equal(lm(IDS), expected)
+    assert {name.rpartition(".")[2] for name in adapted(lm)} == set(DENSE)
+    loss, _ = lm.train()(IDS, labels=IDS)
+    loss.backward()
+    trained = {name for name, p in lm.named_parameters() if p.grad is not None}
+    assert trained == {f"{name}.lora_{x}.weight" for name in adapted(lm) for x in "AB"}
+    groups = lm.parameter_groups()
+    assert len(groups["adapter"]) == len(trained)
+    assert not any(groups[name] for name in groups if name != "adapter")
+
+
+def test_the_names_of_the_bases_tensors_stay():
+    lm = random_model(tiny_config())
+    before = {name: tensor.clone() for name, tensor in lm.state_dict().items()}
+    with_adapters(lm)
+    for name, tensor in before.items():
+        assert torch.equal(lm.state_dict()[name], tensor), name
+
+
+def test_switched_off_it_is_the_base_also_after_an_error():
+    lm = random_model(tiny_config())
+    base = lm(IDS)
+    changed = with_adapters(lm)(IDS)
+    assert not torch.allclose(changed, base, atol=0.1)
+    with without_adapters(lm):
+        assert torch.equal(lm(IDS), base)
+        with without_adapters(lm):
+            pass
+        assert torch.equal(lm(IDS), base)  # the inner one leaves it as it was
+    with pytest.raises(RuntimeError), without_adapters(lm):
+        raise RuntimeError
+    assert torch.equal(lm(IDS), changed)
+    remove_adapters(lm)
+    assert torch.equal(lm(IDS), base)
+    with pytest.raises(ValueError, match="no adapters"), without_adapters(lm):
+        pass
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"attention": "mla", "kv_lora_rank": 16, "num_key_value_heads": "mha", "qk_norm": False},
+        {"num_experts": 4},
+        {"qkv_bias": True},
+    ],
+    ids=["dense", "mla", "experts", "biases"],
+)
+def test_merged_it_computes_the_same(changes):
+    """Within rounding: W x + s B A x against (W + s B A) x. A sum of 32 numbers is exact to about 1e-6 of its size."""
+    lm = random_model(tiny_config(**changes))
+    layers = {name.rpartition(".")[2] for name in adapted(with_adapters(lm))}
+    assert "kv_b_proj" not in layers
+    assert ("gate_proj" in layers) == ("num_experts" not in changes)
+    unmerged = lm(IDS)
+    merge(lm)
+    assert not adapted(lm)
+    assert lm.adapters is None
+    assert all(p.requires_grad for p in lm.parameters())
+    torch.testing.assert_close(lm(IDS), unmerged, rtol=0, atol=1e-5 * float(unmerged.detach().abs().max()))
+
+
+def test_alpha_and_dropout():
+    """alpha / rank times what the adapters add; dropout in training only."""
+    torch.manual_seed(1)
+    weak = with_adapters(random_model(tiny_config()), alpha=4.0)
+    torch.manual_seed(1)
+    strong = with_adapters(random_model(tiny_config()), alpha=8.0, dropout=0.5)
+    x = torch.randn(3, 32)
+    layers = [lm.model.layers[0].self_attn.q_proj for lm in (weak, strong)]
+    for layer in layers:
+        layer.load_state_dict(layers[0].state_dict())
+    base = torch.nn.functional.linear(x, layers[0].weight)
+    once, twice = (layer(x) - base for layer in layers)
+    torch.testing.assert_close(twice, 2 * once, rtol=1e-4, atol=1e-5)
+    strong.train()
+    assert not torch.equal(layers[1](x), layers[1](x))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"target_modules": ["query"]}, "'query': use down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj or v_proj"),
+        ({"target_modules": ["lm_head"]}, "no linear layer of the blocks is named 'lm_head'"),
+        ({"rank": 33}, r"rank \(33\) is larger than the smaller side \(\d+\) of model.layers.0.self_attn"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_changes_nothing(config, message):
+    lm = random_model(tiny_config())
+    with pytest.raises(ValueError, match=message):
+        add_adapters(lm, LoraConfig(**config))
+    assert not adapted(lm)
+    assert all(p.requires_grad for p in lm.parameters())
+
+
+def test_targets_are_last_parts_of_names():
+    lm = random_model(tiny_config())
+    add_adapters(lm, LoraConfig(rank=2, target_modules=["self_attn.q_proj", "down_proj"]))
+    assert {name.rpartition(".")[2] for name in adapted(lm)} == {"q_proj", "down_proj"}
+    assert len(adapted(lm)) == 4
+    with pytest.raises(ValueError, match="has adapters already"):
+        add_adapters(lm, LoraConfig())
+
+
+def test_gpt2_is_refused_with_the_reason():
+    gpt2 = {
+        "position_embedding": "learned",
+        "norm": "layernorm",
+        "mlp_bias": True,
+        "gated_mlp": False,
+        "attention_bias": True,
+        "hidden_act": "gelu_new",
+        "num_key_value_heads": 4,
+        "qk_norm": False,
+        "tie_word_embeddings": True,
+    }
+    with pytest.raises(ValueError, match="GPT-2 computes queries, keys and values in one product"):
+        add_adapters(LanguageModel(tiny_config(**gpt2)), LoraConfig())

@@ -52,7 +52,7 @@ class Pairs:
 
     def row(self, index: int, offset: int = 0) -> dict[str, np.ndarray]:
         """chosen_input_ids, chosen_labels, rejected_input_ids and rejected_labels of a pair, each (t,) int64."""
-        found = {}
+        found: dict[str, np.ndarray] = {}
         for side, (start, size) in zip(SIDES, self._spans[index].tolist(), strict=True):
             ids, flags = self._stream.read(start, size), self._stream.read_flags(start, size)
             found |= {f"{side}_input_ids": ids, f"{side}_labels": np.where(flags & TRAINED, ids, IGNORED)}

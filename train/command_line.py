@@ -13,6 +13,7 @@ from configs.meaning import fields
 from train.config import RunConfig, add_trust_option, load_run_config
 
 WIDTH = 100
+METHODS = ("sft", "dpo")
 COLUMN = 38  # where the explanations begin
 MOST_CHANGED = (
     "name=mine",
@@ -59,18 +60,18 @@ class Parser(ArgumentParser):
     def __init__(self, script: str, description: str):
         usage = f"python -m {script} configs/x.yaml [section.key=value ...] [--trust-hooks]"
         super().__init__(usage=usage, description=description, formatter_class=RawDescriptionHelpFormatter)
-        self.fine_tunes = script == "train.sft"
+        self.method = script.rpartition(".")[2]
 
     def format_help(self) -> str:
         """What argparse says, and all that this file adds."""
         shipped = [
             (f"configs/{file.name}", first_sentence(file))
             for file in sorted(Path(configs.__file__).parent.glob("*.yaml"))
-            if ("sft" in file.stem) == self.fine_tunes
+            if method_of(file) == self.method
         ]
         meanings = {".".join(path): field.description or "" for path, field in fields(RunConfig)}
         changed = [(example, meanings[example.partition("=")[0]]) for example in MOST_CHANGED]
-        begin = "sft_demo" if self.fine_tunes else "demo"
+        begin = "demo" if self.method == "pretrain" else f"{self.method}_demo"
         parts = [
             f"configs, of which configs/{begin}.yaml is the one to begin with:",
             *_rows(shipped),
@@ -80,6 +81,11 @@ class Parser(ArgumentParser):
         ]
         self.epilog = "\n".join([*parts, AFTERWARDS.rstrip()])
         return super().format_help()
+
+
+def method_of(file: Path) -> str:
+    """Which script of train/ a shipped config is for, by its name."""
+    return next((method for method in METHODS if method in file.stem.split("_")), "pretrain")
 
 
 def first_sentence(file: Path) -> str:

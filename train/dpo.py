@@ -46,9 +46,9 @@ def main() -> int:
 
 
 class Preference:
-    """The loss of pairs. lm: the model that is trained; its head is asked in chunks."""
+    """The loss of pairs. lm: the model that is trained. reference: None = lm without its adapters."""
 
-    def __init__(self, settings: DPOConfig, lm: LanguageModel, reference: LanguageModel):
+    def __init__(self, settings: DPOConfig, lm: LanguageModel, reference: LanguageModel | None):
         self.settings, self.lm, self.reference = settings, lm, reference
 
     def count(self, batch: Batch) -> int:
@@ -58,11 +58,13 @@ class Preference:
     def loss(self, forward: Forward, batch: Batch) -> tuple[Tensor, Figures]:
         import torch
 
+        from train.reference import asked
+
         ids, labels = (
             torch.cat([batch[f"chosen_{name}"], batch[f"rejected_{name}"]]) for name in ("input_ids", "labels")
         )  # (2B, T): all chosen answers, then all rejected ones
-        with torch.no_grad():
-            before, _ = answer_log_probs(self.reference, self.reference, ids, labels)
+        with asked(self.reference, self.lm) as reference:
+            before, _ = answer_log_probs(reference, reference, ids, labels)
         now, lengths = answer_log_probs(forward, self.lm, ids, labels)
         loss = preference_loss(now - before, lengths, self.settings)
         chosen, rejected = (self.settings.beta * (now - before).detach()).chunk(2)
@@ -101,12 +103,14 @@ def answer_log_probs(forward: Forward, lm: LanguageModel, ids: Tensor, labels: T
 
 
 def open_preference(config: RunConfig, data: PreparedData, lm: LanguageModel, device: Device) -> Preference:
-    """A `MakeObjective`."""
+    """A `MakeObjective`. Where adapters are trained (model/lora.py), the reference needs no memory of its own."""
     from train.reference import open_reference
 
     assert config.init_from is not None  # as_fine_tuning
-    reference = open_reference(config, data.tokenizer, device, config.init_from)
-    return Preference(config.dpo or DPOConfig(), lm, reference)
+    settings = config.dpo or DPOConfig()
+    if lm.adapters is not None:
+        return Preference(settings, lm, reference=None)
+    return Preference(settings, lm, open_reference(config, data.tokenizer, device, config.init_from))
 
 
 if __name__ == "__main__":

@@ -5,12 +5,17 @@ The reference of DPO and GRPO says how far the model has moved; the teacher of a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 from configs.checkpoints import read_checkpoint
 from configs.command import InputError
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import LanguageModel, load
+from model.lora import without_adapters
 from train.config import RunConfig
 from train.machine.device import Device
 
@@ -46,3 +51,19 @@ def open_reference(
     lm = lm.to(device.device).eval().requires_grad_(False)
     lm.set_attn_implementation(device.attention)
     return lm
+
+
+@contextmanager
+def asked(reference: LanguageModel | None, lm: LanguageModel) -> Iterator[LanguageModel]:
+    """The reference in evaluation mode, without gradients. None: it is lm without its adapters, in one copy."""
+    with torch.no_grad():
+        if reference is not None:
+            yield reference
+            return
+        training = lm.training
+        lm.eval()
+        try:
+            with without_adapters(lm):
+                yield lm
+        finally:
+            lm.train(training)

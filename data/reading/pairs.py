@@ -50,7 +50,7 @@ def pair_of(record: Any) -> Pair:
     for name in names:
         if name not in fields:
             raise BadRecord(
-                f"is no pair, it has no `{name}` (it has {', '.join(map(str, fields)) or 'no fields'}): add it"
+                f"has no `{name}`, which a pair needs (it has {', '.join(map(str, fields)) or 'no fields'}): add it"
             )
     prompt, tools = _prompt(fields)
     answers = [fields[name] for name in names]
@@ -67,7 +67,7 @@ def pair_of(record: Any) -> Pair:
 def _prompt(fields: dict) -> tuple[list, Any]:
     """The prompt as messages, [] where the answers hold it; and the tools."""
     tools = fields.get("tools") or ()
-    given = next((fields[name] for name in PROMPTS if name in fields), [])
+    given: Any = next((fields[name] for name in PROMPTS if name in fields), [])
     if "preferred_output" in fields or "non_preferred_output" in fields:  # OpenAI's
         there = fields.get("input")
         if not isinstance(there, dict) or "messages" not in there:

@@ -63,10 +63,10 @@ def test_what_both_begin_with_is_the_prompt():
     ("record", "reason"),
     [
         ("Hi", "is not an object with `chosen` and `rejected`"),
-        ({"chosen": [USER, GOOD]}, "has no `rejected` (it has chosen): add it"),
+        ({"chosen": [USER, GOOD]}, "has no `rejected`, which a pair needs (it has chosen): add it"),
         ({"input": {"messages": [USER]}, "preferred_output": [GOOD]}, "has no `non_preferred_output`"),
         ({"preferred_output": [GOOD], "non_preferred_output": [BAD]}, "has no `input` with messages"),
-        ({"messages": [USER, GOOD]}, "has no `chosen` (it has messages)"),
+        ({"messages": [USER, GOOD]}, "has no `chosen`, which a pair needs (it has messages)"),
         ({"chosen": [USER, GOOD], "rejected": [USER, GOOD]}, "are equal, so there is nothing to prefer"),
         ({"prompt": "Hi", "chosen": "Hello", "rejected": "Hello"}, "are equal"),
         ({"chosen": [USER, GOOD], "rejected": [BAD]}, "have no common prompt"),

@@ -10,13 +10,17 @@ from train.config import load_run_config
 SHIPPED = sorted((REPOSITORY / "configs").glob("*.yaml"))
 
 
-@pytest.mark.parametrize(("script", "fine_tunes"), [("train.pretrain", False), ("train.sft", True)])
-def test_help_lists_the_configs_the_main_keys_and_where_a_run_goes(script, fine_tunes):
+@pytest.mark.parametrize("script", ["train.pretrain", "train.sft", "train.dpo"])
+def test_help_lists_the_configs_the_main_keys_and_where_a_run_goes(script):
     done = run_module(script, "--help")
     assert done.returncode == 0
     listed = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  configs/")]
-    assert listed == [f"configs/{file.name}" for file in SHIPPED if ("sft" in file.name) == fine_tunes]
-    assert len(listed) >= 3
+    others = [name for name in ("sft", "dpo") if f"train.{name}" != script]
+    expected = [file for file in SHIPPED if not any(name in file.name for name in others)]
+    if script != "train.pretrain":
+        expected = [file for file in expected if script.removeprefix("train.") in file.name]
+    assert listed == [f"configs/{file.name}" for file in expected]
+    assert listed
     for example in MOST_CHANGED:
         assert f"\n  {example} " in done.stdout
     assert AFTERWARDS.strip() in done.stdout
@@ -38,7 +42,11 @@ def test_every_shipped_config_introduces_itself():
 
 @pytest.mark.parametrize(
     ("script", "example"),
-    [("train.pretrain", "configs/demo.yaml"), ("train.sft", "configs/sft_demo.yaml init_from=runs/demo")],
+    [
+        ("train.pretrain", "configs/demo.yaml"),
+        ("train.sft", "configs/sft_demo.yaml init_from=runs/demo"),
+        ("train.dpo", "configs/dpo_demo.yaml init_from=runs/sft_demo"),
+    ],
 )
 @pytest.mark.parametrize("arguments", [[], ["data.source=my.txt"]])
 def test_without_a_config_it_says_what_to_type(script, example, arguments):

@@ -12,7 +12,8 @@ from data.batches import IGNORED
 from data.prepare import open_prepared
 from model import load
 from model.checkpoint_format import save
-from tests.configs.every_key import shows
+from model.lora import adapted, add_adapters
+from model.lora_config import LoraConfig
 from tests.train.helpers import metrics, pretrain, stopped_at, write_config
 from tests.train.worlds import trace
 from train.config import load_run_config
@@ -20,6 +21,7 @@ from train.dpo import Preference, answer_log_probs, main, preference_loss
 from train.dpo_config import DPOConfig
 from train.pairs import PairSource
 from train.pretrain import main as pretrain_main
+from train.reference import asked
 from train.sft import main as sft
 
 
@@ -94,7 +96,6 @@ def opened(config, base, **settings):
         ({"beta": 0.3, "loss": "ipo"}, {"beta": 0.3, "loss_type": ["ipo"]}),
     ],
 )
-@shows("dpo", "dpo.beta", "dpo.loss", "dpo.label_smoothing")
 def test_loss_gradients_and_figures_are_trls(tmp_path, base, ours, theirs):
     """float32 on both sides, other orders of summation: 1e-5 of the largest gradient; wrong formulas are far off."""
     from datasets import Dataset
@@ -147,6 +148,23 @@ def test_the_reference_keeps_nothing_for_a_backward_pass(tmp_path, base):
     loss.backward()
     assert calls == [False]
     assert all(parameter.grad is None for parameter in reference.parameters())
+
+
+def test_a_model_with_adapters_is_its_own_reference(tmp_path, base):
+    """Adapters off is what init_from computes: `==`, also where dropout is on while it trains."""
+    batch, _, reference, _ = opened(pair_config(tmp_path, base), base)
+    lm = load(base).train()
+    add_adapters(lm, LoraConfig(rank=2, dropout=0.5))
+    for layer in adapted(lm).values():
+        torch.nn.init.normal_(layer.lora_B.weight, std=0.1)
+    ids, labels = batch["chosen_input_ids"], batch["chosen_labels"]
+    with asked(None, lm) as without, asked(reference, lm) as other:
+        found, expected = (answer_log_probs(model, model, ids, labels)[0] for model in (without, other))
+    assert torch.equal(found, expected)
+    assert lm.training
+    assert not torch.allclose(answer_log_probs(lm, lm, ids, labels)[0], expected)
+    Preference(DPOConfig(), lm, None).loss(lm, batch)[0].backward()
+    assert {name.split(".")[-2] for name, p in lm.named_parameters() if p.grad is not None} == {"lora_A", "lora_B"}
 
 
 def test_padding_and_the_other_pairs_change_nothing(tmp_path, base):

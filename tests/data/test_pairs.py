@@ -120,6 +120,16 @@ def test_a_stream_holds_both_answers_and_only_they_are_trained_on(tmp_path):
     assert trained == data.manifest["train"]["trained_tokens"]
 
 
+def test_an_earlier_answer_in_the_prompt_is_not_trained_on(tmp_path):
+    turns = {"chosen": [USER, GOOD, USER, GOOD], "rejected": [USER, GOOD, USER, BAD]}
+    _, data = prepared(tmp_path, [turns | {"system": str(i)} for i in range(50)])
+    pair = Pairs(data.stream("train"), 300, data.tokenizer.bos_id).row(0)
+    for side, answer in (("chosen", "Hello"), ("rejected", "Go")):
+        trained = pair[f"{side}_labels"] != IGNORED
+        assert trained.sum() == len(answer) + 1  # and the end of the turn
+        assert data.tokenizer.decode(pair[f"{side}_input_ids"][trained].tolist())[: len(answer)] == answer
+
+
 def test_pairs_too_long_for_a_row_are_counted_and_left_out(tmp_path):
     _, data = prepared(tmp_path, [record(i, bad="Go" * (40 if i % 4 == 0 else 1)) for i in range(200)])
     stream, bos = data.stream("train"), data.tokenizer.bos_id

@@ -13,7 +13,6 @@ from configs.meaning import fields
 from train.config import RunConfig, add_trust_option, load_run_config
 
 WIDTH = 100
-METHODS = ("sft", "dpo")
 COLUMN = 38  # where the explanations begin
 MOST_CHANGED = (
     "name=mine",
@@ -31,6 +30,7 @@ MOST_CHANGED = (
     "init_from=runs/demo",
     "seed=1",
 )
+METHODS = {"train.sft": "sft", "train.dpo": "dpo", "train.grpo": "grpo"}  # script -> what the names of its configs hold
 AFTERWARDS = """
 The run goes to runs/<name>, by default the config's name. It holds checkpoints, figures, samples, report.md and
 attention/viewer.html. live.html shows the heads while it trains. To resume after Ctrl-C, a crash or a kill, type the
@@ -60,18 +60,18 @@ class Parser(ArgumentParser):
     def __init__(self, script: str, description: str):
         usage = f"python -m {script} configs/x.yaml [section.key=value ...] [--trust-hooks]"
         super().__init__(usage=usage, description=description, formatter_class=RawDescriptionHelpFormatter)
-        self.method = script.rpartition(".")[2]
+        self.method = METHODS.get(script, "")
 
     def format_help(self) -> str:
         """What argparse says, and all that this file adds."""
         shipped = [
             (f"configs/{file.name}", first_sentence(file))
             for file in sorted(Path(configs.__file__).parent.glob("*.yaml"))
-            if method_of(file) == self.method
+            if next((method for method in METHODS.values() if method in file.stem), "") == self.method
         ]
         meanings = {".".join(path): field.description or "" for path, field in fields(RunConfig)}
         changed = [(example, meanings[example.partition("=")[0]]) for example in MOST_CHANGED]
-        begin = "demo" if self.method == "pretrain" else f"{self.method}_demo"
+        begin = f"{self.method}_demo" if self.method else "demo"
         parts = [
             f"configs, of which configs/{begin}.yaml is the one to begin with:",
             *_rows(shipped),
@@ -81,11 +81,6 @@ class Parser(ArgumentParser):
         ]
         self.epilog = "\n".join([*parts, AFTERWARDS.rstrip()])
         return super().format_help()
-
-
-def method_of(file: Path) -> str:
-    """Which script of train/ a shipped config is for, by its name."""
-    return next((method for method in METHODS if method in file.stem.split("_")), "pretrain")
 
 
 def first_sentence(file: Path) -> str:

@@ -13,8 +13,9 @@ from configs.command import InputError
 from configs.meaning import Meaning
 from configs.run_keys import RunKeys
 from train.dpo_config import DPOConfig
+from train.grpo_config import GRPOConfig
 
-SCRIPTS = {"dpo": "train.dpo"}  # section -> the only script that reads it
+SCRIPTS = {"dpo": "train.dpo", "grpo": "train.grpo"}  # section -> the only script that reads it
 
 
 class Methods(RunKeys):
@@ -24,6 +25,11 @@ class Methods(RunKeys):
         None,
         description="Learning from pairs of answers, with train.dpo. null = its defaults.",
         examples=[{"beta": 0.1, "loss": "sigmoid", "label_smoothing": 0.0}],
+    )
+    grpo: Annotated[GRPOConfig | None, Meaning.IDENTITY] = Field(
+        None,
+        description="Reinforcement learning on sampled answers, with train.grpo.",
+        examples=[{"reward": "exact_match", "group_size": 8}],
     )
 
 

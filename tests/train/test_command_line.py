@@ -4,22 +4,20 @@ import pytest
 
 from tests.processes import run_module
 from tests.train.helpers import REPOSITORY
-from train.command_line import AFTERWARDS, MOST_CHANGED, first_sentence
+from train.command_line import AFTERWARDS, METHODS, MOST_CHANGED, first_sentence
 from train.config import load_run_config
 
 SHIPPED = sorted((REPOSITORY / "configs").glob("*.yaml"))
 
 
-@pytest.mark.parametrize("script", ["train.pretrain", "train.sft", "train.dpo"])
-def test_help_lists_the_configs_the_main_keys_and_where_a_run_goes(script):
+@pytest.mark.parametrize(("script", "method"), [("train.pretrain", ""), *METHODS.items()])
+def test_help_lists_the_configs_the_main_keys_and_where_a_run_goes(script, method):
     done = run_module(script, "--help")
     assert done.returncode == 0
     listed = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  configs/")]
-    others = [name for name in ("sft", "dpo") if f"train.{name}" != script]
-    expected = [file for file in SHIPPED if not any(name in file.name for name in others)]
-    if script != "train.pretrain":
-        expected = [file for file in expected if script.removeprefix("train.") in file.name]
-    assert listed == [f"configs/{file.name}" for file in expected]
+    of_a_method = [file for file in SHIPPED if any(word in file.name for word in METHODS.values())]
+    own = [file for file in of_a_method if method in file.name] if method else sorted({*SHIPPED} - {*of_a_method})
+    assert listed == [f"configs/{file.name}" for file in own]
     assert listed
     for example in MOST_CHANGED:
         assert f"\n  {example} " in done.stdout

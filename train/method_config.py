@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from configs.command import InputError
 from configs.meaning import Meaning
 from configs.run_keys import RunKeys
+from model.lora_config import LoraConfig
 from train.dpo_config import DPOConfig
 from train.grpo_config import GRPOConfig
 
@@ -26,11 +27,22 @@ class Methods(RunKeys):
         description="Learning from pairs of answers, with train.dpo. null = its defaults.",
         examples=[{"beta": 0.1, "loss": "sigmoid", "label_smoothing": 0.0}],
     )
+    lora: Annotated[LoraConfig | None, Meaning.IDENTITY] = Field(
+        None, description="Train small adapters beside the frozen matrices of init_from. null = train every matrix."
+    )
     grpo: Annotated[GRPOConfig | None, Meaning.IDENTITY] = Field(
         None,
         description="Reinforcement learning on sampled answers, with train.grpo.",
         examples=[{"reward": "exact_match", "group_size": 8}],
     )
+
+    @model_validator(mode="after")
+    def _check_methods(self) -> Methods:
+        if self.lora is not None and getattr(self, "init_from", None) is None:
+            raise ValueError(
+                "lora trains beside the matrices of a trained model: set init_from, for example init_from=runs/demo"
+            )
+        return self
 
 
 def script_of(config: Any) -> str | None:

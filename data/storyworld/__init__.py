@@ -10,17 +10,19 @@ which word stands for which (`antecedents`, and `align` for any tokenizer). `rep
 induction heads, `recall` documents that ask for what they said.
 """
 
-from .conversations import converse
+from .conversations import converse, say_again
 from .draw import draw_question
 from .mentions import Antecedent, align, antecedents
+from .names import renamed
 from .pairs import prefer
 from .pen import Choice, Fact, Mention
 from .questions import Question, questions_about
 from .recall import Recall, recall
-from .repeats import Repeated, repeated
+from .repeats import REPEATED_WORDS, Repeated, repeated
 from .story import Story, parse, read, tell, tell_many
 
 __all__ = [
+    "REPEATED_WORDS",
     "Antecedent",
     "Choice",
     "Fact",
@@ -38,7 +40,9 @@ __all__ = [
     "questions_about",
     "read",
     "recall",
+    "renamed",
     "repeated",
+    "say_again",
     "tell",
     "tell_many",
 ]

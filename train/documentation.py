@@ -36,6 +36,7 @@ from eval.config import AttentionConfig, EvalConfig, HookConfig
 from model.config import ModelConfig
 from model.rope_scaling import RopeScaling
 from train.config import IDENTITY, OptimizerConfig, RunConfig, TrainConfig
+from train.distill_config import DistillConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = ROOT / "configs/base.yaml"
@@ -86,6 +87,7 @@ def sections() -> list[tuple[str, type[BaseModel], str]]:
         ("data.tokenizer", TokenizerConfig, "data.tokenizer"),
         ("train", TrainConfig, "train"),
         ("train.optimizer", OptimizerConfig, "train.optimizer"),
+        ("distill", DistillConfig, "distill"),
         ("eval", EvalConfig, "eval"),
         ("eval.hooks, each hook that is more than a name", HookConfig, "eval.hooks.N"),
         ("eval.attention", AttentionConfig, "eval.attention"),
@@ -252,7 +254,7 @@ def json_schema() -> str:
     schema["properties"]["extends"] = {"type": "string", "description": "Another YAML file that this one changes."}
     for section in schema["$defs"].values():
         section["description"] = _first_paragraph(section["description"])
-    for model in (FilesSource, HubSource, MixSource, RopeScaling):
+    for model in (FilesSource, HubSource, MixSource, RopeScaling, DistillConfig):
         schema["$defs"][model.__name__].pop("required")
     source = schema["$defs"]["DataConfig"]["properties"]["source"]
     source["anyOf"] = source.pop("oneOf")  # without its kind, a part of a source may be of several

@@ -5,8 +5,20 @@ A method adds its section here, its defaults to configs/base.yaml (null), and it
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
+from configs.meaning import Meaning
 from configs.run_keys import RunKeys
+from train.distill_config import DistillConfig
 
 
 class Methods(RunKeys):
     """What RunConfig (train/config.py) inherits."""
+
+    distill: Annotated[DistillConfig | None, Meaning.IDENTITY] = Field(
+        None,
+        description="Learning from another model's probabilities, with train.distill.",
+        examples=[{"teacher": "runs/demo", "beta": 0.0, "temperature": 1.0, "hard_share": 0.1}],
+    )

@@ -30,6 +30,7 @@ MOST_CHANGED = (
     "init_from=runs/demo",
     "seed=1",
 )
+METHODS = {"train.sft": "sft", "train.grpo": "grpo"}  # script -> what the names of its configs hold
 AFTERWARDS = """
 The run goes to runs/<name>, by default the config's name. It holds checkpoints, figures, samples, report.md and
 attention/viewer.html. live.html shows the heads while it trains. To resume after Ctrl-C, a crash or a kill, type the
@@ -59,18 +60,18 @@ class Parser(ArgumentParser):
     def __init__(self, script: str, description: str):
         usage = f"python -m {script} configs/x.yaml [section.key=value ...] [--trust-hooks]"
         super().__init__(usage=usage, description=description, formatter_class=RawDescriptionHelpFormatter)
-        self.fine_tunes = script == "train.sft"
+        self.method = METHODS.get(script, "")
 
     def format_help(self) -> str:
         """What argparse says, and all that this file adds."""
         shipped = [
             (f"configs/{file.name}", first_sentence(file))
             for file in sorted(Path(configs.__file__).parent.glob("*.yaml"))
-            if ("sft" in file.stem) == self.fine_tunes
+            if next((method for method in METHODS.values() if method in file.stem), "") == self.method
         ]
         meanings = {".".join(path): field.description or "" for path, field in fields(RunConfig)}
         changed = [(example, meanings[example.partition("=")[0]]) for example in MOST_CHANGED]
-        begin = "sft_demo" if self.fine_tunes else "demo"
+        begin = f"{self.method}_demo" if self.method else "demo"
         parts = [
             f"configs, of which configs/{begin}.yaml is the one to begin with:",
             *_rows(shipped),

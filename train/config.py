@@ -285,14 +285,20 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
 
 
 def _refuse_foreign_hooks(loaded: LoadedConfig, config: RunConfig) -> None:
-    code = [name for name in config.eval.cadences() if ":" in name]
-    place = loaded.place(("eval", "hooks"))
-    if code and place is not None and not is_own(place.file):
-        raise InputError(
-            f"{place}: `eval.hooks` names {shortened(code[0])}, code that training would run, in a config that came "
-            "from elsewhere: leave it out, for example with eval.hooks=[validation], or read that code and give "
-            "--trust-hooks"
-        )
+    named = {
+        ("eval", "hooks"): list(config.eval.cadences()),
+        ("grpo", "reward"): [config.grpo.reward] if config.grpo else [],
+    }
+    for key, names in named.items():
+        code = [name for name in names if ":" in name]
+        place = loaded.place(key)
+        if code and place is not None and not is_own(place.file):
+            harmless = {"eval": "eval.hooks=[validation]", "grpo": "grpo.reward=exact_match"}[key[0]]
+            raise InputError(
+                f"{place}: `{'.'.join(key)}` names {shortened(code[0])}, code that training would run, in a config "
+                f"that came from elsewhere: leave it out, for example with {harmless}, or read that code and give "
+                "--trust-hooks"
+            )
 
 
 def add_trust_option(parser: argparse.ArgumentParser) -> None:
@@ -300,5 +306,5 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-hooks",
         action="store_true",
-        help="run the code that eval.hooks names, also in a config that came from elsewhere",
+        help="run the code that eval.hooks and grpo.reward name, also in a config that came from elsewhere",
     )

@@ -7,7 +7,7 @@ arXiv 1503.02531). The student learns to say the same at each position, from the
 
 T is the temperature of both inside D. Gradients of D shrink with T², so T² keeps the two parts in proportion. D is the
 forward KL divergence, the reverse one, or what lies between (`divergence`). A student that only ever reads the text of
-others never learns to go on after its own mistakes: with on_policy it writes the rows itself, and the teacher says what
+others never learns to recover from its own mistakes: with on_policy it writes the rows itself, and the teacher says what
 it would have written there (GKD, Agarwal et al. 2024, arXiv 2306.13649).
 """
 
@@ -40,7 +40,9 @@ def main() -> int:
     from train.pretrain import run
 
     on_policy = config.distill is not None and config.distill.on_policy > 0
-    return run(config, "train.distill", open_distillation, OwnText if on_policy else TextBatches, as_student)
+    return run(
+        config, "train.distill", open_distillation, OwnText if on_policy else TextBatches, as_student, in_shares=True
+    )
 
 
 class Distillation:

@@ -37,6 +37,7 @@ from model.config import ModelConfig
 from model.rope_scaling import RopeScaling
 from train.config import IDENTITY, OptimizerConfig, RunConfig, TrainConfig
 from train.distill_config import DistillConfig
+from train.grpo_config import GRPOConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = ROOT / "configs/base.yaml"
@@ -88,6 +89,7 @@ def sections() -> list[tuple[str, type[BaseModel], str]]:
         ("train", TrainConfig, "train"),
         ("train.optimizer", OptimizerConfig, "train.optimizer"),
         ("distill", DistillConfig, "distill"),
+        ("grpo", GRPOConfig, "grpo"),
         ("eval", EvalConfig, "eval"),
         ("eval.hooks, each hook that is more than a name", HookConfig, "eval.hooks.N"),
         ("eval.attention", AttentionConfig, "eval.attention"),

@@ -12,6 +12,7 @@ from pydantic import Field
 from configs.meaning import Meaning
 from configs.run_keys import RunKeys
 from train.distill_config import DistillConfig
+from train.grpo_config import GRPOConfig
 
 
 class Methods(RunKeys):
@@ -21,4 +22,9 @@ class Methods(RunKeys):
         None,
         description="Learning from another model's probabilities, with train.distill.",
         examples=[{"teacher": "runs/demo", "beta": 0.0, "temperature": 1.0, "hard_share": 0.1}],
+    )
+    grpo: Annotated[GRPOConfig | None, Meaning.IDENTITY] = Field(
+        None,
+        description="Reinforcement learning on sampled answers, with train.grpo.",
+        examples=[{"reward": "exact_match", "group_size": 8}],
     )

@@ -1,7 +1,7 @@
 """Rows that the student writes itself: the batches of on-policy distillation.
 
 Which steps are its own, and the random numbers of what it writes, come from (seed, k); the text comes from the weights.
-So nothing is saved, and a run that was stopped goes on exactly.
+So nothing is saved, and a run that was stopped resumes exactly.
 """
 
 from __future__ import annotations

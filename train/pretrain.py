@@ -36,20 +36,23 @@ def run(
     objective: MakeObjective | None = None,
     source: Callable[..., Any] | None = None,
     complete: Callable[[RunConfig], RunConfig] | None = None,
+    *,
+    parts: int | None = None,
 ) -> int:
     """One run from its config to its report. Returns the exit code.
 
     script: the module of the command. objective: (config, data, lm, device) -> what a step minimises; default: the
     next token. It may open a second model (train/reference.py). source: (config, data, world, device) -> a
     BatchSource; default: rows of the prepared text. complete: what the config takes over from the run directory or
-    another run.
+    another run. parts: of a step, that may be computed apart: default: its rows, or 1 with an objective or a source.
 
-    On a CPU each core gets a process, if there is nothing that may need all rows of a step in one place.
+    On a CPU each core gets a process, if there are parts to share.
     """
     from train.machine.together import number_of_processes, together
 
     work = partial(_run, config, script, objective, source, complete)
-    return together(1 if objective or source else number_of_processes(config), work)
+    parts = 1 if parts is None and (objective or source) else parts
+    return together(number_of_processes(config, parts), work)
 
 
 def _run(

@@ -4,19 +4,21 @@ import pytest
 
 from tests.processes import run_module
 from tests.train.helpers import REPOSITORY
-from train.command_line import AFTERWARDS, MOST_CHANGED, first_sentence
+from train.command_line import AFTERWARDS, METHODS, MOST_CHANGED, first_sentence
 from train.config import load_run_config
 
 SHIPPED = sorted((REPOSITORY / "configs").glob("*.yaml"))
 
 
-@pytest.mark.parametrize(("script", "fine_tunes"), [("train.pretrain", False), ("train.sft", True)])
-def test_help_lists_the_configs_the_main_keys_and_where_a_run_goes(script, fine_tunes):
+@pytest.mark.parametrize(("script", "method"), [("train.pretrain", ""), ("train.sft", "sft"), ("train.grpo", "grpo")])
+def test_help_lists_the_configs_the_main_keys_and_where_a_run_goes(script, method):
     done = run_module(script, "--help")
     assert done.returncode == 0
     listed = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  configs/")]
-    assert listed == [f"configs/{file.name}" for file in SHIPPED if ("sft" in file.name) == fine_tunes]
-    assert len(listed) >= 3
+    of_a_method = [file for file in SHIPPED if any(word in file.name for word in METHODS.values())]
+    own = [file for file in of_a_method if method in file.name] if method else sorted({*SHIPPED} - {*of_a_method})
+    assert listed == [f"configs/{file.name}" for file in own]
+    assert listed
     for example in MOST_CHANGED:
         assert f"\n  {example} " in done.stdout
     assert AFTERWARDS.strip() in done.stdout

@@ -1,48 +1,26 @@
 """train.distill: equal to trl's GKD loss, exact after a stop, and what cannot teach is said in a line."""
 
 import os
-import re
 import signal
 import warnings
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import train.loop
 from data.batches import IGNORED, Batch
-from data.prepare import open_prepared
 from model import LanguageModel, ModelConfig, load
 from model.loss import CHUNK
-from tests.configs.every_key import shows
-from tests.train.helpers import metrics, pretrain, write_config
+from tests.train.distill_helpers import SMALL, begun, own_text, student_config
+from tests.train.helpers import pretrain, write_config
 from tests.train.worlds import trace
-from train.config import load_run_config
-from train.distill import Distillation, divergence, main
+from train.distill import Distillation, main
 from train.distill_config import DistillConfig
-from train.own_text import OwnText
-
-SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
-    """A run that knows the text."""
-    folder = tmp_path_factory.mktemp("teacher")
-    pretrain(write_config(folder, name="teacher", train={"max_steps": 30}, eval={"hooks": []}))
-    return folder / "runs/teacher"
-
-
-def student_config(folder, teacher, distill=None, **sections):
-    distill = {"teacher": str(teacher)} | (distill or {})
-    train = {"max_steps": 6, "checkpoint_every": 3, "trace": True} | sections.pop("train", {})
-    model = SMALL | {"hidden_dropout": 0.1} | sections.pop("model", {})
-    eval_ = {"hooks": ["validation"], "every": 0}
-    return write_config(folder, name="student", distill=distill, train=train, model=model, eval=eval_, **sections)
-
-
-def last_line(run, split="train"):
-    return [line for line in metrics(run) if line["split"] == split][-1]
+    return begun(tmp_path_factory.mktemp("teacher"))
 
 
 def opened(teacher, vocab_size=None, **settings):
@@ -111,64 +89,6 @@ def test_a_student_that_is_its_teacher_is_not_moved(teacher):
         assert all(p.grad is None for p in wise.parameters())
 
 
-@shows("distill.beta", "distill.temperature")
-def test_beta_and_temperature_change_how_two_distributions_are_compared():
-    ours, theirs = torch.tensor([[0.0, 0.0]]), torch.tensor([[4.0, 0.0]])
-    p, q = theirs.softmax(-1), ours.softmax(-1)
-    assert float(divergence(ours, theirs, 0.0)) == pytest.approx(float((p * (p / q).log()).sum()))
-    assert float(divergence(ours, theirs, 1.0)) == pytest.approx(float((q * (q / p).log()).sum()))
-    m = (p + q) / 2
-    middle = ((p * (p / m).log()).sum() + (q * (q / m).log()).sum()) / 2
-    assert float(divergence(ours, theirs, 0.5)) == pytest.approx(float(middle))
-    assert float(divergence(ours, theirs, 0.0, temperature=4.0)) == pytest.approx(
-        float(F.kl_div(ours.log_softmax(-1), (theirs / 4).softmax(-1), reduction="sum"))
-    )
-
-
-@shows("distill", "distill.teacher", "distill.hard_share")
-def test_the_teacher_and_its_share_decide_what_is_learned(tmp_path, teacher):
-    """A teacher that knows little: alone with it, the student learns as little; from the text it learns more."""
-    novice = tmp_path / "novice"
-    novice.mkdir()
-    pretrain(write_config(novice, name="novice", train={"max_steps": 1}, eval={"hooks": []}))
-    config = student_config(tmp_path, novice / "runs/novice", train={"max_steps": 30, "trace": False})
-    done = pretrain(config, "name=teacher", "distill.hard_share=0", script=main)
-    assert re.search(r"step 0: loss [\d.]+\n", done.stdout)  # ln(vocabulary) is no yardstick here
-    pretrain(config, "name=text", "distill.hard_share=1", script=main)
-    near, far = (last_line(tmp_path / "runs" / name) for name in ("teacher", "text"))
-    assert near["divergence"] < 0.5 < far["divergence"]
-    assert near["text_loss"] > far["text_loss"] + 0.5
-    assert near["loss"] == pytest.approx(near["divergence"], rel=1e-5)
-    assert far["loss"] == pytest.approx(far["text_loss"], rel=1e-5)
-    assert 0 < near["agreement"] <= 1
-    assert "`python -m train.distill`" in (tmp_path / "runs/teacher/report.md").read_text()
-
-
-def own_text(config, teacher, **changes):
-    pretrain(config, "name=prepared", "train.max_steps=1", script=main)
-    [folder] = (config.parent / "runs/.prepared").glob("*/manifest.json")
-    return OwnText(load_run_config(config, [f"{k}={v}" for k, v in changes.items()]), open_prepared(folder.parent))
-
-
-@shows("distill.on_policy", "distill.max_new_tokens")
-def test_a_share_of_the_steps_is_the_students_own_text(tmp_path, teacher):
-    config = student_config(tmp_path, teacher, {"on_policy": 0.5, "max_new_tokens": 7})
-    source, lm = own_text(config, teacher), load(teacher).eval()
-    batches = [source.batch(k, lm) for k in range(40)]
-    own = [batch for batch in batches if "is_own" in batch.tensors]
-    assert 10 < len(own) < 30
-    for batch in own:
-        trained = (batch["labels"] != IGNORED).sum(1)
-        assert int(trained.max()) <= 7
-        assert int(trained.min()) >= 1
-        where = batch["labels"] != IGNORED
-        assert torch.equal(batch["labels"][where], batch["input_ids"][where])
-    again = source.batch(batches.index(own[0]), lm)
-    assert torch.equal(again["input_ids"], own[0]["input_ids"])  # a function of (seed, k, weights)
-    never = own_text(config, teacher, **{"distill.on_policy": 0.0})
-    assert not any("is_own" in never.batch(k, lm).tensors for k in range(10))
-
-
 def test_its_own_text_has_no_part_in_the_ordinary_loss(teacher):
     lm, _, objective, batch = opened(teacher, hard_share=0.5)
     own = Batch(batch.tensors | {"is_own": torch.ones(3, dtype=torch.bool)}, batch.row_ids)
@@ -179,7 +99,7 @@ def test_its_own_text_has_no_part_in_the_ordinary_loss(teacher):
 
 
 def test_the_prompt_ends_where_the_first_answer_begins(tmp_path, teacher):
-    source = own_text(student_config(tmp_path, teacher, {"on_policy": 1.0}), teacher)
+    source = own_text(student_config(tmp_path, teacher, {"on_policy": 1.0}))
     bos = source.bos
     ids, labels = torch.tensor([9, bos, 3, 4, 5, 6, bos, 7]), torch.tensor([9, -100, -100, -100, 5, 6, -100, 7])
     assert source.prompt(ids, labels) == [bos, 3, 4]

@@ -41,9 +41,12 @@ Result = TypeVar("Result")
 LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 
 
-def number_of_processes(config: RunConfig) -> int:
-    """What train.processes stands for. A run that is resumed keeps its number, if this machine has as many cores."""
-    if "WORLD_SIZE" in os.environ or config.train.parallel != "ddp":
+def number_of_processes(config: RunConfig, parts: int | None = None) -> int:
+    """What train.processes stands for. A run that is resumed keeps its number, if this machine has as many cores.
+
+    parts: of a step, that may be computed apart; None: its rows.
+    """
+    if parts == 1 or "WORLD_SIZE" in os.environ or config.train.parallel != "ddp":
         return 1  # torchrun decides
     try:
         on_cpu = choose_device(config.train.device).type == "cpu"
@@ -63,7 +66,7 @@ def number_of_processes(config: RunConfig) -> int:
     if size and threads and size * threads <= cores:
         return size
     most = min(cores, config.train.tokens_per_step // LEAST_TOKENS)
-    return max(1, largest_divisor(config.rows_per_step // _joined(config), most))
+    return max(1, largest_divisor(parts or config.rows_per_step // _joined(config), most))
 
 
 def _joined(config: RunConfig) -> int:

@@ -43,7 +43,9 @@ class PlannedRun:
 
     @property
     def script(self) -> str:
-        """Fine-tuning has its own script."""
+        """Fine-tuning and GRPO have their own scripts."""
+        if self.config.grpo is not None:
+            return "train.grpo"
         tunes = self.config.init_from is not None and self.config.data.records == "conversations"
         return "train.sft" if tunes else "train.pretrain"
 

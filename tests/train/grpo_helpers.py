@@ -1,0 +1,78 @@
+"""A model that has seen some stories for a second, and rollouts with it."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from data.tokenizer import load_tokenizer
+from model import load
+from tests.train.helpers import pretrain, write_config
+from train.config import RunConfig, load_run_config
+from train.machine.distributed import ALONE
+from train.rollouts import Rollouts
+
+WORLD = {"kind": "storyworld", "documents": 40, "validation_documents": 8}
+ROWS = 8  # answers of a step
+
+
+def begun(folder: Path) -> Path:
+    """A run that has read stories for some steps."""
+    folder.mkdir(exist_ok=True)
+    data = {"source": WORLD, "tokenizer": {"kind": "bpe", "vocab_size": 512}, "sequence_length": 512}
+    model = {"max_position_embeddings": 512}
+    train = {"max_steps": 4, "tokens_per_step": 512, "checkpoint_every": 0}
+    pretrain(write_config(folder, name="begun", data=data, model=model, train=train, eval={"hooks": []}))
+    return folder / "runs/begun"
+
+
+def grpo_config(run: Path, **sections) -> Path:
+    """A config that goes on from that run: 8 answers a step, in groups of 4."""
+    grpo = {"group_size": 4, "max_new_tokens": 6, "reward": f"{__name__}:vowels"} | sections.pop("grpo", {})
+    data = {"source": WORLD, "tokenizer": {"kind": "pretrained", "path": str(run)}, "records": "conversations"}
+    train = {"max_steps": 4, "tokens_per_step": 512 * ROWS, "checkpoint_every": 0, "log_every": 1, "processes": 1}
+    settings = {
+        "name": "grown",
+        "init_from": str(run),
+        "grpo": grpo,
+        "data": data | {"sequence_length": 512} | sections.pop("data", {}),
+        "train": train | sections.pop("train", {}),
+        "eval": {"hooks": []} | sections.pop("eval", {}),
+    }
+    return write_config(run.parent.parent, **settings, **sections)
+
+
+@cache
+def opened(run: Path):
+    """(model, tokenizer)"""
+    return load(run), load_tokenizer(run)
+
+
+def rollouts(run: Path, **grpo) -> tuple[RunConfig, Rollouts]:
+    """The source of a config with these keys of `grpo:`."""
+    config = load_run_config(grpo_config(run, grpo=grpo))
+    return config, Rollouts(config, SimpleNamespace(tokenizer=opened(run)[1]), ALONE, torch.device("cpu"))
+
+
+def vowels(question, reply: str) -> float:
+    """A reward of which an untrained model's answers get different amounts."""
+    return sum(letter in "aeiou" for letter in reply) / 4
+
+
+def same(question, reply: str) -> float:
+    return 1.0
+
+
+def raising(question, reply: str) -> float:
+    raise KeyError("nothing\nto see")
+
+
+def infinite(question, reply: str) -> float:
+    return float("inf")
+
+
+assert __name__ in sys.modules  # a config names these functions by it

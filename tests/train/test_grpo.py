@@ -1,0 +1,270 @@
+"""GRPO: the loss of TRL on the same rollouts, the same run after a stop, and what a reward may do wrong."""
+
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import train.loop
+from eval.questions import Asked
+from tests.train.grpo_helpers import begun, grpo_config, opened, rollouts
+from tests.train.helpers import metrics, pretrain
+from tests.train.worlds import trace
+from train import grpo
+from train.grpo import GRPO, divergence, policy_loss
+from train.grpo_config import GRPOConfig
+from train.rewards import REWARDS, contains_answer, exact_match
+from train.rollouts import advantages
+
+HERE = "tests.train.grpo_helpers"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return begun(tmp_path_factory.mktemp("grpo") / "folder")
+
+
+def asked(answer="Tiko", reply="Tiko had the ball.") -> Asked:
+    return Asked("who_has", ({"role": "user", "content": "Who had the ball?"},), reply, answer, ("Tiko", "Belna"))
+
+
+def test_the_right_reward_wants_every_letter_and_the_other_one_is_gamed():
+    right, listing = "Tiko had the ball.", "Tiko Belna Jurim"
+    assert (exact_match(asked(), right), contains_answer(asked(), right)) == (1, 1)
+    assert (exact_match(asked(), listing), contains_answer(asked(), listing)) == (0, 1)
+    assert exact_match(asked(), f"{right}…") == 0  # it did not end
+    assert REWARDS.keys() == {"exact_match", "contains_answer"}
+
+
+# what TRL calls it -> the same in our words. TRL gives CISPO's bound itself, we give what it is above 1
+LOSSES = {
+    "grpo": {"mean": "sequence"},
+    "bnpo": {"mean": "token"},
+    "dapo": {"mean": "token", "clip_high": 0.28},
+    "dr_grpo": {"mean": "fixed", "scale_advantages": False},
+    "cispo": {"mean": "token", "clip": "cispo", "clip_high": 0.05},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kl", [0.0, 0.3])
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_and_gradients_are_those_of_trl(run, name, kl):
+    """TRL's own `_compute_loss`, on transformers' model with the same weights, left-padded as TRL pads.
+
+    The weights moved since the answers were drawn, so that a third of the ratios is clipped. Rotations by other angles
+    and another order of sums leave differences of 1e-6 in the log-probabilities; gradients are of the size of 1.
+    """
+    transformers = pytest.importorskip("transformers")
+    config, source = rollouts(run, kl=kl, temperature=0.7, clip_low=0.1, **({"clip_high": 0.1} | LOSSES[name]))
+    settings, (lm, tokenizer) = config.grpo, opened(run)
+    questions = [source.question(0, number) for number in range(source.groups)]
+    prompts = tuple(ids for _, ids in questions)
+    answers = source.sample(0, lm, prompts)
+    rewards = torch.rand(len(answers), generator=torch.Generator().manual_seed(1))
+    batch = source.rows(prompts, answers, rewards, torch.zeros(4))
+
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(run / "checkpoints" / last(run), dtype=torch.float32)
+    ours = type(lm)(lm.config).train()
+    ours.load_state_dict(lm.state_dict())
+    with torch.no_grad():
+        for one, other in zip(ours.parameters(), matching(ours, theirs), strict=True):
+            one += 0.5 * one.std() * torch.randn(one.shape) if one.ndim > 1 else 0
+            other.copy_(one)
+    objective = GRPO(settings, ours, lm if kl else None)
+    loss, figures = objective.loss(ours, batch)
+    (loss / objective.count(batch)).backward()
+    assert figures["clip_share"] / objective.count(batch) > 0.02  # there is something to compare
+    reference = transformers.AutoModelForCausalLM.from_pretrained(run / "checkpoints" / last(run), dtype=torch.float32)
+    wanted = trl_loss(name, settings, theirs.train(), reference, prompts, answers, rewards, tokenizer.pad_id)
+    wanted.backward()
+    assert_close(loss / objective.count(batch), wanted, rtol=1e-4, atol=1e-5)
+    for (parameter, one), other in zip(ours.named_parameters(), matching(ours, theirs), strict=True):
+        assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4, msg=lambda text, at=parameter: f"{at}: {text}")
+
+
+def last(run) -> str:
+    return (run / "checkpoints/latest").read_text().strip()
+
+
+def matching(ours, theirs):
+    """The other model's parameters, in the order of ours: names are the same."""
+    there = dict(theirs.named_parameters())
+    return [there[name] for name, _ in ours.named_parameters()]
+
+
+def trl_loss(name, settings, model, reference, prompts, answers, rewards, pad):
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    def padded(rows, left):
+        longest = max(map(len, rows))
+        fill = [[pad] * (longest - len(row)) for row in rows]
+        real = [[0] * (longest - len(row)) for row in rows]
+        both = zip(rows, fill, real, strict=True)
+        pairs = [(f + list(r), m + [1] * len(r)) if left else (list(r) + f, [1] * len(r) + m) for r, f, m in both]
+        return (torch.tensor([pair[i] for pair in pairs]) for i in (0, 1))
+
+    prompt_ids, prompt_mask = padded([prompts[answer.group] for answer in answers], left=True)
+    completion_ids, completion_mask = padded([answer.ids for answer in answers], left=False)
+    old = torch.nn.utils.rnn.pad_sequence([answer.log_probs for answer in answers], batch_first=True)
+    ids, mask = torch.cat([prompt_ids, completion_ids], 1), torch.cat([prompt_mask, completion_mask], 1)
+    count = completion_ids.shape[1]
+
+    def log_probs(model, ids=ids, mask=mask, keep=count, **_):
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        logits = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits[:, -keep - 1 : -1]
+        found = (logits / settings.temperature).log_softmax(-1).gather(2, ids[:, -keep:, None])[..., 0]
+        return found, torch.zeros_like(found), None
+
+    with torch.no_grad():
+        there = log_probs(reference)[0]
+    groups = rewards.view(-1, settings.group_size)
+    worth = groups - groups.mean(1, keepdim=True)
+    if settings.scale_advantages:
+        worth = worth / (groups.std(1, keepdim=True) + 1e-4)  # grpo_trainer.py, _generate_and_score_completions
+    trainer = SimpleNamespace(
+        _get_per_token_logps_and_entropies=log_probs,
+        accelerator=SimpleNamespace(num_processes=1, reduce=lambda x, **_: x, gather=lambda x: x),
+        aux_loss_enabled=False,
+        args=SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1),
+        beta=settings.kl,
+        current_gradient_accumulation_steps=1,
+        epsilon_low=settings.clip_low,
+        epsilon_high=settings.clip_high + (name == "cispo"),
+        importance_sampling_level="token",
+        loss_type=name,
+        max_completion_length=settings.max_new_tokens,
+        model=model,
+        off_policy_mask_threshold=None,
+        top_entropy_quantile=1.0,
+        use_vllm=False,
+        _entropy_bonus_enabled=False,
+        _metrics={"train": DefaultLists(), "eval": DefaultLists()},
+    )
+    inputs = {
+        "prompt_ids": prompt_ids,
+        "prompt_mask": prompt_mask,
+        "completion_ids": completion_ids,
+        "completion_mask": completion_mask,
+        "advantages": worth.flatten(),
+        "old_per_token_logps": old,
+        "ref_per_token_logps": there,
+        "num_items_in_batch": completion_mask.sum(),
+    }
+    return GRPOTrainer._compute_loss(trainer, model, inputs)
+
+
+class DefaultLists(dict):
+    def __missing__(self, key):
+        return self.setdefault(key, [])
+
+
+def test_a_clipped_token_has_no_gradient_and_cispo_keeps_it():
+    """Ratios 0.5, 1 and 2: what was already moved further than the clip in the direction of its advantage stays."""
+    old = torch.zeros(2, 3)
+    moved = torch.tensor([[0.5, 1.0, 2.0], [0.5, 1.0, 2.0]]).log()
+    gradients, shares = {}, {}
+    for clip in ("ppo", "cispo"):
+        new = moved.clone().requires_grad_()
+        loss, clipped = policy_loss(new, old, torch.tensor([1.0, -1.0]), GRPOConfig(clip=clip))
+        loss.sum().backward()
+        gradients[clip], shares[clip] = new.grad, clipped.tolist()
+    assert_close(gradients["ppo"], torch.tensor([[-0.5, -1.0, 0.0], [0.0, 1.0, 2.0]]))
+    assert_close(gradients["cispo"], torch.tensor([[-0.5, -1.0, -1.2], [0.5, 1.0, 1.2]]))
+    assert shares == {"ppo": [[False, False, True], [True, False, False]], "cispo": [[False, False, True], [False] * 3]}
+
+
+def test_the_divergence_is_right_on_average_and_never_negative():
+    """Of 100,000 draws its mean is KL to 1 %: the standard error is a fifth of that."""
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
+    drawn = torch.multinomial(p, 100_000, replacement=True, generator=torch.Generator().manual_seed(0))
+    found = divergence(p.log()[drawn], q.log()[drawn])
+    assert found.min() >= 0
+    assert_close(found.mean(), (p * (p / q).log()).sum(), rtol=0.01, atol=0)
+
+
+def test_advantages_are_of_a_group():
+    found = advantages(torch.tensor([1.0, 0.0, 1.0, 1.0]), 2, scaled=False)
+    assert found.tolist() == [0.5, -0.5, 0.0, 0.0]
+    assert advantages(torch.tensor([3.0, 1.0]), 2, scaled=True).tolist() == pytest.approx([2**-0.5, -(2**-0.5)], 1e-3)
+
+
+def test_equal_answers_are_one_row_and_groups_without_variance_are_left_out(run):
+    _, source = rollouts(run)
+    lm, _ = opened(run)
+    prompts = tuple(source.question(0, number)[1] for number in range(2))
+    answers = source.sample(0, lm, prompts)
+    twin = answers[0].__class__(0, answers[0].ids, answers[0].log_probs, answers[0].text)
+    answers = [answers[0], twin, *answers[2:]]
+    rewards = torch.tensor([1.0, 1.0, 0.0, 0.5, 2.0, 2.0, 2.0, 2.0])  # the second group tells nothing
+    batch = source.rows(prompts, answers, rewards, torch.zeros(4))
+    assert sorted(batch["copies"].tolist()) == [1, 1, 2]
+    assert (batch["advantages"] * batch["copies"]).sum() == pytest.approx(0, abs=1e-6)
+    nothing = source.rows(prompts, answers, torch.ones(8), torch.zeros(4))
+    assert (len(nothing.row_ids), float(nothing["advantages"])) == (1, 0.0)
+
+
+def test_it_earns_more_and_goes_on_exactly_after_a_stop(run, monkeypatch):
+    config = grpo_config(run, grpo={"kl": 0.01}, train={"trace": True, "max_steps": 5, "checkpoint_every": 2})
+    pretrain(config, "name=whole", "--trust-hooks", script=grpo.main)
+    lines = [line for line in metrics(run.parent / "whole") if line["split"] == "train"]
+    reported = {"reward", "reward_variance", "skipped_groups", "answer_length", "kl", "entropy", "clip_share"}
+    assert reported <= lines[0].keys()
+    assert lines[0]["kl"] == pytest.approx(0, abs=1e-6)  # the first step begins at the reference
+    assert lines[-1]["kl"] > 1e-6
+    step = train.loop.training_step
+
+    def stopping(run, *arguments, **options):
+        if run.state.step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(run, *arguments, **options)
+
+    monkeypatch.setattr(train.loop, "training_step", stopping)
+    pretrain(config, "name=stopped", "--trust-hooks", script=grpo.main, code=143)
+    monkeypatch.undo()
+    pretrain(config, "name=stopped", "--trust-hooks", script=grpo.main)
+    assert trace(run.parent / "stopped") == trace(run.parent / "whole")
+    assert len({line["batch"] for line in trace(run.parent / "whole")}) == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["grpo.reward=best"], "no reward is called 'best': use exact_match, contains_answer, or module:function"),
+        ([f"grpo.reward={HERE}:missing"], "cannot be imported: AttributeError"),
+        ([f"grpo.reward={HERE}:HERE"], "cannot be imported: AttributeError"),
+        (["grpo.group_size=3"], "grpo.group_size (3) must divide the 8 answers of a step"),
+        (["grpo=null"], "grpo: is null: train.grpo needs this section"),
+        (["init_from=null"], "init_from: fine-tuning starts from a trained model"),
+        (["data.source=text.txt"], "data.source: train.grpo asks about the built-in stories"),
+        (["grpo.max_new_tokens=500"], "data.sequence_length (512): no question fits beside grpo.max_new_tokens (500)"),
+        (["grpo.group_size=1"], "grpo.group_size"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line_and_writes_nothing(run, changes, message):
+    done = pretrain(grpo_config(run), "name=refused", *changes, "--trust-hooks", script=grpo.main, code=2)
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (run.parent / "refused/metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [("raising", r"raised KeyError: 'nothing\nto see' for row 0"), ("infinite", "returned inf for row 0, question")],
+)
+def test_a_reward_that_fails_stops_the_run_before_the_step(run, reward, message):
+    done = pretrain(grpo_config(run), f"name={reward}", f"grpo.reward={HERE}:{reward}", script=grpo.main, code=2)
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (run.parent / reward / "metrics.jsonl").exists()  # the very first answers are rewarded before any step
+
+
+def test_a_reward_that_a_config_from_elsewhere_names_is_not_imported(run, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(grpo_config(run).read_text(encoding="utf-8"), encoding="utf-8")
+    done = pretrain(config, "name=foreign", script=grpo.main, code=2)
+    assert f"`grpo.reward` names {HERE}:vowels, code that training would run" in done.stderr
+    assert "--trust-hooks" in done.stderr

@@ -1,0 +1,184 @@
+"""What does the model answer, and what is it worth? The batches of GRPO: questions, sampled answers, advantages.
+
+Batch k is a function of (seed, k, weights): the questions and the random numbers come from (seed, k), the answers from
+the weights. So nothing is saved, and a stopped run resumes exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from random import Random
+from statistics import fmean
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from configs.command import InputError
+from data.batches import IGNORED, Batch
+from data.chat import prompt_ids
+from data.config import StoryworldSource
+from data.prepare import PreparedData
+from data.storyworld import converse
+from eval.questions import Asked, questions_in
+from model import LanguageModel, generate, left_pad
+from train.config import RunConfig
+from train.machine.distributed import World
+from train.objective import BatchSource
+from train.rewards import find_reward, rewards_of
+
+REPORTED = ("reward", "reward_variance", "skipped_groups", "answer_length")  # means over all answers of a step
+EPSILON = 1e-4  # of the division by a standard deviation, as in TRL
+ATTEMPTS = 1000  # to find a question that fits
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One sampled answer. ids: with its end token, if it came. log_probs: ln of the probability it was drawn with."""
+
+    group: int
+    ids: tuple[int, ...]
+    log_probs: Tensor
+    text: str
+
+
+class Rollouts(BatchSource):
+    """Questions about training stories, each with a group of answers that the model samples itself.
+
+    A batch holds the answers of groups whose rewards differ, right-padded, with their questions in front: input_ids and
+    labels (B, T), where only answers are labels; drawn_log_probs (B, T), aligned with labels; advantages (B,); weights
+    (B, T), what a token counts; copies (B,), how often the answer was drawn: equal ones are one row; reported (B, 4).
+    """
+
+    def __init__(self, config: RunConfig, data: PreparedData, world: World, device: torch.device):
+        assert config.grpo is not None
+        assert isinstance(config.data.source, StoryworldSource)  # train/grpo.py has checked both
+        self.settings, self.source, self.world, self.device = config.grpo, config.data.source, world, device
+        self.seed, self.tokenizer = config.seed, data.tokenizer
+        self.rows_per_batch, self.row_length = config.rows_per_step, config.data.sequence_length
+        self.groups = self.rows_per_batch // self.settings.group_size
+        if self.groups % world.size or world.shares_model:
+            raise InputError(
+                f"{world.size} processes cannot share the {self.groups} questions of a step evenly, each with a model "
+                "of its own: set train.processes=1, or train.parallel=ddp and a multiple of them"
+            )
+        self.reward = find_reward(self.settings.reward)
+
+    def batch(self, k: int, lm: LanguageModel) -> Batch:
+        mine = range(self.world.rank, self.groups, self.world.size)
+        questions, prompts = zip(*(self.question(k, number) for number in mine), strict=True)
+        answers = self.sample(k, lm, prompts)
+        values, problem = [], ""
+        try:
+            values = rewards_of(self.reward, [questions[a.group] for a in answers], [a.text for a in answers])
+        except InputError as error:
+            problem = str(error)
+        lengths = [len(answer.ids) for answer in answers]
+        everywhere = self.world.gather((problem, values, lengths))  # so that all processes stop, or none does
+        problems, of_all, lengths_of_all = zip(*everywhere, strict=True)
+        if any(problems):
+            raise InputError(next(filter(None, problems)))
+        deviations = spread(torch.tensor(list(chain(*of_all))), self.settings.group_size)
+        reported = [
+            fmean(chain(*of_all)),
+            float(deviations.square().mean()),
+            float((deviations == 0).float().mean()),
+            fmean(chain(*lengths_of_all)),
+        ]
+        return self.rows(prompts, answers, torch.tensor(values), torch.tensor(reported))
+
+    def question(self, k: int, number: int) -> tuple[Asked, list[int]]:
+        """Question `number` of step k, about a training story, and its prompt's ids."""
+        rng, source = Random(f"question {self.seed} {k} {number}"), self.source
+        kind = "questions" if source.chats == "questions" else None
+        room = self.row_length - self.settings.max_new_tokens
+        for _ in range(ATTEMPTS):
+            found = list(questions_in(told(source.seed, rng.randrange(source.documents), "train", source.level, kind)))
+            if not found:
+                continue  # a conversation in which nothing is asked
+            question = rng.choice(found)
+            ids = prompt_ids(self.tokenizer, question.messages)
+            if len(ids) <= room:
+                return question, ids
+        raise InputError(
+            f"data.sequence_length ({self.row_length}): no question fits beside grpo.max_new_tokens "
+            f"({self.settings.max_new_tokens}): raise it"
+        )
+
+    def sample(self, k: int, lm: LanguageModel, prompts: tuple[list[int], ...]) -> list[Answer]:
+        """A group of answers to each prompt; the prompts are read once, all of them together."""
+        ids, real = left_pad(prompts, self.tokenizer.pad_id)
+        written, log_probs = generate(
+            lm,
+            ids.to(self.device),
+            self.settings.max_new_tokens,
+            temperature=self.settings.temperature,
+            stop_ids=self.tokenizer.stop_ids,
+            seed=Random(f"answers {self.seed} {k} {self.world.rank}").getrandbits(63),
+            attention_mask=real.to(self.device),
+            num_return_sequences=self.settings.group_size,
+            return_log_probs=True,
+        )
+        stops = set(self.tokenizer.stop_ids)
+        answers = []
+        for row, drawn in enumerate(written[:, ids.shape[1] :].tolist()):
+            end = next((at for at, token in enumerate(drawn) if token in stops), None)
+            text = self.tokenizer.decode(drawn[:end]) + ("…" if end is None else "")
+            count = len(drawn) if end is None else end + 1
+            group = row // self.settings.group_size
+            answers.append(Answer(group, tuple(drawn[:count]), log_probs[row, :count].cpu(), text))
+        return answers
+
+    def rows(self, prompts: tuple[list[int], ...], answers: list[Answer], rewards: Tensor, reported: Tensor) -> Batch:
+        """What is trained on. If no group's rewards differ, one answer is left, whose advantage is 0."""
+        worth = advantages(rewards, self.settings.group_size, self.settings.scale_advantages).tolist()
+        differ = spread(rewards, self.settings.group_size) > 0
+        equal: dict[tuple[int, tuple[int, ...], float], list[int]] = {}  # group, ids, worth -> answers that have them
+        for row, answer in enumerate(answers):
+            if differ[answer.group] or not (differ.any() or row):
+                equal.setdefault((answer.group, answer.ids, worth[row]), []).append(row)
+        chosen = sorted(
+            equal.values(), key=lambda rows: len(prompts[answers[rows[0]].group]) + len(answers[rows[0]].ids)
+        )
+        first = [rows[0] for rows in chosen]
+        counts = torch.tensor([len(rows) for rows in chosen])
+        lengths = torch.tensor([len(answers[row].ids) for row in first])
+        both = self.world.gather((int(counts.sum()), int((counts * lengths).sum())))
+        kept, tokens = (sum(each) for each in zip(*both, strict=True))
+        per_token = {
+            "sequence": 1 / lengths,
+            "token": torch.full_like(counts, kept / tokens, dtype=torch.float32),
+            "fixed": torch.full_like(counts, 1 / self.settings.max_new_tokens, dtype=torch.float32),
+        }[self.settings.mean]
+        columns: dict[str, list[Tensor]] = {"input_ids": [], "labels": [], "drawn_log_probs": []}
+        for row in first:
+            prompt, ids = torch.tensor(prompts[answers[row].group]), torch.tensor(answers[row].ids)
+            columns["input_ids"].append(torch.cat([prompt, ids]))
+            columns["labels"].append(torch.cat([torch.full_like(prompt, IGNORED), ids]))
+            columns["drawn_log_probs"].append(torch.cat([torch.zeros(len(prompt)), answers[row].log_probs]))
+        padding = {"input_ids": self.tokenizer.pad_id, "labels": IGNORED, "drawn_log_probs": 0}
+        tensors = {name: pad_sequence(rows, True, padding[name]) for name, rows in columns.items()}
+        tensors["advantages"] = torch.tensor([worth[row] for row in first])
+        tensors["copies"] = counts
+        tensors["weights"] = (counts * per_token)[:, None] * (tensors["labels"] != IGNORED)
+        tensors["reported"] = reported.expand(len(first), -1)
+        return Batch(tensors, first)
+
+
+told = lru_cache(maxsize=4096)(converse)  # making one takes longer than answering it
+
+
+def spread(rewards: Tensor, group_size: int) -> Tensor:
+    """Standard deviation of each group's rewards: (groups * group_size,) -> (groups,)."""
+    return rewards.view(-1, group_size).std(dim=1)
+
+
+def advantages(rewards: Tensor, group_size: int, scaled: bool) -> Tensor:
+    """How much better than the mean of its group an answer is; scaled: in standard deviations. Both (answers,)."""
+    groups = rewards.view(-1, group_size)
+    better = groups - groups.mean(dim=1, keepdim=True)
+    if scaled:
+        better = better / (groups.std(dim=1, keepdim=True) + EPSILON)
+    return better.flatten()

@@ -7,8 +7,8 @@ arXiv 1503.02531). The student learns to say the same at each position, from the
 
 T is the temperature of both inside D. Gradients of D shrink with T², so T² keeps the two parts in proportion. D is the
 forward KL divergence, the reverse one, or what lies between (`divergence`). A student that only ever reads the text of
-others never learns to recover from its own mistakes: with on_policy it writes the rows itself, and the teacher says what
-it would have written there (GKD, Agarwal et al. 2024, arXiv 2306.13649).
+others never learns to recover from its own mistakes. With on_policy it writes the rows itself, and the teacher says
+what it would have written there (GKD, Agarwal et al. 2024, arXiv 2306.13649).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 def main() -> int:
     example = "configs/distill_demo.yaml distill.teacher=runs/demo"
     config = parse_command_line("Train a small model to say what a larger one says.", example, "train.distill")
+    from train.machine.together import joined
     from train.objective import TextBatches
     from train.own_text import OwnText
     from train.pretrain import run
 
-    on_policy = config.distill is not None and config.distill.on_policy > 0
-    return run(
-        config, "train.distill", open_distillation, OwnText if on_policy else TextBatches, as_student, in_shares=True
-    )
+    source = OwnText if config.distill is not None and config.distill.on_policy else TextBatches
+    parts = config.rows_per_step // joined(config)
+    return run(config, "train.distill", open_distillation, source, as_student, parts=parts)
 
 
 class Distillation:

@@ -139,8 +139,9 @@ def as_student(config: RunConfig) -> RunConfig:
 
     if config.distill is None:
         raise InputError("distill.teacher: name the run to learn from, for example distill.teacher=runs/demo")
+    teacher = config.distill.teacher
     try:
-        read_checkpoint(config.distill.teacher, read_config)
+        read_checkpoint(teacher, read_config)
     except (OSError, ValueError) as error:
         raise InputError(f"distill.teacher: {error}") from None
     begun = (config.directory / "checkpoints" / "latest").is_file()  # then it has weights and tokenizer of its own
@@ -154,7 +155,7 @@ def as_student(config: RunConfig) -> RunConfig:
         )
     tokenizer = config.data.tokenizer
     if begun or tokenizer.kind != "pretrained":
-        path = source or config.distill.teacher
+        path = source or teacher
         tokenizer = tokenizer.model_copy(update={"kind": "pretrained", "path": path})
     return config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": tokenizer})})
 

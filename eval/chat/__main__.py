@@ -7,6 +7,7 @@ lines are answered one after the other. Within the program:
     /temperature [T]   how random the answers are: 0 = always the likeliest token
     /system [TEXT]     a message before all others; without a text, none
     /cache             how many tokens the last answer had to read, and how many were in the key-value cache
+    /adapter [NAME]    switch to other adapters, to begin a new conversation with them; base = none
     /reset             begin a new conversation
     /help              these lines
     /quit              leave, as Ctrl-D does; Ctrl-C stops an answer
@@ -28,6 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 from configs.bounds import LEAST_DRAWN, MOST_QUESTIONS, MOST_SEED, MOST_TEMPERATURE, number, whole
 from configs.command import InputError, exit_on_bad_input
+from configs.shown_text import escape
+from eval.chat.tools import MOST_CALLS, SCHEMAS, calls_in, respond
 from eval.opening import add_device_option, add_rope_options, check_rope_options
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
@@ -82,6 +85,14 @@ def parse() -> argparse.Namespace:
         default=0,
         help="the same seed and lines give the same answers (0)",
     )
+    parser.add_argument("--tools", action="store_true", help="a calculator and a look-up in the chat, as it calls them")
+    parser.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=RUN",
+        help="a run with adapters (LoRA) of this base; may be given several times, and /adapter switches",
+    )
     parser.add_argument("--ascii", action="store_true", help="draw maps without Unicode blocks")
     add_rope_options(parser)
     add_device_option(parser)
@@ -94,6 +105,7 @@ class Chat:
     """The program around a Conversation. Answers, maps and help go to stdout; remarks too, if it is a terminal."""
 
     def __init__(self, given: argparse.Namespace):
+        from eval.chat.adapters import Adapters
         from eval.chat.session import open_conversation
         from eval.chat.terminal import Wrapped, prints_blocks
 
@@ -106,11 +118,16 @@ class Chat:
         rope = (given.rope_scaling, given.rope_factor)
         opened = open_conversation(given.run, given.temperature, given.device, rope, **settings)
         self.conversation: Conversation = opened
-        if given.system:
-            try:
+        self.adapters = Adapters(opened, given.adapter)
+        self.said: list[str] = []  # by the user, for the look-up
+        try:
+            if given.tools:
+                self.conversation.tools = SCHEMAS
+                calls_in(opened.tokenizer, [])  # raises where the tokenizer knows no calls
+            if given.system or given.tools:
                 self.conversation.set_system(given.system)
-            except ValueError as error:
-                raise InputError(f"--system: {error}") from None
+        except ValueError as error:
+            raise InputError(f"{'--tools' if given.tools else '--system'}: {error}") from None
 
     def run(self) -> int:
         """Answer line by line, until there are no more, or /quit."""
@@ -165,8 +182,25 @@ class Chat:
 
     def answer(self, text: str) -> None:
         """Write the answer while it comes; Ctrl-C ends it, and what was written stays in the conversation."""
+        self.said.append(text)
+        self.write_answer(text, "user")
+        for _ in range(MOST_CALLS):
+            last = self.conversation.last
+            calls = (
+                calls_in(self.conversation.tokenizer, last.ids[last.begin :])
+                if self.conversation.tools and last
+                else []
+            )
+            if not calls:
+                return
+            responses = "\n".join(respond(call, " ".join(self.said)) for call in calls)
+            self.remarks.line(f"(tool: {escape(responses)})")
+            self.write_answer(responses, "tool")
+
+    def write_answer(self, text: str, role: str) -> None:
+        """One answer, to the user or to a tool."""
         conversation = self.conversation
-        pieces = conversation.answer(text)
+        pieces = conversation.answer(text, role)
         if count := conversation.forgotten:
             turns = "the oldest turn is" if count == 1 else f"the {count} oldest turns are"
             self.remarks.line(f"(more than {conversation.context_length:,} tokens by now: {turns} forgotten)")
@@ -196,6 +230,7 @@ class Chat:
             "/temperature": self.temperature,
             "/system": self.system,
             "/cache": self.cache,
+            "/adapter": self.adapter,
             "/reset": self.reset,
             "/help": self.help,
         }
@@ -251,8 +286,18 @@ class Chat:
             f"it holds {cache.length:,} tokens now, {cache.nbytes / 1000:,.0f} kB"
         )
 
+    def adapter(self, rest: str) -> None:
+        if not self.adapters.runs:
+            raise ValueError("there are no adapters here: start with --adapter NAME=RUN, once for each of them")
+        if rest:
+            self.adapters.use(rest)
+            self.said.clear()
+        there = ", ".join(("base", *self.adapters.runs))
+        self.remarks.line(f"adapters in use: {self.adapters.used}{'; a new conversation' if rest else ''} ({there})")
+
     def reset(self, rest: str) -> None:
         self.conversation.reset()
+        self.said.clear()
         self.remarks.line("a new conversation" if self.conversation.is_chat else "a new text")
 
     def help(self, rest: str) -> None:

@@ -48,7 +48,6 @@ class Turn:
 class Conversation:
     """Messages and answers, or, for a model that was not trained on chats, one text that both write.
 
-    is_chat: whether the model was trained on chats: then it may end a turn by itself.
     turns: the ids of each turn, what ended it included. last: the Turn of the last answer, None before one.
     forgotten: how many of the oldest turns the last `answer` left out, since the context was full.
     Settings may be changed between two answers. Raises ValueError for a temperature or top_p out of range.
@@ -68,11 +67,16 @@ class Conversation:
         self.sampling = Sampling(temperature, top_p=top_p)
         self.max_new_tokens, self.seed = max_new_tokens, seed
         self.system, self.head = "", [tokenizer.bos_id]
-        ends = lm.config.eos_token_id
-        turn = tokenizer.backend.token_to_id("<|im_end|>")  # None in a foreign model of other turns
-        self.is_chat = turn is not None and turn in (ends if isinstance(ends, list) else [ends])
+        self.tools: tuple[dict, ...] = ()
         self.cache = KVCache(lm.config)
         self.reset()
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the model was trained on chats: then it may end a turn by itself."""
+        ends = self.lm.config.eos_token_id
+        turn = self.tokenizer.backend.token_to_id("<|im_end|>")  # None in a foreign model of other turns
+        return turn is not None and turn in (ends if isinstance(ends, list) else [ends])
 
     @property
     def context_length(self) -> int:
@@ -92,19 +96,24 @@ class Conversation:
 
     def set_system(self, text: str) -> None:
         """Put a system message before all turns; "" takes it away. Raises ValueError where there can be none."""
-        if text and not self.is_chat:
-            raise ValueError("this model was trained on texts, not on chats: it has no system message")
+        if (text or self.tools) and not self.is_chat:
+            missing = "tools" if self.tools else "system message"
+            raise ValueError(f"this model was trained on texts, not on chats: it has no {missing}")
         head = [self.tokenizer.bos_id]
-        if text:
-            head = prompt_ids(self.tokenizer, [{"role": "system", "content": text}])[: -len(self._header())]
+        if text or self.tools:
+            said = [{"role": "system", "content": text}]
+            head = prompt_ids(self.tokenizer, said, self.tools)[: -len(self._header())]
         if len(head) > self.context_length // 2:
+            what = "the system message with the tools" if self.tools else "the system message"
             raise ValueError(
-                f"the system message takes {len(head):,} tokens, and the model sees {self.context_length:,}: shorten it"
+                f"{what} takes {len(head):,} tokens, and the model sees {self.context_length:,}: shorten it"
             )
         self.system, self.head = text, head
 
-    def answer(self, text: str) -> Generator[str, None, None]:
+    def answer(self, text: str, role: str = "user") -> Generator[str, None, None]:
         """The answer to a message, or the text's continuation, piece by piece as decoded. Closing it ends the turn.
+
+        role: "user", or "tool" for what the model's calls gave.
 
         Raises ValueError, before anything is read, for an empty message and one that the context has no room for.
         """
@@ -114,8 +123,8 @@ class Conversation:
             )
         if self._document_ended:
             self.turns, self._document_ended = [], False
-        self.forgotten = self._make_room(self._ids_of(text))
-        new = self._ids_of(text)  # again: it may be the first turn now
+        self.forgotten = self._make_room(self._ids_of(text, role))
+        new = self._ids_of(text, role)  # again: it may be the first turn now
         prompt = [*self.head, *(token for turn in self.turns for token in turn), *new]
         device = next(self.lm.parameters()).device
         steps = stream(
@@ -172,10 +181,10 @@ class Conversation:
             del self.turns[0]
         return before - len(self.turns)
 
-    def _ids_of(self, text: str) -> list[int]:
+    def _ids_of(self, text: str, role: str) -> list[int]:
         """What stands between the last turn and the answer to this message; of a text, its next words."""
         if self.is_chat:
-            return prompt_ids(self.tokenizer, [{"role": "user", "content": text}])[1:]  # without the first token
+            return prompt_ids(self.tokenizer, [{"role": role, "content": text}])[1:]  # without the first token
         written = self.tokenizer.decode(self.turns[-1][-4:]) if self.turns else ""
         between = " " if written and written[-1].isascii() and not written[-1].isspace() and text[0].isalnum() else ""
         return self.tokenizer.encode(between + text)

@@ -18,7 +18,7 @@ CONFIGS += ["data.tokenizer_report", "benchmarks.throughput", "benchmarks.busy",
 RUNS = ["eval.attention", "eval.chat", "eval.compare", "eval.tasks", "eval.samples", "eval.questions"]
 RUNS += ["eval.long_context"]
 OTHERS = ["model.convert_kv_heads", "train.scaling", "train.throughput", "train.documentation", "notebooks.execute"]
-OTHERS += ["benchmarks.preparing", "benchmarks.long_words"]
+OTHERS += ["benchmarks.preparing", "benchmarks.long_words", "benchmarks.rollouts"]
 COMMANDS = [*CONFIGS, *RUNS, *OTHERS]
 
 

@@ -4,6 +4,7 @@
     …/step_00001000/                        model.safetensors, config.json, tokenizer.json and others
     …/step_00001000/training/manifest.json  size and sha256 of each of these files
 
+Adapters (LoRA) have adapter_config.json, which names the model that they belong to (model/adapter_files.py).
 A directory without a manifest, as others make it, is opened without this check.
 """
 
@@ -23,6 +24,7 @@ from configs.read_back import DamagedFile, checked, opened, parse_json, read_nam
 
 TRAINING = "training"  # what only training needs; vLLM and SGLang load every *.safetensors of the directory above
 MANIFEST = "manifest.json"
+ADAPTER = "adapter_config.json"
 STATE = "trainer_state.json"
 CARD = "README.md"  # not in the manifest: you may edit it
 MOST_STEPS = 99_999_999  # the name of a checkpoint has eight digits
@@ -43,12 +45,12 @@ class Entry(BaseModel):
 
 
 def checkpoint_directory(path: str | Path) -> Path:
-    """The directory that holds config.json: `path` itself, or the newest checkpoint of the run at `path`.
+    """The directory of a model or of adapters: `path` itself, or the newest checkpoint of the run at `path`.
 
     Raises DamagedFile, a ValueError.
     """
     path = Path(path)
-    if is_file(path / "config.json"):
+    if _is_model(path):
         return path
     latest = path / "checkpoints" / "latest"
     if not is_file(latest):
@@ -56,10 +58,19 @@ def checkpoint_directory(path: str | Path) -> Path:
     name = ""
     for pause in [*PATIENCE, 0.0]:
         name = read_name(latest)
-        if is_file(latest.parent / name / "config.json"):
+        if _is_model(latest.parent / name):
             return latest.parent / name
         time.sleep(pause)
     raise DamagedFile(f"{latest}: names {name}, which does not exist: give a checkpoint directory instead")
+
+
+def is_adapter(directory: Path) -> bool:
+    """Whether a checkpoint directory holds adapters, which need the model that they name."""
+    return is_file(directory / ADAPTER)
+
+
+def _is_model(directory: Path) -> bool:
+    return is_file(directory / "config.json") or is_adapter(directory)
 
 
 def read_checkpoint(path: str | Path, read: Callable[[Path], Result]) -> Result:

@@ -55,8 +55,9 @@ def _turn(message: Message) -> Iterator[Segment]:
     yield Segment("<|im_start|>", True, 0)
     if message.role == "assistant":
         yield Segment("assistant\n", False, 0)  # a segment of its own, as it is when the model answers
-        yield from _answer(message)
-        yield Segment("<|im_end|>", True, TRAINED)
+        trained = TRAINED if message.weight else 0
+        yield from _answer(message, trained)
+        yield Segment("<|im_end|>", True, trained)
         yield Segment("\n", False, MAY_END)
         return
     if message.role == "tool":
@@ -70,25 +71,25 @@ def _turn(message: Message) -> Iterator[Segment]:
     yield Segment("\n", False, 0)
 
 
-def _answer(message: Message) -> Iterator[Segment]:
+def _answer(message: Message, trained: int) -> Iterator[Segment]:
     """What the assistant itself writes: thinking, text, tool calls."""
     text = message.content
     if message.reasoning_content:
-        yield Segment("<think>", True, TRAINED)
-        yield Segment("\n", False, TRAINED)  # a segment of its own, as it is in a prompt that asks to think
-        yield Segment(f"{message.reasoning_content}\n", False, TRAINED)
-        yield Segment("</think>", True, TRAINED)
+        yield Segment("<think>", True, trained)
+        yield Segment("\n", False, trained)  # a segment of its own, as it is in a prompt that asks to think
+        yield Segment(f"{message.reasoning_content}\n", False, trained)
+        yield Segment("</think>", True, trained)
         text = f"\n\n{text}"
     if message.content and message.tool_calls:
         text += "\n"
     for call in message.tool_calls:
-        yield Segment(text, False, TRAINED)
-        yield Segment("<tool_call>", True, TRAINED)
-        yield Segment(f"\n{_call_as_json(call)}\n", False, TRAINED)
-        yield Segment("</tool_call>", True, TRAINED)
+        yield Segment(text, False, trained)
+        yield Segment("<tool_call>", True, trained)
+        yield Segment(f"\n{_call_as_json(call)}\n", False, trained)
+        yield Segment("</tool_call>", True, trained)
         text = "\n"
     if not message.tool_calls:
-        yield Segment(text, False, TRAINED)
+        yield Segment(text, False, trained)
 
 
 def _call_as_json(call: dict) -> str:

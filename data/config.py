@@ -52,6 +52,20 @@ class RecallDocuments(Section):
         return self
 
 
+class ClassWeights(Section):
+    """How often which class of questions is asked about a story, of those that it has (docs/sft.md has an example of
+    each)."""
+
+    who_has: int = Field(3, ge=0, le=100, description="Weight of who has it.")
+    where: int = Field(3, ge=0, le=100, description="Weight of where it is.")
+    who_wanted: int = Field(1, ge=0, le=100, description="Weight of who wanted it.")
+    who_said: int = Field(1, ge=0, le=100, description="Weight of who said it.")
+    first: int = Field(1, ge=0, le=100, description="Weight of what or who came first.")
+    feeling: int = Field(1, ge=0, le=100, description="Weight of how somebody felt.")
+    yes_no: int = Field(1, ge=0, le=100, description="Weight of yes or no.")
+    who_did: int = Field(1, ge=0, le=100, description="Weight of who did it.")
+
+
 class StoryworldSource(Section):
     """The built-in corpus: stories that are made while you wait. Their entropy, the lowest possible loss, is known."""
 
@@ -66,11 +80,35 @@ class StoryworldSource(Section):
     )
     chats: Literal["mixed", "questions"] = Field(
         "mixed",
-        description="With records: conversations. mixed = stories on request, questions, longer talks | questions = up "
-        "to eight about each story, to answer well after little training.",
+        description="With records: conversations. mixed = stories on request, questions, longer talks | questions = "
+        "many about each story, to answer well after little training.",
+    )
+    questions: int = Field(8, ge=1, le=100, description="chats: questions. Questions about each story, at most.")
+    told: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="chats: questions. Share of conversations in which the assistant tells the story. In the others it "
+        "is given.",
+    )
+    told_weight: Literal[0, 1] = Field(
+        0, description="chats: questions. 1: the stories that the assistant tells are trained on as well."
+    )
+    class_weights: ClassWeights = Field(
+        ClassWeights(), description="chats: questions. How often which class of questions is asked, after the first."
     )
     repeats: float = Field(
-        0.0, ge=0, lt=1, description="Share of documents that are random words, told repeatedly: heads learn to copy."
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of documents that are random words, told repeatedly: heads learn to copy. Chats, too.",
+    )
+    other_names: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of training documents with names of other forms (Ubora, Bororuzi), so that the model copies "
+        "any name.",
     )
     recall: RecallDocuments | None = Field(
         None,

@@ -7,7 +7,6 @@ identical logits. model/families/ has what differs between the architectures.
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,15 @@ from pydantic import BaseModel
 from safetensors.torch import save_file
 from torch import Tensor
 
-from configs.checkpoints import check_files, read_checkpoint
-from configs.command import InputWarning
+from configs.checkpoints import check_files, is_adapter, is_file, read_checkpoint
 from configs.read_back import DamagedFile, read_json
 from model import weight_files
+from model.adapter_files import base_of, load_adapters, read_adapters, save_adapters
 from model.config import ModelConfig
 from model.config_json import TokenId
 from model.counting import on_meta
 from model.families import FAMILIES, Family, family_of
+from model.lora import merge
 from model.memory import free_ram
 from model.transformer import LanguageModel
 
@@ -39,6 +39,7 @@ class Generation(BaseModel):
 def save(lm: LanguageModel, directory: str | Path, weights: dict[str, Tensor] | None = None) -> None:
     """Write model.safetensors, config.json and generation_config.json. Makes the directory if needed.
 
+    A model with adapters is written as adapters, which name their base (model/adapter_files.py).
     weights: the whole state_dict, for a model whose parameters are spread over several processes.
     """
     directory, family = Path(directory), family_of(lm.config)
@@ -49,6 +50,9 @@ def save(lm: LanguageModel, directory: str | Path, weights: dict[str, Tensor] | 
     _write_json(directory / "config.json", config)
     _write_json(directory / "generation_config.json", tokens)
     weights = lm.state_dict() if weights is None else weights
+    if lm.adapters is not None:
+        save_adapters(lm, directory, weights)
+        return
     tensors = family.to_files({name: weights[name] for name in _stored_names(lm)})
     # contiguous: a tensor that is cut out of another one is copied
     save_file({name: x.contiguous() for name, x in tensors.items()}, directory / WEIGHTS, metadata={"format": "pt"})
@@ -72,10 +76,15 @@ def _load(directory: Path) -> LanguageModel:
 
 
 def load_weights(lm: LanguageModel, directory: Path) -> None:
-    """Copy a directory's weights into a model. Every tensor must be there and fit, and none may be left over.
+    """Copy a directory's weights into a model; of adapters, those of their base with the adapters merged.
 
-    Raises ValueError that names the file.
+    Every tensor must be there and fit, and none may be left over. Raises ValueError that names the file.
     """
+    if is_adapter(directory):
+        load_weights(lm, base_of(directory))
+        load_adapters(lm, directory)
+        merge(lm)
+        return
     check_files(directory, WEIGHTS)
     lm.load_state_dict(read_weights(lm, directory), strict=not lm.config.tie_word_embeddings)
 
@@ -83,21 +92,17 @@ def load_weights(lm: LanguageModel, directory: Path) -> None:
 def read_weights(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
     """The weights in a directory under the model's own names, checked against it; no lm_head if it is tied.
 
+    Of a directory of adapters, for a model that has such, the adapters alone.
     Warns of weights that are not finite. Raises ValueError that names the file.
     """
+    if is_adapter(directory):
+        return read_adapters(lm, directory)
     family = _family(directory)[0]
     stored = weight_files.describe(directory, family.current)
     _check_tensors(lm, stored, family)
     tensors = family.from_files(weight_files.read(stored))
-    if broken := [name for name, tensor in tensors.items() if not is_finite(tensor)]:
-        others = f" and {len(broken) - 1:,} other tensors" if len(broken) > 1 else ""
-        warnings.warn(f"{stored.file}: {broken[0]}{others}: not every number is finite", InputWarning, stacklevel=2)
+    weight_files.warn_of_non_finite(tensors, stored.file)
     return tensors
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether every number is finite. The extremes tell, for NaN comes through: ten times as fast as torch.isfinite."""
-    return not tensor.numel() or bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
 
 
 def _check_tensors(lm: LanguageModel, stored: weight_files.Stored, family: Family) -> None:
@@ -118,6 +123,7 @@ def _check_tensors(lm: LanguageModel, stored: weight_files.Stored, family: Famil
 
 def _check_size(config: ModelConfig, directory: Path) -> None:
     """Raises ValueError, before anything is built, unless the files hold this model and it fits into memory."""
+    directory = base_of(directory) if is_adapter(directory) else directory
     family = _family(directory)[0]
     stored = weight_files.describe(directory, family.current)
     if config.num_hidden_layers > len(stored.shapes):
@@ -146,8 +152,11 @@ def _stored_names(lm: LanguageModel) -> list[str]:
 def read_config(directory: Path) -> ModelConfig:
     """config.json -> ModelConfig. Raises ValueError for an architecture that Headlight does not build.
 
-    The tokens that end a text are those of generation_config.json where that has some, as in transformers.
+    The tokens that end a text are those of generation_config.json where that has some, as in transformers. peft writes
+    no config.json beside adapters: theirs is the base's.
     """
+    if is_adapter(directory) and not is_file(directory / "config.json"):
+        return read_config(base_of(directory))
     check_files(directory, "config.json", "generation_config.json")
     family, fields = _family(directory)
     file = directory / "generation_config.json"

@@ -111,7 +111,7 @@ def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
 
     def read(directory: Path) -> tuple[Path, LanguageModel, dict[str, bytes]]:
         check_head_count(read_config(directory), num_key_value_heads)
-        _refuse_occupied(out)
+        refuse_occupied(out)
         check_files(directory, *TOKENIZER_FILES)
         copied = {name: (directory / name).read_bytes() for name in TOKENIZER_FILES if (directory / name).is_file()}
         return directory, load(directory), copied
@@ -121,18 +121,18 @@ def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
     except (OSError, ValueError) as error:
         raise InputError(str(error)) from None
     converted = convert_kv_heads(lm, num_key_value_heads)
-    _write_whole(converted, copied, out)
+    write_whole(converted, copied, out)
     if "tokenizer.json" not in copied:
         return summary(lm, converted) + f"\n{directory} holds no tokenizer.json, so {out} has none either"
     return summary(lm, converted) + f"\ntrain on:  {next_command(source, directory, converted, out)}"
 
 
-def _refuse_occupied(out: Path) -> None:
+def refuse_occupied(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out: {out} exists and is not empty: choose another directory")
 
 
-def _write_whole(lm: LanguageModel, copied: dict[str, bytes], out: Path) -> None:
+def write_whole(lm: LanguageModel, copied: dict[str, bytes], out: Path) -> None:
     """Save beside `out` under a temporary name, with these files, then rename."""
     from model.checkpoint_format import save
 

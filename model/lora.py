@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from model.families import fitting_family
 from model.lora_config import Adapters, LoraConfig
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 # LatentAttention reads this matrix itself while it decodes, past any module around it
 NOT_CALLED = {"kv_b_proj"}
+OF_EXPERTS = {"deepseek_v3", "qwen3_moe"}
 
 
 class Thin(nn.Linear):
@@ -138,11 +140,17 @@ def adapted(lm: LanguageModel) -> dict[str, LoraLinear]:
 
 
 def adaptable(lm: LanguageModel) -> dict[str, nn.Linear]:
-    """The linear layers of the blocks that may have one, by name. Left out: experts and their router."""
+    """The linear layers of the blocks that may have one, by name. Left out: experts and their router.
+
+    In an architecture that may have experts, peft takes gate_proj, up_proj and down_proj for theirs, also where a layer
+    has none. So there only attention may have adapters.
+    """
+    family = fitting_family(lm.config)
+    only = ".self_attn." if family is not None and family.model_type in OF_EXPERTS else ""
     return {
         name: module
-        for name, module in lm.named_modules()
-        if type(module) is nn.Linear and ".layers." in name and name.rpartition(".")[2] not in NOT_CALLED
+        for name, module in lm.model.named_modules(prefix="model")
+        if type(module) is nn.Linear and only in name and name.rpartition(".")[2] not in NOT_CALLED
     }
 
 

@@ -15,6 +15,7 @@ from configs import IGNORED
 
 CHUNK = {"cpu": 512}  # positions; on a CPU a chunk's logits then stay in its cache
 CHUNK_ELSEWHERE = 8192
+WORTH_IT = 0.75  # share of trained positions below which the others are left out first
 
 
 def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
@@ -23,6 +24,10 @@ def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     hidden (N, D), weight (V, D), labels (N,) -> scalar float32. Matrix products run in autocast's dtype, the
     softmax in float32. Gradients are computed in the forward pass, so a backward pass costs one multiplication.
     """
+    if not torch.compiler.is_compiling() and hidden.device.type == "cpu":  # elsewhere, counting would be a sync point
+        trained = labels != IGNORED
+        if trained.sum() < len(labels) * WORTH_IT:  # fine-tuning: most positions are asked for nothing
+            hidden, labels = hidden[trained], labels[trained]
     grad = torch.is_grad_enabled()
     return _CrossEntropySum.apply(hidden, weight, labels, grad, grad and weight.requires_grad)
 

@@ -17,7 +17,14 @@ CONFIGS = ["train.pretrain", "train.sft", "train.sweep", "train.budget", "train.
 CONFIGS += ["data.tokenizer_report", "benchmarks.throughput", "benchmarks.busy", "train.grpo"]
 RUNS = ["eval.attention", "eval.chat", "eval.compare", "eval.tasks", "eval.samples", "eval.questions"]
 RUNS += ["eval.long_context"]
-OTHERS = ["model.convert_kv_heads", "train.scaling", "train.throughput", "train.documentation", "notebooks.execute"]
+OTHERS = [
+    "model.convert_kv_heads",
+    "model.merge_adapters",
+    "train.scaling",
+    "train.throughput",
+    "train.documentation",
+    "notebooks.execute",
+]
 OTHERS += ["benchmarks.preparing", "benchmarks.long_words", "benchmarks.rollouts"]
 COMMANDS = [*CONFIGS, *RUNS, *OTHERS]
 

@@ -23,6 +23,7 @@ from configs.loader import load_config
 from configs.meaning import fields
 from configs.run_keys import TrackingConfig
 from data.config import (
+    ClassWeights,
     DataConfig,
     FilesSource,
     HubSource,
@@ -34,6 +35,7 @@ from data.config import (
 )
 from eval.config import AttentionConfig, EvalConfig, HookConfig
 from model.config import ModelConfig
+from model.lora_config import LoraConfig
 from model.rope_scaling import RopeScaling
 from train.config import IDENTITY, OptimizerConfig, RunConfig, TrainConfig
 from train.grpo_config import GRPOConfig
@@ -63,8 +65,8 @@ check your YAML with `configs/schema.json`. Every number has a smallest and a la
 the reasons. Words mean what YAML 1.2 says: `yes`, `1_000` and `12:30` are text.
 
 If you start a run again under its name, it continues. It must then be the same run, so these keys must not change:
-`seed`, `init_from`, all of `model` but `attn_implementation`, all of `data` (files may move: their contents count), and
-of `train` IDENTITY.
+`seed`, `init_from`, all of `lora`, all of `model` but `attn_implementation`, all of `data` (files may move: their
+contents count), and of `train` IDENTITY.
 All other keys may change, and the run may become longer.
 """
 
@@ -79,6 +81,7 @@ def sections() -> list[tuple[str, type[BaseModel], str]]:
         ("model.rope_scaling", RopeScaling, "model.rope_scaling"),
         ("data", DataConfig, "data"),
         ("data.source, kind: storyworld", StoryworldSource, "data.source"),
+        ("data.source.class_weights", ClassWeights, "data.source.class_weights"),
         ("data.source.recall", RecallDocuments, "data.source.recall"),
         ("data.source, kind: files", FilesSource, "data.source"),
         ("data.source, kind: hub", HubSource, "data.source"),
@@ -91,6 +94,7 @@ def sections() -> list[tuple[str, type[BaseModel], str]]:
         ("eval", EvalConfig, "eval"),
         ("eval.hooks, each hook that is more than a name", HookConfig, "eval.hooks.N"),
         ("eval.attention", AttentionConfig, "eval.attention"),
+        ("lora", LoraConfig, "lora"),
         ("tracking", TrackingConfig, "tracking"),
         ("The file that eval.attention.probe_file names", ProbeFile, ""),
         ("texts, each text of that file", ProbeText, ""),

@@ -7,18 +7,30 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from configs.meaning import Meaning
 from configs.run_keys import RunKeys
+from model.lora_config import LoraConfig
 from train.grpo_config import GRPOConfig
 
 
 class Methods(RunKeys):
     """What RunConfig (train/config.py) inherits."""
 
+    lora: Annotated[LoraConfig | None, Meaning.IDENTITY] = Field(
+        None, description="Train small adapters beside the frozen matrices of init_from. null = train every matrix."
+    )
     grpo: Annotated[GRPOConfig | None, Meaning.IDENTITY] = Field(
         None,
         description="Reinforcement learning on sampled answers, with train.grpo.",
         examples=[{"reward": "exact_match", "group_size": 8}],
     )
+
+    @model_validator(mode="after")
+    def _check_methods(self) -> Methods:
+        if self.lora is not None and getattr(self, "init_from", None) is None:
+            raise ValueError(
+                "lora trains beside the matrices of a trained model: set init_from, for example init_from=runs/demo"
+            )
+        return self

@@ -72,7 +72,7 @@ def _run(
     from train.machine.distributed import check_shares, processes
     from train.objective import TextBatches, next_token
     from train.run import open_run
-    from train.saving.initial_weights import find_initial_weights
+    from train.saving.initial_weights import find_base, find_initial_weights
     from train.saving.owner import owned
     from train.saving.run_directory import start_of_owner
 
@@ -99,6 +99,8 @@ def _run(
         world.first(lambda: check_disk(config))
         starts_from = config.init_from is not None and start.checkpoint is None
         initial = world.first(lambda: find_initial_weights(config)) if starts_from else None
+        if config.lora is not None:  # also where it resumes: a checkpoint holds the adapters alone
+            initial = world.first(lambda: find_base(config, start.checkpoint))
 
         # 3. Text -> tokens -> rows.
         data = prepare(config.data, Path(config.output_dir), show_progress=world.is_first)
@@ -155,7 +157,7 @@ def build_model(
     if config.train.activation_checkpointing:
         lm.set_activation_checkpointing(True)
     if initial is not None:
-        load_initial_weights(lm, initial, tokenizer)
+        load_initial_weights(lm, initial, tokenizer, config.lora)
     if world.shares_model:
         shard(lm, device.dtype)
     if world.rank:  # the weights are drawn, alike everywhere: each process draws its own dropout from here on

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from model import LanguageModel, experts, loss
 from model.attention import repeat_kv
 from model.backends.choice import BACKENDS, Backend, Situation, choose_attention
+from model.lora import add_adapters
 from model.masks import boolean_mask
 from train.config import RunConfig
 from train.optimizer import Muon, build_optimizers
@@ -111,6 +112,8 @@ def _measured(run: RunConfig, rows: int, layers: list[tuple[Any, bool]], half: b
         stack.enter_context(mock.patch.object(F, "grouped_mm", grouped_mm))
         stack.enter_context(mock.patch.object(experts, "multiple_of_rows", return_value=1))  # no number to read it from
         lm = LanguageModel(run.model).train()
+        if run.lora is not None:
+            add_adapters(lm, run.lora)
         lm.set_activation_checkpointing(run.train.activation_checkpointing)
         optimizers = build_optimizers(lm, run.train.optimizer)
         trained = [parameter for parameter in lm.parameters() if parameter.requires_grad]

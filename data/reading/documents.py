@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from configs.command import InputError
@@ -25,7 +26,6 @@ from data.reading.records import BadRecord, Conversation, conversation_of, text_
 FEW_HELD_OUT = 5  # documents; where a hash would hold out fewer on average, the share depends on chance
 SEARCH_SECONDS = 2.0  # of searching for document_start, beside what its text may take
 SLOWEST = 200_000  # characters a second that document_start must search
-REPEATED_WORDS = range(4, 41)  # words in a block of a document that repeats itself, for near and far copies
 
 
 def files_of(source: FilesSource, held_out: bool = False) -> list[Path]:
@@ -74,16 +74,46 @@ def _storyworld(source: StoryworldSource, config: DataConfig, ledger: Ledger) ->
 
 def _invented(source: StoryworldSource, index: int, split: Split, records: str) -> str | Conversation:
     """A story, a conversation about one, facts and questions, or random words that repeat (evenly spread)."""
-    from data.storyworld import converse, recall, repeated, tell
+    from data.storyworld import REPEATED_WORDS, recall, renamed, repeated, tell
 
+    rng = Random(f"names {source.seed} {index}")
+    other_names = split == "train" and rng.random() < source.other_names
+    repeats = int((index + 1) * source.repeats) > int(index * source.repeats)
     if records == "conversations":
-        kind = "questions" if source.chats == "questions" else None
-        return conversation_of(converse(source.seed, index, split, source.level, kind))
+        talk = talk_about(source, index, split, repeats)
+        messages = talk["conversations"]
+        if other_names:
+            contents = renamed([message["content"] for message in messages], rng)
+            messages = [one | {"content": content} for one, content in zip(messages, contents, strict=True)]
+        return conversation_of({"conversations": messages})
     if source.recall is not None:
         return recall(source.seed, index, held_out=split == "validation", **source.recall.model_dump()).text
-    if int((index + 1) * source.repeats) > int(index * source.repeats):
-        return repeated(source.seed, index, words=REPEATED_WORDS, held_out=split == "validation").text
-    return tell(source.seed, index, split, source.level).text
+    if repeats:
+        text = repeated(source.seed, index, words=REPEATED_WORDS, held_out=split == "validation").text
+    else:
+        text = tell(source.seed, index, split, source.level).text
+    return renamed([text], rng)[0] if other_names else text
+
+
+def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool) -> dict[str, Any]:
+    """A conversation about a story, or one that repeats random words."""
+    from data.storyworld import converse, say_again
+
+    if repeats:
+        return say_again(source.seed, index, split)
+    if source.chats == "mixed":
+        return converse(source.seed, index, split, source.level)
+    return converse(
+        source.seed,
+        index,
+        split,
+        source.level,
+        "questions",
+        most=source.questions,
+        told=source.told,
+        told_weight=source.told_weight,
+        weights=source.class_weights.model_dump(),
+    )
 
 
 def _number_of(content: str | Conversation) -> int:

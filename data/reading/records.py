@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -28,12 +28,14 @@ class BadRecord(ValueError):
 
 @dataclass(frozen=True)
 class Message:
-    """One turn. tool_calls: {"name": …, "arguments": a dict, or the JSON text that the record holds} each."""
+    """One turn. tool_calls: {"name": …, "arguments": a dict, or the JSON text that the record holds} each.
+    weight: 0 for an answer that is read but not trained on, as in OpenAI's files."""
 
     role: Role
     content: str
     reasoning_content: str = ""
     tool_calls: tuple[dict, ...] = ()
+    weight: int = field(default=1, repr=False)  # not part of what says whether two conversations are the same
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,10 @@ def conversation_of(record: Any) -> Conversation:
             raise BadRecord("has a field `system` and a system message as well: keep one of them")
         messages = [{"role": "system", "content": _field(fields, "system")}, *messages]
     conversation = checked_conversation(messages, fields.get("tools") or fields.get("functions") or ())
-    if not any(message.role == "assistant" for message in conversation.messages):
-        raise BadRecord("has no assistant message, so there is nothing to learn: leave it out")
+    if not any(message.role == "assistant" and message.weight for message in conversation.messages):
+        some = any(message.role == "assistant" for message in conversation.messages)
+        what = "no assistant message of weight 1" if some else "no assistant message"
+        raise BadRecord(f"has {what}, so there is nothing to learn: leave it out")
     return conversation
 
 
@@ -149,7 +153,7 @@ def _message(raw: dict) -> Message:
     if body not in fields and not calls:
         raise BadRecord(f'has no `{body}` (it has {_names(fields)}): give a text, "" for an empty one')
     content = _checked(_joined(fields.get(body, ""), body), f"`{body}`")
-    reasoning = next((fields[field] for field in REASONING if field in fields), "")
+    reasoning = next((fields[name] for name in REASONING if name in fields), "")
     reasoning = _checked(reasoning, "`reasoning_content`")
     role = ROLES[name]
     if role != "assistant" and (reasoning or calls):
@@ -160,7 +164,10 @@ def _message(raw: dict) -> Message:
         content, calls = "", _calls(content)
         if not calls:
             raise BadRecord('calls no function: give {"name": …, "arguments": {…}}')
-    return Message(role, content, reasoning, calls)
+    weight = fields.get("weight", 1)
+    if weight not in (0, 1):
+        raise BadRecord(f"`weight` is {weight!r:.40}: use 1, or 0 for an answer that is not trained on")
+    return Message(role, content, reasoning, calls, int(weight))
 
 
 def split_thinking(content: str) -> tuple[str, str]:

@@ -10,16 +10,18 @@ A story knows what is true in it (`facts`), so there are questions with known an
 documents that ask for what they said.
 """
 
-from .conversations import converse
+from .conversations import converse, say_again
 from .draw import draw_question
 from .mentions import Antecedent, align, antecedents
+from .names import renamed
 from .pen import Choice, Fact, Mention
 from .questions import Question, questions_about
 from .recall import Recall, recall
-from .repeats import Repeated, repeated
+from .repeats import REPEATED_WORDS, Repeated, repeated
 from .story import Story, parse, read, tell, tell_many
 
 __all__ = [
+    "REPEATED_WORDS",
     "Antecedent",
     "Choice",
     "Fact",
@@ -36,7 +38,9 @@ __all__ = [
     "questions_about",
     "read",
     "recall",
+    "renamed",
     "repeated",
+    "say_again",
     "tell",
     "tell_many",
 ]

@@ -5,22 +5,24 @@ about over several turns. A fourth comes only where it is asked for: somebody gi
 again, which makes the most of reading it once. Each is `{"conversations": [{"role", "content"}, ...], "meta": {...}}`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
 from .draw import draw_question
 from .questions import KINDS, Question, questions_about
+from .repeats import REPEATED_WORDS, repeated
 from .story import Split, Story, tell
 from .wordings import wordings
 
 CONVERSATION_KINDS = ("tell", "question", "turns")
 WEIGHTS = (1, 2, 1)  # half of all conversations are one question about one story
-MANY = "questions"  # the fourth kind, and how many questions it has at most
+MANY = "questions"  # the fourth kind, and how many questions it has at most unless that is said
 MOST_QUESTIONS = 8
-OFTEN = 3
+AGAIN = 5  # how often the assistant repeats words in a conversation of nothing else
+WEIGHTS_OF_CLASSES = {"who_has": 3, "where": 3}  # how often a class of question is asked; the others count 1
 OTHER_BOOK = 500_009  # so that conversations are not about the stories of draw_question(seed, index)
-Message = dict[str, str]
+Message = dict[str, Any]
 
 
 def converse(
@@ -30,6 +32,10 @@ def converse(
     level: int = 1,
     kind: str | None = None,
     held_out_names: bool | None = None,
+    most: int = MOST_QUESTIONS,
+    told: float = 0.0,
+    told_weight: int = 0,
+    weights: Mapping[str, int] = WEIGHTS_OF_CLASSES,
 ) -> dict[str, Any]:
     """Conversation number `index`, in the form that OpenAI and MiniMind use, with one more key, "meta":
 
@@ -38,6 +44,11 @@ def converse(
     contains:  what a story that fits the request must contain (names, a thing); empty where none is asked for
     questions: [{message, kind, answer, candidates}]: the exact short answer to the question that message
                number `message` of the conversation answers, whether in short or in a sentence
+
+    most:      questions of a conversation of the kind "questions", at most
+    told:      share of these in which the assistant tells the story that is asked about, as in "turns". There it has
+               the "weight" `told_weight`: 0 = it is read, and not trained on
+    weights:   how often a class of question is asked there, of those that the story has; 1 where it is not named
 
     Validation conversations have names that no training text holds, unless `held_out_names` is False. The
     same arguments give the same conversation on every machine. Raises ValueError for an unknown kind.
@@ -57,18 +68,21 @@ def converse(
     answered: list[dict[str, Any]] = []
     if rng.random() < 1 / 4:
         messages.append({"role": "system", "content": pick(rng, wordings("conversations")["system"])})
-    if kind in ("question", MANY):
+    by_assistant = kind == MANY and rng.random() < told if told else False
+    if kind in ("question", MANY) and not by_assistant:
         prompt, answer = ask(story, question, rng)
         turn(messages, prompt, answer)
         answered.append(noted(question, messages))
     else:
         request, contains = ask_for(story, rng)
         turn(messages, request, story.text)
+        if by_assistant:
+            messages[-1]["weight"] = told_weight
     more: list[Question] = []
     if kind == "turns":
         more = [question, *more_questions(story, question, rng)]
     elif kind == MANY:
-        more = many_questions(story, question, rng)
+        more = [question] * by_assistant + many_questions(story, question, rng, most, weights)
     for one in more:
         turn(messages, one.text, one.sentence)
         answered.append(noted(one, messages))
@@ -76,6 +90,15 @@ def converse(
         turn(messages, *(pick(rng, wordings("conversations")[key]) for key in ("thanks", "welcome")))
     meta = {"kind": kind, "plot": story.plot, "contains": contains, "questions": answered}
     return {"conversations": messages, "meta": meta}
+
+
+def say_again(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
+    """Conversation number `index` in which the assistant repeats random words, AGAIN times others: it can only copy."""
+    messages: list[Message] = []
+    for number in range(AGAIN):
+        words = repeated(seed, AGAIN * index + number, REPEATED_WORDS, held_out=split == "validation").words
+        turn(messages, " ".join(words), " ".join(words))
+    return {"conversations": messages, "meta": {"kind": "again", "questions": []}}
 
 
 def turn(messages: list[Message], user: str, assistant: str) -> None:
@@ -144,17 +167,17 @@ def more_questions(story: Story, asked: Question, rng: Random) -> list[Question]
     return more
 
 
-def many_questions(story: Story, asked: Question, rng: Random) -> list[Question]:
-    """More questions about the story until there are MOST_QUESTIONS, of any kind that it has, none asked before.
+def many_questions(story: Story, asked: Question, rng: Random, most: int, weights: Mapping[str, int]) -> list[Question]:
+    """More questions about the story until there are `most`, of any kind that it has, none asked before.
 
-    Who has it and where it is are asked OFTEN times as often as the rest: they are what is to be learned first.
+    Where no weights are given, who has it and where it is are asked most: they are what is to be learned first.
     """
     more: list[Question] = []
     of_kind: dict[str, list[Question]] = {}
     for question in questions_about(story):
         of_kind.setdefault(question.kind, []).append(question)
-    kinds = [kind for kind in of_kind for _ in range(OFTEN if kind in ("who_has", "where") else 1)]
-    for _ in range(3 * MOST_QUESTIONS):
+    kinds = [kind for kind in of_kind for _ in range(weights.get(kind, 1))]
+    for _ in range(3 * most):
         found = of_kind[pick(rng, kinds)]
         if found[0].kind == "yes_no":
             answer = pick(rng, ("yes", "no"))
@@ -162,7 +185,7 @@ def many_questions(story: Story, asked: Question, rng: Random) -> list[Question]
         one = found[int(rng.random() * len(found))]
         if not any(repeats(one.text, before.text) for before in (asked, *more)):
             more.append(one)
-        if len(more) + 1 == MOST_QUESTIONS:
+        if len(more) + 1 >= most:
             break
     return more
 

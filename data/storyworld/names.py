@@ -4,7 +4,9 @@ A name that no reader has met before can only be written down again by looking b
 appeared. That is what makes it worth inventing them: copying is the first thing attention learns.
 """
 
+import re
 from functools import cache
+from random import Random
 
 CONSONANTS = "bdfghjklmnprstvwz"
 VOWELS = "aeiou"
@@ -75,3 +77,29 @@ def held_out_names() -> tuple[str, ...]:
 def held_out_name_set() -> frozenset[str]:
     """The same names, for looking up."""
     return frozenset(held_out_names())
+
+
+# Forms of names that neither the stories nor the held-out questions have: C = consonant, V = vowel, N = one of CODAS.
+OTHER_FORMS = ("VCVCV", "VCVCVN", "CVNCVN", "CVCVCVN", "CVCVNCV", "CVNCVCV", "CVCVCVCV")  # shorter ones are words
+LETTERS = {"C": CONSONANTS, "V": VOWELS, "N": CODAS}
+
+
+def renamed(texts: list[str], rng: Random) -> list[str]:
+    """The texts with a name of another form for every name: Tamil becomes Ubora, Selvakun or Bororuzi.
+
+    The same name becomes the same one in all texts, and no two become one. A model that has met names of many
+    forms must copy what is there; one that has met a single form may copy only what looks like it.
+    """
+    new: dict[str, str] = {}
+    words, pieces = REAL_WORDS.split(), (UNKIND_PIECES + MORE_UNKIND_PIECES).split()
+
+    def other(match: re.Match[str]) -> str:
+        name = match[0]
+        while name in name_set() and name not in new:
+            form = OTHER_FORMS[int(rng.random() * len(OTHER_FORMS))]
+            made = "".join(LETTERS[sort][int(rng.random() * len(LETTERS[sort]))] for sort in form)
+            if made.capitalize() not in new.values() and made not in words and not any(bad in made for bad in pieces):
+                new[name] = made.capitalize()
+        return new.get(name, name)
+
+    return [re.sub(r"\b[A-Z][a-z]+\b", other, text) for text in texts]

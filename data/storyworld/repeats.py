@@ -11,6 +11,8 @@ from random import Random
 from .lexicon import lexicon
 from .names import held_out_names, names
 
+REPEATED_WORDS = range(4, 41)  # words in a block of a document that is trained on, for near and far copies
+
 
 @dataclass(frozen=True)
 class Repeated:

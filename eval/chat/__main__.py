@@ -7,6 +7,7 @@ lines are answered one after the other. Within the program:
     /temperature [T]   how random the answers are: 0 = always the likeliest token
     /system [TEXT]     a message before all others; without a text, none
     /cache             how many tokens the last answer had to read, and how many were in the key-value cache
+    /adapter [NAME]    switch to other adapters, to begin a new conversation with them; base = none
     /reset             begin a new conversation
     /help              these lines
     /quit              leave, as Ctrl-D does; Ctrl-C stops an answer
@@ -85,6 +86,13 @@ def parse() -> argparse.Namespace:
         help="the same seed and lines give the same answers (0)",
     )
     parser.add_argument("--tools", action="store_true", help="a calculator and a look-up in the chat, as it calls them")
+    parser.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=RUN",
+        help="a run with adapters (LoRA) of this base; may be given several times, and /adapter switches",
+    )
     parser.add_argument("--ascii", action="store_true", help="draw maps without Unicode blocks")
     add_rope_options(parser)
     add_device_option(parser)
@@ -97,6 +105,7 @@ class Chat:
     """The program around a Conversation. Answers, maps and help go to stdout; remarks too, if it is a terminal."""
 
     def __init__(self, given: argparse.Namespace):
+        from eval.chat.adapters import Adapters
         from eval.chat.session import open_conversation
         from eval.chat.terminal import Wrapped, prints_blocks
 
@@ -109,6 +118,7 @@ class Chat:
         rope = (given.rope_scaling, given.rope_factor)
         opened = open_conversation(given.run, given.temperature, given.device, rope, **settings)
         self.conversation: Conversation = opened
+        self.adapters = Adapters(opened, given.adapter)
         self.said: list[str] = []  # by the user, for the look-up
         try:
             if given.tools:
@@ -220,6 +230,7 @@ class Chat:
             "/temperature": self.temperature,
             "/system": self.system,
             "/cache": self.cache,
+            "/adapter": self.adapter,
             "/reset": self.reset,
             "/help": self.help,
         }
@@ -274,6 +285,15 @@ class Chat:
             f"last answer: {last.reused:,} tokens were in the cache, {last.read:,} were run through the model; "
             f"it holds {cache.length:,} tokens now, {cache.nbytes / 1000:,.0f} kB"
         )
+
+    def adapter(self, rest: str) -> None:
+        if not self.adapters.runs:
+            raise ValueError("there are no adapters here: start with --adapter NAME=RUN, once for each of them")
+        if rest:
+            self.adapters.use(rest)
+            self.said.clear()
+        there = ", ".join(("base", *self.adapters.runs))
+        self.remarks.line(f"adapters in use: {self.adapters.used}{'; a new conversation' if rest else ''} ({there})")
 
     def reset(self, rest: str) -> None:
         self.conversation.reset()

@@ -48,7 +48,6 @@ class Turn:
 class Conversation:
     """Messages and answers, or, for a model that was not trained on chats, one text that both write.
 
-    is_chat: whether the model was trained on chats: then it may end a turn by itself.
     turns: the ids of each turn, what ended it included. last: the Turn of the last answer, None before one.
     forgotten: how many of the oldest turns the last `answer` left out, since the context was full.
     Settings may be changed between two answers. Raises ValueError for a temperature or top_p out of range.
@@ -69,11 +68,15 @@ class Conversation:
         self.max_new_tokens, self.seed = max_new_tokens, seed
         self.system, self.head = "", [tokenizer.bos_id]
         self.tools: tuple[dict, ...] = ()
-        ends = lm.config.eos_token_id
-        turn = tokenizer.backend.token_to_id("<|im_end|>")  # None in a foreign model of other turns
-        self.is_chat = turn is not None and turn in (ends if isinstance(ends, list) else [ends])
         self.cache = KVCache(lm.config)
         self.reset()
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the model was trained on chats: then it may end a turn by itself."""
+        ends = self.lm.config.eos_token_id
+        turn = self.tokenizer.backend.token_to_id("<|im_end|>")  # None in a foreign model of other turns
+        return turn is not None and turn in (ends if isinstance(ends, list) else [ends])
 
     @property
     def context_length(self) -> int:

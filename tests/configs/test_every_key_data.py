@@ -18,6 +18,7 @@ from data.config import DataConfig, HubSource, TokenizerConfig
 from data.packing import IGNORED
 from data.prepare import SPLITS, describe, prepare, source_identity
 from data.reading.sources import read
+from data.storyworld.questions import KINDS
 from data.tokenizer import train_tokenizer
 from tests.configs.every_key import Change, each, keys_of, shows, together
 from tests.train.helpers import write_config
@@ -79,6 +80,8 @@ class SourceChange:
 
 
 STORIES = {"kind": "storyworld", "documents": 12, "validation_documents": 4}
+ASKED = STORIES | {"chats": "questions"}
+WEIGHED = ASKED | {"documents": 24, "validation_documents": 24, "class_weights": {"who_has": 3}}
 RECALL = STORIES | {"recall": {"people": 2}}
 FILES = {"kind": "files", "path": "stories.jsonl"}
 PLAIN = {"kind": "files", "path": ["other.txt", "text.txt"]}
@@ -91,6 +94,11 @@ SOURCES = [
     SourceChange("seed", 1, BOTH, STORIES),
     SourceChange("level", 2, BOTH, STORIES),
     SourceChange("chats", "questions", BOTH, STORIES, "conversations"),
+    SourceChange("questions", 4, BOTH, ASKED, "conversations"),
+    SourceChange("told", 1.0, BOTH, ASKED, "conversations"),
+    SourceChange("told_weight", 1, BOTH, ASKED | {"told": 1.0}, "conversations"),
+    *(SourceChange(f"class_weights.{kind}", 30, BOTH, WEIGHED, "conversations") for kind in KINDS),
+    SourceChange("other_names", 1.0, "training", STORIES),
     SourceChange("repeats", 0.5, BOTH, STORIES),
     SourceChange("recall", {"people": 2}, BOTH, STORIES),
     SourceChange("recall.people", 3, BOTH, RECALL),

@@ -5,13 +5,14 @@ from typing import Annotated
 from pydantic import Field
 
 from configs.meaning import Meaning, Section, keys_that, meanings
+from data.storyworld.questions import KINDS
 from model.config import ModelConfig
 from model.rope_scaling import RopeScaling
 from train.config import RunConfig, load_run_config
 
 # of every run, then of each kind of source
 IDENTITY = {
-    "": "seed init_from grpo",
+    "": "seed init_from grpo lora",
     "data": "drop_duplicates isolate_documents on_bad_record records restart_positions rows_joined sequence_length "
     "too_long validation_fraction source.kind tokenizer.kind tokenizer.train_bytes tokenizer.vocab_size",
     "model": "attention attention_bias attention_dropout gated_mlp head_dim hidden_act hidden_dropout hidden_size "
@@ -24,7 +25,8 @@ IDENTITY = {
     "train.optimizer": "adamw_lr betas embedding_lr eps lr momentum name weight_decay",
 }
 OF_A_SOURCE = {
-    "demo": "chats documents level recall repeats seed validation_documents",
+    "demo": "chats documents level other_names questions recall repeats seed told told_weight validation_documents "
+    + " ".join(f"class_weights.{kind}" for kind in KINDS),
     "shakespeare_char": "document_start max_records separator text_field",
     "124m": "data_files document_start max_records name revision split streaming subset text_field validation_split",
 }
@@ -35,6 +37,7 @@ TENSORS = {
     "num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob decoder_sparse_step mlp_only_layers "
     "scale_attn_weights",
     "train.optimizer": "name",
+    "lora": "rank target_modules",
 }
 FREE_AT_START = (
     "attn_implementation attention_dropout hidden_dropout loadable_elsewhere max_position_embeddings "

@@ -253,6 +253,20 @@ def test_a_char_tokenizer_renders_and_marks_the_same():
     assert np.flatnonzero(flags & MAY_END).tolist() == [len(ids) - 1]
 
 
+def test_an_answer_of_weight_0_is_read_but_not_trained_on(both):
+    tokenizer = both[0]
+    answers = [{"role": "assistant", "content": "Once.", "weight": 0}, {"role": "assistant", "content": "Twice."}]
+    user = {"role": "user", "content": "Hi!"}
+    weighted, usual = (
+        conversation_of({"messages": [user, answers[0] | {"weight": weight}, user, answers[1]]}) for weight in (0, 1)
+    )
+    [(ids, flags), (other_ids, _)] = encode_conversations(tokenizer, [weighted, usual])
+    assert ids == other_ids
+    trained = [token_id for token_id, flag in zip(ids, flags, strict=True) if flag & TRAINED]
+    assert tokenizer.decode(trained, skip_special_tokens=False) == "Twice.<|im_end|>"
+    assert repr(weighted) == repr(usual)  # its fingerprint, and so its split, stays
+
+
 def test_many_at_once_are_each_as_alone(both):
     tokenizer = both[0]
     several = [Conversation((Message("user", f"{i % 3}"), Message("assistant", "Hello " * (i % 4)))) for i in range(9)]

@@ -3,14 +3,15 @@
 import json
 import re
 from collections import Counter
+from random import Random
 
 import pytest
 
 from data.config import DataConfig, StoryworldSource
 from data.reading.sources import documents
-from data.storyworld import converse, read
+from data.storyworld import converse, read, renamed
 from data.storyworld.conversations import CONVERSATION_KINDS
-from data.storyworld.names import held_out_names, name_set
+from data.storyworld.names import CONSONANTS, VOWELS, held_out_names, name_set
 from data.storyworld.questions import KINDS
 
 N = 400
@@ -159,3 +160,61 @@ def test_chats_of_questions_are_only_made_where_they_are_asked_for(conversations
     assert [len(talk.messages) > 10 for split in ("train", "validation") for talk in documents(config, split)] == [
         True
     ] * 5
+
+
+def test_more_questions_a_told_story_and_the_weights_of_classes():
+    weights = {"yes_no": 20, "first": 0}
+    told = [converse(5, index, kind="questions", most=14, told=1.0, weights=weights) for index in range(20)]
+    assert max(len(one["meta"]["questions"]) for one in told) == 14
+    asked = Counter(question["kind"] for one in told for question in one["meta"]["questions"][1:])
+    assert asked["first"] == 0
+    assert asked["yes_no"] > asked.total() / 2
+    for one in told:
+        roles = [message["role"] for message in one["conversations"] if message["role"] != "system"]
+        story = next(message["content"] for message in one["conversations"] if message["role"] == "assistant")
+        assert roles == ["user", "assistant"] * (len(roles) // 2)
+        assert read(story).plot == one["meta"]["plot"]  # it is the assistant who tells it
+        weights_of = [message.get("weight", 1) for message in one["conversations"] if message["role"] == "assistant"]
+        assert weights_of == [0, *[1] * (len(weights_of) - 1)]  # and only the answers are trained on
+        for question in one["meta"]["questions"]:
+            reply = one["conversations"][question["message"]]["content"]
+            assert question["answer"].lower() in reply.lower()
+
+
+def test_other_names_keep_who_is_who_and_never_have_the_held_out_form():
+    for index in range(40):
+        messages = [message["content"] for message in converse(5, index, kind="questions")["conversations"]]
+        other = renamed(messages, Random(index))
+        pairs = {
+            pair
+            for text, changed in zip(messages, other, strict=True)
+            for pair in zip(re.findall(r"\w+", text), re.findall(r"\w+", changed), strict=True)
+        }
+        new = {old: new for old, new in pairs if old != new}
+        assert set(new) == name_set() & {old for old, _ in pairs}  # every name, and nothing else
+        assert len(set(new.values())) == len(new) == sum(old != new for old, new in pairs)
+        for name in new.values():
+            assert name not in name_set()
+            assert not re.fullmatch(rf"([{CONSONANTS}][{VOWELS}]){{3}}", name.lower())
+
+
+def test_other_names_are_for_training_alone():
+    source = StoryworldSource(documents=30, validation_documents=5, other_names=0.5, repeats=0.5)
+    usual = source.model_copy(update={"other_names": 0.0})
+    texts = [list(documents(DataConfig(source=one), "train")) for one in (source, usual)]
+    changed = sum(one != other for one, other in zip(*texts, strict=True))
+    assert 8 <= changed <= 22  # of 30, drawn one by one
+    held_out = [list(documents(DataConfig(source=one), "validation")) for one in (source, usual)]
+    assert held_out[0] == held_out[1]
+
+
+def test_repeats_are_conversations_too_where_conversations_are_made():
+    source = StoryworldSource(documents=8, validation_documents=2, repeats=0.5)
+    talks = list(documents(DataConfig(source=source, records="conversations"), "train"))
+    again = [
+        talk
+        for talk in talks
+        if all(a.content == b.content for a, b in zip(talk.messages[::2], talk.messages[1::2], strict=False))
+    ]
+    assert len(again) == 4
+    assert len({talk.messages[0].content for talk in again}) == 4

@@ -24,6 +24,7 @@ from configs.command import InputError
 from configs.shown_text import code, markdown
 from data.tokenizer import Tokenizer
 from model import LanguageModel, save
+from model.adapter_files import check_base
 from model.checkpoint_format import read_weights
 from model.families import family_of
 from train.machine.distributed import ALONE, World, share, whole
@@ -64,6 +65,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 directory = "."  # the folder of this file
 model = AutoModelForCausalLM.from_pretrained(directory)
+tokenizer = AutoTokenizer.from_pretrained(directory)
+```"""
+USE_ADAPTERS = """\
+This folder holds adapters (LoRA). The model beside which they were trained is {place}.
+
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+directory = "."  # the folder of this file
+base = AutoModelForCausalLM.from_pretrained({base!r})
+model = PeftModel.from_pretrained(base, directory)
 tokenizer = AutoTokenizer.from_pretrained(directory)
 ```"""
 USE_HEADLIGHT = """\
@@ -130,10 +143,13 @@ def save_checkpoint(
 def gather(lm: LanguageModel, optimizers: list[torch.optim.Optimizer], world: World = ALONE) -> Tensors:
     """Every tensor of the run, whole, for the first process to write; others keep none. Every process calls it.
 
-    Frozen parameters are among the weights; no optimizer holds them, so they have no other tensors.
+    Frozen parameters are among the weights, but not those beside adapters: they are in the base. No optimizer holds
+    frozen ones, so they have no other tensors.
     """
     weights = lm.state_dict()  # FSDP2 leaves some parameters gathered after an evaluation: this puts the shares back
-    if lm.config.tie_word_embeddings:
+    if lm.adapters is not None:
+        weights = {name: tensor for name, tensor in weights.items() if ".lora_" in name}
+    elif lm.config.tie_word_embeddings:
         del weights["lm_head.weight"]
     moments = {  # muon.model.layers.0….momentum_buffer
         prefix + key: torch.as_tensor(value)
@@ -152,7 +168,7 @@ def model_card(name: str, lm: LanguageModel, step: int, tokens: int, identity: d
         {key[12:]: value for key, value in identity.items() if key.startswith("data.source.")}
     )
     metadata = {
-        **({"library_name": "transformers"} if config.loadable_elsewhere else {}),
+        **({"library_name": "peft" if lm.adapters else "transformers"} if config.loadable_elsewhere else {}),
         "pipeline_tag": "text-generation",
         "tags": [*dict.fromkeys(("headlight", family_of(config).model_type)), *(["conversational"] if chats else [])],
         **({"datasets": datasets} if datasets else {}),
@@ -174,9 +190,17 @@ def model_card(name: str, lm: LanguageModel, step: int, tokens: int, identity: d
         text=("conversations; " if chats else "") + markdown(text),
         step=step,
         tokens=tokens,
-        use=USE_TRANSFORMERS if config.loadable_elsewhere else USE_HEADLIGHT,
+        use=_use(lm),
     )
     return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n{body}"
+
+
+def _use(lm: LanguageModel) -> str:
+    if not lm.config.loadable_elsewhere:
+        return USE_HEADLIGHT
+    if lm.adapters is not None:
+        return USE_ADAPTERS.format(place=code(lm.adapters.base), base=lm.adapters.base)
+    return USE_TRANSFORMERS
 
 
 def _text_in_words(source: dict[str, Any]) -> tuple[str, list[str]]:
@@ -201,6 +225,8 @@ def load_checkpoint(
     """
     state = read_state(directory)
     try:
+        if lm.adapters is not None:
+            check_base(directory, lm.adapters.base_sha256)
         weights, tensors = read_weights(lm, directory), load_file(training_folder(directory) / OPTIMIZER)
         with torch.no_grad():
             for name, target in lm.state_dict().items():

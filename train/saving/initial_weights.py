@@ -6,12 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from configs.checkpoints import read_checkpoint
+from configs.checkpoints import is_adapter, read_checkpoint
 from configs.command import InputError
 from configs.meaning import Meaning, keys_that
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import LanguageModel, ModelConfig
+from model.adapter_files import base_of, weights_hash
 from model.checkpoint_format import load_weights, read_config
+from model.counting import on_meta
+from model.lora import add_adapters
+from model.lora_config import LoraConfig
 from train.config import RunConfig
 
 WINDOWS = {"sliding_window", "layer_types"}  # set together
@@ -31,6 +35,48 @@ def find_initial_weights(config: RunConfig) -> Path:
         remedy = " ".join(f"model.{key}={json.dumps(there[key])}" for key in different)
         raise InputError(f"init_from: {listed} in {directory / 'config.json'}: set {remedy}")
     return directory
+
+
+def find_base(config: RunConfig, checkpoint: Path | None) -> Path:
+    """The whole model beside which a run with `lora:` trains: what init_from names, or where `checkpoint` continues,
+    the base that it names.
+
+    Raises InputError for what can have no such adapters; nothing has been built or written by then.
+    """
+    if config.train.parallel == "fsdp2":
+        raise InputError(
+            "lora: train.parallel is fsdp2, which spreads the frozen matrices too, and they are saved nowhere: use ddp"
+        )
+    if checkpoint is not None:
+        try:
+            return base_of(checkpoint)
+        except ValueError as error:
+            raise InputError(f"resume: {error}") from None
+    directory = find_initial_weights(config)
+    if is_adapter(directory):
+        raise InputError(
+            f"init_from: {directory} holds adapters, and adapters need a whole model: merge them first with "
+            f"python -m model.merge_adapters {config.init_from} --out DIR"
+        )
+    there, here = _read(str(directory))[1], config.model.model_dump()
+    if added := [key for key in keys_that(ModelConfig, Meaning.ADDED_AT_START) if here.get(key) != there.get(key)]:
+        raise InputError(
+            f"lora: model.{added[0]} is not as in {directory}, and adapters are opened beside the model as it is: set "
+            f"model.{added[0]}={json.dumps(there[added[0]])}"
+        )
+    _try_adapters(config)
+    return directory
+
+
+def _try_adapters(config: RunConfig) -> None:
+    """Raises InputError for adapters that do not fit the architecture, which is built without numbers."""
+    assert config.lora is not None
+    lm = on_meta(config.model.model_copy(update={"vocab_size": config.model.vocab_size or 64}))
+    try:
+        add_adapters(lm, config.lora)
+    except ValueError as error:
+        of_a_key = str(error).startswith(("rank", "target_modules"))
+        raise InputError(f"lora{'.' if of_a_key else ': '}{error}") from None
 
 
 def take_over_architecture(config: RunConfig, source: str) -> ModelConfig:
@@ -64,8 +110,10 @@ def _free_keys(there: dict[str, Any]) -> set[str]:
     return free
 
 
-def load_initial_weights(lm: LanguageModel, directory: Path, tokenizer: Tokenizer) -> None:
-    """Copy the weights of a model directory into a new run's model.
+def load_initial_weights(
+    lm: LanguageModel, directory: Path, tokenizer: Tokenizer, lora: LoraConfig | None = None
+) -> None:
+    """Copy the weights of a model directory into a new run's model; then freeze them, beside adapters, with `lora`.
 
     Raises InputError if the directory's tokenizer is not the run's: the same ids would stand for other text.
     """
@@ -80,3 +128,5 @@ def load_initial_weights(lm: LanguageModel, directory: Path, tokenizer: Tokenize
         load_weights(lm, directory)
     except ValueError as error:
         raise InputError(f"init_from: {error}") from None
+    if lora is not None:
+        add_adapters(lm, lora, str(directory), weights_hash(lm))

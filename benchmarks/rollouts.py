@@ -8,6 +8,8 @@ which other programs disturb less than the clock.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 
 from configs.bounds import MOST_QUESTIONS, MOST_ROUNDS, MOST_ROW, whole
 from configs.command import exit_on_bad_input
@@ -42,13 +44,13 @@ def main() -> int:
     drawn |= {"temperature": 1.0}
     endless = {"do_sample": True, "top_k": 0, "top_p": 1.0, "eos_token_id": None, "pad_token_id": tokenizer.pad_id}
 
-    def ours_with(kv_cache: str) -> object:
-        return generate(lm, ids, stop_ids=(), seed=0, kv_cache=kv_cache, **drawn)
-
+    ways: dict[str, Callable[[], torch.Tensor]] = {
+        f"Headlight, {cache} cache": partial(generate, lm, ids, stop_ids=(), seed=0, kv_cache=cache, **drawn)
+        for cache in ("dynamic", "static")
+    }
+    ways["transformers"] = partial(theirs.generate, ids, **drawn, **endless)
     with torch.no_grad():
-        ways = {f"Headlight, {cache} cache": lambda cache=cache: ours_with(cache) for cache in ("dynamic", "static")}
-        ways["transformers"] = lambda: theirs.generate(ids, **drawn, **endless)
-        shapes = {tuple(call().shape) for call in ways.values()}  # type: ignore[attr-defined]
+        shapes = {tuple(call().shape) for call in ways.values()}
         assert len(shapes) == 1, shapes  # equally many tokens
         seconds = alternate(ways, given.rounds, ids.device, 600, CLOCKS["cpu"])
     written = len(ids) * given.group_size * given.tokens

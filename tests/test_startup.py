@@ -25,7 +25,7 @@ OTHERS = [
     "train.documentation",
     "notebooks.execute",
 ]
-OTHERS += ["model.merge_adapters", "benchmarks.preparing", "benchmarks.long_words"]
+OTHERS += ["benchmarks.preparing", "benchmarks.long_words", "benchmarks.rollouts"]
 COMMANDS = [*CONFIGS, *RUNS, *OTHERS]
 
 

@@ -13,10 +13,15 @@ from configs.command import InputError
 from configs.meaning import Meaning
 from configs.run_keys import RunKeys
 from model.lora_config import LoraConfig
+from train.distill_config import DistillConfig
 from train.dpo_config import DPOConfig
 from train.grpo_config import GRPOConfig
 
-SCRIPTS = {"dpo": "train.dpo", "grpo": "train.grpo"}  # section -> the only script that reads it
+SCRIPTS = {
+    "dpo": "train.dpo",
+    "grpo": "train.grpo",
+    "distill": "train.distill",
+}  # section -> the only script that reads it
 
 
 class Methods(RunKeys):
@@ -29,6 +34,11 @@ class Methods(RunKeys):
     )
     lora: Annotated[LoraConfig | None, Meaning.IDENTITY] = Field(
         None, description="Train small adapters beside the frozen matrices of init_from. null = train every matrix."
+    )
+    distill: Annotated[DistillConfig | None, Meaning.IDENTITY] = Field(
+        None,
+        description="Learning from another model's probabilities, with train.distill.",
+        examples=[{"teacher": "runs/demo", "beta": 0.0, "temperature": 1.0, "hard_share": 0.1}],
     )
     grpo: Annotated[GRPOConfig | None, Meaning.IDENTITY] = Field(
         None,

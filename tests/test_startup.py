@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "transformers", "datasets", "matplotlib", "wandb", "pyarrow", "nbformat", "safetensors.torch")
 CONFIGS = ["train.pretrain", "train.sft", "train.sweep", "train.budget", "train.doctor", "data.prepare", "data.inspect"]
-CONFIGS += ["data.tokenizer_report", "benchmarks.throughput", "benchmarks.busy", "train.grpo"]
+CONFIGS += ["data.tokenizer_report", "benchmarks.throughput", "benchmarks.busy", "train.grpo", "train.distill"]
 RUNS = ["eval.attention", "eval.chat", "eval.compare", "eval.tasks", "eval.samples", "eval.questions"]
 RUNS += ["eval.long_context"]
 OTHERS = [
@@ -25,7 +25,7 @@ OTHERS = [
     "train.documentation",
     "notebooks.execute",
 ]
-OTHERS += ["model.merge_adapters", "benchmarks.preparing", "benchmarks.long_words"]
+OTHERS += ["benchmarks.preparing", "benchmarks.long_words", "benchmarks.rollouts"]
 COMMANDS = [*CONFIGS, *RUNS, *OTHERS]
 
 

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from configs.meaning import Meaning
 from configs.run_keys import RunKeys
 from model.lora_config import LoraConfig
+from train.distill_config import DistillConfig
 from train.grpo_config import GRPOConfig
 
 
@@ -20,6 +21,11 @@ class Methods(RunKeys):
 
     lora: Annotated[LoraConfig | None, Meaning.IDENTITY] = Field(
         None, description="Train small adapters beside the frozen matrices of init_from. null = train every matrix."
+    )
+    distill: Annotated[DistillConfig | None, Meaning.IDENTITY] = Field(
+        None,
+        description="Learning from another model's probabilities, with train.distill.",
+        examples=[{"teacher": "runs/demo", "beta": 0.0, "temperature": 1.0, "hard_share": 0.1}],
     )
     grpo: Annotated[GRPOConfig | None, Meaning.IDENTITY] = Field(
         None,

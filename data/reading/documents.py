@@ -80,7 +80,7 @@ def _invented(source: StoryworldSource, index: int, split: Split, records: str) 
     other_names = split == "train" and rng.random() < source.other_names
     repeats = int((index + 1) * source.repeats) > int(index * source.repeats)
     if records == "conversations":
-        talk = _talk(source, index, split, repeats)
+        talk = talk_about(source, index, split, repeats)
         messages = talk["conversations"]
         if other_names:
             contents = renamed([message["content"] for message in messages], rng)
@@ -95,7 +95,7 @@ def _invented(source: StoryworldSource, index: int, split: Split, records: str) 
     return renamed([text], rng)[0] if other_names else text
 
 
-def _talk(source: StoryworldSource, index: int, split: Split, repeats: bool) -> dict[str, Any]:
+def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool) -> dict[str, Any]:
     """A conversation about a story, or one that repeats random words."""
     from data.storyworld import converse, say_again
 

@@ -10,7 +10,10 @@ from train.config import load_run_config
 SHIPPED = sorted((REPOSITORY / "configs").glob("*.yaml"))
 
 
-@pytest.mark.parametrize(("script", "method"), [("train.pretrain", ""), ("train.sft", "sft"), ("train.grpo", "grpo")])
+@pytest.mark.parametrize(
+    ("script", "method"),
+    [("train.pretrain", ""), ("train.sft", "sft"), ("train.grpo", "grpo"), ("train.distill", "distill")],
+)
 def test_help_lists_the_configs_the_main_keys_and_where_a_run_goes(script, method):
     done = run_module(script, "--help")
     assert done.returncode == 0

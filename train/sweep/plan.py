@@ -43,9 +43,11 @@ class PlannedRun:
 
     @property
     def script(self) -> str:
-        """Fine-tuning and GRPO have their own scripts."""
+        """Fine-tuning, GRPO and distillation have their own scripts."""
         if self.config.grpo is not None:
             return "train.grpo"
+        if self.config.distill is not None:
+            return "train.distill"
         tunes = self.config.init_from is not None and self.config.data.records == "conversations"
         return "train.sft" if tunes else "train.pretrain"
 

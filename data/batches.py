@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 from configs.command import InputError
 from data import packing
 from data.config import DataConfig
-from data.packing import IGNORED, ConversationRows, DocumentRows, HeldOutRows, Rows
+from data.packing import IGNORED, ChosenRows, ConversationRows, DocumentRows, HeldOutRows, Rows
 from data.prepare import PreparedData
 from data.reading.sources import Split
 from data.tokenizer import Tokenizer
@@ -81,8 +82,9 @@ def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_ste
         if packing.documents_are_rows(stream, config.sequence_length, tokenizer.bos_id):
             return packing.WholeDocumentRows(*measures)
         return DocumentRows(*measures) if split == "train" else HeldOutRows(*measures)
+    of_pairs = config.records == "pairs" and split == "validation"
     try:
-        rows = ConversationRows(*measures, config.too_long)
+        rows = (ChosenRows if of_pairs else ConversationRows)(*measures, config.too_long)
     except ValueError as error:
         raise InputError(f"data.sequence_length: {error}, {split} part: raise it") from None
     if split == "train" and config.isolate_documents:
@@ -138,6 +140,10 @@ class TrainBatches:
         for p in row_ids:
             offset, order = self._order(p // self.rows.per_epoch)
             rows.append(self.rows.row(int(order[p % self.rows.per_epoch]), offset))
+        return self.collate(rows, row_ids)
+
+    def collate(self, rows: Sequence[Any], row_ids: list[int]) -> Batch:
+        """What `self.rows` gives for each row -> a batch."""
         return make_batch(rows, row_ids, self.tokenizer, *self.packed_as)
 
     def prefetch(

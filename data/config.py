@@ -253,8 +253,10 @@ class DataConfig(Section):
             {"kind": "hub", "name": "roneneldan/TinyStories", "validation_split": "validation"},
         ],
     )
-    records: Literal["text", "conversations"] = Field(
-        "text", description="text: train on every token | conversations: only on what the assistant says."
+    records: Literal["text", "conversations", "pairs"] = Field(
+        "text",
+        description="text: train on every token | conversations: only on what the assistant says | pairs: a better and "
+        "a worse answer to one prompt (train.dpo).",
     )
     tokenizer: Annotated[TokenizerConfig, Meaning.ROWS] = Field(
         TokenizerConfig(), description="How text becomes numbers (tokens)."

@@ -67,7 +67,7 @@ def _count(stream: TokenStream, token_id: int) -> int:
 
 def summary(config: DataConfig, data: PreparedData, epochs: dict[Split, Epoch]) -> str:
     """The table of both splits."""
-    chat, row = config.records == "conversations", config.sequence_length
+    chat, row = config.records != "text", config.sequence_length
     counted = [data.manifest[split] for split in SPLITS]
     measured = [epochs[split] for split in SPLITS]
     lengths = [np.quantile(e.lengths, [0, 0.1, 0.5, 0.9, 1], method="inverted_cdf").astype(int) for e in measured]

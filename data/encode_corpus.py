@@ -15,9 +15,11 @@ from data import shards
 from data.chat import TRAINED, encode_conversations
 from data.config import DataConfig
 from data.learning_text import plain_texts
+from data.preferences import encode_pairs
 from data.prefetch import prefetched
 from data.reading import sources
 from data.reading.ledger import Document, Ledger, Split
+from data.reading.pairs import Pair
 from data.reading.records import Conversation
 from data.tokenizer import Tokenizer
 
@@ -90,6 +92,9 @@ def _encoded(batch: list[Document], tokenizer: Tokenizer) -> list[tuple[np.ndarr
     """(ids, flags) of each document; a text has no flags."""
     if isinstance(batch[0].content, Conversation):
         pairs = encode_conversations(tokenizer, [d.content for d in batch])  # type: ignore[misc]
+        return [(np.array(ids, dtype=np.uint32), flags) for ids, flags in pairs]
+    if isinstance(batch[0].content, Pair):
+        pairs = encode_pairs(tokenizer, [d.content for d in batch])  # type: ignore[misc]
         return [(np.array(ids, dtype=np.uint32), flags) for ids, flags in pairs]
     texts: list[str] = [d.content for d in batch]  # type: ignore[misc]
     result: list[tuple[np.ndarray, np.ndarray | None]] = []

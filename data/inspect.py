@@ -120,7 +120,7 @@ class Painter:
 
     def legend(self, config: DataConfig) -> str:
         """What the colours and marks of `row` mean."""
-        chat = config.records == "conversations"
+        chat = config.records != "text"
         named = [self.paint("⟦trained on⟧" if self.marks else "trained on", COLORS["trained"])]
         named += [self.paint("not trained on", COLORS["context"])] if chat else []
         named += [self.paint("<|special token|>", self._code(Span("special", not chat, [])))]
@@ -251,7 +251,7 @@ def main() -> int:
     rows_per_step = rows_of_a_step(loaded, config.sequence_length)
     rows: dict[Split, Rows] = {split: make_rows(config, data, split, rows_per_step) for split in SPLITS}
     width = shutil.get_terminal_size((100, 24)).columns
-    painter = Painter(data.tokenizer, is_colored(arguments.color), config.records == "conversations", width)
+    painter = Painter(data.tokenizer, is_colored(arguments.color), config.records != "text", width)
     if painter.color:
         allow_colors()
     if arguments.rows:

@@ -10,6 +10,7 @@ from data.config import DataConfig, FilesSource
 from data.reading import sources
 from data.reading.documents import files_of
 from data.reading.file_bytes import COMPRESSED
+from data.reading.pairs import Pair
 from data.reading.records import Conversation
 from data.words import cut
 
@@ -48,8 +49,12 @@ def _share(source: Any, wanted: int) -> float:
     return wanted / max(1, size)
 
 
-def plain_texts(content: str | Conversation, flag: int = 0) -> list[str]:
-    """The text of a document. Of a conversation: what is not special and, if given, has the flag."""
+def plain_texts(content: str | Conversation | Pair, flag: int = 0) -> list[str]:
+    """The text of a document. Of a conversation: what is not special and, if given, has the flag. Of a pair: likewise
+    of both answers, and without a flag of the prompt."""
     if isinstance(content, str):
         return [content]
+    if isinstance(content, Pair):
+        parts = content.answers if flag else [content.prompt, *content.answers]
+        return [text for part in parts for text in plain_texts(part, flag)]
     return [s.text for s in segments(content) if not s.special and s.flags & flag == flag]

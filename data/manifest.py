@@ -73,7 +73,7 @@ class Read(BaseModel):
 class Dependencies(BaseModel):
     """The part of `depends_on` that is shown."""
 
-    records: Literal["text", "conversations"]
+    records: Literal["text", "conversations", "pairs"]
     validation_fraction: Annotated[FiniteFloat, Field(ge=0, le=1)]
     drop_duplicates: bool
 
@@ -103,7 +103,7 @@ class Manifest(BaseModel):
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Manifest:
-        width, flagged = 2 if self.dtype == "uint16" else 4, self.depends_on.records == "conversations"
+        width, flagged = 2 if self.dtype == "uint16" else 4, self.depends_on.records != "text"
         for counts in (self.train, self.validation):
             for shard in counts.shards:
                 if shard.bytes != width * shard.tokens or shard.flags_bytes != flagged * shard.tokens:

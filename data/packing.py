@@ -212,6 +212,14 @@ class ConversationRows:
         )
 
 
+class ChosenRows(ConversationRows):
+    """Of pairs of conversations, the first ones: answers that are preferred. Held-out pairs are read so."""
+
+    def join(self, rows: int) -> float:
+        self.sizes[1::2] = 0
+        return super().join(rows)
+
+
 def conversation_starts(stream: TokenStream, bos_id: int) -> np.ndarray:
     """(N,) positions of the bos tokens."""
     parts = [(at, min(SCAN, len(stream) - at)) for at in range(0, len(stream), SCAN)]

@@ -168,7 +168,7 @@ def open_prepared(directory: Path) -> PreparedData:
 
 def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any], show_progress: bool) -> dict[str, Any]:
     """Write everything but the manifest, which is returned."""
-    has_flags = config.records == "conversations"
+    has_flags = config.records != "text"
     found = _interrupted(directory, has_flags, sources.stamps(config.source))
     if found is None:
         shutil.rmtree(directory)
@@ -256,7 +256,9 @@ def _new_tokenizer(config: DataConfig, directory: Path, show_progress: bool) -> 
 def describe(prepared: PreparedData) -> str:
     """Two lines, what was read and how many tokens it made; then what was left out, a warning and a hint, if any."""
     lines = []
-    what = "conversation" if prepared.manifest["depends_on"]["records"] == "conversations" else "document"
+    what = {"text": "document", "conversations": "conversation", "pairs": "pair"}[
+        prepared.manifest["depends_on"]["records"]
+    ]
     for split in SPLITS:
         c = prepared.manifest[split]
         size = f"{c['bytes'] / 1e6:.1f} MB" if c["bytes"] >= 1e6 else f"{c['bytes'] / 1e3:.1f} kB"

@@ -38,9 +38,11 @@ def log_probs(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     Aligned with the labels: at t stands ln p(labels[:, t]), which the hidden state of t - 1 predicts; 0 where the label
     is -100, and at t = 0. The backward pass computes the logits of each chunk again.
     """
-    B, T, D = hidden.shape
-    found = _LogProbs.apply(hidden[:, :-1].reshape(-1, D), weight, labels[:, 1:].flatten())
-    return torch.nn.functional.pad(found.view(B, T - 1), (1, 0))
+    targets = labels[:, 1:]
+    asked = targets != IGNORED
+    found = torch.zeros_like(targets, dtype=torch.float32)  # most positions of a prompt with an answer are not asked
+    found = found.masked_scatter(asked, _LogProbs.apply(hidden[:, :-1][asked], weight, targets[asked]))
+    return torch.nn.functional.pad(found, (1, 0))
 
 
 class _LogProbs(torch.autograd.Function):

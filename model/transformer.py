@@ -254,14 +254,15 @@ class LanguageModel(nn.Module):
 
         forward = 2 * (matrix parameters, head included, embedding not: it is looked up)
                   + 4 * H * D * (keys that a token sees), summed over the layers
-        training = 3 * forward: the backward pass multiplies twice what the forward pass multiplies once.
+        training = 3 * forward: the backward pass multiplies twice what the forward pass multiplies once; with adapters
+        (model/lora.py) 2 * forward, because frozen matrices have no gradient.
 
         Kaplan et al. 2020 (arXiv 2001.08361), table 1; Chowdhery et al. 2022, PaLM (2204.02311), appendix B. Both count
         every key of the row. Here a token sees itself and what came before: (T + 1) / 2 keys on average, fewer in a
-        window. Not counted: document boundaries, norms, softmax, RoPE and the optimizer.
+        window. Not counted: document boundaries, norms, softmax, RoPE, adapters and the optimizer.
         """
         forward = _forward_flops(self.model, sequence_length) + _forward_flops(self.lm_head, sequence_length)
-        return 3 * forward if training else forward
+        return (3 if self.adapters is None else 2) * forward if training else forward
 
     def num_parameters(self) -> int:
         """How many numbers the weights are; a tied matrix counts once."""

@@ -24,7 +24,8 @@ HEAVY = (
     "safetensors.torch",
 )
 CONFIGS = ["train.pretrain", "train.sft", "train.sweep", "train.budget", "train.doctor", "data.prepare", "data.inspect"]
-CONFIGS += ["data.tokenizer_report", "benchmarks.throughput", "benchmarks.busy", "train.grpo"]
+CONFIGS += ["data.tokenizer_report", "benchmarks.throughput", "benchmarks.busy", "train.grpo", "train.distill"]
+CONFIGS += ["train.dpo"]
 RUNS = ["eval.attention", "eval.chat", "eval.compare", "eval.tasks", "eval.samples", "eval.questions"]
 RUNS += ["eval.long_context"]
 OTHERS = [
@@ -35,7 +36,7 @@ OTHERS = [
     "train.documentation",
     "notebooks.execute",
 ]
-OTHERS += ["model.merge_adapters", "benchmarks.preparing", "benchmarks.long_words", "benchmarks.serving", "serve"]
+OTHERS += ["benchmarks.preparing", "benchmarks.long_words", "benchmarks.rollouts", "benchmarks.serving", "serve"]
 COMMANDS = [*CONFIGS, *RUNS, *OTHERS]
 
 

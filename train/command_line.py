@@ -30,7 +30,12 @@ MOST_CHANGED = (
     "init_from=runs/demo",
     "seed=1",
 )
-METHODS = {"train.sft": "sft", "train.grpo": "grpo"}  # script -> what the names of its configs hold
+METHODS = {
+    "train.sft": "sft",
+    "train.dpo": "dpo",
+    "train.grpo": "grpo",
+    "train.distill": "distill",
+}  # script -> what the names of its configs hold
 AFTERWARDS = """
 The run goes to runs/<name>, by default the config's name. It holds checkpoints, figures, samples, report.md and
 attention/viewer.html. live.html shows the heads while it trains. To resume after Ctrl-C, a crash or a kill, type the

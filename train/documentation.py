@@ -38,6 +38,8 @@ from model.config import ModelConfig
 from model.lora_config import LoraConfig
 from model.rope_scaling import RopeScaling
 from train.config import IDENTITY, OptimizerConfig, RunConfig, TrainConfig
+from train.distill_config import DistillConfig
+from train.dpo_config import DPOConfig
 from train.grpo_config import GRPOConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -90,6 +92,8 @@ def sections() -> list[tuple[str, type[BaseModel], str]]:
         ("data.tokenizer", TokenizerConfig, "data.tokenizer"),
         ("train", TrainConfig, "train"),
         ("train.optimizer", OptimizerConfig, "train.optimizer"),
+        ("dpo", DPOConfig, "dpo"),
+        ("distill", DistillConfig, "distill"),
         ("grpo", GRPOConfig, "grpo"),
         ("eval", EvalConfig, "eval"),
         ("eval.hooks, each hook that is more than a name", HookConfig, "eval.hooks.N"),
@@ -258,7 +262,7 @@ def json_schema() -> str:
     schema["properties"]["extends"] = {"type": "string", "description": "Another YAML file that this one changes."}
     for section in schema["$defs"].values():
         section["description"] = _first_paragraph(section["description"])
-    for model in (FilesSource, HubSource, MixSource, RopeScaling):
+    for model in (FilesSource, HubSource, MixSource, RopeScaling, DistillConfig):
         schema["$defs"][model.__name__].pop("required")
     source = schema["$defs"]["DataConfig"]["properties"]["source"]
     source["anyOf"] = source.pop("oneOf")  # without its kind, a part of a source may be of several

@@ -70,12 +70,14 @@ def next_token(config: RunConfig, data: PreparedData, lm: LanguageModel, device:
 class BatchSource:
     """Subclass it and write `batch`. rows_per_batch: rows of a step, over all processes; row_length: in tokens.
 
-    notes: what the run says about it before it starts; "" = nothing.
+    notes: what the run says about it before it starts; "" = nothing. joined: what becomes of the rows of
+    data.sequence_length tokens that make one row, where these are several.
     """
 
     rows_per_batch: int
     row_length: int
     notes: str = ""
+    joined: str = "into one"
 
     def batch(self, k: int, lm: LanguageModel) -> Batch:
         """This process's share of batch k, on the CPU. It may ask lm, whose weights have taken k steps by then.
@@ -95,11 +97,16 @@ class BatchSource:
 
 
 class TextBatches(BatchSource):
-    """Rows of prepared text. Batches do not depend on the weights, so a thread makes them ahead of time."""
+    """Rows of prepared text. Batches do not depend on the weights, so a thread makes them ahead of time.
+
+    A subclass may have other `rows`, and another way to make a batch of them.
+    """
+
+    Batches = TrainBatches
 
     def __init__(self, config: RunConfig, data: PreparedData, world: World = ALONE, device: torch.device = CPU):
         """Raises InputError if an epoch does not fill one step, or the processes cannot share a step's rows."""
-        rows = make_rows(config.data, data, "train", config.rows_per_step)
+        rows = self.rows(config, data)
         wanted = config.train.tokens_per_step // rows.length
         if rows.per_epoch < wanted:
             raise InputError(
@@ -112,11 +119,16 @@ class TextBatches(BatchSource):
                 f"{world.size} processes cannot share the {wanted} joined rows of a step evenly: set data.rows_joined=1"
             )
         restart = config.data.restart_positions or rows.length > config.data.sequence_length
-        self.batches = TrainBatches(rows, data.tokenizer, wanted, config.seed, config.data.isolate_documents, restart)
+        packed_as = (config.data.isolate_documents, restart)
+        self.batches = self.Batches(rows, data.tokenizer, wanted, config.seed, *packed_as)
         self.rows_per_batch, self.row_length = wanted, rows.length
         self._share, self._pin = (world.rank, world.size), device.type == "cuda"
         if isinstance(rows, ConversationRows):
             self.notes = too_long(rows, config.data)
+
+    def rows(self, config: RunConfig, data: PreparedData) -> Any:
+        """What an epoch reads (data.packing.Rows)."""
+        return make_rows(config.data, data, "train", config.rows_per_step)
 
     def batch(self, k: int, lm: LanguageModel) -> Batch:
         return self.batches.batch(k, *self._share)

@@ -16,6 +16,7 @@ from configs.command import InputError, exit_on_bad_input
 from configs.streams import survive_lost_output
 from train.command_line import parse_command_line
 from train.config import RunConfig
+from train.method_config import check_script
 
 if TYPE_CHECKING:
     from data.tokenizer import Tokenizer
@@ -84,6 +85,7 @@ def _run(
         processes(config.train.parallel, config.train.device) as world,
         owned(config.directory, world.is_first) as owner,
     ):
+        check_script(config, script)
         config = complete(config) if complete else config
         check_shares(config, world)
         hooks = Hooks(config.eval)
@@ -167,11 +169,11 @@ def build_model(
 
 def with_tokenizer(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
     """The config with the tokenizer's numbers filled in. Raises InputError if the YAML has others."""
-    conversations = config.data.records == "conversations"
+    turns = config.data.records != "text"
     numbers = {
         "vocab_size": tokenizer.vocab_size,
         "bos_token_id": tokenizer.bos_id,
-        "eos_token_id": tokenizer.stop_ids if conversations else tokenizer.eos_id,
+        "eos_token_id": tokenizer.stop_ids if turns else tokenizer.eos_id,
         "pad_token_id": tokenizer.pad_id,
     }
     for key, number in numbers.items():

@@ -5,12 +5,17 @@ The reference of DPO and GRPO says how far the model has moved; the teacher of a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 from configs.checkpoints import read_checkpoint
 from configs.command import InputError
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import LanguageModel, load
+from model.lora import without_adapters
 from train.config import RunConfig
 from train.machine.device import Device
 
@@ -23,6 +28,10 @@ def open_reference(
     key: of the config, for messages. Raises InputError for what cannot be loaded, for another tokenizer than the run's
     (the same ids would stand for other text), and for rows longer than it can read.
     """
+    if config.train.parallel == "fsdp2":
+        raise InputError(
+            "train.parallel: under fsdp2 no process has the whole head, which the loss asks in chunks: use ddp"
+        )
     try:
         same = read_checkpoint(path, lambda directory: load_tokenizer(directory).sha256() == tokenizer.sha256())
         if not same:
@@ -42,3 +51,19 @@ def open_reference(
     lm = lm.to(device.device).eval().requires_grad_(False)
     lm.set_attn_implementation(device.attention)
     return lm
+
+
+@contextmanager
+def asked(reference: LanguageModel | None, lm: LanguageModel) -> Iterator[LanguageModel]:
+    """The reference in evaluation mode, without gradients. None: it is lm without its adapters, in one copy."""
+    with torch.no_grad():
+        if reference is not None:
+            yield reference
+            return
+        training = lm.training
+        lm.eval()
+        try:
+            with without_adapters(lm):
+                yield lm
+        finally:
+            lm.train(training)

@@ -28,8 +28,8 @@ from train.saving.run_directory import write_result
 def opening(run: Run, checkpoint: Path | None = None) -> str:
     """What is about to happen, in a few lines: model, device, length, rows, text."""
     c, world = run.config, run.world
-    together = f", {run.rows_joined} joined into one" if run.rows_joined > 1 else ""
-    if together and run.device.device.type == "cpu":
+    together = f", {run.rows_joined} joined {run.source.joined}" if run.rows_joined > 1 else ""
+    if together and run.device.device.type == "cpu" and c.data.records == "conversations":
         together += "; on a CPU data.rows_joined=1 may be quicker"
     minutes = f"{c.train.max_minutes} minutes by the clock (so never twice exactly the same) in steps"
     epochs = run.source.epochs(c.max_steps) if c.max_steps else None

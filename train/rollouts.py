@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import chain
 from random import Random
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from data.batches import IGNORED, Batch
 from data.chat import prompt_ids
 from data.config import StoryworldSource
 from data.prepare import PreparedData
-from data.storyworld import converse
+from data.reading.documents import talk_about
 from eval.questions import Asked, questions_in
 from model import LanguageModel, generate, left_pad
 from train.config import RunConfig
@@ -92,10 +93,9 @@ class Rollouts(BatchSource):
     def question(self, k: int, number: int) -> tuple[Asked, list[int]]:
         """Question `number` of step k, about a training story, and its prompt's ids."""
         rng, source = Random(f"question {self.seed} {k} {number}"), self.source
-        kind = "questions" if source.chats == "questions" else None
         room = self.row_length - self.settings.max_new_tokens
         for _ in range(ATTEMPTS):
-            found = list(questions_in(told(source.seed, rng.randrange(source.documents), "train", source.level, kind)))
+            found = list(questions_in(told(source, rng.randrange(source.documents))))
             if not found:
                 continue  # a conversation in which nothing is asked
             question = rng.choice(found)
@@ -167,7 +167,10 @@ class Rollouts(BatchSource):
         return Batch(tensors, first)
 
 
-told = lru_cache(maxsize=4096)(converse)  # making one takes longer than answering it
+@lru_cache(maxsize=4096)
+def told(source: StoryworldSource, index: int) -> dict[str, Any]:
+    """A training conversation; making one takes longer than answering it."""
+    return talk_about(source, index, "train", repeats=False)
 
 
 def spread(rewards: Tensor, group_size: int) -> Tensor:

@@ -19,10 +19,10 @@ def main() -> int:
     return run(config, "train.sft", complete=as_fine_tuning)
 
 
-def as_fine_tuning(config: RunConfig) -> RunConfig:
+def as_fine_tuning(config: RunConfig, records: str = "conversations") -> RunConfig:
     """The config with architecture and tokenizer taken over from `init_from`; dropout and similar keys stay its own.
 
-    Raises InputError without init_from, if that is not a model, and if the data is not conversations.
+    records: what the data must be. Raises InputError without init_from, if that is not a model, and for other data.
     """
     from train.saving.initial_weights import take_over_architecture
 
@@ -30,10 +30,12 @@ def as_fine_tuning(config: RunConfig) -> RunConfig:
         raise InputError(
             "init_from: fine-tuning starts from a trained model: name a run, for example init_from=runs/demo"
         )
-    if config.data.records != "conversations":
+    if config.data.records != records:
+        other = {"text": "train.pretrain to continue with plain text", "pairs": "train.dpo for pairs of answers"}
+        instead = other.get(config.data.records, "train.sft for conversations")
         raise InputError(
-            "data.records is text, but fine-tuning needs conversations: set data.records=conversations, or use "
-            "train.pretrain to continue with plain text"
+            f"data.records is {config.data.records}, but fine-tuning needs {records}: set data.records={records}, or "
+            f"use {instead}"
         )
     begun = (config.directory / "checkpoints" / "latest").is_file()  # then it has weights and tokenizer of its own
     source = str(config.directory) if begun else config.init_from

@@ -21,6 +21,7 @@ from data.fingerprints import Seen, fingerprint, number_of
 from data.reading import files, hub
 from data.reading.files import Record
 from data.reading.ledger import Document, Ledger, Split
+from data.reading.pairs import Pair, pair_of
 from data.reading.records import BadRecord, Conversation, conversation_of, text_of
 
 FEW_HELD_OUT = 5  # documents; where a hash would hold out fewer on average, the share depends on chance
@@ -72,15 +73,17 @@ def _storyworld(source: StoryworldSource, config: DataConfig, ledger: Ledger) ->
             yield Document(content, split, f"storyworld, {split} {index}", _number_of(content))
 
 
-def _invented(source: StoryworldSource, index: int, split: Split, records: str) -> str | Conversation:
-    """A story, a conversation about one, facts and questions, or random words that repeat (evenly spread)."""
-    from data.storyworld import REPEATED_WORDS, recall, renamed, repeated, tell
+def _invented(source: StoryworldSource, index: int, split: Split, records: str) -> str | Conversation | Pair:
+    """A story, a conversation about one, a pair of answers, facts and questions, or (evenly spread) repeated words."""
+    from data.storyworld import REPEATED_WORDS, prefer, recall, renamed, repeated, tell
 
     rng = Random(f"names {source.seed} {index}")
     other_names = split == "train" and rng.random() < source.other_names
     repeats = int((index + 1) * source.repeats) > int(index * source.repeats)
+    if records == "pairs":
+        return pair_of(prefer(source.seed, index, split, source.level))
     if records == "conversations":
-        talk = _talk(source, index, split, repeats)
+        talk = talk_about(source, index, split, repeats)
         messages = talk["conversations"]
         if other_names:
             contents = renamed([message["content"] for message in messages], rng)
@@ -95,7 +98,7 @@ def _invented(source: StoryworldSource, index: int, split: Split, records: str) 
     return renamed([text], rng)[0] if other_names else text
 
 
-def _talk(source: StoryworldSource, index: int, split: Split, repeats: bool) -> dict[str, Any]:
+def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool) -> dict[str, Any]:
     """A conversation about a story, or one that repeats random words."""
     from data.storyworld import converse, say_again
 
@@ -116,7 +119,7 @@ def _talk(source: StoryworldSource, index: int, split: Split, repeats: bool) -> 
     )
 
 
-def _number_of(content: str | Conversation) -> int:
+def _number_of(content: str | Conversation | Pair) -> int:
     return fingerprint(content if isinstance(content, str) else repr(content))
 
 
@@ -188,6 +191,8 @@ def _parsed(found: Iterable[Record], text_field: str, config: DataConfig, ledger
             try:
                 if config.records == "conversations":
                     content = conversation_of(record.value)
+                elif config.records == "pairs":
+                    content = pair_of(record.value)
                 else:
                     content = text_of(record.value, text_field)
             except BadRecord as error:

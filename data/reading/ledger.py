@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from configs.command import InputError
+from data.reading.pairs import Pair
 from data.reading.records import Conversation
 
 Split = Literal["train", "validation"]
@@ -16,7 +17,7 @@ FEW = 1000  # records after which a share of bad ones means something
 class Document(NamedTuple):
     """A text or a conversation of one split. A very long text comes in pieces: `first` and `last` are its ends."""
 
-    content: str | Conversation
+    content: str | Conversation | Pair
     split: Split
     where: str
     number: int  # the fingerprint of the content

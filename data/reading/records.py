@@ -73,7 +73,8 @@ def conversation_of(record: Any) -> Conversation:
     fields = {name: value for name, value in record.items() if value is not None}
     if "chosen" in fields and "rejected" in fields:
         raise BadRecord(
-            "is a preference pair (`chosen` and `rejected`), which is not supported: keep the chosen answers"
+            "is a preference pair (`chosen` and `rejected`): set data.records: pairs for train.dpo, or keep the chosen "
+            "answers"
         )
     messages = _messages_in(fields)
     if fields.get("system"):

@@ -5,15 +5,16 @@ bits. On average over stories, no language model can pay less than that sum, so 
 Names and songs are invented at random: predicting them means looking back and copying.
 
 A story knows what is true in it (`facts`), so there are questions with known answers (`questions_about`,
-`draw_question`) and conversations about them (`converse`); and it knows which word stands for which
-(`antecedents`, and `align` for any tokenizer). `repeated` gives documents for finding induction heads, `recall`
-documents that ask for what they said.
+`draw_question`), conversations about them (`converse`), and pairs of a right and a wrong answer (`prefer`). It knows
+which word stands for which (`antecedents`, and `align` for any tokenizer). `repeated` gives documents for finding
+induction heads, `recall` documents that ask for what they said.
 """
 
 from .conversations import converse, say_again
 from .draw import draw_question
 from .mentions import Antecedent, align, antecedents
 from .names import renamed
+from .pairs import prefer
 from .pen import Choice, Fact, Mention
 from .questions import Question, questions_about
 from .recall import Recall, recall
@@ -35,6 +36,7 @@ __all__ = [
     "converse",
     "draw_question",
     "parse",
+    "prefer",
     "questions_about",
     "read",
     "recall",

@@ -17,7 +17,7 @@ class Questions(Hook):
 
     def look(self, event: EvalEvent) -> None:
         source, count = event.data_config.source, event.config.questions
-        if not count or not isinstance(source, StoryworldSource) or event.data_config.records != "conversations":
+        if not count or not isinstance(source, StoryworldSource) or event.data_config.records == "text":
             return
         from eval.questions import ask, figures, held_out_questions, score
 

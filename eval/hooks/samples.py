@@ -19,7 +19,7 @@ class Samples(Hook):
     """Continue `eval.prompts` and append them to samples.jsonl; the first one also to the terminal."""
 
     def look(self, event: EvalEvent) -> None:
-        answers = event.data_config.records == "conversations"
+        answers = event.data_config.records != "text"
         many_documents = event.data.manifest["train"]["documents"] > 1
         for number, prompt in enumerate(event.config.prompts):
             text = complete(

@@ -12,7 +12,7 @@ from train.config import RunConfig, load_run_config
 
 # of every run, then of each kind of source
 IDENTITY = {
-    "": "seed init_from grpo lora",
+    "": "seed init_from distill dpo grpo lora",
     "data": "drop_duplicates isolate_documents on_bad_record records restart_positions rows_joined sequence_length "
     "too_long validation_fraction source.kind tokenizer.kind tokenizer.train_bytes tokenizer.vocab_size",
     "model": "attention attention_bias attention_dropout gated_mlp head_dim hidden_act hidden_dropout hidden_size "

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from data.reading.pairs import pair_of
 from data.reading.records import BadRecord, Conversation, Message, conversation_of, split_thinking, text_of
 
 HI = (Message("user", "Hi"), Message("assistant", "Hello"))
@@ -149,7 +150,7 @@ def test_reasoning_in_its_own_field_leaves_the_content_alone(name):
         ({"text": "x"}, r"holds no conversation \(it has text\): set data.records: text"),
         ({"story": "x", "id": 1}, r"holds no conversation \(it has story, id\)"),
         ({"prompt": "x"}, r"holds no conversation \(it has prompt\)"),
-        ({"prompt": "x", "chosen": "y", "rejected": "z"}, "preference pair .* not supported"),
+        ({"prompt": "x", "chosen": "y", "rejected": "z"}, "preference pair .* keep the chosen answers"),
         ({"messages": []}, "holds no messages"),
         ({"messages": "[{"}, "field `messages` is not valid JSON"),
         ({"messages": {"role": "user"}}, "field `messages` is an object: it must be a list of messages"),
@@ -259,7 +260,10 @@ def test_a_record_without_text_is_refused_with_the_reason(record, field, reason)
 def test_every_record_in_the_documentation_is_read():
     blocks = re.findall(r"```json\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
     records = [json.loads(line) for block in blocks for line in block.splitlines()]
+    pairs = [record for record in records if "messages" not in record and {"chosen", "preferred_output"} & {*record}]
+    records = [record for record in records if record not in pairs]
     assert len(records) == 10
+    assert [pair_of(record).shared for record in pairs] == [1] * 6
     assert text_of(records[0]).startswith("Once upon a time")
     conversations = [conversation_of(record) for record in records[1:]]
     assert [len(conversation.messages) for conversation in conversations] == [2, 5, 4, 4, 2, 5, 2, 2, 5]

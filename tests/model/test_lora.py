@@ -22,8 +22,9 @@ def with_adapters(lm: LanguageModel, **config) -> LanguageModel:
 
 def test_at_first_the_model_is_its_base_and_only_a_and_b_are_trained():
     lm = random_model(tiny_config())
-    expected = lm(IDS)
+    expected, flops = lm(IDS), lm.flops_per_token(12)
     add_adapters(lm, LoraConfig(rank=4))
+    assert lm.flops_per_token(12) == 2 / 3 * flops  # W has no gradient of its own
     assert torch.equal(lm(IDS), expected)
     assert {name.rpartition(".")[2] for name in adapted(lm)} == set(DENSE)
     loss, _ = lm.train()(IDS, labels=IDS)

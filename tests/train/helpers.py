@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -80,3 +81,20 @@ def metrics(run: Path, *, without_clocks: bool = True) -> list[dict]:
     )
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [{k: v for k, v in json.loads(line).items() if k not in clocks} for line in lines]
+
+
+@contextmanager
+def stopped_at(step: int) -> Iterator[None]:
+    """Training in this process gets a SIGTERM when it comes to `step`."""
+    training_step = train.loop.training_step
+
+    def stopping(run, *arguments, **options):
+        if run.state.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return training_step(run, *arguments, **options)
+
+    train.loop.training_step = stopping
+    try:
+        yield
+    finally:
+        train.loop.training_step = training_step

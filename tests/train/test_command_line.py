@@ -10,7 +10,7 @@ from train.config import load_run_config
 SHIPPED = sorted((REPOSITORY / "configs").glob("*.yaml"))
 
 
-@pytest.mark.parametrize(("script", "method"), [("train.pretrain", ""), ("train.sft", "sft"), ("train.grpo", "grpo")])
+@pytest.mark.parametrize(("script", "method"), [("train.pretrain", ""), *METHODS.items()])
 def test_help_lists_the_configs_the_main_keys_and_where_a_run_goes(script, method):
     done = run_module(script, "--help")
     assert done.returncode == 0
@@ -40,7 +40,11 @@ def test_every_shipped_config_introduces_itself():
 
 @pytest.mark.parametrize(
     ("script", "example"),
-    [("train.pretrain", "configs/demo.yaml"), ("train.sft", "configs/sft_demo.yaml init_from=runs/demo")],
+    [
+        ("train.pretrain", "configs/demo.yaml"),
+        ("train.sft", "configs/sft_demo.yaml init_from=runs/demo"),
+        ("train.dpo", "configs/dpo_demo.yaml init_from=runs/sft_demo"),
+    ],
 )
 @pytest.mark.parametrize("arguments", [[], ["data.source=my.txt"]])
 def test_without_a_config_it_says_what_to_type(script, example, arguments):

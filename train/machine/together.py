@@ -66,10 +66,10 @@ def number_of_processes(config: RunConfig, parts: int | None = None) -> int:
     if size and threads and size * threads <= cores:
         return size
     most = min(cores, config.train.tokens_per_step // LEAST_TOKENS)
-    return max(1, largest_divisor(parts or config.rows_per_step // _joined(config), most))
+    return max(1, largest_divisor(parts or config.rows_per_step // joined(config), most))
 
 
-def _joined(config: RunConfig) -> int:
+def joined(config: RunConfig) -> int:
     """How many rows may be joined into one, which one process computes."""
     if config.data.rows_joined != "auto":
         return config.data.rows_joined

@@ -163,7 +163,7 @@ def gather(lm: LanguageModel, optimizers: list[torch.optim.Optimizer], world: Wo
 def model_card(name: str, lm: LanguageModel, step: int, tokens: int, identity: dict[str, Any]) -> str:
     """Metadata and a short description. name: of the run. identity: RunConfig.identity(), by dotted key."""
     config = lm.config
-    chats = identity.get("data.records") == "conversations"
+    chats = identity.get("data.records") in ("conversations", "pairs")
     text, datasets = _text_in_words(
         {key[12:]: value for key, value in identity.items() if key.startswith("data.source.")}
     )

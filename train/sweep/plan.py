@@ -15,6 +15,7 @@ from configs.command import InputError
 from configs.loader import flatten
 from configs.meaning import Meaning, keys_that
 from train.config import RunConfig, load_run_config
+from train.method_config import script_of
 
 LONGEST_LABEL = 60  # characters of a value in the name of a run
 
@@ -43,9 +44,9 @@ class PlannedRun:
 
     @property
     def script(self) -> str:
-        """Fine-tuning and GRPO have their own scripts."""
-        if self.config.grpo is not None:
-            return "train.grpo"
+        """Fine-tuning and every other method have their own script."""
+        if (own := script_of(self.config)) is not None:
+            return own
         tunes = self.config.init_from is not None and self.config.data.records == "conversations"
         return "train.sft" if tunes else "train.pretrain"
 

@@ -1,0 +1,67 @@
+"""A question about a story, its right answer, and a wrong one in the same wording: pairs whose labels are exact."""
+
+from random import Random
+from typing import Any
+
+from .conversations import OTHER_BOOK, ask, ask_for, pick, turn
+from .draw import draw_question
+from .questions import KINDS, Question, names_of, places_of
+from .story import Split, Story
+
+
+def prefer(
+    seed: int, index: int, split: Split = "train", level: int = 1, held_out_names: bool | None = None
+) -> dict[str, Any]:
+    """Pair number `index`, in TRL's layout: {"prompt", "chosen", "rejected"}, each a list of messages.
+
+    Two in three give the story and ask for a sentence or a few words. In the others the assistant has told it. The
+    rejected answer is one of the question's wrong candidates. No conversation of `converse` with a small seed is about
+    the same story. The same arguments give the same pair on every machine.
+    """
+    rng = Random(f"pair {split} {level} {seed} {index}")
+    if held_out_names is None:
+        held_out_names = split == "validation"
+    story, question = draw_question(3 * OTHER_BOOK + seed, index, split, level, pick(rng, KINDS), held_out_names)
+    prompt: list[dict[str, str]] = []
+    if rng.random() < 1 / 3:
+        turn(prompt, ask_for(story, rng)[0], story.text)
+        text, right = question.text, question.sentence
+    else:
+        text, right = ask(story, question, rng)
+    prompt.append({"role": "user", "content": text})
+    short = right == question.answer
+    wrong = wrong_answer(story, question, short, rng)
+    return {
+        "prompt": prompt,
+        "chosen": [{"role": "assistant", "content": right}],
+        "rejected": [{"role": "assistant", "content": wrong}],
+    }
+
+
+def wrong_answer(story: Story, question: Question, short: bool, rng: Random) -> str:
+    """A wrong candidate, in short or in the sentence of the right one."""
+    wrong = pick(rng, [one for one in question.candidates if one != question.answer])
+    if short:
+        return wrong
+    if question.kind == "yes_no":
+        return "Yes." if question.sentence != "Yes." else wrong_no(story, question, rng)
+    for right, other in ((question.answer, wrong), (capital(question.answer), capital(wrong))):
+        if question.kind == "feeling":  # it stands last
+            head, found, tail = question.sentence.rpartition(right)
+        else:
+            head, found, tail = question.sentence.partition(right)
+        if found:
+            return f"{head}{other}{tail}"
+    raise ValueError(f"{question.sentence!r} does not hold {question.answer!r}")
+
+
+def wrong_no(story: Story, question: Question, rng: Random) -> str:
+    """A "No, it was Belna." to a question whose answer is yes."""
+    about_place = question.text.split()[0] != "Is" and " who " not in question.text
+    possible = places_of(story) if about_place else names_of(story)
+    other = pick(rng, [one for one in possible if one not in question.text] or ["somebody else"])
+    return f"No, {'' if about_place else 'it was '}{other}."
+
+
+def capital(text: str) -> str:
+    return text[0].upper() + text[1:]

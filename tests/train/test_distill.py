@@ -1,0 +1,171 @@
+"""train.distill: equal to trl's GKD loss, exact after a stop, and what cannot teach is said in a line."""
+
+import os
+import signal
+import warnings
+
+import pytest
+import torch
+
+import train.loop
+from data.batches import IGNORED, Batch
+from model import LanguageModel, ModelConfig, load
+from model.loss import CHUNK
+from tests.train.distill_helpers import SMALL, begun, own_text, student_config
+from tests.train.helpers import pretrain, write_config
+from tests.train.worlds import trace
+from train.distill import Distillation, main
+from train.distill_config import DistillConfig
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    return begun(tmp_path_factory.mktemp("teacher"))
+
+
+def opened(teacher, vocab_size=None, **settings):
+    """(a student, its teacher, the objective, a batch of random text)"""
+    torch.manual_seed(1)
+    wise = load(teacher).requires_grad_(False)
+    lm = LanguageModel(ModelConfig(vocab_size=vocab_size or wise.lm_head.out_features, **SMALL)).eval()
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    ids = torch.randint(0, lm.lm_head.out_features, (3, 20))
+    labels = ids.clone()
+    labels[:, :5] = IGNORED
+    batch = Batch({"input_ids": ids, "labels": labels}, [0, 1, 2])
+    return lm, wise, Distillation(DistillConfig(teacher=str(teacher), **settings), lm, wise), batch
+
+
+@pytest.mark.slow  # importing trl takes some seconds
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_loss_and_gradients_are_trls(teacher, beta, temperature, monkeypatch):
+    """float32 on both sides, in other orders of summation: 1e-5 of the largest gradient."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # trl says that its GKD is experimental
+        from trl.experimental.gkd import GKDTrainer
+
+    monkeypatch.setitem(CHUNK, "cpu", 7)  # several chunks, the last one not full
+    lm, wise, objective, batch = opened(teacher, beta=beta, temperature=temperature, hard_share=0.0)
+    loss, figures = objective.loss(lm, batch)
+    loss.backward()
+    found = {name: parameter.grad.clone() for name, parameter in lm.named_parameters()}
+    lm.zero_grad()
+
+    logits = (model(batch["input_ids"])[:, :-1] for model in (lm, wise))
+    expected = GKDTrainer.generalized_jsd_loss(
+        *logits, batch["labels"][:, 1:], beta=beta, temperature=temperature, reduction="sum"
+    )
+    expected.backward()
+    torch.testing.assert_close(figures["divergence"], expected.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(loss, expected * temperature**2, rtol=1e-5, atol=1e-5)
+    for name, parameter in lm.named_parameters():
+        theirs = parameter.grad * temperature**2
+        torch.testing.assert_close(found[name], theirs, rtol=1e-4, atol=1e-5 * float(theirs.abs().max()) + 1e-9)
+
+
+def test_without_a_teachers_share_it_is_pretraining(teacher):
+    lm, _, objective, batch = opened(teacher, hard_share=1.0)
+    loss, figures = objective.loss(lm, batch)
+    expected, count = lm(**batch.tensors)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(figures["text_loss"], expected)
+    assert objective.count(batch) == int(count)
+
+
+def test_a_student_that_is_its_teacher_is_not_moved(teacher):
+    """The divergence from oneself is 0 and flat, whichever it is; the tolerance is float32's."""
+    lm = load(teacher)
+    _, wise, _, batch = opened(teacher)
+    for beta in (0.0, 0.5, 1.0):
+        settings = DistillConfig(teacher=str(teacher), beta=beta, hard_share=0.0)
+        loss, figures = Distillation(settings, lm, wise).loss(lm, batch)
+        loss.backward()
+        assert abs(float(loss.detach())) < 1e-4
+        assert float(figures["agreement"]) == int((batch["labels"][:, 1:] != IGNORED).sum())
+        assert max(float(p.grad.abs().max()) for p in lm.parameters()) < 1e-4
+        assert all(p.grad is None for p in wise.parameters())
+
+
+def test_its_own_text_has_no_part_in_the_ordinary_loss(teacher):
+    lm, _, objective, batch = opened(teacher, hard_share=0.5)
+    own = Batch(batch.tensors | {"is_own": torch.ones(3, dtype=torch.bool)}, batch.row_ids)
+    loss, figures = objective.loss(lm, own)
+    torch.testing.assert_close(loss.detach(), figures["divergence"])
+    mixed, _ = objective.loss(lm, batch)
+    torch.testing.assert_close(mixed.detach(), 0.5 * figures["divergence"] + 0.5 * figures["text_loss"])
+
+
+def test_the_prompt_ends_where_the_first_answer_begins(tmp_path, teacher):
+    source = own_text(student_config(tmp_path, teacher, {"on_policy": 1.0}))
+    bos = source.bos
+    ids, labels = torch.tensor([9, bos, 3, 4, 5, 6, bos, 7]), torch.tensor([9, -100, -100, -100, 5, 6, -100, 7])
+    assert source.prompt(ids, labels) == [bos, 3, 4]
+    assert source.prompt(ids, ids) == [bos]  # of a story, everything is trained on
+    assert source.prompt(ids[2:6], ids[2:6]) == [3]  # the middle of a long document
+    assert source.prompt(ids, torch.full_like(ids, IGNORED)) == [bos]
+
+
+@pytest.mark.parametrize("on_policy", [0.0, 0.5])
+def test_a_stopped_run_goes_on_exactly(tmp_path, teacher, on_policy, monkeypatch):
+    config = student_config(tmp_path, teacher, {"on_policy": on_policy, "max_new_tokens": 8})
+    pretrain(config, "name=whole", script=main)
+    step = train.loop.training_step
+
+    def stopping(run, *arguments, **options):
+        if run.state.step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(run, *arguments, **options)
+
+    monkeypatch.setattr(train.loop, "training_step", stopping)
+    pretrain(config, script=main, code=143)
+    monkeypatch.undo()
+    pretrain(config, script=main)
+    assert trace(tmp_path / "runs/student") == trace(tmp_path / "runs/whole")
+    weights = [load(tmp_path / "runs" / name).state_dict() for name in ("student", "whole")]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["distill=null"], "distill.teacher: name the run to learn from, for example distill.teacher=runs/demo"),
+        (["distill={beta: 0.5}"], "`distill.teacher` is missing"),
+        (["distill.teacher=nowhere"], "distill.teacher: nowhere: is neither a run"),
+        (["distill.beta=2"], "`distill.beta` is 2"),
+        (["data.sequence_length=600", "train.tokens_per_step=600", "model.max_position_embeddings=600"], "at once"),
+        (["model.num_experts=4"], "model.num_experts: distillation does not balance the experts"),
+    ],
+)
+def test_what_cannot_teach_is_said_in_one_line(tmp_path, teacher, changes, message):
+    config = student_config(tmp_path, teacher)
+    done = pretrain(config, *changes, code=2, script=main)
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "runs/student").exists()
+
+
+def test_a_teacher_of_another_tokenizer_is_refused(tmp_path, teacher):
+    other = tmp_path / "other"
+    other.mkdir()
+    bpe = {"tokenizer": {"kind": "bpe", "vocab_size": 320}}
+    pretrain(write_config(other, name="bpe", data=bpe, eval={"hooks": []}))
+    tokenizer = {"kind": "pretrained", "path": str(other / "runs/bpe")}
+    done = pretrain(student_config(tmp_path, teacher, data={"tokenizer": tokenizer}), code=2, script=main)
+    assert "distill.teacher: " in done.stderr
+    assert "has another tokenizer than this run" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "runs/student").exists()
+
+
+def test_a_student_may_begin_from_a_model_of_its_own(tmp_path, teacher):
+    begin = tmp_path / "begin"
+    begin.mkdir()
+    tokenizer = {"kind": "pretrained", "path": str(teacher)}
+    pretrain(write_config(begin, name="begin", model=SMALL, data={"tokenizer": tokenizer}, eval={"hooks": []}))
+    config = student_config(tmp_path, teacher, model={"hidden_size": 64})  # taken over: 16
+    pretrain(config, f"init_from={begin}/runs/begin", script=main)
+    assert load(tmp_path / "runs/student").config.hidden_size == 16

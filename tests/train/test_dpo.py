@@ -1,0 +1,232 @@
+"""train.dpo: equal to trl's DPOTrainer, exact after a stop, and what cannot be trained on is said in a line."""
+
+import json
+import math
+import re
+
+import pytest
+import torch
+
+from configs.checkpoints import checkpoint_directory
+from data.batches import IGNORED
+from data.prepare import open_prepared
+from model import load
+from model.checkpoint_format import save
+from model.lora import adapted, add_adapters
+from model.lora_config import LoraConfig
+from tests.train.helpers import metrics, pretrain, stopped_at, write_config
+from tests.train.worlds import trace
+from train.config import load_run_config
+from train.dpo import Preference, answer_log_probs, main, preference_loss
+from train.dpo_config import DPOConfig
+from train.pairs import PairSource
+from train.pretrain import main as pretrain_main
+from train.reference import asked
+from train.sft import main as sft
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A run to start from, which is also the reference."""
+    folder = tmp_path_factory.mktemp("base")
+    pretrain(write_config(folder, name="base", eval={"hooks": []}))
+    return folder / "runs/base"
+
+
+def pair_config(folder, base, records=None, **sections):
+    if records is None:
+        records = [
+            {"prompt": f"{i}. Which sound?", "chosen": "Meow." + "!" * (i % 3), "rejected": "Woof" + "." * (i % 5)}
+            for i in range(200)
+        ]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    data = {"source": {"kind": "files", "path": str(folder / "pairs.jsonl")}, "records": "pairs", "sequence_length": 96}
+    data |= sections.pop("data", {})
+    train = {"tokens_per_step": 768, "max_steps": 6, "checkpoint_every": 3, "trace": True} | sections.pop("train", {})
+    model = {"hidden_dropout": 0.1, "max_position_embeddings": 128}
+    return write_config(
+        folder, name="dpo", init_from=str(base), data=data, model=model, train=train, eval={"hooks": []}, **sections
+    )
+
+
+def test_the_chosen_answers_win(tmp_path, base):
+    done = pretrain(pair_config(tmp_path, base, train={"max_steps": 40}), script=main)
+    start = float(re.search(r"step 0: loss ([\d.]+)\n", done.stdout)[1])
+    assert start == pytest.approx(math.log(2), abs=1e-4)  # the model is its reference
+    assert "(8 rows of 96, 8 at a time, 2 joined to a pair)" in done.stdout
+    last = [line for line in metrics(tmp_path / "runs/dpo") if line["split"] == "train"][-1]
+    assert last["loss"] < 0.1
+    assert last["reward_accuracy"] == 1.0
+    assert last["reward_margin"] == pytest.approx(last["reward_chosen"] - last["reward_rejected"], rel=1e-5)
+    assert last["reward_margin"] > 2
+    assert "`python -m train.dpo`" in (tmp_path / "runs/dpo/report.md").read_text()
+
+
+def test_a_stopped_run_goes_on_exactly(tmp_path, base):
+    config = pair_config(tmp_path, base)
+    pretrain(config, "name=whole", script=main)
+    with stopped_at(4):
+        pretrain(config, script=main, code=143)
+    pretrain(config, script=main)
+    assert trace(tmp_path / "runs/dpo") == trace(tmp_path / "runs/whole")
+    weights = [load(tmp_path / "runs" / name).state_dict() for name in ("dpo", "whole")]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+def opened(config, base, **settings):
+    """(a batch, a model that has moved, the reference, the objective)"""
+    run = load_run_config(config)
+    pretrain(config, "name=prepared", "train.max_steps=1", script=main)
+    [folder] = (config.parent / "runs/.prepared").glob("*/manifest.json")
+    source = PairSource(run, open_prepared(folder.parent))
+    torch.manual_seed(0)
+    lm, reference = load(base).eval(), load(base).eval().requires_grad_(False)
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    return source.batch(0, lm), lm, reference, Preference(DPOConfig(**settings), lm, reference)
+
+
+@pytest.mark.slow  # importing trl and making its trainer takes some seconds
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"beta": 0.3}, {"beta": 0.3, "loss_type": ["sigmoid"]}),
+        ({"beta": 0.3, "label_smoothing": 0.2}, {"beta": 0.3, "loss_type": ["robust"], "label_smoothing": 0.2}),
+        ({"beta": 0.3, "loss": "ipo"}, {"beta": 0.3, "loss_type": ["ipo"]}),
+    ],
+)
+def test_loss_gradients_and_figures_are_trls(tmp_path, base, ours, theirs):
+    """float32 on both sides, other orders of summation: 1e-5 of the largest gradient; wrong formulas are far off."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import DPOConfig as TheirConfig
+    from trl import DPOTrainer
+
+    batch, lm, _, objective = opened(pair_config(tmp_path, base), base, **ours)
+    loss, figures = objective.loss(lm, batch)
+    count = objective.count(batch)
+    (loss / count).backward()
+
+    there, moved = checkpoint_directory(base), tmp_path / "moved"
+    save(lm, moved)
+    tokenizer = AutoTokenizer.from_pretrained(there)
+    arguments = TheirConfig(output_dir=str(tmp_path / "trl"), report_to=[], use_cpu=True, bf16=False, **theirs)
+    pairs = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}] * 2)
+    trainer = DPOTrainer(
+        AutoModelForCausalLM.from_pretrained(moved, dtype=torch.float32),
+        ref_model=AutoModelForCausalLM.from_pretrained(there, dtype=torch.float32),
+        args=arguments,
+        train_dataset=pairs,
+        processing_class=tokenizer,
+    )
+    ids, labels = (torch.cat([batch[f"chosen_{name}"], batch[f"rejected_{name}"]]) for name in ("input_ids", "labels"))
+    inputs = {"input_ids": ids, "attention_mask": (ids != 0).long(), "completion_mask": (labels != IGNORED).long()}
+    trainer.model.eval()
+    expected = trainer.compute_loss(trainer.model, inputs)
+    expected.backward()
+
+    torch.testing.assert_close(loss / count, expected, rtol=1e-5, atol=1e-6)
+    gradients = dict(trainer.model.named_parameters())
+    for name, parameter in lm.named_parameters():
+        theirs_there = gradients[name].grad
+        torch.testing.assert_close(
+            parameter.grad, theirs_there, rtol=1e-4, atol=1e-5 * float(theirs_there.abs().max()) + 1e-9
+        )
+    names = {"chosen": "chosen", "rejected": "rejected", "margin": "margins", "accuracy": "accuracies"}
+    logged = trainer._metrics["eval"]
+    for name, their_name in names.items():
+        assert float(figures[f"reward_{name}"]) / count == pytest.approx(logged[f"rewards/{their_name}"][0], rel=1e-4)
+
+
+def test_the_reference_keeps_nothing_for_a_backward_pass(tmp_path, base):
+    """No gradient reaches it, and its log-probabilities are computed once."""
+    batch, lm, reference, objective = opened(pair_config(tmp_path, base), base)
+    calls = []
+    reference.register_forward_hook(lambda *arguments: calls.append(arguments[2].requires_grad))
+    loss, _ = objective.loss(lm, batch)
+    loss.backward()
+    assert calls == [False]
+    assert all(parameter.grad is None for parameter in reference.parameters())
+
+
+def test_a_model_with_adapters_is_its_own_reference(tmp_path, base):
+    """Adapters off is what init_from computes: `==`, also where dropout is on while it trains."""
+    batch, _, reference, _ = opened(pair_config(tmp_path, base), base)
+    lm = load(base).train()
+    add_adapters(lm, LoraConfig(rank=2, dropout=0.5))
+    for layer in adapted(lm).values():
+        torch.nn.init.normal_(layer.lora_B.weight, std=0.1)
+    ids, labels = batch["chosen_input_ids"], batch["chosen_labels"]
+    with asked(None, lm) as without, asked(reference, lm) as other:
+        found, expected = (answer_log_probs(model, model, ids, labels)[0] for model in (without, other))
+    assert torch.equal(found, expected)
+    assert lm.training
+    assert not torch.allclose(answer_log_probs(lm, lm, ids, labels)[0], expected)
+    Preference(DPOConfig(), lm, None).loss(lm, batch)[0].backward()
+    assert {name.split(".")[-2] for name, p in lm.named_parameters() if p.grad is not None} == {"lora_A", "lora_B"}
+
+
+def test_padding_and_the_other_pairs_change_nothing(tmp_path, base):
+    batch, lm, _, _ = opened(pair_config(tmp_path, base), base)
+    ids, labels = batch["chosen_input_ids"], batch["chosen_labels"]
+    together, lengths = answer_log_probs(lm, lm, ids, labels)
+    for row in range(len(ids)):
+        end = int((labels[row] != IGNORED).nonzero().max()) + 1
+        alone, length = answer_log_probs(lm, lm, ids[row : row + 1, :end], labels[row : row + 1, :end])
+        torch.testing.assert_close(alone[0], together[row])
+        assert int(length) == int(lengths[row]) == int((labels[row] != IGNORED).sum())
+
+
+def test_the_losses_where_they_are_known():
+    ratios, lengths = torch.tensor([3.0, -1.0]), torch.tensor([3, 1])
+    assert float(preference_loss(ratios, lengths, DPOConfig(beta=0.5))) == pytest.approx(math.log1p(math.exp(-2)))
+    # chosen 1 a token, rejected -1: two apart, and 1 / (2 * 0.25) = 2 apart is what is wanted
+    assert float(preference_loss(ratios, lengths, DPOConfig(beta=0.25, loss="ipo"))) == 0.0
+
+
+def test_pairs_that_are_too_long_are_counted_once(tmp_path, base):
+    records = [{"prompt": f"{i}?", "chosen": "Yes" * (1 + 30 * (i % 4 == 0)), "rejected": "No"} for i in range(200)]
+    done = pretrain(pair_config(tmp_path, base, records), script=main)
+    [line] = [line for line in done.stdout.splitlines() if "pairs are left out" in line]
+    assert re.search(r"^\d+ of 1\d\d pairs are left out, because a prompt with an answer is longer than", line)
+
+
+@pytest.mark.parametrize(
+    ("changes", "script", "message"),
+    [
+        (["data.records=conversations"], main, "data.records is conversations, but fine-tuning needs pairs"),
+        (["init_from=null"], main, "init_from: fine-tuning starts from a trained model: name a run"),
+        (["init_from=nowhere"], main, "init_from: "),
+        (["train.tokens_per_step=96"], main, "train.tokens_per_step (96) holds no pair of answers"),
+        (["dpo.beta=0"], main, "dpo.beta"),
+        (["train.parallel=fsdp2"], main, "train.parallel: "),
+        ([], pretrain_main, "train.pretrain knows nothing of `data.records: pairs`: use python -m train.dpo"),
+        (["dpo={beta: 0.2}"], sft, "train.sft knows nothing of `dpo`: use python -m train.dpo"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_said_in_one_line(tmp_path, base, changes, script, message):
+    done = pretrain(pair_config(tmp_path, base), *changes, code=2, script=script)
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "runs/dpo").exists()
+
+
+def test_a_bad_pair_is_named_by_file_and_row(tmp_path, base):
+    pair = {"prompt": "Hi", "chosen": "Yes", "rejected": "No"}
+    done = pretrain(pair_config(tmp_path, base, [pair, pair | {"rejected": "Yes"}]), code=2, script=main)
+    assert "pairs.jsonl:2: `chosen` and `rejected` are equal" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_reference_of_another_tokenizer_is_refused(tmp_path, base):
+    other = tmp_path / "other"
+    other.mkdir()
+    pretrain(
+        write_config(other, name="bpe", data={"tokenizer": {"kind": "bpe", "vocab_size": 320}}, eval={"hooks": []})
+    )
+    tokenizer = {"kind": "pretrained", "path": str(other / "runs/bpe")}
+    done = pretrain(pair_config(tmp_path, base, data={"tokenizer": tokenizer}), code=2, script=main)
+    assert "is not the tokenizer of this run's data" in done.stderr
+    assert not (tmp_path / "runs/dpo").exists()

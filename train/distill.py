@@ -1,0 +1,164 @@
+"""Distillation: `python -m train.distill configs/distill_demo.yaml distill.teacher=runs/demo [...]`
+
+A text says which token came next. A teacher says how likely every token was, which is far more (Hinton et al. 2015,
+arXiv 1503.02531). The student learns to say the same at each position, from the teacher's logits:
+
+    loss = (1 - hard_share) T² D(teacher, student) + hard_share (-ln student(token of the text))
+
+T is the temperature of both inside D. Gradients of D shrink with T², so T² keeps the two parts in proportion. D is the
+forward KL divergence, the reverse one, or what lies between (`divergence`). A student that only ever reads the text of
+others never learns to recover from its own mistakes. With on_policy it writes the rows itself, and the teacher says
+what it would have written there (GKD, Agarwal et al. 2024, arXiv 2306.13649).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from configs.checkpoints import read_checkpoint
+from configs.command import InputError, exit_on_bad_input
+from train.command_line import parse_command_line
+from train.config import RunConfig
+from train.distill_config import DistillConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from data.batches import Batch
+    from data.prepare import PreparedData
+    from model import LanguageModel
+    from train.machine.device import Device
+    from train.objective import Figures, Forward
+
+
+def main() -> int:
+    example = "configs/distill_demo.yaml distill.teacher=runs/demo"
+    config = parse_command_line("Train a small model to say what a larger one says.", example, "train.distill")
+    from train.machine.together import joined
+    from train.objective import TextBatches
+    from train.own_text import OwnText
+    from train.pretrain import run
+
+    source = OwnText if config.distill is not None and config.distill.on_policy else TextBatches
+    parts = config.rows_per_step // joined(config)
+    return run(config, "train.distill", open_distillation, source, as_student, parts=parts)
+
+
+class Distillation:
+    """The student's distance from its teacher, on every trained token of a batch."""
+
+    def __init__(self, settings: DistillConfig, student: LanguageModel, teacher: LanguageModel):
+        self.settings, self.student, self.teacher = settings, student, teacher
+
+    def count(self, batch: Batch) -> int:
+        """Trained tokens: the labels that a token before them must predict."""
+        from data.batches import IGNORED
+
+        return int((batch["labels"][:, 1:] != IGNORED).sum())
+
+    def loss(self, forward: Forward, batch: Batch) -> tuple[Tensor, Figures]:
+        import torch
+        from torch.utils.checkpoint import checkpoint
+
+        from data.batches import IGNORED
+        from model.loss import CHUNK, CHUNK_ELSEWHERE
+
+        inputs = {name: tensor for name, tensor in batch.tensors.items() if name not in ("labels", "is_own")}
+        labels = batch["labels"][:, 1:]  # position t is asked for token t + 1
+        asked = labels != IGNORED
+        with torch.no_grad():
+            taught = self.teacher(**inputs, hidden_states=True)[:, :-1][asked]  # (N, the teacher's hidden_size)
+        learned = forward(**inputs, hidden_states=True)[:, :-1][asked]  # (N, hidden_size)
+        size = CHUNK.get(learned.device.type, CHUNK_ELSEWHERE)
+        # the logits of a chunk are computed again in the backward pass, so that those of all positions never exist
+        sums = torch.zeros(3, device=learned.device)
+        for chunk in zip(learned.split(size), taught.split(size), labels[asked].split(size), strict=True):
+            sums = sums + checkpoint(self._of_chunk, *chunk, use_reentrant=False)
+        soft, hard, agreed = sums
+        share = 0.0 if "is_own" in batch.tensors else self.settings.hard_share  # its own text has nothing to teach
+        loss = (1 - share) * self.settings.temperature**2 * soft + share * hard
+        return loss, {"divergence": soft.detach(), "text_loss": hard.detach(), "agreement": agreed.detach()}
+
+    def _of_chunk(self, learned: Tensor, taught: Tensor, labels: Tensor) -> Tensor:
+        """Sums over positions (3,): the divergence, -ln p of the text's tokens, and how often both prefer one token."""
+        import torch
+        import torch.nn.functional as F
+
+        student = F.linear(learned, self.student.lm_head.weight).float()  # (N, V)
+        with torch.no_grad():
+            teacher = F.linear(taught, self.teacher.lm_head.weight).float()
+        soft = divergence(student, teacher, self.settings.beta, self.settings.temperature).sum()
+        agreed = (student.argmax(-1) == teacher.argmax(-1)).sum()
+        return torch.stack([soft, F.cross_entropy(student, labels, reduction="sum"), agreed.float()])
+
+
+def divergence(student: Tensor, teacher: Tensor, beta: float, temperature: float = 1.0) -> Tensor:
+    """How far a student is from its teacher: logits (N, V) of both -> (N,), in nats.
+
+    beta 0: KL(teacher, student), the forward one. beta 1: KL(student, teacher), the reverse one. Between: both against
+    their mixture m = beta teacher + (1 - beta) student, beta KL(teacher, m) + (1 - beta) KL(student, m).
+    """
+    import torch
+
+    ours, theirs = ((logits / temperature).log_softmax(-1) for logits in (student, teacher))
+    if beta == 0:
+        return kl(theirs, ours)
+    if beta == 1:
+        return kl(ours, theirs)
+    mixture = torch.logaddexp(theirs + math.log(beta), ours + math.log1p(-beta))
+    return beta * kl(theirs, mixture) + (1 - beta) * kl(ours, mixture)
+
+
+def kl(p: Tensor, q: Tensor) -> Tensor:
+    """KL(p, q) = sum of p (ln p - ln q), from log-probabilities (N, V) -> (N,)."""
+    return (p.exp() * (p - q)).sum(-1)
+
+
+def open_distillation(config: RunConfig, data: PreparedData, lm: LanguageModel, device: Device) -> Distillation:
+    """A `MakeObjective`. Raises InputError for a teacher of another tokenizer or vocabulary."""
+    from train.reference import open_reference
+
+    assert config.distill is not None  # as_student
+    teacher = open_reference(config, data.tokenizer, device, config.distill.teacher, "distill.teacher")
+    here, there = lm.lm_head.out_features, teacher.lm_head.out_features
+    if here != there:
+        raise InputError(f"distill.teacher: {config.distill.teacher} has {there:,} logits a token, this model {here:,}")
+    if teacher.config.head_size != lm.config.head_size or teacher.config.attention != lm.config.attention:
+        teacher.set_attn_implementation("sdpa")  # which reads every shape; the student's was chosen for its own
+    return Distillation(config.distill, lm, teacher)
+
+
+def as_student(config: RunConfig) -> RunConfig:
+    """The config with the teacher's tokenizer; with init_from, also with the architecture of that model.
+
+    Raises InputError without a teacher, if that is not a model, and for a student whose experts must be balanced.
+    """
+    from model.checkpoint_format import read_config
+    from train.saving.initial_weights import take_over_architecture
+
+    if config.distill is None:
+        raise InputError("distill.teacher: name the run to learn from, for example distill.teacher=runs/demo")
+    teacher = config.distill.teacher
+    try:
+        read_checkpoint(teacher, read_config)
+    except (OSError, ValueError) as error:
+        raise InputError(f"distill.teacher: {error}") from None
+    begun = (config.directory / "checkpoints" / "latest").is_file()  # then it has weights and tokenizer of its own
+    source = str(config.directory) if begun else config.init_from
+    if source is not None and config.init_from is not None:
+        config = config.model_copy(update={"model": take_over_architecture(config, source)})
+    if config.model.num_experts is not None:
+        raise InputError(
+            "model.num_experts: distillation does not balance the experts of a student, whose router would use a few "
+            "of them: set model.num_experts=null; the teacher may have experts"
+        )
+    tokenizer = config.data.tokenizer
+    if begun or tokenizer.kind != "pretrained":
+        path = source or teacher
+        tokenizer = tokenizer.model_copy(update={"kind": "pretrained", "path": path})
+    return config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": tokenizer})})
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

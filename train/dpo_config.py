@@ -1,0 +1,29 @@
+"""The `dpo:` section."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from configs.bounds import LEAST_DRAWN, MOST_FACTOR
+from configs.meaning import Section
+
+
+class DPOConfig(Section):
+    """Direct preference optimisation (train/dpo.py): a better and a worse answer to one prompt."""
+
+    beta: float = Field(
+        0.1,
+        ge=LEAST_DRAWN,
+        le=MOST_FACTOR,
+        description="How dear it is to move away from the reference: a larger value keeps the model nearer to it.",
+    )
+    loss: Literal["sigmoid", "ipo"] = Field(
+        "sigmoid",
+        description="sigmoid = DPO's own | ipo = a wanted distance between the answers, which is not exceeded, a mean "
+        "over tokens.",
+    )
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=0.5, description="sigmoid: share of pairs whose answers are swapped by mistake (robust DPO)."
+    )

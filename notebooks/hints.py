@@ -22,4 +22,6 @@ HINTS = {
     "07.2": "weights[layer, head, looked.first, word_at].sum() is what one head gives to the word.",
     "08.1": "How many weights have three matrices of 64 x 192? Two matrices of 64 x width should have as many.",
     "08.2": "Where does the right answer stand, if nothing hides it?",
+    "09.1": "The mean of the group is taken away from each reward. What is left if all are equal?",
+    "09.2": "A has 8 rows as long as the matrix is wide. B has 8 columns as long as the matrix is high.",
 }

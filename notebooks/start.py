@@ -24,6 +24,10 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "configs/small.yaml"
 LADDER = "configs/ladder.yaml"
 LADDER_STEPS = 1400  # of one run in notebook 08: fewer than the recorded ones have, so it ends in a minute
+QUESTIONS = "configs/sft_demo.yaml"
+TAUGHT = ["init_from=runs/small", "data.tokenizer.path=runs/small", "data.source.documents=1500", "train.max_steps=120"]
+TAUGHT += ["data.source.validation_documents=40", "train.checkpoint_every=0", "eval.every=0", "eval.questions=0"]
+TAUGHT += ["eval.attention.every=0"]  # what notebook 09 trains in half a minute
 PROGRESS_SECONDS = 2  # between two looks at how far a training is
 SAVING_SECONDS = 60  # that a training which is stopped has for its last step and its checkpoint
 
@@ -73,6 +77,16 @@ def rung(name: str, seed: int) -> Path:
     if not is_finished(run):
         print(f"training runs/{run}: a minute or so …")
         train(f"runs/{run}", [run], ["train.pretrain", LADDER, *runs[name].overrides[:-1], f"name={run}"])
+    return checked(run)
+
+
+def taught(name: str, *changes: str) -> Path:
+    """runs/small after a few steps of fine-tuning on questions, trained where it is missing. changes: of its config."""
+    run = f"small-{name}"
+    if not is_finished(run):
+        small()
+        print(f"training runs/{run}: half a minute or so …")
+        train(f"runs/{run}", [run], ["train.sft", QUESTIONS, f"name={run}", *TAUGHT, *changes])
     return checked(run)
 
 

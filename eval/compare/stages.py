@@ -200,8 +200,9 @@ def divergence(lm: LanguageModel, base: LanguageModel, text: Text) -> float:
 
 @torch.no_grad()
 def answer_loss(lm: LanguageModel, text: Text) -> float:
-    """Mean -ln p of the counted tokens, in nats."""
+    """Mean -ln p of the counted tokens, in nats; NaN where no row fits into the model."""
     total, count = 0.0, 0
+    text = _fitting(lm, text)
     device = next(lm.parameters()).device
     with evaluating(lm):
         for part in text.parts(lm):
@@ -213,7 +214,6 @@ def answer_loss(lm: LanguageModel, text: Text) -> float:
 
 def needed_heads(lm: LanguageModel, text: Text) -> Tensor:
     """How much `answer_loss` rises when a head is ablated: (layer, head) float32, nats a token; one head at a time."""
-    text = _fitting(lm, text)
     before = answer_loss(lm, text)
     rises = torch.zeros(lm.config.num_hidden_layers, lm.config.num_attention_heads)
     for layer, head in torch.cartesian_prod(*(torch.arange(size) for size in rises.shape)).tolist():
@@ -279,3 +279,13 @@ def numbers(stage: Stage) -> dict[str, Any]:
         plain[key] = round(value, 4) if math.isfinite(value) else None
     plain["needed"] = [[round(value, 4) for value in row] for row in stage.needed.tolist()]
     return plain | {"moved": [[layer, name, round(value, 5)] for (layer, name), value in stage.moved.items()]}
+
+
+def from_numbers(plain: dict[str, Any]) -> Stage:
+    """A stage as `numbers` wrote it."""
+    kl_answers, kl_stories, gap = (
+        math.nan if plain[key] is None else plain[key] for key in ("kl_answers", "kl_stories", "gap")
+    )
+    moved = {(layer, name): value for layer, name, value in plain["moved"]}
+    shares, needed = (plain["right"], plain["new"]), torch.tensor(plain["needed"])
+    return Stage(plain["name"], plain["started_from"], *shares, kl_answers, kl_stories, gap, needed, moved)

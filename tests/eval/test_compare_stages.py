@@ -46,7 +46,7 @@ def test_the_divergence_is_torchs_and_nothing_from_itself(monkeypatch):
 def test_rows_that_a_model_cannot_read_are_left_out_not_cut():
     lm, given = tiny(0), text(length=40)
     given.counted[0, 35] = True
-    assert answer_loss(lm, stages._fitting(lm, given)) == pytest.approx(
+    assert answer_loss(lm, given) == pytest.approx(
         answer_loss(lm, Text(given.ids[1:, :32], given.counted[1:, :32])), rel=1e-6
     )
 
@@ -120,6 +120,8 @@ def test_the_life_is_in_the_comparison(life, tmp_path, monkeypatch):
     assert (first["kl_answers"], first["moved"]) == (0, [])
     assert third["kl_answers"] > 0
     assert all(value > 0 for _, _, value in second["moved"])
+    again = [stages.from_numbers(one) for one in (first, second, third)]
+    assert [stages.numbers(one) for one in again] == [first, second, third]
     command(*runs, "--out", tmp_path, "--skip-decode", "--skip-stages")
     assert "started from" not in (tmp_path / "comparison.md").read_text(encoding="utf-8")
     assert not (tmp_path / "comparison_stages.png").exists()

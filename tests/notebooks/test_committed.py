@@ -25,7 +25,7 @@ from train.sweep.plan import plan
 pytestmark = pytest.mark.slow
 NAMES = """
 01_attention_by_hand 02_rope_and_masks 03_mha_gqa_mqa 04_head_atlas 05_watch_it_learn 06_fast_attention
-07_your_own_text 08_the_ladder
+07_your_own_text 08_the_ladder 09_after_pretraining
 """.split()
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 LARGEST = 600_000  # bytes
@@ -56,7 +56,7 @@ def words(path: Path) -> str:
     return json.dumps(notebook, ensure_ascii=False)
 
 
-def test_the_eight_notebooks_are_there():
+def test_the_nine_notebooks_are_there():
     assert [path.stem for path in NOTEBOOKS] == NAMES
 
 

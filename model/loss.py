@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
 from configs import IGNORED
 
@@ -24,7 +25,8 @@ def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     hidden (N, D), weight (V, D), labels (N,) -> scalar float32. Matrix products run in autocast's dtype, the
     softmax in float32. Gradients are computed in the forward pass, so a backward pass costs one multiplication.
     """
-    if not torch.compiler.is_compiling() and hidden.device.type == "cpu":  # elsewhere, counting would be a sync point
+    # on a GPU counting would be a sync point, and the estimates of memory compute without numbers
+    if not torch.compiler.is_compiling() and hidden.device.type == "cpu" and not is_fake(hidden):
         trained = labels != IGNORED
         if trained.sum() < len(labels) * WORTH_IT:  # fine-tuning: most positions are asked for nothing
             hidden, labels = hidden[trained], labels[trained]

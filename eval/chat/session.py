@@ -68,15 +68,22 @@ class Conversation:
         self.max_new_tokens, self.seed = max_new_tokens, seed
         self.system, self.head = "", [tokenizer.bos_id]
         self.tools: tuple[dict, ...] = ()
+        self._is_chat: bool | None = None
         self.cache = KVCache(lm.config)
         self.reset()
 
     @property
     def is_chat(self) -> bool:
-        """Whether the model was trained on chats: then it may end a turn by itself."""
+        """Whether the model was trained on chats: then it may end a turn by itself. Set it to treat it as one that was."""
+        if self._is_chat is not None:
+            return self._is_chat
         ends = self.lm.config.eos_token_id
         turn = self.tokenizer.backend.token_to_id("<|im_end|>")  # None in a foreign model of other turns
         return turn is not None and turn in (ends if isinstance(ends, list) else [ends])
+
+    @is_chat.setter
+    def is_chat(self, value: bool) -> None:
+        self._is_chat = value
 
     @property
     def context_length(self) -> int:

@@ -215,6 +215,9 @@ def test_the_same_seed_gives_the_same_answers_and_a_question_asked_twice_two(tok
 def test_a_model_without_chats_continues_the_text(tokenizer):
     conversation = random_conversation(tokenizer, ends=TEXT)
     assert not conversation.is_chat
+    conversation.is_chat = True  # as notebook 07 does, to ask a model that was not fine-tuned yet
+    assert conversation.is_chat
+    conversation.is_chat = False
     first = "".join(conversation.answer("Who has"))
     last = conversation.last
     assert last.ids[: last.begin] == [tokenizer.bos_id, *tokenizer.encode("Who has")]

@@ -74,7 +74,7 @@ class Conversation:
 
     @property
     def is_chat(self) -> bool:
-        """Whether the model was trained on chats: then it may end a turn by itself. Set it to treat it as one that was."""
+        """Whether the model was trained on chats: then it may end a turn by itself. It may be set."""
         if self._is_chat is not None:
             return self._is_chat
         ends = self.lm.config.eos_token_id

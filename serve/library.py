@@ -15,6 +15,7 @@ from configs.command import InputError
 from data.tokenizer import Tokenizer
 from eval.opening import open_checkpoint
 from serve.batching import Batcher
+from serve.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Library:
         self.folder, self.device, self.most_loaded, self.batching = folder, device, most_loaded, batching
         self._loaded: OrderedDict[str, Served] = OrderedDict()
         self._lock = threading.Lock()
-        if not self.runs():
-            raise InputError(f"{folder}: holds no run with a checkpoint: train one first, for example with `make demo`")
+        if not self.runs() and not RunFolder(folder).runs():  # one that has just begun can be watched
+            raise InputError(f"{folder}: holds no run: train one first, for example with `make demo`")
 
     def runs(self) -> dict[str, Path]:
         """Name -> run directory, in the order of their names."""

@@ -37,8 +37,8 @@ def test_what_is_refused(folder, options, message, monkeypatch):
 
 
 def test_a_folder_without_runs(tmp_path):
-    assert "holds no run with a checkpoint: train one first" in refused(tmp_path)
-    assert "holds no run with a checkpoint" in refused(tmp_path / "nowhere")
+    assert "holds no run: train one first" in refused(tmp_path)
+    assert "holds no run" in refused(tmp_path / "nowhere")
 
 
 @pytest.mark.slow
@@ -49,6 +49,7 @@ def test_sigterm_finishes_what_is_running(folder):
     command = [sys.executable, "-m", "serve", str(folder), "--port", str(port), "--device", "cpu"]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout.readline() == "models: chat, text\n"
+        assert server.stdout.readline() == f"the page: http://127.0.0.1:{port}/\n"
         assert f"http://127.0.0.1:{port}/v1" in server.stdout.readline()
         address, found = f"http://127.0.0.1:{port}/v1", []
         with httpx.Client(transport=httpx.HTTPTransport(retries=50), timeout=120) as client:

@@ -31,7 +31,10 @@ def main() -> int:
     place = f"[{given.host}]" if ":" in given.host else given.host
     names = ", ".join(library.runs())
     address = f"http://{place}:{given.port}"
-    print(f"models: {names or 'none yet'}\nthe page: {address}/\nOpenAI's API: {address}/v1   (Ctrl-C ends it)", flush=True)
+    print(
+        f"models: {names or 'none yet'}\nthe page: {address}/\nOpenAI's API: {address}/v1   (Ctrl-C ends it)",
+        flush=True,
+    )
     try:
         make_server(app, given.host, given.port, given.seconds).run()
     except SystemExit:

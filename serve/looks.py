@@ -39,7 +39,7 @@ class Looks:
     def told(self, name: str, run: Path) -> dict[str, Any]:
         """Everything but the maps, as eval/attention/viewer/module.py says it; and what happened when.
 
-        moments: lines as on the terminal, each with its step. formed: when which head became an induction head, or None.
+        moments: lines as on the terminal, with their step. formed: when which head became an induction head, or None.
         Raises InputError where nobody looked yet.
         """
         with self._lock:

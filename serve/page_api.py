@@ -1,14 +1,14 @@
 """What the page reads: its own files, the runs, their figures, and their heads; and news, as soon as there are any.
 
-    GET /                                        the page
-    POST /page/key                               the key, once, where the server has one
-    GET /page/NAME                               its scripts and styles, and those of the viewer
-    GET /live/runs                               every run in a few figures
-    GET /live/runs/NAME/config                   its settings by dotted key
-    GET /live/runs/NAME/metrics?file=N&offset=N  the lines of metrics.jsonl from there on
-    GET /live/runs/NAME/attention                every look at its heads, without the maps
-    GET /live/runs/NAME/attention/STEP/PROBE     the maps of one look on one text
-    GET /live/events                             server-sent events: a run whose files changed, in the same few figures
+GET /                                        the page
+POST /page/key                               the key, once, where the server has one
+GET /page/NAME                               its scripts and styles, and those of the viewer
+GET /live/runs                               every run in a few figures
+GET /live/runs/NAME/config                   its settings by dotted key
+GET /live/runs/NAME/metrics?file=N&offset=N  the lines of metrics.jsonl from there on
+GET /live/runs/NAME/attention                every look at its heads, without the maps
+GET /live/runs/NAME/attention/STEP/PROBE     the maps of one look on one text
+GET /live/events                             server-sent events: a run whose files changed, in the same few figures
 """
 
 from __future__ import annotations

@@ -186,5 +186,3 @@ def _figures(raw: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return {key: value for key, value in line.items() if key == "split" or isinstance(value, int | float)}
-
-

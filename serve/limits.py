@@ -40,7 +40,7 @@ def is_open(path: str) -> bool:
 
 
 def token(key: str) -> str:
-    """What the page's cookie holds in place of the key: whoever reads it does not learn the key."""
+    """What the page's cookie holds in place of the key: who reads it does not learn the key."""
     return hmac.new(key.encode(), b"headlight page", "sha256").hexdigest()
 
 

@@ -31,7 +31,7 @@ FIGURES = 10_000  # runs whose summaries are kept
 
 @dataclass(frozen=True)
 class Tail:
-    """New lines of a log. file, offset: where to go on; a file of another number is read from its beginning."""
+    """New lines of a log. file, offset: where the next one begins; a file of another number is read from its start."""
 
     file: int
     offset: int

@@ -6,7 +6,7 @@ import torch
 from tests.configs.every_key import shows
 from train.config import RunConfig
 from train.dpo import preference_loss
-from train.dpo_config import DPOConfig
+from train.methods.dpo_keys import DPOConfig
 
 RATIOS = [1.0, 0.5, 2.0, 0.25]  # of two chosen answers, then of two rejected ones
 

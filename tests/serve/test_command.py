@@ -9,7 +9,7 @@ import threading
 import httpx
 import pytest
 
-from tests.processes import run_main
+from tests.processes import run_main, run_module
 from tests.train.helpers import REPOSITORY
 
 
@@ -75,3 +75,11 @@ def test_sigterm_finishes_what_is_running(folder):
             reader.join(120)
         assert server.wait(120) in (0, -signal.SIGTERM, 143)
     assert "data: [DONE]" in found
+
+
+@pytest.mark.slow
+def test_the_benchmark_starts_the_server_and_ends_it(folder):
+    done = run_module("benchmarks.serving", folder / "text", "--clients", "3", "--tokens", "4", "--rounds", "1")
+    assert done.returncode == 0, done.stderr
+    assert "3 clients, 4 tokens each" in done.stdout
+    assert "all at once: " in done.stdout

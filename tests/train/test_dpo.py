@@ -18,10 +18,10 @@ from tests.train.helpers import metrics, pretrain, stopped_at, write_config
 from tests.train.worlds import trace
 from train.config import load_run_config
 from train.dpo import Preference, answer_log_probs, main, preference_loss
-from train.dpo_config import DPOConfig
-from train.pairs import PairSource
+from train.methods.dpo_keys import DPOConfig
+from train.methods.pairs import PairSource
+from train.methods.reference import asked
 from train.pretrain import main as pretrain_main
-from train.reference import asked
 from train.sft import main as sft
 
 

@@ -10,8 +10,9 @@ The reference is the model that training starts from, frozen. At the first step 
 the loss is ln 2. The gradient raises the chosen answer and lowers the rejected one; a pair that is already far apart
 counts less. Only the difference is asked for: often both answers become less likely. Watch reward_chosen.
 
-Two relatives: robust DPO (Chowdhury et al. 2024, arXiv 2403.00409) knows that a share of the labels is wrong, and IPO
-(Azar et al. 2023, arXiv 2310.12036) stops at a wanted distance. Pairs are in data/preferences.py and
+Relatives: robust DPO (Chowdhury et al. 2024, arXiv 2403.00409) knows that a share of the labels is wrong, and IPO
+(Azar et al. 2023, arXiv 2310.12036) stops at a wanted distance. RPO (Pang et al. 2024, arXiv 2404.19733) adds the
+chosen answer's own loss, so that it stays likely: `sft_weight`. Pairs are in data/preferences.py and
 train/methods/pairs.py.
 """
 
@@ -67,6 +68,8 @@ class Preference:
             before, _ = answer_log_probs(reference, reference, ids, labels)
         now, lengths = answer_log_probs(forward, self.lm, ids, labels)
         loss = preference_loss(now - before, lengths, self.settings)
+        if self.settings.sft_weight:
+            loss = loss - self.settings.sft_weight * (now / lengths).chunk(2)[0]
         chosen, rejected = (self.settings.beta * (now - before).detach()).chunk(2)
         return loss.sum(), {
             "reward_chosen": chosen.sum(),

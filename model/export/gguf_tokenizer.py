@@ -68,7 +68,7 @@ class GgufTokenizer:
     chat_template: str | None
 
 
-def read_tokenizer(directory: Path, vocab_size: int) -> GgufTokenizer:
+def read_tokenizer(directory: Path, vocab_size: int | None) -> GgufTokenizer:
     """The tokenizer of a model directory. Raises InputError for one that llama.cpp would split text differently with.
 
     vocab_size: rows of the embedding; ids that no token has are unused ones.
@@ -81,7 +81,7 @@ def read_tokenizer(directory: Path, vocab_size: int) -> GgufTokenizer:
     bpe, added = read_json(file, _Bpes).model, described.added_tokens
     by_id = {number: (token, NORMAL) for token, number in bpe.vocab.items()}
     by_id |= {one.id: (one.content, CONTROL if one.special else USER_DEFINED) for one in added}
-    if max(by_id, default=0) >= vocab_size:
+    if vocab_size is None or max(by_id, default=0) >= vocab_size:
         raise InputError(f"{file}: has id {max(by_id)}, and the model {vocab_size} ids: they do not belong together")
     rows = [by_id.get(number, (f"[PAD{number}]", UNUSED)) for number in range(vocab_size)]
     settings_file, template = directory / "tokenizer_config.json", directory / "chat_template.jinja"
@@ -100,12 +100,12 @@ def _splitting_rule(described: _File, file: Path) -> str:
     """llama.cpp's name for it. Raises InputError if it has none."""
     rule = described.pre_tokenizer or {}
     steps = rule.get("pretokenizers", []) if rule.get("type") == "Sequence" else [rule]
-    kinds = [_kind(step) for step in steps]
-    if kinds == ["digits", "bytes"]:
+    kinds = tuple(_kind(step) or "" for step in steps)
+    if kinds == ("digits", "bytes"):
         raise InputError(f"{file}: GGUF: llama.cpp has no tokenizer of single bytes (`byte`): train with bpe")
-    if described.normalizer is not None or tuple(kinds) not in RULES:
+    if described.normalizer is not None or kinds not in RULES:
         raise InputError(f"{file}: GGUF: llama.cpp has no name for how this tokenizer splits text, so ids would differ")
-    return RULES[tuple(kinds)]
+    return RULES[kinds]
 
 
 def _kind(step: Any) -> str | None:

@@ -120,7 +120,7 @@ def maps_of(lm: LanguageModel, probe: Probe) -> Tensor:
     """Attention on a probe: (layer, B, head, query, key)."""
     from eval.attention.capture import capture
 
-    return capture(lm, **probe.for_model(next(lm.parameters()).device)).weights
+    return capture(lm, probe.for_model(next(lm.parameters()).device)["input_ids"]).weights
 
 
 def cache_bytes(lm: LanguageModel, cache: str, tokens: int = 8) -> float:

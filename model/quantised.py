@@ -43,7 +43,7 @@ def quantise_weights(lm: LanguageModel, kind: str) -> None:
     if kind not in WEIGHTS:
         raise ValueError(f"unknown: use {' or '.join(WEIGHTS)}")
     if lm.adapters is not None:
-        raise ValueError("this model has adapters: merge them first (python -m model.merge_adapters)")
+        raise ValueError("this model has adapters: merge them first (python -m model.export RUN --to merged)")
     if kind == "int4" and next(lm.parameters()).device.type != "cpu":
         raise ValueError("its kernel is for --device cpu: use int8 on a GPU")
     chosen = quantisable(lm, kind)
@@ -85,7 +85,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _torchao(kind: str) -> tuple[Any, Any]:
-    """torchao's `quantize_`, and what it is told."""
+    """torchao's `quantize_`, and its configuration."""
     check_installed()
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 

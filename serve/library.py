@@ -13,11 +13,7 @@ from pathlib import Path
 from configs.checkpoints import checkpoint_directory
 from configs.command import InputError
 from data.tokenizer import Tokenizer
-<<<<<<< HEAD
-from eval.opening import check_quantise, open_checkpoint
-=======
-from eval.opening import ends_turns, open_checkpoint
->>>>>>> main
+from eval.opening import check_quantise, ends_turns, open_checkpoint
 from serve.batching import Batcher
 from serve.run_folder import RunFolder
 

@@ -1,23 +1,27 @@
 """How many clients can `python -m serve` answer at once? `python -m benchmarks.serving runs/demo [--clients 64]`
 
-Starts the server on a free port and asks it over HTTP: all clients one after another, then all at once; and in the same
-process, without a server, the model alone. Medians of several turns. Prompts differ and share no beginning.
+Starts the server as a process on a free port and asks it over HTTP: all clients one after another, then all at once.
+Medians of several turns. Prompts differ and share no beginning.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-import threading
+import socket
+import subprocess
+import sys
 import time
+import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median, quantiles
 
 from configs.bounds import MOST_ROUNDS, whole
-from configs.command import exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input
 from configs.tables import table
 from eval.opening import add_device_option
 
@@ -37,24 +41,36 @@ def main() -> int:
         )
     add_device_option(parser)
     given = parser.parse_args()
-    from serve.app import LOCAL, create_app, make_server  # torch
-    from serve.library import Library
-    from serve.limits import Limits
-
-    library = Library(given.run, given.device)
-    (name,) = library.runs()
-    server = make_server(create_app(library, Limits(), LOCAL), "127.0.0.1", 0, 30)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        print(measure(f"http://127.0.0.1:{port}/v1/completions", name, given.clients, given.tokens, given.rounds))
-    finally:
-        server.should_exit = True
-        thread.join()
+    with served(given.run, given.device) as (address, name):
+        print(measure(f"{address}/completions", name, given.clients, given.tokens, given.rounds))
     return 0
+
+
+@contextmanager
+def served(run: Path, device: str) -> Iterator[tuple[str, str]]:
+    """`python -m serve` as a process of its own, while this lasts: the address of its API, and the model's name.
+
+    Raises InputError if it ends before it answers.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen([sys.executable, "-m", "serve", str(run), "--port", str(port), "--device", device])
+    address = f"http://127.0.0.1:{port}/v1"
+    try:
+        while True:
+            try:
+                with urllib.request.urlopen(f"{address}/models") as answer:
+                    name = json.load(answer)["data"][0]["id"]
+                break
+            except urllib.error.URLError:
+                if server.poll() is not None:
+                    raise InputError(f"python -m serve {run} ended with exit code {server.returncode}") from None
+                time.sleep(0.1)
+        yield address, name
+    finally:
+        server.terminate()
+        server.wait()
 
 
 def measure(address: str, name: str, clients: int, tokens: int, rounds: int) -> str:

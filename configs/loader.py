@@ -94,7 +94,21 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
             hint = ": put the whole argument in quotes" if text.count("{") > text.count("}") else ""
             raise InputError(f"{place}: {error}{hint}") from None
         loaded.set(key, value, place)
+    _name_tokenizer(loaded)
     return loaded
+
+
+def _name_tokenizer(loaded: LoadedConfig) -> None:
+    """A pretrained tokenizer without a path is that of the model which training starts from."""
+    data, start = loaded.values.get("data"), loaded.values.get("init_from")
+    tokenizer = data.get("tokenizer") if isinstance(data, dict) else None
+    if (
+        isinstance(tokenizer, dict)
+        and tokenizer.get("kind") == "pretrained"
+        and tokenizer.get("path") is None
+        and start
+    ):
+        loaded.set(("data", "tokenizer", "path"), start, loaded.place(("init_from",)) or Place(loaded.path))
 
 
 def _read_file(path: Path, into: LoadedConfig, seen: tuple[Path, ...], asked_by: str = "") -> None:

@@ -231,13 +231,14 @@ class TokenizerConfig(Section):
         8_000_000, ge=1000, le=MOST_BYTES, description="Bytes of text, from all over the corpus, that bpe learns from."
     )
     path: Annotated[PathText | None, Meaning.MAY_CHANGE] = Field(
-        None, description="pretrained: a tokenizer.json, or a directory or run that holds one."
+        None,
+        description="pretrained: a tokenizer.json, or a directory or run that holds one. null = that of init_from.",
     )
 
     @model_validator(mode="after")
     def _check_path(self) -> TokenizerConfig:
         if (self.path is None) == (self.kind == "pretrained"):
-            raise ValueError("path: name a tokenizer.json with kind: pretrained, and only then")
+            raise ValueError("path: name a tokenizer.json (or set init_from) with kind: pretrained, and only then")
         return self
 
 

@@ -48,6 +48,12 @@ def floor_lines(values: dict[str, Any]) -> list[str]:
     return lines + left_out
 
 
+def fitting(lm: LanguageModel, tokenizer: Tokenizer, stories: Sequence[Story]) -> list[Story]:
+    """Those that the model reads whole, with a token before and one behind."""
+    longest = lm.config.max_position_embeddings
+    return [story for story in stories if len(tokenizer.encode(story.text)) + 2 <= longest]
+
+
 def compare_with_floor(lm: LanguageModel, tokenizer: Tokenizer, stories: Sequence[Story]) -> FloorComparison:
     """The model's bits on whole stories, beside the entropy of the choices that made them. Computed in float32."""
     backend = lm.attn_implementation

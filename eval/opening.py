@@ -63,6 +63,13 @@ def open_checkpoint(
     return lm, tokenizer, directory
 
 
+def ends_turns(lm: LanguageModel, tokenizer: Tokenizer) -> bool:
+    """Whether the model was trained on chats: then it may end a turn by itself."""
+    ends = lm.config.eos_token_id
+    turn = tokenizer.backend.token_to_id("<|im_end|>")  # None in a foreign model of other turns
+    return turn is not None and turn in (ends if isinstance(ends, list) else [ends])
+
+
 def add_device_option(parser: argparse.ArgumentParser) -> None:
     """`--device` of a command line."""
     parser.add_argument(

@@ -48,7 +48,10 @@ def log_probs(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
 
 class _LogProbs(torch.autograd.Function):
-    """d ln p(label) / d logits = one_hot(label) - softmax, times the gradient that comes back for this position."""
+    """ln p of labels, none of them -100: hidden (N, D), weight (V, D), labels (N,) -> (N,) float32.
+
+    d ln p(label) / d logits = one_hot(label) - softmax, times the gradient that comes back for this position.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
@@ -61,8 +64,7 @@ class _LogProbs(torch.autograd.Function):
             for chunk, label in zip(hidden.to(ctx.dtype).split(ctx.size), labels.split(ctx.size), strict=True):
                 logits = (chunk @ head.T).float()  # (chunk, V)
                 total = logits.logsumexp(-1)
-                of_label = logits.gather(1, label.clamp(min=0)[:, None])[:, 0]
-                found.append(torch.where(label == IGNORED, 0.0, of_label - total))
+                found.append(logits.gather(1, label[:, None])[:, 0] - total)
                 totals.append(total)
         ctx.save_for_backward(hidden, weight, labels, torch.cat(totals))
         return torch.cat(found)
@@ -70,17 +72,14 @@ class _LogProbs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, None]:
         hidden, weight, labels, totals = ctx.saved_tensors
-        per_label = torch.where(labels == IGNORED, 0.0, grad_outputs[0])
-        hidden_grads, weight_grad = (
-            [],
-            torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None,
-        )
+        hidden_grads = []
+        weight_grad = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         with torch.autocast(hidden.device.type, enabled=False):
             head = weight.to(ctx.dtype)
-            chunks = (x.split(ctx.size) for x in (hidden.to(ctx.dtype), labels, totals, per_label))
+            chunks = (x.split(ctx.size) for x in (hidden.to(ctx.dtype), labels, totals, grad_outputs[0]))
             for chunk, label, total, grad in zip(*chunks, strict=True):
                 gradient = -((chunk @ head.T).float() - total[:, None]).exp() * grad[:, None]
-                gradient = gradient.scatter_add_(1, label.clamp(min=0)[:, None], grad[:, None]).to(ctx.dtype)
+                gradient = gradient.scatter_add_(1, label[:, None], grad[:, None]).to(ctx.dtype)
                 hidden_grads.append((gradient @ head).to(hidden.dtype))
                 if weight_grad is not None:
                     weight_grad += gradient.T @ chunk

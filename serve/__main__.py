@@ -1,7 +1,7 @@
-"""Talk to your models through OpenAI's API: `python -m serve runs/`
+"""Watch your runs on one page, and talk to your models through OpenAI's API: `python -m serve runs/`
 
-Every run of the folder that has a checkpoint is a model. It listens on this machine alone; for others, give --host and
---api-key. docs/serving.md shows how to use it, and what protects it.
+The page shows every run of the folder, also while it trains. Every run that has a checkpoint is a model. It listens on
+this machine alone; for others, give --host and --api-key. docs/serving.md shows how to use it, and what protects it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ def main() -> int:
     app = create_app(library, limits, hosts, given.allow_origin)
     place = f"[{given.host}]" if ":" in given.host else given.host
     names = ", ".join(library.runs())
-    print(f"models: {names}\nOpenAI's API: http://{place}:{given.port}/v1   (Ctrl-C ends it)", flush=True)
+    address = f"http://{place}:{given.port}"
+    print(
+        f"models: {names or 'none yet'}\nthe page: {address}/\nOpenAI's API: {address}/v1   (Ctrl-C ends it)",
+        flush=True,
+    )
     try:
         make_server(app, given.host, given.port, given.seconds).run()
     except SystemExit:

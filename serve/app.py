@@ -1,4 +1,4 @@
-"""The web application: the API, its errors and its limits, put together."""
+"""The web application: the page, the API, its errors and its limits, put together."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from serve.errors import handle_errors
 from serve.library import Library
 from serve.limits import Guard, Limits
 from serve.openai_api import router
+from serve.page_api import router as page_router
+from serve.run_folder import RunFolder
 
 LOCAL = ["127.0.0.1", "localhost", "[::1]"]
 
@@ -32,6 +34,7 @@ def create_app(library: Library, limits: Limits, hosts: Sequence[str] = LOCAL, o
     app = FastAPI(title="Headlight", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     handle_errors(app)
     app.include_router(router(library, limits))
+    app.include_router(page_router(RunFolder(library.folder), limits))
     app.include_router(chat_api.router(library, limits))
     app.add_middleware(Guard, limits=limits)
     if origins:
@@ -44,4 +47,6 @@ def create_app(library: Library, limits: Limits, hosts: Sequence[str] = LOCAL, o
 def make_server(app: FastAPI, host: str, port: int, seconds: float) -> uvicorn.Server:
     """The server that runs it. seconds: for what is running when it is stopped."""
     quiet = {"log_level": "warning", "server_header": False}
-    return uvicorn.Server(uvicorn.Config(app, host, port, timeout_graceful_shutdown=int(seconds) + 1, **quiet))  # type: ignore[arg-type]
+    config = uvicorn.Config(app, host, port, timeout_graceful_shutdown=int(seconds) + 1, **quiet)  # type: ignore[arg-type]
+    app.state.server = uvicorn.Server(config)  # so that streams without an end of their own see that it stops
+    return app.state.server

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -74,16 +74,21 @@ class Request:
 
 @dataclass(eq=False)
 class Running:
-    """A request that joined. written: tokens so far."""
+    """A request that joined."""
 
     request: Request
     table: Table
     generator: torch.Generator
-    written: int = 0
-    prompt: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.prompt = len(self.request.token_ids)
+    @property
+    def prompt(self) -> int:
+        """Tokens to read."""
+        return len(self.request.token_ids)
+
+    @property
+    def written(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.table.token_ids) - self.prompt
 
     @property
     def reads_prompt(self) -> bool:
@@ -222,7 +227,6 @@ class Batcher:
             if token in request.stop_ids:
                 self._leave(one, End("stop"))
                 continue
-            one.written += 1
             one.table.token_ids.append(token)
             request.emit(self._described(token, logits[row], request.top_log_probs))
             if one.written == request.max_new_tokens:

@@ -13,9 +13,10 @@ from pathlib import Path
 from configs.checkpoints import checkpoint_directory
 from configs.command import InputError
 from data.tokenizer import Tokenizer
-from eval.opening import open_checkpoint
+from eval.opening import ends_turns, open_checkpoint
 from model import LanguageModel
 from serve.batching import Batcher
+from serve.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class Library:
         self.folder, self.device, self.most_loaded, self.batching = folder, device, most_loaded, batching
         self._loaded: OrderedDict[str, Served] = OrderedDict()
         self._lock = threading.Lock()
-        if not self.runs():
-            raise InputError(f"{folder}: holds no run with a checkpoint: train one first, for example with `make demo`")
+        if not self.runs() and not RunFolder(folder).runs():  # one that has just begun can be watched
+            raise InputError(f"{folder}: holds no run: train one first, for example with `make demo`")
 
     def runs(self) -> dict[str, Path]:
         """Name -> run directory, in the order of their names."""
@@ -73,11 +74,8 @@ class Library:
                 lm, tokenizer, checkpoint = open_checkpoint(run, self.device)
                 batcher = Batcher(lm, **self.batching)
                 batcher.start()
-                ends = lm.config.eos_token_id
-                turn = tokenizer.backend.token_to_id("<|im_end|>")
-                is_chat = turn is not None and turn in (ends if isinstance(ends, list) else [ends])
                 self._retire(name)
-                held = self._loaded[name] = Served(name, checkpoint, tokenizer, batcher, is_chat)
+                held = self._loaded[name] = Served(name, checkpoint, tokenizer, batcher, ends_turns(lm, tokenizer))
             self._loaded.move_to_end(name)
             idle = [one for one, served in self._loaded.items() if one != name and served.batcher.is_idle]
             for one in idle[: max(0, len(self._loaded) - self.most_loaded)]:

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve.errors import ApiError, response
 
 Result = TypeVar("Result")
+COOKIE = "headlight"  # of the page, after the key was typed into it
 HEADERS = {
     b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
     b"x-content-type-options": b"nosniff",
@@ -31,6 +32,22 @@ class Limits:
     seconds: float = 120.0
     max_new_tokens: int = 2048
     api_key: str | None = None
+
+
+def is_open(path: str) -> bool:
+    """Whether anybody may ask for it: the page itself, which holds nothing of the runs, and where it gives the key."""
+    return path == "/" or path.startswith("/page/")
+
+
+def token(key: str) -> str:
+    """What the page's cookie holds in place of the key: who reads it does not learn the key."""
+    return hmac.new(key.encode(), b"headlight page", "sha256").hexdigest()
+
+
+def shown(key: str, cookies: bytes) -> bool:
+    """Whether the cookies of a request show that the page was given the key."""
+    pairs = (part.strip().partition(b"=") for part in cookies.split(b";"))
+    return any(name == COOKIE.encode() and hmac.compare_digest(value, token(key).encode()) for name, _, value in pairs)
 
 
 async def within(result: Awaitable[Result], seconds: float) -> Result:
@@ -83,7 +100,8 @@ class Guard:
 
         given = dict(scope["headers"])
         try:
-            self._check_key(given.get(b"authorization", b""))
+            if not is_open(scope["path"]):
+                self._check_key(given.get(b"authorization", b""), given.get(b"cookie", b""))
             whole = await self._body(int(given.get(b"content-length") or 0), receive)
         except (ApiError, ValueError) as error:
             known = error if isinstance(error, ApiError) else ApiError(400, "content-length is not a number")
@@ -100,9 +118,9 @@ class Guard:
 
         return await self.app(scope, again, with_headers)
 
-    def _check_key(self, header: bytes) -> None:
+    def _check_key(self, header: bytes, cookies: bytes) -> None:
         key = self.limits.api_key
-        if key is not None and not hmac.compare_digest(header, b"Bearer " + key.encode()):
+        if key is not None and not hmac.compare_digest(header, b"Bearer " + key.encode()) and not shown(key, cookies):
             message = "Incorrect API key provided: send the header Authorization: Bearer KEY"
             raise ApiError(401, message, "authentication_error", "invalid_api_key")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -106,7 +107,7 @@ def _question(
 # the form of a response
 
 
-class _Shape:
+class _Shape(ABC):
     """What the two kinds of response have in common."""
 
     whole = part = ""  # the name of the object: a response, and a piece of a streamed one
@@ -118,11 +119,13 @@ class _Shape:
     def head(self, kind: str) -> dict[str, Any]:
         return {"id": self.number, "object": kind, "created": self.created, "model": self.model}
 
+    @abstractmethod
     def choice(self, answer: Answer) -> dict[str, Any]:
-        raise NotImplementedError
+        """One answer of a whole response."""
 
+    @abstractmethod
     def delta(self, piece: Piece, is_first: bool) -> dict[str, Any]:
-        raise NotImplementedError
+        """What is new of one answer, in a streamed response."""
 
 
 class _Chat(_Shape):

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from data.tokenizer import Tokenizer
+from eval.chat.tools import calls_in
 
-CALL, CALL_ENDS = "<tool_call>", "</tool_call>"
+CALL = "<tool_call>"
 
 
 class Piecewise:
@@ -59,14 +60,11 @@ class Piecewise:
         return rest
 
     def tool_calls(self) -> list[dict[str, Any]]:
-        """The calls in the answer, in OpenAI's form; a call that is not JSON with a name is left out."""
-        if self.call not in self.ids:
-            return []
+        """The calls in the answer, in OpenAI's form; a call that is cut, or not JSON with a name, is left out."""
         calls = []
-        text = self.tokenizer.decode(self.ids[self.ids.index(self.call) :], skip_special_tokens=False)
-        for block in text.split(CALL)[1:]:
+        for text in calls_in(self.tokenizer, self.ids) if self.call in self.ids else ():
             try:
-                call = json.loads(block.split(CALL_ENDS)[0])
+                call = json.loads(text)
                 function = {"name": str(call["name"]), "arguments": json.dumps(call.get("arguments", {}))}
             except (ValueError, TypeError, KeyError, AttributeError):
                 continue

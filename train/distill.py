@@ -20,7 +20,7 @@ from configs.checkpoints import read_checkpoint
 from configs.command import InputError, exit_on_bad_input
 from train.command_line import parse_command_line
 from train.config import RunConfig
-from train.distill_config import DistillConfig
+from train.methods.distill_keys import DistillConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,8 +36,8 @@ def main() -> int:
     example = "configs/distill_demo.yaml distill.teacher=runs/demo"
     config = parse_command_line("Train a small model to say what a larger one says.", example, "train.distill")
     from train.machine.together import joined
+    from train.methods.own_text import OwnText
     from train.objective import TextBatches
-    from train.own_text import OwnText
     from train.pretrain import run
 
     source = OwnText if config.distill is not None and config.distill.on_policy else TextBatches
@@ -117,7 +117,7 @@ def kl(p: Tensor, q: Tensor) -> Tensor:
 
 def open_distillation(config: RunConfig, data: PreparedData, lm: LanguageModel, device: Device) -> Distillation:
     """A `MakeObjective`. Raises InputError for a teacher of another tokenizer or vocabulary."""
-    from train.reference import open_reference
+    from train.methods.reference import open_reference
 
     assert config.distill is not None  # as_student
     teacher = open_reference(config, data.tokenizer, device, config.distill.teacher, "distill.teacher")
@@ -135,7 +135,7 @@ def as_student(config: RunConfig) -> RunConfig:
     Raises InputError without a teacher, if that is not a model, and for a student whose experts must be balanced.
     """
     from model.checkpoint_format import read_config
-    from train.saving.initial_weights import take_over_architecture
+    from train.saving.initial_weights import take_over
 
     if config.distill is None:
         raise InputError("distill.teacher: name the run to learn from, for example distill.teacher=runs/demo")
@@ -144,20 +144,13 @@ def as_student(config: RunConfig) -> RunConfig:
         read_checkpoint(teacher, read_config)
     except (OSError, ValueError) as error:
         raise InputError(f"distill.teacher: {error}") from None
-    begun = (config.directory / "checkpoints" / "latest").is_file()  # then it has weights and tokenizer of its own
-    source = str(config.directory) if begun else config.init_from
-    if source is not None and config.init_from is not None:
-        config = config.model_copy(update={"model": take_over_architecture(config, source)})
+    config = take_over(config, tokenizer_of=teacher)
     if config.model.num_experts is not None:
         raise InputError(
             "model.num_experts: distillation does not balance the experts of a student, whose router would use a few "
             "of them: set model.num_experts=null; the teacher may have experts"
         )
-    tokenizer = config.data.tokenizer
-    if begun or tokenizer.kind != "pretrained":
-        path = source or teacher
-        tokenizer = tokenizer.model_copy(update={"kind": "pretrained", "path": path})
-    return config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": tokenizer})})
+    return config
 
 
 if __name__ == "__main__":

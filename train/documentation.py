@@ -38,9 +38,9 @@ from model.config import ModelConfig
 from model.lora_config import LoraConfig
 from model.rope_scaling import RopeScaling
 from train.config import IDENTITY, OptimizerConfig, RunConfig, TrainConfig
-from train.distill_config import DistillConfig
-from train.dpo_config import DPOConfig
-from train.grpo_config import GRPOConfig
+from train.methods.distill_keys import DistillConfig
+from train.methods.dpo_keys import DPOConfig
+from train.methods.grpo_keys import GRPOConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = ROOT / "configs/base.yaml"

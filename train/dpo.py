@@ -10,9 +10,10 @@ The reference is the model that training starts from, frozen. At the first step 
 the loss is ln 2. The gradient raises the chosen answer and lowers the rejected one; a pair that is already far apart
 counts less. Only the difference is asked for: often both answers become less likely. Watch reward_chosen.
 
-Two relatives: robust DPO (Chowdhury et al. 2024, arXiv 2403.00409) knows that a share of the labels is wrong, and IPO
-(Azar et al. 2023, arXiv 2310.12036) stops at a wanted distance. Pairs are in data/preferences.py and
-train/pairs.py.
+Relatives: robust DPO (Chowdhury et al. 2024, arXiv 2403.00409) knows that a share of the labels is wrong, and IPO
+(Azar et al. 2023, arXiv 2310.12036) stops at a wanted distance. RPO (Pang et al. 2024, arXiv 2404.19733) adds the
+chosen answer's own loss, so that it stays likely: `sft_weight`. Pairs are in data/preferences.py and
+train/methods/pairs.py.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 from configs.command import exit_on_bad_input
 from train.command_line import parse_command_line
 from train.config import RunConfig
-from train.dpo_config import DPOConfig
+from train.methods.dpo_keys import DPOConfig
 from train.sft import as_fine_tuning
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 def main() -> int:
     example = "configs/dpo_demo.yaml init_from=runs/sft_demo"
     config = parse_command_line("Train a fine-tuned model on pairs of answers.", example, "train.dpo")
-    from train.pairs import PairSource
+    from train.methods.pairs import PairSource
     from train.pretrain import run
 
     return run(config, "train.dpo", open_preference, PairSource, partial(as_fine_tuning, records="pairs"))
@@ -58,7 +59,7 @@ class Preference:
     def loss(self, forward: Forward, batch: Batch) -> tuple[Tensor, Figures]:
         import torch
 
-        from train.reference import asked
+        from train.methods.reference import asked
 
         ids, labels = (
             torch.cat([batch[f"chosen_{name}"], batch[f"rejected_{name}"]]) for name in ("input_ids", "labels")
@@ -67,6 +68,8 @@ class Preference:
             before, _ = answer_log_probs(reference, reference, ids, labels)
         now, lengths = answer_log_probs(forward, self.lm, ids, labels)
         loss = preference_loss(now - before, lengths, self.settings)
+        if self.settings.sft_weight:
+            loss = loss - self.settings.sft_weight * (now / lengths).chunk(2)[0]
         chosen, rejected = (self.settings.beta * (now - before).detach()).chunk(2)
         return loss.sum(), {
             "reward_chosen": chosen.sum(),
@@ -104,7 +107,7 @@ def answer_log_probs(forward: Forward, lm: LanguageModel, ids: Tensor, labels: T
 
 def open_preference(config: RunConfig, data: PreparedData, lm: LanguageModel, device: Device) -> Preference:
     """A `MakeObjective`. Where adapters are trained (model/lora.py), the reference needs no memory of its own."""
-    from train.reference import open_reference
+    from train.methods.reference import open_reference
 
     assert config.init_from is not None  # as_fine_tuning
     settings = config.dpo or DPOConfig()

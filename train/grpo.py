@@ -9,8 +9,8 @@ their group's mean become likelier, the others less likely. The group takes the 
 
 Its relatives are settings (configs/grpo_demo.yaml names them): DAPO clips higher up and weighs all tokens alike (Yu et
 al. 2025, arXiv 2503.14476); Dr. GRPO divides by no deviation and no length (Liu et al. 2025, arXiv 2503.20783); CISPO
-cuts the ratio and keeps the gradient (MiniMax 2025, arXiv 2506.13585). Sampling is in train/rollouts.py, rewards are in
-train/rewards.py. Every step samples again, so the ratio is 1 but for rounding; the clip matters where that is not so.
+cuts the ratio and keeps the gradient (MiniMax 2025, arXiv 2506.13585). Every step samples again, so the ratio is 1 but
+for rounding; the clip matters where that is not so. Sampling is in train/methods/rollouts.py, rewards beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from configs.command import InputError, exit_on_bad_input
 from train.command_line import parse_command_line
 from train.config import RunConfig
-from train.grpo_config import GRPOConfig
+from train.methods.grpo_keys import GRPOConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,7 @@ class GRPO:
         import torch
 
         from data.batches import IGNORED
-        from train.rollouts import REPORTED
+        from train.methods.rollouts import REPORTED
 
         is_answer = batch["labels"] != IGNORED
         used = int(is_answer.any(dim=0).nonzero().max()) + 1  # rows are sorted by length: a sync point, and it pays
@@ -99,7 +99,7 @@ def divergence(new: Tensor, reference: Tensor) -> Tensor:
 def as_grpo(config: RunConfig) -> RunConfig:
     """The config with architecture and tokenizer of `init_from`. Raises InputError for what GRPO cannot use."""
     from data.config import StoryworldSource
-    from train.rewards import find_reward
+    from train.methods.rewards import find_reward
     from train.sft import as_fine_tuning
 
     settings = config.grpo
@@ -113,13 +113,12 @@ def as_grpo(config: RunConfig) -> RunConfig:
             "(train.tokens_per_step / data.sequence_length)"
         )
     find_reward(settings.reward)
-    tokenizer = config.data.tokenizer.model_copy(update={"kind": "pretrained", "path": config.init_from})
-    return as_fine_tuning(config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": tokenizer})}))
+    return as_fine_tuning(config)
 
 
 def objective(config: RunConfig, data: PreparedData, lm: LanguageModel, device: Device) -> GRPO:
     """GRPO, beside the model of `init_from` if the KL divergence from it counts. A `MakeObjective`."""
-    from train.reference import open_reference
+    from train.methods.reference import open_reference
 
     assert config.grpo is not None
     assert config.init_from is not None
@@ -130,8 +129,8 @@ def objective(config: RunConfig, data: PreparedData, lm: LanguageModel, device: 
 def main() -> int:
     example = "configs/grpo_demo.yaml init_from=runs/sft_demo"
     config = parse_command_line("Let a model that answers learn from what its answers earn.", example, "train.grpo")
+    from train.methods.rollouts import Rollouts
     from train.pretrain import run
-    from train.rollouts import Rollouts
 
     questions = config.rows_per_step // config.grpo.group_size if config.grpo else None
     return run(config, "train.grpo", objective, Rollouts, as_grpo, parts=questions or None)

@@ -24,7 +24,7 @@ def as_fine_tuning(config: RunConfig, records: str = "conversations") -> RunConf
 
     records: what the data must be. Raises InputError without init_from, if that is not a model, and for other data.
     """
-    from train.saving.initial_weights import take_over_architecture
+    from train.saving.initial_weights import take_over
 
     if config.init_from is None:
         raise InputError(
@@ -37,14 +37,7 @@ def as_fine_tuning(config: RunConfig, records: str = "conversations") -> RunConf
             f"data.records is {config.data.records}, but fine-tuning needs {records}: set data.records={records}, or "
             f"use {instead}"
         )
-    begun = (config.directory / "checkpoints" / "latest").is_file()  # then it has weights and tokenizer of its own
-    source = str(config.directory) if begun else config.init_from
-    model = take_over_architecture(config, source)
-    tokenizer = config.data.tokenizer
-    if begun or tokenizer.kind != "pretrained":
-        tokenizer = tokenizer.model_copy(update={"kind": "pretrained", "path": source})
-    data = config.data.model_copy(update={"tokenizer": tokenizer})
-    return config.model_copy(update={"model": model, "data": data})
+    return take_over(config)
 
 
 if __name__ == "__main__":

@@ -162,11 +162,18 @@ def ablate_each(lm: LanguageModel, probe: Probe, how: How = "zero") -> Tensor:
 
     Shows what an induction head is made of: it and the previous-token head below it cost about the same.
     """
-    before = second_copy_loss(lm, probe)
+    return rises_without_each(lm, lambda: second_copy_loss(lm, probe), how, probe.real)
+
+
+def rises_without_each(
+    lm: LanguageModel, loss: Callable[[], float], how: How = "zero", real: Tensor | None = None
+) -> Tensor:
+    """How much a loss rises when a head is ablated, one head at a time: (layer, head) float32."""
+    before = loss()
     rises = torch.zeros(lm.config.num_hidden_layers, lm.config.num_attention_heads)
     for layer, head in torch.cartesian_prod(*(torch.arange(size) for size in rises.shape)).tolist():
-        with ablated(lm, [(layer, head)], how, probe.real):
-            rises[layer, head] = second_copy_loss(lm, probe) - before
+        with ablated(lm, [(layer, head)], how, real):
+            rises[layer, head] = loss() - before
     return rises
 
 

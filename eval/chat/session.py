@@ -19,7 +19,7 @@ from configs.loader import load_config
 from data.chat import prompt_ids
 from data.tokenizer import Tokenizer
 from eval.chat.loops import repeated_block
-from eval.opening import open_model, with_rope_options
+from eval.opening import ends_turns, open_model, with_rope_options
 from model import LanguageModel
 from model.decoding.generation import stream
 from model.decoding.kv_cache import KVCache
@@ -75,11 +75,7 @@ class Conversation:
     @property
     def is_chat(self) -> bool:
         """Whether the model was trained on chats: then it may end a turn by itself. It may be set."""
-        if self._is_chat is not None:
-            return self._is_chat
-        ends = self.lm.config.eos_token_id
-        turn = self.tokenizer.backend.token_to_id("<|im_end|>")  # None in a foreign model of other turns
-        return turn is not None and turn in (ends if isinstance(ends, list) else [ends])
+        return ends_turns(self.lm, self.tokenizer) if self._is_chat is None else self._is_chat
 
     @is_chat.setter
     def is_chat(self, value: bool) -> None:

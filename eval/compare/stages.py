@@ -20,16 +20,18 @@ from torch import Tensor
 
 from configs import tables
 from configs.command import InputError
+from data.batches import IGNORED, Batch
 from data.chat import TRAINED, encode_conversations
 from data.config import StoryworldSource
 from data.reading.records import checked_conversation
-from data.storyworld import converse, tell
+from data.storyworld import Story, converse, tell
 from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer
-from eval.attention.controls import LOGITS, ablated
+from eval.attention.controls import LOGITS, rises_without_each
 from eval.compare.runs import RunResult, Variant
 from eval.eval_mode import evaluating
-from eval.floor import compare_with_floor
+from eval.floor import compare_with_floor, fitting
+from eval.language_modeling import mean_loss
 from eval.opening import open_model
 from eval.questions import ask, figures, held_out_questions, score, source_of
 from model import LanguageModel
@@ -101,8 +103,9 @@ class HeldOut:
     """What every stage is measured on. first: the first stage's model, which the others are compared with."""
 
     source: StoryworldSource
-    answers: Text
-    stories: Text
+    stories: Sequence[Story]
+    right_answers: Text
+    whole_stories: Text
     first: LanguageModel
 
 
@@ -117,7 +120,9 @@ def stages(variants: Sequence[Variant], device: str = "auto") -> list[Stage]:
         return []
     models = {run.name: open_model(run.path, device) for run, _ in life}
     first, tokenizer = models[life[0][0].name]
-    held_out = HeldOut(source, right_answers(tokenizer, source), whole_stories(tokenizer, source), first)
+    stories = [tell(source.seed, index, "validation", source.level) for index in range(STORIES)]
+    texts = right_answers(tokenizer, source), whole_texts(tokenizer, [story.text for story in stories])
+    held_out = HeldOut(source, stories, *texts, first)
     found = []
     for run, origin in life:
         before = models[origin.name][0] if origin else None
@@ -138,18 +143,16 @@ def measure(
     for new_names in (False, True):
         asked = list(islice(held_out_questions(source, new_names=new_names), QUESTIONS))
         shares.append(figures(score(asked, ask(lm, tokenizer, asked))))
-    stories = [tell(source.seed, index, "validation", source.level) for index in range(STORIES)]
-    longest = lm.config.max_position_embeddings
-    fitting = [one for one in stories if len(tokenizer.encode(one.text)) + 2 <= longest]
+    stories = fitting(lm, tokenizer, held_out.stories)
     return Stage(
         name=name,
         started_from=started_from,
         right=shares[0],
         new=shares[1],
-        kl_answers=divergence(lm, held_out.first, held_out.answers),
-        kl_stories=divergence(lm, held_out.first, held_out.stories),
-        gap=compare_with_floor(lm, tokenizer, fitting).gap if fitting else math.nan,
-        needed=needed_heads(lm, held_out.answers),
+        kl_answers=divergence(lm, held_out.first, held_out.right_answers),
+        kl_stories=divergence(lm, held_out.first, held_out.whole_stories),
+        gap=compare_with_floor(lm, tokenizer, stories).gap if stories else math.nan,
+        needed=needed_heads(lm, held_out.right_answers),
         moved=moved(lm, before) if before is not None else {},
     )
 
@@ -164,9 +167,8 @@ def right_answers(tokenizer: Tokenizer, source: StoryworldSource) -> Text:
     return _text([(ids, [bool(flag & TRAINED) for flag in flags]) for ids, flags in encoded], tokenizer)
 
 
-def whole_stories(tokenizer: Tokenizer, source: StoryworldSource) -> Text:
-    """Held-out stories from their first token to their end; every token but the first is counted."""
-    texts = [tell(source.seed, index, "validation", source.level).text for index in range(STORIES)]
+def whole_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> Text:
+    """Documents from their first token to their end; every token but the first is counted."""
     return _text([(ids, [False] + [True] * (len(ids) - 1)) for ids in tokenizer.encode_documents(texts)], tokenizer)
 
 
@@ -198,28 +200,19 @@ def divergence(lm: LanguageModel, base: LanguageModel, text: Text) -> float:
     return total / count if count else math.nan
 
 
-@torch.no_grad()
 def answer_loss(lm: LanguageModel, text: Text) -> float:
     """Mean -ln p of the counted tokens, in nats; NaN where no row fits into the model."""
-    total, count = 0.0, 0
     text = _fitting(lm, text)
-    device = next(lm.parameters()).device
-    with evaluating(lm):
-        for part in text.parts(lm):
-            labels = part.ids.masked_fill(~part.counted, -100).to(device)
-            loss, counted = lm(part.ids.to(device), labels=labels)
-            total, count = total + float(loss), count + int(counted)
-    return total / count if count else math.nan
+    parts = [
+        Batch({"input_ids": part.ids, "labels": part.ids.masked_fill(~part.counted, IGNORED)}, [*range(len(part.ids))])
+        for part in text.parts(lm)
+    ]
+    return mean_loss(lm, parts) if parts else math.nan
 
 
 def needed_heads(lm: LanguageModel, text: Text) -> Tensor:
     """How much `answer_loss` rises when a head is ablated: (layer, head) float32, nats a token; one head at a time."""
-    before = answer_loss(lm, text)
-    rises = torch.zeros(lm.config.num_hidden_layers, lm.config.num_attention_heads)
-    for layer, head in torch.cartesian_prod(*(torch.arange(size) for size in rises.shape)).tolist():
-        with ablated(lm, [(layer, head)]):
-            rises[layer, head] = answer_loss(lm, text) - before
-    return rises
+    return rises_without_each(lm, lambda: answer_loss(lm, text))
 
 
 def moved(lm: LanguageModel, before: LanguageModel) -> dict[tuple[int, str], float]:

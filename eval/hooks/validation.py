@@ -10,7 +10,7 @@ from typing import Any
 
 from data.batches import validation_batches
 from data.config import StoryworldSource
-from eval.floor import compare_with_floor, floor_lines
+from eval.floor import compare_with_floor, fitting, floor_lines
 from eval.hooks.event import EvalEvent, Hook, Outcome
 from eval.language_modeling import bits_per_byte, loss_sums
 
@@ -76,9 +76,9 @@ def log_floor(event: EvalEvent) -> None:
 
     count = min(count, source.validation_documents)
     stories = [tell(source.seed, index, "validation", source.level) for index in range(count)]
+    whole = fitting(event.lm, event.tokenizer, stories)
     longest = event.lm.config.max_position_embeddings
-    fitting = [s for s in stories if len(event.tokenizer.encode(s.text)) + 2 <= longest]
-    values: dict[str, Any] = {"documents": len(fitting), "left_out": count - len(fitting), "longest": longest}
-    if fitting:
-        values |= asdict(compare_with_floor(event.lm, event.tokenizer, fitting))
+    values: dict[str, Any] = {"documents": len(whole), "left_out": count - len(whole), "longest": longest}
+    if whole:
+        values |= asdict(compare_with_floor(event.lm, event.tokenizer, whole))
     event.log("floor", values)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache
@@ -34,10 +35,14 @@ class OutOfBlocks(RuntimeError):
 
 @dataclass
 class Table:
-    """One sequence: its tokens that were read or are about to be, its blocks, and how many tokens the blocks hold."""
+    """One sequence: its tokens that were read or are about to be, its blocks, and how many tokens the blocks hold.
+
+    slots: where each of its tokens is, or will be, in the memory of a layer: int64, as many as its blocks hold.
+    """
 
     token_ids: list[int]
     blocks: list[int]
+    slots: Tensor
     length: int = 0
     keys: list[bytes] = field(default_factory=list)  # of its blocks that are full
 
@@ -91,7 +96,8 @@ class PagedCache:
         for block in shared:
             self.unused.pop(block, None)
             self.users[block] += 1
-        table = Table(list(token_ids), shared + [self._take() for _ in range(needed)])
+        blocks = shared + [self._take() for _ in range(needed)]
+        table = Table(list(token_ids), blocks, self._slots(blocks))
         table.length, table.keys = len(shared) * self.block_size, keys[: len(shared)]
         return table
 
@@ -139,10 +145,9 @@ class PagedCache:
     def _key(self, before: bytes, token_ids: Sequence[int]) -> bytes:
         return hashlib.sha256(before + b"".join(token.to_bytes(4, "little") for token in token_ids)).digest()
 
-    def slots(self, table: Table, end: int) -> list[int]:
-        """Where the first `end` tokens are in the memory of a layer."""
-        size = self.block_size
-        return [table.blocks[at // size] * size + at % size for at in range(end)]
+    def _slots(self, blocks: Sequence[int]) -> Tensor:
+        starts = torch.tensor(blocks, device=self.layers[0][0].device) * self.block_size
+        return (starts[:, None] + torch.arange(self.block_size, device=starts.device)).flatten()
 
 
 class PagedView(KVCache):
@@ -156,9 +161,9 @@ class PagedView(KVCache):
         super().__init__(cache.config)
         self._length = max(table.length for table in tables)
         device, width = cache.layers[0][0].device, self._length + count
-        rows = [cache.slots(table, table.length + count) for table in tables]
+        rows = [table.slots[: table.length + count] for table in tables]
         self.memory = cache.layers
-        self.seen = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=device)  # (B, S)
+        self.seen = pad_sequence(rows, batch_first=True, padding_side="left")  # (B, S)
         self.written = self.seen[:, -count:]
         lengths = torch.tensor([table.length for table in tables], device=device)[:, None]
         self.position_ids = lengths + torch.arange(count, device=device)

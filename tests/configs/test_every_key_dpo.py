@@ -3,10 +3,13 @@
 import pytest
 import torch
 
+from data.batches import Batch
+from model import LanguageModel
 from tests.configs.every_key import shows
+from tests.conftest import tiny_config
 from train.config import RunConfig
-from train.dpo import preference_loss
-from train.dpo_config import DPOConfig
+from train.dpo import Preference, answer_log_probs, preference_loss
+from train.methods.dpo_keys import DPOConfig
 
 RATIOS = [1.0, 0.5, 2.0, 0.25]  # of two chosen answers, then of two rejected ones
 
@@ -16,6 +19,26 @@ def slope(settings: DPOConfig) -> list[float]:
     ratios = torch.tensor(RATIOS, requires_grad=True)
     preference_loss(ratios, torch.tensor([2, 3, 5, 1]), settings).sum().backward()
     return ratios.grad.tolist()
+
+
+@shows("dpo.sft_weight")
+def test_the_chosen_answers_own_loss_pulls_it_up():
+    torch.manual_seed(0)
+    lm, reference = (LanguageModel(tiny_config(vocab_size=64)).eval() for _ in range(2))
+    labels = torch.tensor([[-100, 5, 6, -100]])
+    batch = Batch(
+        {
+            "chosen_input_ids": torch.tensor([[1, 5, 6, 0]]),
+            "chosen_labels": labels,
+            "rejected_input_ids": torch.tensor([[1, 7, 8, 0]]),
+            "rejected_labels": torch.where(labels < 0, labels, labels + 2),
+        },
+        [0],
+    )
+    losses = [Preference(DPOConfig(sft_weight=w), lm, reference).loss(lm, batch)[0].item() for w in (0.0, 1.0, 3.0)]
+    own = -answer_log_probs(lm, lm, batch["chosen_input_ids"], labels)[0].item() / 2  # a mean over two tokens
+    assert losses[1] - losses[0] == pytest.approx(own, rel=1e-5)
+    assert losses[2] - losses[0] == pytest.approx(3 * own, rel=1e-5)
 
 
 @shows("dpo", "dpo.beta", "dpo.loss", "dpo.label_smoothing")

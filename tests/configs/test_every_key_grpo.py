@@ -12,7 +12,7 @@ from tests.train.grpo_helpers import ROWS, begun, grpo_config, opened, rollouts
 from tests.train.helpers import pretrain
 from train import grpo
 from train.grpo import policy_loss
-from train.grpo_config import GRPOConfig
+from train.methods.grpo_keys import GRPOConfig
 
 
 @pytest.fixture(scope="module")

@@ -236,3 +236,11 @@ def test_extends_may_stand_anywhere_but_only_once(tmp_path):
     assert load_config(write(tmp_path, "x.yaml", "seed: 2\nextends: base.yaml\n")).values == {"seed": 2}
     with pytest.raises(InputError, match="x.yaml:2: `extends` is given twice"):
         load_config(write(tmp_path, "x.yaml", "extends: base.yaml\nextends: base.yaml\n"))
+
+
+def test_a_pretrained_tokenizer_without_a_path_is_that_of_init_from(tmp_path):
+    file = tmp_path / "fine.yaml"
+    file.write_text("init_from: runs/one\ndata: {tokenizer: {kind: pretrained}}\n", encoding="utf-8")
+    named = [load_config(file, overrides) for overrides in ([], ["init_from=runs/two"], ["data.tokenizer.path=three"])]
+    assert [one.values["data"]["tokenizer"]["path"] for one in named] == ["runs/one", "runs/two", "three"]
+    assert load_config(file, ["data.tokenizer.kind=bpe"]).values["data"]["tokenizer"] == {"kind": "bpe"}

@@ -93,7 +93,6 @@ def test_minimind_pretraining_and_then_chat(tmp_path, stories):
         "minimind_sft",
         tmp_path,
         f"data.source.path={tmp_path}/sft_*.jsonl",
-        f"data.tokenizer.path={directory}",
         f"init_from={directory}",
         "data.validation_fraction=0.2",
         "data.sequence_length=256",

@@ -13,7 +13,7 @@ from configs.loader import key_paths, load_config
 from configs.run_keys import RunKeys
 from train import documentation
 from train.config import RunConfig
-from train.method_config import Methods
+from train.methods.sections import Methods
 
 PAGE = Path("docs/configuration.md")
 BASE = Path("configs/base.yaml")

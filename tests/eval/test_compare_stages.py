@@ -81,7 +81,7 @@ def test_what_is_asked_is_what_the_assistant_says():
     talk = converse(0, 0, "validation", kind="questions", held_out_names=False)["conversations"]
     said = "".join(f"{one['content']}<|im_end|>" for one in talk if one["role"] == "assistant")
     assert tokenizer.backend.decode(found.ids[0][found.counted[0]].tolist(), skip_special_tokens=False) == said
-    stories = stages.whole_stories(tokenizer, source)
+    stories = stages.whole_texts(tokenizer, [tell(0, 0, "validation").text])
     assert tokenizer.decode(stories.ids[0][stories.counted[0]].tolist()) == tell(0, 0, "validation").text
 
 

@@ -158,7 +158,7 @@ def test_runs_with_other_texts_other_tokens_and_a_score_without_bounds(browser, 
     maps = {"mine": ProbeMap(causal(1, 2, 5, 0), list("abcde"))}
     logits = {"max_logit": np.array([[-3.0, -2.0]], np.float32)}
     odd = snapshot(2, [0], [0, 1], 2, 2, maps=maps, scores=logits, chance={"max_logit": None})
-    for limit in (5_000_000, 104_000):  # whole, and with one text of each run
+    for limit in (5_000_000, 107_000):  # whole, and with one text of each run
         runs = [("a", [snapshot(s, range(6), range(8), 8, 2) for s in range(3)]), ("b", [odd])]
         with opened(browser, write_viewer(runs, tmp_path / "v.html", limit)) as page:
             page.select_option("#compare", "runs")

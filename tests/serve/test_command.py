@@ -9,7 +9,7 @@ import threading
 import httpx
 import pytest
 
-from tests.processes import run_main
+from tests.processes import run_main, run_module
 from tests.train.helpers import REPOSITORY
 
 
@@ -37,8 +37,8 @@ def test_what_is_refused(folder, options, message, monkeypatch):
 
 
 def test_a_folder_without_runs(tmp_path):
-    assert "holds no run with a checkpoint: train one first" in refused(tmp_path)
-    assert "holds no run with a checkpoint" in refused(tmp_path / "nowhere")
+    assert "holds no run: train one first" in refused(tmp_path)
+    assert "holds no run" in refused(tmp_path / "nowhere")
 
 
 @pytest.mark.slow
@@ -49,6 +49,7 @@ def test_sigterm_finishes_what_is_running(folder):
     command = [sys.executable, "-m", "serve", str(folder), "--port", str(port), "--device", "cpu"]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout.readline() == "models: chat, text\n"
+        assert server.stdout.readline() == f"the page: http://127.0.0.1:{port}/\n"
         assert f"http://127.0.0.1:{port}/v1" in server.stdout.readline()
         address, found = f"http://127.0.0.1:{port}/v1", []
         with httpx.Client(transport=httpx.HTTPTransport(retries=50), timeout=120) as client:
@@ -74,3 +75,11 @@ def test_sigterm_finishes_what_is_running(folder):
             reader.join(120)
         assert server.wait(120) in (0, -signal.SIGTERM, 143)
     assert "data: [DONE]" in found
+
+
+@pytest.mark.slow
+def test_the_benchmark_starts_the_server_and_ends_it(folder):
+    done = run_module("benchmarks.serving", folder / "text", "--clients", "3", "--tokens", "4", "--rounds", "1")
+    assert done.returncode == 0, done.stderr
+    assert "3 clients, 4 tokens each" in done.stdout
+    assert "all at once: " in done.stdout

@@ -1,21 +1,18 @@
 """train.distill: equal to trl's GKD loss, exact after a stop, and what cannot teach is said in a line."""
 
-import os
-import signal
 import warnings
 
 import pytest
 import torch
 
-import train.loop
 from data.batches import IGNORED, Batch
 from model import LanguageModel, ModelConfig, load
 from model.loss import CHUNK
 from tests.train.distill_helpers import SMALL, begun, own_text, student_config
-from tests.train.helpers import pretrain, write_config
+from tests.train.helpers import pretrain, stopped_at, write_config
 from tests.train.worlds import trace
 from train.distill import Distillation, main
-from train.distill_config import DistillConfig
+from train.methods.distill_keys import DistillConfig
 
 
 @pytest.fixture(scope="module")
@@ -109,19 +106,11 @@ def test_the_prompt_ends_where_the_first_answer_begins(tmp_path, teacher):
 
 
 @pytest.mark.parametrize("on_policy", [0.0, 0.5])
-def test_a_stopped_run_goes_on_exactly(tmp_path, teacher, on_policy, monkeypatch):
+def test_a_stopped_run_goes_on_exactly(tmp_path, teacher, on_policy):
     config = student_config(tmp_path, teacher, {"on_policy": on_policy, "max_new_tokens": 8})
     pretrain(config, "name=whole", script=main)
-    step = train.loop.training_step
-
-    def stopping(run, *arguments, **options):
-        if run.state.step == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(run, *arguments, **options)
-
-    monkeypatch.setattr(train.loop, "training_step", stopping)
-    pretrain(config, script=main, code=143)
-    monkeypatch.undo()
+    with stopped_at(4):
+        pretrain(config, script=main, code=143)
     pretrain(config, script=main)
     assert trace(tmp_path / "runs/student") == trace(tmp_path / "runs/whole")
     weights = [load(tmp_path / "runs" / name).state_dict() for name in ("student", "whole")]

@@ -1,23 +1,20 @@
 """GRPO: the loss of TRL on the same rollouts, the same run after a stop, and what a reward may do wrong."""
 
-import os
-import signal
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-import train.loop
 from eval.questions import Asked
 from tests.train.grpo_helpers import begun, grpo_config, opened, rollouts
-from tests.train.helpers import metrics, pretrain
+from tests.train.helpers import metrics, pretrain, stopped_at
 from tests.train.worlds import trace
 from train import grpo
 from train.grpo import GRPO, divergence, policy_loss
-from train.grpo_config import GRPOConfig
-from train.rewards import REWARDS, contains_answer, exact_match
-from train.rollouts import advantages
+from train.methods.grpo_keys import GRPOConfig
+from train.methods.rewards import REWARDS, contains_answer, exact_match
+from train.methods.rollouts import advantages
 
 HERE = "tests.train.grpo_helpers"
 
@@ -207,7 +204,7 @@ def test_equal_answers_are_one_row_and_groups_without_variance_are_left_out(run)
     assert (len(nothing.row_ids), float(nothing["advantages"])) == (1, 0.0)
 
 
-def test_it_earns_more_and_goes_on_exactly_after_a_stop(run, monkeypatch):
+def test_it_earns_more_and_goes_on_exactly_after_a_stop(run):
     config = grpo_config(run, grpo={"kl": 0.01}, train={"trace": True, "max_steps": 5, "checkpoint_every": 2})
     pretrain(config, "name=whole", "--trust-hooks", script=grpo.main)
     lines = [line for line in metrics(run.parent / "whole") if line["split"] == "train"]
@@ -215,16 +212,8 @@ def test_it_earns_more_and_goes_on_exactly_after_a_stop(run, monkeypatch):
     assert reported <= lines[0].keys()
     assert lines[0]["kl"] == pytest.approx(0, abs=1e-6)  # the first step begins at the reference
     assert lines[-1]["kl"] > 1e-6
-    step = train.loop.training_step
-
-    def stopping(run, *arguments, **options):
-        if run.state.step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(run, *arguments, **options)
-
-    monkeypatch.setattr(train.loop, "training_step", stopping)
-    pretrain(config, "name=stopped", "--trust-hooks", script=grpo.main, code=143)
-    monkeypatch.undo()
+    with stopped_at(3):
+        pretrain(config, "name=stopped", "--trust-hooks", script=grpo.main, code=143)
     pretrain(config, "name=stopped", "--trust-hooks", script=grpo.main)
     assert trace(run.parent / "stopped") == trace(run.parent / "whole")
     assert len({line["batch"] for line in trace(run.parent / "whole")}) == 5

@@ -3,20 +3,17 @@
 Each trains through the unchanged loop, and resumes exactly after a stop.
 """
 
-import os
 import random
 import re
-import signal
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-import train.loop
 from data.batches import Batch
 from model import generate
-from tests.train.helpers import metrics, pretrain, write_config
+from tests.train.helpers import metrics, pretrain, stopped_at, write_config
 from tests.train.worlds import pretrain_rank, run_world, trace
 from train.command_line import parse_command_line
 from train.objective import BatchSource
@@ -99,19 +96,11 @@ def test_pairs_on_two_processes_go_on_exactly(tmp_path):
     assert [float.fromhex(line["loss"]) for line in trace(tmp_path / "runs/whole")] == pytest.approx(alone, rel=1e-3)
 
 
-def test_text_that_the_model_writes_itself_resumes_exactly(tmp_path, monkeypatch):
+def test_text_that_the_model_writes_itself_resumes_exactly(tmp_path):
     config = write_config(tmp_path, train=TRACED, eval={"hooks": []}, model={"hidden_dropout": 0.1})
     pretrain(config, "name=whole", script=rollouts)
-    step = train.loop.training_step
-
-    def stopping(run, *arguments, **options):
-        if run.state.step == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(run, *arguments, **options)
-
-    monkeypatch.setattr(train.loop, "training_step", stopping)
-    pretrain(config, script=rollouts, code=143)
-    monkeypatch.undo()
+    with stopped_at(4):
+        pretrain(config, script=rollouts, code=143)
     pretrain(config, script=rollouts)
     whole = trace(tmp_path / "runs/whole")
     assert trace(tmp_path / "runs/tiny") == whole

@@ -79,6 +79,22 @@ def _try_adapters(config: RunConfig) -> None:
         raise InputError(f"lora{'.' if of_a_key else ': '}{error}") from None
 
 
+def take_over(config: RunConfig, tokenizer_of: str | None = None) -> RunConfig:
+    """The config with the architecture of `init_from`, and its tokenizer unless data.tokenizer names one.
+
+    A run that has begun has both of its own. tokenizer_of: the model whose tokenizer is taken where init_from is null.
+    Raises InputError.
+    """
+    begun = config.init_from is not None and (config.directory / "checkpoints" / "latest").is_file()
+    source = str(config.directory) if begun else config.init_from
+    if source is not None:
+        config = config.model_copy(update={"model": take_over_architecture(config, source)})
+    tokenizer = config.data.tokenizer
+    if begun or tokenizer.kind != "pretrained":
+        tokenizer = tokenizer.model_copy(update={"kind": "pretrained", "path": source or tokenizer_of})
+    return config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": tokenizer})})
+
+
 def take_over_architecture(config: RunConfig, source: str) -> ModelConfig:
     """`model:` with every key that must be as it is in the model of this run or directory, its windows among them.
 

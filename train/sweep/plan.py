@@ -15,7 +15,7 @@ from configs.command import InputError
 from configs.loader import flatten
 from configs.meaning import Meaning, keys_that
 from train.config import RunConfig, load_run_config
-from train.method_config import script_of
+from train.methods.sections import script_of
 
 LONGEST_LABEL = 60  # characters of a value in the name of a run
 

@@ -93,7 +93,7 @@ const PLAIN = {
   h: () => change({ hideSink: !state.hideSink }),
   g: () => change({ groups: !state.groups }),
   v: () => chooseCompare(after(comparisons(), state.compare)),
-  d: chooseTheme,
+  d: () => byId("theme") && chooseTheme(),
   s: () => savePicture(),
   "?": () => byId("help").showModal(),
 };
@@ -138,7 +138,7 @@ function followSystemTheme() {
   dark.addEventListener("change", follow);
 }
 
-function buildBar() {
+function buildBar(signal) {
   about.probes.forEach((probe) => byId("probe").add(new Option(probe.title, probe.name)));
   if (runs.length < 2) byId("compare").remove(2);
   KEYS.forEach(([keys, words]) => byId("keys").append(element("dt", "", keys), element("dd", "", words)));
@@ -154,9 +154,10 @@ function buildBar() {
   });
   byId("wide").addEventListener("click", PLAIN.f);
   byId("png").addEventListener("click", PLAIN.s);
-  byId("theme").addEventListener("click", chooseTheme);
+  byId("theme")?.addEventListener("click", chooseTheme);
   byId("help-button").addEventListener("click", PLAIN["?"]);
-  document.addEventListener("keydown", onKey);
+  byId("bar").addEventListener("submit", (event) => event.preventDefault());
+  document.addEventListener("keydown", onKey, { signal });
 }
 
 // The switches of colours are out of the way where there is little room.

@@ -1,4 +1,4 @@
-// What viewer.py wrote: one packed line of JSON, then one packed line for the maps of each step and text.
+// What page.py wrote: one packed line of JSON, then one packed line for the maps of each step and text.
 
 const LEVELS = 255;
 let runs = [];
@@ -16,15 +16,29 @@ async function readData() {
   }
   const lines = document.getElementById("data").textContent.trim().split("\n");
   const [first, ...frames] = await Promise.all(lines.map(unpack));
-  about = JSON.parse(new TextDecoder().decode(first));
-  runs = about.runs.map((run) => new Run(run, frames));
+  const told = JSON.parse(new TextDecoder().decode(first));
+  setData(told, told.runs.map((run) => new Run(run, (number) => frames[number - 1])));
 }
 
-// One run: `steps` are all scored steps, `shown` the places among them of those that have maps.
+function setData(told, itsRuns) {
+  about = told;
+  runs = itsRuns;
+}
+
+// One run: `steps` are all scored steps, `shown` the places among them of those that have maps. frameOf: the codes of
+// all heads for what a step names its map; nothing while they are on their way.
 class Run {
-  constructor(fields, frames) {
+  constructor(fields, frameOf) {
+    this.frameOf = frameOf;
+    this.update(fields);
+  }
+
+  // What is known of it by now. A text that is the same as before stays the same object.
+  update(fields) {
+    const key = ({ labels, documents, left_out: leftOut }) => JSON.stringify([labels, documents, leftOut]);
+    const before = new Map((this.texts ?? []).map((text) => [key(text), text]));
     Object.assign(this, fields);
-    this.frames = frames;
+    this.texts = fields.texts.map((text) => before.get(key(text)) ?? text);
     this.shown = this.steps.flatMap((step, i) => (Object.keys(step.maps).length ? [i] : []));
     this.perGroup = this.num_attention_heads / this.num_key_value_heads;
     this.grouped = this.num_key_value_heads < this.num_attention_heads;
@@ -40,7 +54,14 @@ class Run {
   // The maps of one text at steps[shown[at]], or null where that text was not looked at then.
   maps(at, probe) {
     const found = this.steps[this.shown[at]].maps[probe];
-    return found ? { text: this.texts[found[0]], codes: this.frames[found[1] - 1] } : null;
+    const codes = found && this.frameOf(found[1]);
+    return codes ? { text: this.texts[found[0]], codes } : null;
+  }
+
+  // Whether there are such maps, which are on their way.
+  isWaiting(at, probe) {
+    const found = this.steps[this.shown[at]].maps[probe];
+    return Boolean(found) && !this.frameOf(found[1]);
   }
 
   // score of one head at a place among all scored steps; null where it is undefined

@@ -1,4 +1,4 @@
-// Read the data, build the two views and the experts, draw.
+// Build the two views and the experts, draw.
 
 render = () => {
   showTab();
@@ -38,30 +38,26 @@ function showNotes() {
   byId("notes").textContent = about.notes.join(" ");
 }
 
-async function start() {
-  await readData();
+// Draw what setData got. Within another page: signal is aborted when that shows something else; light and dark are its.
+function start(signal) {
+  panes.length = 0;
   startState();
-  buildBar();
+  buildBar(signal);
   showNotes();
   buildExperts();
   panes.push(new Pane(0), new Pane(1));
   byId("panes").replaceChildren(...panes.map((pane) => pane.root));
   showColours();
-  followSystemTheme(); // draws
+  if (byId("theme")) followSystemTheme(); // draws
+  else render();
+  document.addEventListener("theme", () => render(), { signal }); // the page around it has changed its colours
   let wide = innerWidth;
   addEventListener("resize", () => {
     if (innerWidth === wide) return; // a phone's address bar comes and goes
     wide = innerWidth;
     showColours();
     render();
-  });
+  }, { signal });
   window.headlight = { state, runs, about, panes, Head }; // for the console, and for tests
   document.documentElement.dataset.ready = "yes";
 }
-
-start().catch((error) => {
-  byId("loading")?.remove();
-  byId("failure").hidden = false;
-  byId("failure").textContent = `This page cannot be shown: ${error.message}`;
-  throw error;
-});

@@ -26,7 +26,7 @@ from eval.attention.pictures.drawing import GROUP_COLOURS
 from eval.attention.snapshots import ProbeMap, Snapshot
 
 PARTS = Path(__file__).parent
-SCRIPTS = "data colours state grid caption map tokens scores curve panes experts controls picture main".split()
+SCRIPTS = "data colours state grid caption map tokens scores curve panes experts controls picture main begin".split()
 FEW_STEPS = 12  # rather a probe less than fewer steps than this: the page is there to show change
 LEVELS = 255
 PROBE_TITLES = {  # where a name says too little
@@ -242,10 +242,27 @@ def _about(
 ) -> str:
     """Everything but the maps: one line of JSON, packed."""
     numbers = {key: line for line, key in enumerate(frames, start=1)}
+    indices = [sorted(order[:count]) for order, count in zip(orders, scored, strict=True)]
+    about = _told(kept, plan, indices, numbers) | {"head": first, "notes": _notes(kept, plan, scored, frames)}
+    return _pack(json.dumps(about, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
+
+
+def described(name: str, snapshots: list[Snapshot], experts: dict[str, Any] | None) -> dict[str, Any]:
+    """Everything but the maps, of every step; a step names its map of a probe "STEP/PROBE". Raises InputError."""
+    one = _one_shape(name, snapshots)
+    one.experts = experts
+    longest = max((len(m.labels) for snapshot in one.snapshots for m in snapshot.maps.values()), default=0)
+    plan = _Plan(len(one.probes), longest, len(one.snapshots))
+    names = {(0, i, probe): f"{s.step}/{probe}" for i, s in enumerate(one.snapshots) for probe in s.maps}
+    return _told([one], plan, [[*range(len(one.snapshots))]], names) | {"head": None, "notes": one.notes}
+
+
+def _told(kept: list[_Kept], plan: _Plan, indices: list[list[int]], frames: dict) -> dict[str, Any]:
+    """The scores, texts and steps of all runs. frames: (run, place, probe) -> what a step calls its map."""
     names = [name for name in SCORES if any(name in one.snapshots[-1].scores for one in kept)]
     names += sorted({name for one in kept for name in one.snapshots[-1].scores} - set(names))
     plain = {"probe": "", "low": 0, "high": None, "unit": "", "meaning": "", "looks_at": ""}
-    about = {
+    return {
         "scores": [
             {**plain, "name": name, "title": name.replace("_", " ")} if name not in SCORES else _about_score(name)
             for name in names
@@ -254,13 +271,8 @@ def _about(
             {"name": name, "title": _title(name), "note": PROBE_NOTES.get(name, "")} for name in plan.names(kept)
         ],
         "colours": GROUP_COLOURS,
-        "head": first,
-        "runs": [
-            _about_run(r, one, plan, sorted(orders[r][: scored[r]]), names, numbers) for r, one in enumerate(kept)
-        ],
-        "notes": _notes(kept, plan, scored, frames),
+        "runs": [_about_run(r, one, plan, indices[r], names, frames) for r, one in enumerate(kept)],
     }
-    return _pack(json.dumps(about, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
 
 
 def _about_score(name: str) -> dict[str, Any]:

@@ -120,6 +120,7 @@ function strongestHead(run, place) {
 }
 
 function startState() {
+  Object.assign(state, { tab: "heads", compare: "none", active: 0, token: null, key: null, pinned: false });
   const names = about.scores.map((score) => score.name);
   state.score = names.includes("induction") ? "induction" : names[0] ?? "";
   const texts = about.probes.map((probe) => probe.name);

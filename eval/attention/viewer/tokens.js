@@ -48,7 +48,8 @@ function drawAttention(pane) {
     box.removeAttribute("aria-activedescendant");
     pane.find(".readout").textContent = head
       ? "Point at a token, here or in the map: blue is what it looks at, orange is what looks at it."
-      : "This run was not looked at on this text at this step.";
+      : pane.run.isWaiting(pane.view.at, state.probe) ? "Reading the map …"
+        : "This run was not looked at on this text at this step.";
     return;
   }
   box.setAttribute("aria-activedescendant", pane.tokens[here].id);

@@ -13,9 +13,9 @@ from configs.command import InputError
 from configs.meaning import Meaning
 from configs.run_keys import RunKeys
 from model.lora_config import LoraConfig
-from train.distill_config import DistillConfig
-from train.dpo_config import DPOConfig
-from train.grpo_config import GRPOConfig
+from train.methods.distill_keys import DistillConfig
+from train.methods.dpo_keys import DPOConfig
+from train.methods.grpo_keys import GRPOConfig
 
 SCRIPTS = {
     "dpo": "train.dpo",

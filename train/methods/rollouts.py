@@ -27,8 +27,8 @@ from eval.questions import Asked, questions_in
 from model import LanguageModel, generate, left_pad
 from train.config import RunConfig
 from train.machine.distributed import World
+from train.methods.rewards import find_reward, rewards_of
 from train.objective import BatchSource
-from train.rewards import find_reward, rewards_of
 
 REPORTED = ("reward", "reward_variance", "skipped_groups", "answer_length")  # means over all answers of a step
 EPSILON = 1e-4  # of the division by a standard deviation, as in TRL

@@ -27,3 +27,10 @@ class DPOConfig(Section):
     label_smoothing: float = Field(
         0.0, ge=0, lt=0.5, description="sigmoid: share of pairs whose answers are swapped by mistake (robust DPO)."
     )
+    sft_weight: float = Field(
+        0.0,
+        ge=0,
+        le=MOST_FACTOR,
+        description="What the chosen answer's own loss, a mean over its tokens, counts beside the preference: with it, "
+        "the chosen answer stays likely (RPO).",
+    )

@@ -1,0 +1,1 @@
+"""What the methods after pretraining need besides their scripts: their keys, their batches, their rewards."""

@@ -30,7 +30,7 @@ RUNS = ["eval.attention", "eval.chat", "eval.compare", "eval.tasks", "eval.sampl
 RUNS += ["eval.long_context"]
 OTHERS = [
     "model.convert_kv_heads",
-    "model.merge_adapters",
+    "model.export",
     "train.scaling",
     "train.throughput",
     "train.documentation",

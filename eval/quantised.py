@@ -82,7 +82,8 @@ def reading_through(lm: LanguageModel, cache: str) -> Iterator[None]:
     def add_cache(module: Any, args: tuple, given: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         if given.get("kv_cache") is None:
             ids = args[0] if args else given["input_ids"]
-            given["kv_cache"] = make_cache(cache, lm.config, *ids.shape, next(lm.parameters()))
+            rows, count = ids.shape
+            given["kv_cache"] = make_cache(cache, lm.config, rows, count, next(lm.parameters()))
         return args, given
 
     handle = lm.register_forward_pre_hook(add_cache, with_kwargs=True)

@@ -32,6 +32,9 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from model import LanguageModel
 
 
+TRIES = 64  # stories of `one_question`
+
+
 @dataclass(frozen=True)
 class Asked:
     """One question of a conversation.
@@ -87,6 +90,20 @@ def questions_in(conversation: dict[str, Any]) -> Iterator[Asked]:
         *before, reply = conversation["conversations"][: question["message"] + 1]
         answer, candidates = question["answer"], tuple(question["candidates"])
         yield Asked(question["kind"], tuple(before), reply["content"], answer, candidates)
+
+
+def one_question(
+    source: StoryworldSource, number: int, fits: Callable[[Asked], bool] = lambda _: True, *, new_names: bool = False
+) -> Asked:
+    """A held-out story and a question about it: the same for the same number. One that does not fit is passed by.
+
+    Raises ValueError where none of TRIES fits.
+    """
+    for index in range(number * TRIES, (number + 1) * TRIES):
+        told = converse(source.seed, index, "validation", source.level, "question", held_out_names=new_names)
+        if fits(question := next(questions_in(told))):
+            return question
+    raise ValueError(f"none of {TRIES} stories fits into this model's context")
 
 
 def ask(

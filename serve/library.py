@@ -14,6 +14,7 @@ from configs.checkpoints import checkpoint_directory
 from configs.command import InputError
 from data.tokenizer import Tokenizer
 from eval.opening import check_quantise, ends_turns, open_checkpoint
+from model import LanguageModel
 from serve.batching import Batcher
 from serve.run_folder import RunFolder
 
@@ -29,8 +30,12 @@ class Served:
     is_chat: bool
 
     @property
+    def lm(self) -> LanguageModel:
+        return self.batcher.lm
+
+    @property
     def context_length(self) -> int:
-        return self.batcher.lm.config.max_position_embeddings
+        return self.lm.config.max_position_embeddings
 
 
 class Library:

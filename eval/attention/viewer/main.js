@@ -1,6 +1,11 @@
 // Build the two views and the experts, draw.
 
 render = () => {
+  draw();
+  document.dispatchEvent(new Event("drawn")); // for a page around it
+};
+
+function draw() {
   showTab();
   if (state.tab === "experts") {
     drawExperts();
@@ -20,7 +25,7 @@ render = () => {
     drawCross(pane);
   });
   align();
-};
+}
 
 // Side by side, what belongs together stands at the same height, also where one run has more layers.
 function align() {

@@ -32,6 +32,9 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from model import LanguageModel
 
 
+TRIES = 64  # stories of `one_question`
+
+
 @dataclass(frozen=True)
 class Asked:
     """One question of a conversation.
@@ -89,11 +92,26 @@ def questions_in(conversation: dict[str, Any]) -> Iterator[Asked]:
         yield Asked(question["kind"], tuple(before), reply["content"], answer, candidates)
 
 
+def one_question(
+    source: StoryworldSource, number: int, fits: Callable[[Asked], bool] = lambda _: True, *, new_names: bool = False
+) -> Asked:
+    """A held-out story and a question about it: the same for the same number. One that does not fit is passed by.
+
+    Raises ValueError where none of TRIES fits.
+    """
+    for index in range(number * TRIES, (number + 1) * TRIES):
+        told = converse(source.seed, index, "validation", source.level, "question", held_out_names=new_names)
+        if fits(question := next(questions_in(told))):
+            return question
+    raise ValueError(f"none of {TRIES} stories fits into this model's context")
+
+
 def ask(
     lm: LanguageModel,
     tokenizer: Tokenizer,
     questions: Sequence[Asked],
     rows_per_batch: int = 32,
+    kv_cache: str = "dynamic",
 ) -> list[str | None]:
     """The model's likeliest reply to each question, decoded greedily up to the end of its turn.
 
@@ -120,6 +138,7 @@ def ask(
             stop_ids=tokenizer.stop_ids,
             seed=0,
             attention_mask=real.to(device),
+            kv_cache=kv_cache,
         )
         for i, row in zip(chosen, output[:, ids.shape[1] :].tolist(), strict=True):
             end = next((at for at, token in enumerate(row) if token in tokenizer.stop_ids), None)

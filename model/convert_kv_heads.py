@@ -18,26 +18,21 @@ norm then divides by the size of the pooled keys, so there is no equality to sta
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors import SafetensorError
-
 from configs.bounds import MOST_HEADS, whole
-from configs.checkpoints import check_files, read_checkpoint
+from configs.checkpoints import read_checkpoint
 from configs.command import InputError, exit_on_bad_input
 from model.config import ModelConfig
 from model.families import fitting_family
+from model.new_directory import read_tokenizer_files, refuse_occupied, write_whole
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from torch import Tensor
 
     from model.transformer import LanguageModel
-
-TOKENIZER_FILES = "tokenizer.json tokenizer_config.json special_tokens_map.json chat_template.jinja".split()
 
 
 def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageModel:
@@ -112,8 +107,7 @@ def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
     def read(directory: Path) -> tuple[Path, LanguageModel, dict[str, bytes]]:
         check_head_count(read_config(directory), num_key_value_heads)
         refuse_occupied(out)
-        check_files(directory, *TOKENIZER_FILES)
-        copied = {name: (directory / name).read_bytes() for name in TOKENIZER_FILES if (directory / name).is_file()}
+        copied = read_tokenizer_files(directory)
         return directory, load(directory), copied
 
     try:
@@ -125,30 +119,6 @@ def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
     if "tokenizer.json" not in copied:
         return summary(lm, converted) + f"\n{directory} holds no tokenizer.json, so {out} has none either"
     return summary(lm, converted) + f"\ntrain on:  {next_command(source, directory, converted, out)}"
-
-
-def refuse_occupied(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"--out: {out} exists and is not empty: choose another directory")
-
-
-def write_whole(lm: LanguageModel, copied: dict[str, bytes], out: Path) -> None:
-    """Save beside `out` under a temporary name, with these files, then rename."""
-    from model.checkpoint_format import save
-
-    target = out.resolve()
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    try:
-        save(lm, temporary)
-        for name, raw in copied.items():
-            (temporary / name).write_bytes(raw)
-        if target.exists():
-            target.rmdir()  # empty; Windows renames onto nothing that exists
-        temporary.rename(target)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"--out: {out} cannot be written: {error}") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def summary(before: LanguageModel, after: LanguageModel) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from data.chat import prompt_ids
 from data.reading.records import BadRecord
+from data.tokenizer import Tokenizer
+from model import LanguageModel
 from model.decoding.sampling import Sampling
 from serve.batching import End, Request, Token, TooManyRequests
 from serve.errors import ApiError
@@ -48,7 +50,20 @@ class Piece:
     tokens: list[Token]
 
 
-def chat_ids(served: Served, messages: list[dict[str, Any]], tools: Sequence[dict] = ()) -> list[int]:
+class Reads(Protocol):
+    """A model that a prompt is for."""
+
+    @property
+    def lm(self) -> LanguageModel: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def is_chat(self) -> bool: ...
+    @property
+    def context_length(self) -> int: ...
+
+
+def chat_ids(served: Reads, messages: list[dict[str, Any]], tools: Sequence[dict] = ()) -> list[int]:
     """A conversation up to where the assistant answers. A model that was not trained on chats continues its text.
 
     Raises ApiError for messages of another form.
@@ -74,20 +89,20 @@ def _text_of(content: Any) -> str | None:
     return "".join(part["text"] for part in content)
 
 
-def text_ids(served: Served, prompt: str | list[int]) -> list[int]:
+def text_ids(served: Reads, prompt: str | list[int]) -> list[int]:
     """A prompt to be continued: the first token, then the text; or the very ids that were given. Raises ApiError."""
     if isinstance(prompt, str):
         try:
             return [served.tokenizer.bos_id, *served.tokenizer.encode(prompt)]
         except ValueError as error:
             raise ApiError(400, f"prompt: {error}") from None
-    highest = served.batcher.lm.lm_head.out_features
+    highest = served.lm.lm_head.out_features
     if not prompt or not all(0 <= token < highest for token in prompt):
         raise ApiError(400, f"prompt: token ids must be 0 to {highest - 1}, and at least one")
     return prompt
 
 
-def room_for(served: Served, token_ids: Sequence[int], wanted: int | None, most: int) -> int:
+def room_for(served: Reads, token_ids: Sequence[int], wanted: int | None, most: int) -> int:
     """How many tokens may be written: what is wanted, within the context and the server's limit. Raises ApiError."""
     left = served.context_length - len(token_ids)
     if left < 1 or (wanted is not None and wanted > left):

@@ -9,6 +9,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from configs.shown_text import escape
+
 KINDS = {401: "authentication_error", 404: "invalid_request_error", 429: "rate_limit_error"}
 
 
@@ -40,8 +42,8 @@ def handle_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        message = str(first["msg"]).removeprefix("Value error, ")
+        where = escape(".".join(str(part) for part in first["loc"] if part != "body"))  # a key may be half a character
+        message = escape(str(first["msg"]).removeprefix("Value error, "))
         return response(ApiError(400, f"{where}: {message}" if where else message), where or None)
 
     @app.exception_handler(HTTPException)

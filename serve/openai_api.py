@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -19,6 +18,7 @@ from data.tokenizer import Tokenizer
 from serve.answers import Answer, Piece, Question, answers, chat_ids, room_for, text_ids
 from serve.batching import Token
 from serve.errors import ApiError
+from serve.events import event
 from serve.library import Library, Served
 from serve.limits import Limits, unless_gone, within
 from serve.protocol import Asked, ChatRequest, CompletionRequest
@@ -252,19 +252,14 @@ async def _events(
                 is_first = answer.index not in found
                 found[answer.index] = answer
                 if piece.text or piece.tokens or answer.finish_reason or is_first:
-                    yield _event(head | {"choices": [shape.delta(piece, is_first)]} | usage)
+                    yield event(head | {"choices": [shape.delta(piece, is_first)]} | usage)
                 piece = await within(anext(pieces, None), until - asyncio.get_running_loop().time())
         except ApiError as error:  # the status was sent long ago
-            yield _event(error.body())
+            yield event(error.body())
             return
     if prompt_tokens is not None:
-        yield _event(head | {"choices": [], "usage": _usage(prompt_tokens, [*found.values()])})
+        yield event(head | {"choices": [], "usage": _usage(prompt_tokens, [*found.values()])})
     yield "data: [DONE]\n\n"
-
-
-def _event(body: dict[str, Any]) -> str:
-    """A server-sent event: JSON has no line end of its own."""
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
 
 
 def _usage(prompt_tokens: int, every: list[Answer]) -> dict[str, int]:

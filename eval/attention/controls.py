@@ -6,7 +6,7 @@ Copy gain: is a text easier when it comes again? Ablation: is it still, when a h
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
@@ -22,6 +22,7 @@ from eval.eval_mode import evaluating
 from model import LanguageModel
 
 How = Literal["zero", "mean"]
+Change = Callable[[nn.Module, tuple[Tensor]], tuple[Tensor]]  # of what goes into o_proj: a forward pre-hook
 LOGITS = 2**25  # that are in memory at a time: 128 MB
 
 
@@ -88,23 +89,55 @@ def ablated(lm: LanguageModel, heads: Sequence[Head], how: How = "zero", real: T
         raise ValueError(f"how is {how!r}: use 'zero' or 'mean'")
     chosen: dict[int, list[int]] = {}
     for layer, head in heads:
+        chosen.setdefault(layer, []).append(head)
+    changes = {layer: _without(numbers, lm.config.value_size, how, real) for layer, numbers in chosen.items()}
+    with _changing_outputs(lm, heads, changes):
+        yield
+
+
+@contextmanager
+def scaled(lm: LanguageModel, factors: Mapping[Head, float]) -> Iterator[None]:
+    """Within this context the outputs of these heads, (layer, head) each, are multiplied by a factor.
+
+    0 is what `ablated` does by "zero"; 1 changes nothing, to the last bit. Raises ValueError for a head that does not
+    exist; nothing is left behind.
+    """
+    chosen: dict[int, dict[int, float]] = {}
+    for (layer, head), factor in factors.items():
+        chosen.setdefault(layer, {})[head] = factor
+    changes = {layer: _times(numbers, lm.config.value_size) for layer, numbers in chosen.items()}
+    with _changing_outputs(lm, list(factors), changes):
+        yield
+
+
+@contextmanager
+def _changing_outputs(lm: LanguageModel, heads: Sequence[Head], changes: Mapping[int, Change]) -> Iterator[None]:
+    """Within this context, what goes into o_proj of a layer is changed first."""
+    for layer, head in heads:
         if not (0 <= layer < lm.config.num_hidden_layers and 0 <= head < lm.config.num_attention_heads):
             there = f"{lm.config.num_hidden_layers} layers of {lm.config.num_attention_heads} heads"
             raise ValueError(f"layer {layer} has no head {head}: this model has {there}, counted from 0")
-        chosen.setdefault(layer, []).append(head)
-    modules = lm.attention_modules()
-    handles = []
+    modules, handles = lm.attention_modules(), []
     try:
-        for layer, numbers in chosen.items():
-            hook = _without(numbers, lm.config.value_size, how, real)
-            handles.append(modules[layer].o_proj.register_forward_pre_hook(hook))
+        for layer, change in changes.items():
+            handles.append(modules[layer].o_proj.register_forward_pre_hook(change))
         yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _without(heads: list[int], value_size: int, how: How, real: Tensor | None):
+def _times(factors: Mapping[int, float], value_size: int) -> Change:
+    def change(module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+        x = given[0].unflatten(-1, (-1, value_size)).clone()  # (B, T, H, D)
+        for head, factor in factors.items():
+            x[:, :, head] *= factor
+        return (x.flatten(2),)
+
+    return change
+
+
+def _without(heads: list[int], value_size: int, how: How, real: Tensor | None) -> Change:
     def change(module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
         x = given[0].unflatten(-1, (-1, value_size)).clone()  # (B, T, H, D)
         if how == "zero":

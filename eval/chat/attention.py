@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from eval.attention.pictures.plots import mosaic, one_head
 from eval.attention.probes import readable_tokens
 from eval.attention.snapshots import ProbeMap, Snapshot
 from eval.chat.session import Conversation
+from model import LanguageModel
 from model.decoding.kv_cache import KVCache
 
 MOST_TOKENS = 256  # whose rows are looked at: more are too small to see in a picture
@@ -42,14 +44,18 @@ def look_back(conversation: Conversation) -> Looked:
     last = conversation.last
     if last is None or last.begin == len(last.ids):
         raise ValueError("there is no answer yet to look at: ask something first")
-    lm, ids = conversation.lm, torch.tensor([last.ids])
-    ids = ids.to(next(lm.parameters()).device)
-    start, cache = max(0, len(last.ids) - MOST_TOKENS), KVCache(lm.config)
+    start = max(0, len(last.ids) - MOST_TOKENS)
+    maps = capture_from(conversation.lm, last.ids, start)
+    return Looked(maps, readable_tokens(conversation.tokenizer, last.ids), max(last.begin - 1, start))
+
+
+def capture_from(lm: LanguageModel, ids: Sequence[int], start: int) -> AttentionMaps:
+    """`capture` of a text's tokens from `start` on: queries are these, keys all of them. Raises what it raises."""
+    row, cache = torch.tensor([ids], device=next(lm.parameters()).device), KVCache(lm.config)
     if start:
         with torch.no_grad():
-            lm(ids[:, :start], kv_cache=cache, logits_to_keep=1)
-    maps = capture(lm, ids[:, start:], kv_cache=cache)
-    return Looked(maps, readable_tokens(conversation.tokenizer, last.ids), max(last.begin - 1, start))
+            lm(row[:, :start], kv_cache=cache, logits_to_keep=1)
+    return capture(lm, row[:, start:], kv_cache=cache)
 
 
 def head_to_show(run: str | Path, looked: Looked) -> tuple[int, int, str]:

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.decoding.kv_cache import KVCache, StaticCache, make_cache
+from model.decoding.caches import make_cache
+from model.decoding.kv_cache import KVCache, StaticCache
 from model.decoding.matvec import FewRows
 from model.decoding.sampling import Sampling, log_probabilities, next_token
 from model.decoding.threads import Pace, openmp
@@ -50,8 +51,8 @@ def generate(  # type: ignore[misc]  # the two lines above stand for the whole s
 
     attention_mask (B, T): 0 = padding, for prompts of different lengths; pad on the left (`left_pad`).
     num_return_sequences: n continuations of every prompt, next to each other; the prompt is read once.
-    kv_cache: dynamic | static | offloaded; None reads all tokens again at every token. Or a cache of an earlier call:
-    what it holds of the same beginning is not read again, and it is emptied if it holds something else.
+    kv_cache: dynamic | static | offloaded | int8; None reads all tokens again at every token. Or a cache of an earlier
+    call: what it holds of the same beginning is not read again, and it is emptied if it holds something else.
     compile: torch.compile the step of one token. It needs kv_cache="static" and pays off over many tokens.
     return_log_probs: also return (B * n, new tokens) float32, ln of the probability with which each token was drawn:
     after repetition penalty, temperature, top_k, top_p and min_p, that is, of the policy that sampled. For the
@@ -94,10 +95,12 @@ def stream(
     kv_cache: KVCache | str | None = "dynamic",
     compile: bool = False,
     log_probs: list[Tensor] | None = None,
+    watch: Callable[[Tensor], object] | None = None,
 ) -> Iterator[Tensor]:
     """`generate`, a token at a time: yields the next ids (B * n,) as soon as they are known.
 
-    log_probs: a list to which their log-probabilities (B * n,) are appended.
+    log_probs: a list to which their log-probabilities (B * n,) are appended. watch: called with the model's own logits
+    (B * n, V), float32, before each token is drawn.
     """
     sampling = sampling or Sampling()
     if stop_ids is None:
@@ -107,7 +110,7 @@ def stream(
     room = min(max_new_tokens, lm.config.max_position_embeddings - input_ids.shape[1])
     cache = _cache_for(lm, input_ids, room, attention_mask, kv_cache)
     stop, copies = torch.tensor([int(i) for i in stop_ids], dtype=torch.long), num_return_sequences
-    return _steps(lm, input_ids, room, sampling, stop, seed, attention_mask, copies, cache, compile, log_probs)
+    return _steps(lm, input_ids, room, sampling, stop, seed, attention_mask, copies, cache, compile, log_probs, watch)
 
 
 def _steps(
@@ -122,6 +125,7 @@ def _steps(
     cache: KVCache | None,
     compile: bool,
     log_probs: list[Tensor] | None,
+    watch: Callable[[Tensor], object] | None,
 ) -> Iterator[Tensor]:
     stop, generator = stop.to(input_ids.device), torch.Generator(device=input_ids.device)
     generator.manual_seed(seed) if seed is not None else generator.seed()
@@ -138,6 +142,8 @@ def _steps(
             if step == 0 and copies > 1:
                 logits, written = (x.repeat_interleave(copies, dim=0) for x in (logits, written))
                 reader.repeat(copies)
+            if watch is not None:
+                watch(logits)
             ids, probabilities = next_token(logits, written[:, :count], sampling, generator)  # (rows,), (rows, V)
             if log_probs is not None:
                 drawn = log_probabilities(ids, probabilities)

@@ -8,10 +8,9 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from configs.command import InputError
 from eval.opening import open_model
 from model import load
-from model.merge_adapters import write_merged
+from model.export.__main__ import export
 from tests.train.helpers import metrics, pretrain, write_config
 from tests.train.test_sft import chat_config
 from tests.train.worlds import pretrain_rank, run_world, trace
@@ -50,11 +49,8 @@ def test_a_run_saves_adapters_alone_and_opens_with_its_base(tmp_path, base):
     peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(named), checkpoint).merge_and_unload()
     assert torch.equal(lm(ids), peft(ids).logits)
     assert "model beside which they were trained" in (checkpoint / "README.md").read_text()
-    write_merged(run, tmp_path / "merged")
+    export(run, "merged", tmp_path / "merged")
     assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids).logits, lm(ids))
-    for source, problem in ((run, "exists and is not empty"), (base, "holds a whole model already")):
-        with pytest.raises(InputError, match=problem):
-            write_merged(source, tmp_path / "merged")
     pretrain(write_config(tmp_path, name="on", init_from=str(run), train={"max_steps": 1}))  # all of it, merged
     first = next(m["loss"] for m in metrics(tmp_path / "runs/on") if m["split"] == "val")
     assert first == pytest.approx(losses[-1], rel=1e-4)  # a matrix with its adapter added is rounded once more

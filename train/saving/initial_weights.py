@@ -56,7 +56,7 @@ def find_base(config: RunConfig, checkpoint: Path | None) -> Path:
     if is_adapter(directory):
         raise InputError(
             f"init_from: {directory} holds adapters, and adapters need a whole model: merge them first with "
-            f"python -m model.merge_adapters {config.init_from} --out DIR"
+            f"python -m model.export {config.init_from} --to merged --out DIR"
         )
     there, here = _read(str(directory))[1], config.model.model_dump()
     if added := [key for key in keys_that(ModelConfig, Meaning.ADDED_AT_START) if here.get(key) != there.get(key)]:

@@ -1,0 +1,203 @@
+"""Models that are looked into: any checkpoint of any run, with adapters, with heads changed. One job at a time.
+
+What answers OpenAI's API shares its forward passes among clients. Here a client may switch heads off and record
+attention, so these models are others' in memory, and one thread works on them, one job after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from configs.checkpoints import checkpoint_directory, is_adapter, is_file
+from configs.command import InputError
+from configs.read_back import DamagedFile
+from data.tokenizer import Tokenizer
+from eval.chat.adapters import Adapters
+from eval.chat.session import Conversation
+from eval.opening import open_checkpoint
+from model import LanguageModel
+from model.adapter_files import base_of
+from serve.errors import ApiError
+from serve.library import Library
+
+Result = TypeVar("Result")
+MOST_MODELS = 2  # in memory, beside those of the library
+MOST_WAITING = 32  # jobs; more get status 429
+
+
+@dataclass(frozen=True)
+class Name:
+    """Which model: a run, one of its checkpoints (None: the newest), a run with adapters for it (None: none)."""
+
+    run: str
+    step: int | None = None
+    adapter: str | None = None
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model to look into. is_chat: it was trained on chats, and may end a turn by itself."""
+
+    name: Name
+    run: Path
+    checkpoint: Path
+    lm: LanguageModel
+    tokenizer: Tokenizer
+    is_chat: bool
+
+    @property
+    def context_length(self) -> int:
+        return self.lm.config.max_position_embeddings
+
+
+class Workbench:
+    """The models of a library's folder, opened when first asked for; names are looked up in lists, never in paths."""
+
+    def __init__(self, library: Library):
+        self.library = library
+        self._opened: OrderedDict[tuple[Any, Any], Opened] = OrderedDict()
+        self._worker = ThreadPoolExecutor(1, "workbench")
+        self._waiting = 0
+        self._lock = threading.Lock()
+
+    # -----------------------------------------------------------------------------------------------------
+    # what there is
+
+    def choices(self) -> list[dict[str, Any]]:
+        """Each run: its name, the steps of its checkpoints, and the runs with adapters that belong to it."""
+        runs = self.library.runs()
+        bases = {name: base for name, run in runs.items() if (base := self._base_of(run, runs))}
+        return [
+            {
+                "name": name,
+                "steps": sorted(checkpoints_of(run)),
+                "adapters": [adapter for adapter, base in bases.items() if base == name],
+                "base": bases.get(name),
+            }
+            for name, run in runs.items()
+        ]
+
+    def _base_of(self, run: Path, runs: dict[str, Path]) -> str | None:
+        """The name of the run that a run's adapters belong to; None for a whole model, and for a base elsewhere."""
+        try:
+            directory = checkpoint_directory(run)
+            if not is_adapter(directory):
+                return None
+            base = base_of(directory).resolve()
+        except (DamagedFile, OSError):
+            return None
+        return next((name for name, path in runs.items() if base.is_relative_to(path.resolve())), None)
+
+    def open(self, name: Name) -> Opened:
+        """The model, loaded if need be. For the worker's thread. Raises ApiError: 404 for an unknown name, 503."""
+        runs = self.library.runs()
+        if name.run not in runs:
+            raise ApiError(404, f"run: there is no {name.run[:100]!r}. There are: {', '.join(runs)}")
+        place = runs[name.run]
+        if name.step is not None:
+            steps = checkpoints_of(place)
+            if name.step not in steps:
+                known = ", ".join(map(str, sorted(steps)))
+                raise ApiError(404, f"step: {name.run} has no checkpoint of step {name.step}. There are: {known}")
+            place = steps[name.step]
+        adapter = runs.get(name.adapter) if name.adapter is not None else None
+        if name.adapter is not None and (adapter is None or self._base_of(adapter, runs) != name.run):
+            raise ApiError(404, f"adapter: {name.adapter[:100]!r} is no run with adapters for {name.run}")
+        try:
+            return self._loaded(name, place, adapter)
+        except (InputError, DamagedFile, OSError) as error:
+            raise ApiError(503, str(error), "server_error") from None
+
+    def _loaded(self, name: Name, place: Path, adapter: Path | None) -> Opened:
+        key = (_identity(place), adapter and _identity(adapter))
+        if key not in self._opened:
+            while len(self._opened) >= MOST_MODELS:
+                self._opened.popitem(last=False)
+            lm, tokenizer, directory = open_checkpoint(place, self.library.device)
+            conversation = Conversation(lm, tokenizer)
+            if adapter is not None:
+                Adapters(conversation, [f"adapter={adapter}"])
+            found = Name(name.run, _step(directory), name.adapter)
+            run = self.library.runs()[name.run]
+            self._opened[key] = Opened(found, run, directory, lm, tokenizer, conversation.is_chat)
+        self._opened.move_to_end(key)
+        return self._opened[key]
+
+    # -----------------------------------------------------------------------------------------------------
+    # jobs
+
+    async def do(self, job: Callable[[], Result]) -> Result:
+        """What the job returns, from the worker's thread. Raises ApiError 429 where too many wait."""
+        return await asyncio.wrap_future(self._submit(job))
+
+    async def each(self, steps: Callable[[], Iterator[Result]]) -> AsyncGenerator[Result]:
+        """What the job yields, as it comes. Closing the iterator ends the job after its present step."""
+        loop, events, gone = asyncio.get_running_loop(), asyncio.Queue[tuple[str, Any]](), threading.Event()
+
+        def work() -> None:
+            tell = lambda *event: loop.call_soon_threadsafe(events.put_nowait, event)  # noqa: E731
+            try:
+                for one in steps():
+                    if gone.is_set():
+                        return
+                    tell("one", one)
+                tell("end", None)
+            except Exception as error:
+                tell("error", error)
+
+        job = self._submit(work)
+        try:
+            while (event := await events.get())[0] != "end":
+                if event[0] == "error":
+                    raise event[1]
+                yield event[1]
+        finally:
+            gone.set()
+            job.cancel()
+
+    def _submit(self, job: Callable[[], Result]) -> Future[Result]:
+        with self._lock:
+            if self._waiting >= MOST_WAITING:
+                message = f"{self._waiting} requests are waiting: try again later"
+                raise ApiError(429, message, "rate_limit_error", "rate_limit_exceeded")
+            self._waiting += 1
+        future = self._worker.submit(_with_clear_errors, job)
+        future.add_done_callback(self._done)
+        return future
+
+    def _done(self, job: Future) -> None:
+        with self._lock:
+            self._waiting -= 1
+
+
+def _with_clear_errors(job: Callable[[], Result]) -> Result:
+    """Requests are checked before: what a model cannot compute is the model's."""
+    try:
+        return job()
+    except (ValueError, RuntimeError) as error:
+        raise ApiError(500, str(error), "server_error") from None
+
+
+def checkpoints_of(run: Path) -> dict[int, Path]:
+    """Step -> directory of every checkpoint that a run keeps."""
+    found = [path for path in (run / "checkpoints").glob("step_*") if _step(path) is not None]
+    return {_step(path) or 0: path for path in found if is_file(path / "config.json") or is_adapter(path)}
+
+
+def _identity(place: Path) -> tuple[Path, int]:
+    """The checkpoint directory of a path, and when it was written: a run may be trained again."""
+    directory = checkpoint_directory(place)
+    return directory, directory.stat().st_mtime_ns
+
+
+def _step(checkpoint: Path) -> int | None:
+    match = re.fullmatch(r"step_(\d{1,8})", checkpoint.name)
+    return int(match[1]) if match else None

@@ -1,0 +1,168 @@
+"""`model.export --to hub-folder | merged`, and what every target refuses."""
+
+import shutil
+import sys
+
+import gguf
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from configs.command import InputError
+from model import load, save
+from model.adapter_files import weights_hash
+from model.export.__main__ import TARGETS, export, main
+from model.lora import add_adapters
+from model.lora_config import LoraConfig
+from tests.model.export.models import model, save_with_tokenizer
+from tests.train.checkpoints import training
+
+
+def adapted(tmp_path):
+    """A base, and adapters of it that change something."""
+    base = save_with_tokenizer(model(), tmp_path / "base")
+    lm = load(base)
+    add_adapters(lm, LoraConfig(rank=2), base=str(base), base_sha256=weights_hash(lm))
+    with torch.no_grad():
+        for name, parameter in lm.named_parameters():
+            if ".lora_" in name:
+                parameter.normal_()
+    return base, save_with_tokenizer(lm, tmp_path / "adapters")
+
+
+def test_the_hub_folder_is_the_checkpoint_without_its_training(tmp_path):
+    run = training()
+    run.steps(1)
+    (tmp_path / "demo").mkdir()
+    checkpoint = run.save(tmp_path / "demo/checkpoints")
+    said = export(tmp_path / "demo", "hub-folder", tmp_path / "hub")
+    files = "README.md config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json"
+    assert sorted(file.name for file in (tmp_path / "hub").rglob("*")) == sorted(files.split())
+    for name in files.split():
+        assert name == "README.md" or (tmp_path / "hub" / name).read_bytes() == (checkpoint / name).read_bytes()
+    assert said.endswith(f"hf upload NAME {tmp_path}/hub")
+
+
+def finished_run(tmp_path):
+    """A run with a report; its last checkpoint is step 1."""
+    run, folder = training(), tmp_path / "demo"
+    (folder / "attention").mkdir(parents=True)
+    run.steps(1)
+    checkpoint = run.save(folder / "checkpoints")
+    (folder / "loss.png").write_bytes(b"loss")
+    (folder / "attention/heads.png").write_bytes(b"heads")
+    (folder / "report.md").write_text(
+        "# demo\n\ntext: /home/me/secret\n\n![loss](loss.png)\n\n![all](attention/heads.png)\n\n"
+        "![mine](../../secret.png)\n![gone](attention/gone.png)\n"
+    )
+    (folder / "result.json").write_text('{"step": 1, "summary": ["validation loss 5.1"], "sample": "Once", "val": {}}')
+    return folder, checkpoint
+
+
+def test_the_card_of_the_last_checkpoint_has_what_the_report_shows(tmp_path):
+    folder, checkpoint = finished_run(tmp_path)
+    card = checkpoint / "README.md"
+    card.write_text(card.read_text().replace("license: unknown", "license: mit"))
+    export(folder, "hub-folder", tmp_path / "hub")
+    text = (tmp_path / "hub/README.md").read_text()
+    assert text.startswith("---\nlicense: mit\n")
+    assert "training/" not in text
+    assert "Before you publish" not in text
+    assert text.endswith(
+        "## Figures\n\n```\nvalidation loss 5.1\n```\n\nA sample, as the model wrote it:\n\n```\nOnce\n```\n\n"
+        "![loss](pictures/loss.png)\n\n![all](pictures/heads.png)\n"
+    )
+    assert (tmp_path / "hub/pictures/heads.png").read_bytes() == b"heads"
+    assert sorted(file.name for file in (tmp_path / "hub/pictures").iterdir()) == ["heads.png", "loss.png"]
+
+
+def test_figures_of_another_checkpoint_are_left_out(tmp_path):
+    folder, _ = finished_run(tmp_path)
+    (folder / "result.json").write_text('{"step": 2, "summary": ["validation loss 5.1"]}')
+    export(folder, "hub-folder", tmp_path / "hub")
+    assert "## Figures" not in (tmp_path / "hub/README.md").read_text()
+    assert not (tmp_path / "hub/pictures").exists()
+
+
+def test_a_checkpoint_that_has_changed_is_not_copied(tmp_path):
+    run = training()
+    run.steps(1)
+    (tmp_path / "demo").mkdir()
+    checkpoint = run.save(tmp_path / "demo/checkpoints")
+    (checkpoint / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="config.json is damaged"):
+        export(checkpoint, "hub-folder", tmp_path / "hub")
+    assert not (tmp_path / "hub").exists()
+
+
+def test_adapters_become_one_model(tmp_path):
+    base, adapters = adapted(tmp_path)
+    export(adapters, "merged", tmp_path / "merged")
+    ids = torch.randint(0, 300, (2, 12))
+    with torch.no_grad():
+        logits = load(adapters)(ids)
+        assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids).logits, logits)
+        assert not torch.equal(load(base)(ids), logits)
+    card = (tmp_path / "merged/README.md").read_text()
+    assert "# adapters\n" in card
+    assert "AutoModelForCausalLM" in card
+    assert "LoRA" not in card
+    with pytest.raises(InputError, match="holds a whole model already"):
+        export(base, "merged", tmp_path / "again")
+
+
+def test_adapters_go_to_the_hub_as_they_are_and_to_gguf_merged(tmp_path):
+    _, adapters = adapted(tmp_path)
+    export(adapters, "hub-folder", tmp_path / "hub")
+    one, other = (folder / "adapter_model.safetensors" for folder in (tmp_path / "hub", adapters))
+    assert one.read_bytes() == other.read_bytes()
+    export(adapters, "merged", tmp_path / "merged")
+    export(adapters, "gguf", tmp_path / "a")
+    export(tmp_path / "merged", "gguf", tmp_path / "b")
+    one, other = (gguf.GGUFReader(tmp_path / name / "model.gguf").tensors for name in "ab")
+    assert all((first.data == second.data).all() for first, second in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("there", ["a file", "an empty directory", "a link that leads nowhere"])
+def test_what_is_there_is_never_replaced(tmp_path, target, there):
+    source, out = save_with_tokenizer(model(), tmp_path / "model"), tmp_path / "out"
+    if there == "a file":
+        out.write_text("mine")
+    elif there == "an empty directory":
+        out.mkdir()
+    else:
+        out.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="exists: choose another name"):
+        export(source, target, out)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model", "out"]
+
+
+@pytest.mark.parametrize("target", ["gguf", "hub-folder"])
+def test_nothing_half_written_stays(tmp_path, target, monkeypatch):
+    source = save_with_tokenizer(model(), tmp_path / "model")
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    monkeypatch.setattr("gguf.GGUFWriter.write_tensors_to_file", full)
+    with pytest.raises(InputError, match="cannot be written: .*No space left"):
+        export(source, target, tmp_path / "out")
+    assert [file.name for file in tmp_path.iterdir()] == ["model"]
+
+
+def test_the_command_line(tmp_path, monkeypatch, capsys):
+    source = save_with_tokenizer(model(), tmp_path / "model")
+    monkeypatch.setattr(sys, "argv", ["export", str(source), "--to", "hub-folder", "--out", str(tmp_path / "hub")])
+    assert main() == 0
+    assert "choose a license" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["export", str(tmp_path / "x"), "--to", "gguf", "--out", str(tmp_path / "y")])
+    with pytest.raises(InputError, match="is neither a run .* nor a model directory"):
+        main()
+
+
+def test_a_model_without_a_tokenizer(tmp_path):
+    save(model(), tmp_path / "model")
+    with pytest.raises(InputError, match="tokenizer.json: cannot be read"):
+        export(tmp_path / "model", "gguf", tmp_path / "out")

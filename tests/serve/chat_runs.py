@@ -1,0 +1,90 @@
+"""Runs to look into: two checkpoints, adapters, a run on texts; and how to ask the page's chat for things."""
+
+import base64
+import json
+import shutil
+
+import httpx
+import numpy as np
+import torch
+
+from data.chat import prompt_ids
+from data.tokenizer import load_tokenizer
+from model import load, save
+from model.adapter_files import weights_hash
+from model.lora import adapted, add_adapters
+from model.lora_config import LoraConfig
+
+SAID = [{"role": "user", "content": "Tiko the fox found a ball. Who has it?"}]
+NASTY = "<script>window.hurt = 1</script><img src=x onerror='window.hurt = 1'>"
+CONTEXT = 768  # room for a story and a question in tokens of half a word
+WORLD = "data:\n  source: {kind: storyworld}\n"
+
+
+def make_runs(folder, at):
+    """The runs of the fixture `folder`, with a second checkpoint and with adapters for the run on chats."""
+    runs = at / "runs"
+    for name in ("chat", "text"):
+        shutil.copytree(folder / name, runs / name)
+    (runs / "chat/config.yaml").write_text(WORLD, encoding="utf-8")
+    steps = runs / "chat/checkpoints"
+    lm = load(steps / "step_00000010")
+    lm.config = lm.config.model_copy(update={"max_position_embeddings": CONTEXT})
+    save(lm, steps / "step_00000010")
+    lm, tokenizer = load(steps / "step_00000010"), load_tokenizer(steps / "step_00000010")
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for matrix in (parameter for parameter in lm.parameters() if parameter.ndim == 2):
+            matrix += 0.05 * torch.randn(matrix.shape, generator=generator)
+    save(lm, steps / "step_00000020")
+    tokenizer.save(steps / "step_00000020")
+    adapters = runs / "adapters/checkpoints/step_00000005"
+    lm = load(steps / "step_00000010")
+    torch.manual_seed(1)
+    add_adapters(lm, LoraConfig(rank=2), str(steps / "step_00000010"), weights_hash(lm))
+    for layer in adapted(lm).values():
+        torch.nn.init.normal_(layer.lora_B.weight)
+    save(lm, adapters)
+    tokenizer.save(adapters)
+    (adapters.parent / "latest").write_text("step_00000005\n", encoding="utf-8")
+    return runs
+
+
+client = httpx.Client(timeout=60)  # one for all: each of them loads the certificates of the world
+
+
+def post(address, what, **asked):
+    """The response to POST /live/chat/{what}."""
+    return client.post(f"{address}/live/chat/{what}", json=asked)
+
+
+def get(address, what, **asked):
+    """The response to GET /live/chat/{what}."""
+    return client.get(f"{address}/live/chat/{what}", params=asked)
+
+
+def answer(address, **asked):
+    """The prompt's ids, the answer's tokens, and how it ended."""
+    response = post(address, "answer", **asked)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = [json.loads(line.removeprefix("data: ")) for line in response.text.split("\n\n") if line]
+    assert not any("error" in event for event in events), events
+    tokens = [event["token"] for event in events if "token" in event]
+    return [token["id"] for token in events[0]["prompt"]], tokens, events[-1]["end"]
+
+
+def look(address, **asked):
+    """What POST /live/chat/look says: (layer, head, key)."""
+    said = post(address, "look", **asked)
+    assert said.status_code == 200, said.text
+    found = said.json()
+    weights = np.frombuffer(base64.b64decode(found["weights"]), np.dtype("<f4"))
+    return torch.from_numpy(weights.reshape(found["layers"], found["heads"], found["keys"]).copy())
+
+
+def opened(runs, name="chat", step=10):
+    """The model itself, its tokenizer, and the ids of SAID."""
+    checkpoint = runs / f"{name}/checkpoints/step_{step:08d}"
+    lm, tokenizer = load(checkpoint), load_tokenizer(checkpoint)
+    return lm, tokenizer, prompt_ids(tokenizer, SAID)

@@ -17,6 +17,7 @@ function draw() {
   main.classList.toggle("wide", state.wide);
   panes[1].root.hidden = viewCount() === 1;
   drawBar();
+  if (viewCount() === 1) align(); // lets go of heights that two views needed: the map takes the room that is left
   visiblePanes().forEach((pane) => pane.draw());
   align();
   if (viewCount() === 1) return;

@@ -7,11 +7,11 @@ from model.families.family import Family, Fields, windows
 
 
 def _read_mistral_windows(there: ConfigJson) -> Fields:
-    """Raises ValueError for layer_types beside a window, which transformers reads and cannot compute."""
-    window, full = there.sliding_window, ["full_attention"] * there.num_hidden_layers
-    if there.layer_types not in (None, full) or (window is not None and there.layer_types is not None):
-        raise ValueError("layer_types stands beside a window, and mistral has one in all layers or in none: remove it")
-    return windows(window, full if window is None else ["sliding_attention"] * there.num_hidden_layers)
+    """Raises ValueError for layer_types, which transformers reads in part and then cannot compute."""
+    if there.layer_types is not None:
+        raise ValueError("layer_types is there, and mistral has a window in all layers or in none: remove it")
+    window = there.sliding_window
+    return windows(window, ["full_attention" if window is None else "sliding_attention"] * there.num_hidden_layers)
 
 
 # Jiang et al. 2023 (arXiv 2310.06825).

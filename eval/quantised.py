@@ -97,7 +97,7 @@ def measure(lm: LanguageModel, cache: str, held_out: HeldOut) -> Figures:
     """One row: the model as it is, read through a cache of this kind."""
     from data.storyworld import tell
     from eval.attention.controls import copy_gain
-    from eval.floor import compare_with_floor
+    from eval.floor import compare_with_floor, fitting
     from eval.questions import ask, held_out_questions, score
     from model.quantised import weight_bytes
 
@@ -107,9 +107,8 @@ def measure(lm: LanguageModel, cache: str, held_out: HeldOut) -> Figures:
         drift = 0.5 * (maps_of(lm, held_out.seen) - held_out.maps).abs().sum(-1).mean().item()
         if source is not None:
             stories = [tell(source.seed, i, "validation", source.level) for i in range(held_out.documents)]
-            longest = lm.config.max_position_embeddings
-            fitting = [one for one in stories if len(tokenizer.encode(one.text)) + 2 <= longest]
-            gap = compare_with_floor(lm, tokenizer, fitting).gap if fitting else None
+            read = fitting(lm, tokenizer, stories)
+            gap = compare_with_floor(lm, tokenizer, read).gap if read else None
     if source is not None and held_out.asks:
         of_some = source.model_copy(update={"validation_documents": held_out.documents})
         questions = list(held_out_questions(of_some))

@@ -16,15 +16,18 @@ CLIENTS, AT_ONCE, SHORT, LONG = 64, 8, 12, 200
 def test_nobody_waits_longer_than_a_fair_share_behind_the_longest_answer(folder, monkeypatch):
     """Counted in passes of the model, not in seconds: with AT_ONCE answers a pass, whoever is served in the order of
     coming starts after (tokens of all others) / AT_ONCE passes at most, and then needs a pass a token (Graham 1966)."""
-    waited, running = {}, []
+    waited, running, came, began = {}, [], [], []
     submit, step = Batcher.submit, Batcher.step
 
     def counting(batcher, request):
-        before, emit = batcher.rounds, request.emit
+        before, emit, key = batcher.rounds, request.emit, tuple(request.token_ids)
+        came.append(key)
 
         def noting(event):
+            if key not in began:
+                began.append(key)
             if isinstance(event, End):
-                waited[tuple(request.token_ids)] = (request.max_new_tokens, batcher.rounds - before)
+                waited[key] = (request.max_new_tokens, batcher.rounds - before)
             emit(event)
 
         request.emit = noting
@@ -58,6 +61,7 @@ def test_nobody_waits_longer_than_a_fair_share_behind_the_longest_answer(folder,
     assert batcher.cache.nbytes == room
     assert max(running) == AT_ONCE
     assert len(waited) == CLIENTS
+    assert began == came  # the first to come has the first token first
     total = LONG + (CLIENTS - 1) * SHORT
     for new, rounds in waited.values():
         assert rounds <= (total - new) / AT_ONCE + new + 1  # 1: it may come in the middle of a pass

@@ -1,4 +1,4 @@
-"""What do the heads look at in a text of one's own? At every checkpoint that a run keeps, in the viewer's form."""
+"""What do the heads look at in your own text? At every checkpoint that a run keeps, in the viewer's form."""
 
 from __future__ import annotations
 

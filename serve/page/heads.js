@@ -91,6 +91,8 @@ class Heads {
 
   back() {
     Object.assign(this, { own: "", isOwn: "", looks: "", run: null });
+    this.viewing.abort();
+    this.body.replaceChildren();
     this.address.set({ own: "", text: "", score: "" });
     this.hear(this.all);
   }

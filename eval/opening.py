@@ -1,7 +1,7 @@
 """How does a command open a model? One function for all of them: `lm, tokenizer = open_model("runs/demo")`.
 
-What a model can be opened with (a device, a data type, another scaling of RoPE; later adapters and quantised weights)
-is decided here alone.
+What a model can be opened with (a device, a data type, quantised weights, another scaling of RoPE) is decided here
+alone.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
 
 
 def open_model(
-    path: str | Path, device: str = "auto", dtype: torch.dtype | None = None
+    path: str | Path, device: str = "auto", dtype: torch.dtype | None = None, quantise: str | None = None
 ) -> tuple[LanguageModel, Tokenizer]:
     """The model, in evaluation mode, and the tokenizer of a run (its newest checkpoint) or a checkpoint directory.
 
     device: see `model.backends.choice.choose_device`. dtype: of the weights; default: float32, as they are saved.
+    quantise: int8 or int4 weights (model/quantised.py), which can be read and not trained.
     Raises InputError for a device that is not available or too small, and for a directory that cannot be loaded.
     """
-    return open_checkpoint(path, device, dtype)[:2]
+    return open_checkpoint(path, device, dtype, quantise)[:2]
 
 
 def open_checkpoint(
-    path: str | Path, device: str = "auto", dtype: torch.dtype | None = None
+    path: str | Path, device: str = "auto", dtype: torch.dtype | None = None, quantise: str | None = None
 ) -> tuple[LanguageModel, Tokenizer, Path]:
     """The same, and the checkpoint directory that all of it was read from: a run that trains has soon another one."""
     import torch
@@ -43,10 +44,12 @@ def open_checkpoint(
     from data.tokenizer import load_tokenizer
     from model import load
     from model.backends.choice import choose_device
+    from model.quantised import quantise_weights
 
     def read(directory: Path) -> tuple[LanguageModel, Tokenizer, Path]:
         return load(directory).to(device=place, dtype=dtype), load_tokenizer(directory), directory
 
+    check_quantise(quantise)
     try:
         place = choose_device(device)
     except ValueError as error:
@@ -60,6 +63,11 @@ def open_checkpoint(
     if tokenizer.vocab_size > lm.lm_head.out_features:
         sizes = f"{tokenizer.vocab_size:,} ids, the model {lm.lm_head.out_features:,}"
         raise InputError(f"{path}: the tokenizer has {sizes}: they do not belong together")
+    if quantise is not None:
+        try:
+            quantise_weights(lm, quantise)
+        except (ImportError, ValueError) as error:
+            raise InputError(f"--quantise {quantise}: {error}") from None
     return lm, tokenizer, directory
 
 
@@ -77,6 +85,24 @@ def add_device_option(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="cpu, cuda, cuda:1 or mps; default: auto, a GPU if there is one",
     )
+
+
+def check_quantise(kind: str | None) -> None:
+    """Raises InputError where weights are to be quantised and torchao is missing. Imports nothing heavy."""
+    from model.quantised import check_installed
+
+    try:
+        if kind is not None:
+            check_installed()
+    except ImportError as error:
+        raise InputError(f"--quantise {kind}: {error}") from None
+
+
+def add_quantise_option(parser: argparse.ArgumentParser) -> None:
+    """`--quantise` of a command line."""
+    from model.quantised import WEIGHTS
+
+    parser.add_argument("--quantise", choices=WEIGHTS, help="fewer bits a weight; default: as the model was saved")
 
 
 ROPE_FACTOR = 4.0  # of --rope-scaling, where none is given

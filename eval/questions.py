@@ -111,6 +111,7 @@ def ask(
     tokenizer: Tokenizer,
     questions: Sequence[Asked],
     rows_per_batch: int = 32,
+    kv_cache: str = "dynamic",
 ) -> list[str | None]:
     """The model's likeliest reply to each question, decoded greedily up to the end of its turn.
 
@@ -137,6 +138,7 @@ def ask(
             stop_ids=tokenizer.stop_ids,
             seed=0,
             attention_mask=real.to(device),
+            kv_cache=kv_cache,
         )
         for i, row in zip(chosen, output[:, ids.shape[1] :].tolist(), strict=True):
             end = next((at for at, token in enumerate(row) if token in tokenizer.stop_ids), None)

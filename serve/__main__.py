@@ -13,7 +13,7 @@ from pathlib import Path
 
 from configs.bounds import MOST_MINUTES, MOST_POSITIONS, number, whole
 from configs.command import InputError, exit_on_bad_input
-from eval.opening import add_device_option
+from eval.opening import add_device_option, add_quantise_option
 
 KEY = "HEADLIGHT_API_KEY"  # of the environment, so that the key need not stand in the list of processes
 
@@ -24,7 +24,8 @@ def main() -> int:
     from serve.library import Library
     from serve.limits import Limits
 
-    library = Library(given.runs, given.device, max_running=given.max_running, max_waiting=given.max_waiting)
+    batching = {"max_running": given.max_running, "max_waiting": given.max_waiting}
+    library = Library(given.runs, given.device, quantise=given.quantise, **batching)
     limits = Limits(seconds=given.seconds, max_new_tokens=given.max_new_tokens, api_key=given.api_key)
     hosts = LOCAL if is_local(given.host) else ["*"]
     app = create_app(library, limits, hosts, given.allow_origin)
@@ -67,6 +68,7 @@ def parse() -> argparse.Namespace:
         )
     seconds = number("--seconds", 0, MOST_MINUTES, above=True)
     parser.add_argument("--seconds", type=seconds, default=120.0, metavar="N", help="of an answer; then 503 (120)")
+    add_quantise_option(parser)
     add_device_option(parser)
     given = parser.parse_args()
     given.api_key = given.api_key or os.environ.get(KEY) or None

@@ -13,7 +13,7 @@ from pathlib import Path
 from configs.checkpoints import checkpoint_directory
 from configs.command import InputError
 from data.tokenizer import Tokenizer
-from eval.opening import ends_turns, open_checkpoint
+from eval.opening import check_quantise, ends_turns, open_checkpoint
 from model import LanguageModel
 from serve.batching import Batcher
 from serve.run_folder import RunFolder
@@ -39,10 +39,17 @@ class Served:
 
 
 class Library:
-    """The runs in `folder`, or one run. most_loaded: models in memory; the one that was idle for longest leaves."""
+    """The runs in `folder`, or one run. most_loaded: models in memory; the one that was idle for longest leaves.
 
-    def __init__(self, folder: Path, device: str = "auto", most_loaded: int = 3, **batching: int):
+    quantise: of their weights, as `eval.opening.open_checkpoint` takes it.
+    """
+
+    def __init__(
+        self, folder: Path, device: str = "auto", most_loaded: int = 3, quantise: str | None = None, **batching: int
+    ):
         self.folder, self.device, self.most_loaded, self.batching = folder, device, most_loaded, batching
+        self.quantise = quantise
+        check_quantise(quantise)
         self._loaded: OrderedDict[str, Served] = OrderedDict()
         self._lock = threading.Lock()
         if not self.runs() and not RunFolder(folder).runs():  # one that has just begun can be watched
@@ -71,7 +78,7 @@ class Library:
             except ValueError as error:
                 raise InputError(str(error)) from None
             if held is None or held.checkpoint != newest:
-                lm, tokenizer, checkpoint = open_checkpoint(run, self.device)
+                lm, tokenizer, checkpoint = open_checkpoint(run, self.device, quantise=self.quantise)
                 batcher = Batcher(lm, **self.batching)
                 batcher.start()
                 self._retire(name)

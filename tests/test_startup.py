@@ -27,7 +27,7 @@ CONFIGS = ["train.pretrain", "train.sft", "train.sweep", "train.budget", "train.
 CONFIGS += ["data.tokenizer_report", "benchmarks.throughput", "benchmarks.busy", "train.grpo", "train.distill"]
 CONFIGS += ["train.dpo"]
 RUNS = ["eval.attention", "eval.chat", "eval.compare", "eval.tasks", "eval.samples", "eval.questions"]
-RUNS += ["eval.long_context"]
+RUNS += ["eval.long_context", "eval.quantised"]
 OTHERS = [
     "model.convert_kv_heads",
     "model.export",

@@ -31,7 +31,7 @@ from configs.bounds import LEAST_DRAWN, MOST_QUESTIONS, MOST_SEED, MOST_TEMPERAT
 from configs.command import InputError, exit_on_bad_input
 from configs.shown_text import escape
 from eval.chat.tools import MOST_CALLS, SCHEMAS, calls_in, respond
-from eval.opening import add_device_option, add_rope_options, check_rope_options
+from eval.opening import add_device_option, add_quantise_option, add_rope_options, check_rope_options
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from eval.chat.session import Conversation
@@ -95,8 +95,11 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--ascii", action="store_true", help="draw maps without Unicode blocks")
     add_rope_options(parser)
+    add_quantise_option(parser)
     add_device_option(parser)
     given = parser.parse_args()
+    if given.quantise and given.adapter:
+        raise InputError("--quantise and --adapter: adapters belong to the weights as they were saved: leave one out")
     check_rope_options(given.rope_scaling, given.rope_factor)
     return given
 
@@ -116,7 +119,7 @@ class Chat:
         self.blocks = not given.ascii and prints_blocks(sys.stdout)
         settings = {"top_p": given.top_p, "max_new_tokens": given.max_new_tokens, "seed": given.seed}
         rope = (given.rope_scaling, given.rope_factor)
-        opened = open_conversation(given.run, given.temperature, given.device, rope, **settings)
+        opened = open_conversation(given.run, given.temperature, given.device, rope, given.quantise, **settings)
         self.conversation: Conversation = opened
         self.adapters = Adapters(opened, given.adapter)
         self.said: list[str] = []  # by the user, for the look-up

@@ -205,14 +205,16 @@ def open_conversation(
     temperature: float | None = None,
     device: str = "auto",
     rope: tuple[str | None, float | None] = (None, None),
+    quantise: str | None = None,
     **settings: Any,
 ) -> Conversation:
     """A conversation with a run or a checkpoint directory. temperature: default, that of the run's own samples.
 
     rope: another scaling of RoPE than the saved one, and its factor, as `eval.opening.with_rope_options` takes them.
+    quantise: of the weights, as `eval.opening.open_checkpoint` takes it.
     settings: those of Conversation. Raises InputError for what cannot be read, and settings out of range.
     """
-    lm, tokenizer = open_model(run, device)
+    lm, tokenizer = open_model(run, device, quantise=quantise)
     lm = with_rope_options(lm, run, *rope)
     try:
         given = temperature if temperature is not None else _temperature_of(run)

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -199,8 +199,15 @@ def _measure(variants: Sequence[Variant], decode: bool, device: str) -> tuple[di
     return costs, decode_speeds(models) if decode else None
 
 
-def decode_speeds(models: dict[str, LanguageModel], rounds: int = ROUNDS) -> dict[str, float]:
+def decode_speeds(
+    models: dict[str, LanguageModel],
+    rounds: int = ROUNDS,
+    caches: Mapping[str, str] | None = None,
+    clock: Callable[[], float] | None = None,
+) -> dict[str, float]:
     """Tokens/s of greedy decoding with a key-value cache, one row: medians of `rounds` turns, all models in each.
+
+    caches: the kind of cache of a model that does not have the dynamic one. clock: seconds, wall-clock by default.
 
     Alternating, so that whatever else the machine does slows all of them alike.
     """
@@ -208,6 +215,7 @@ def decode_speeds(models: dict[str, LanguageModel], rounds: int = ROUNDS) -> dic
 
     from model import generate
 
+    kinds, clock = caches or {}, clock or time.perf_counter
     longest = min(lm.config.max_position_embeddings for lm in models.values())
     prompt = min(PROMPT, longest // 2)
     new = min(DECODED, longest - prompt)
@@ -215,13 +223,14 @@ def decode_speeds(models: dict[str, LanguageModel], rounds: int = ROUNDS) -> dic
     for turn in range(rounds + 1):
         for name, lm in models.items():
             ids = torch.arange(prompt, device=next(lm.parameters()).device)[None]
-            before = time.perf_counter()
+            before = clock()
             try:
-                generate(lm, ids, new, temperature=0, stop_ids=()).cpu()  # waits for a GPU
+                written = generate(lm, ids, new, temperature=0, stop_ids=(), kv_cache=kinds.get(name, "dynamic"))
+                written.cpu()  # waits for a GPU
             except ValueError as error:
                 raise InputError(f"{name}: {error}") from None
             if turn:  # the first one only warms up
-                seconds[name].append(time.perf_counter() - before)
+                seconds[name].append(clock() - before)
     return {name: new / median(found) for name, found in seconds.items()}
 
 

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.decoding.kv_cache import KVCache, StaticCache, make_cache
+from model.decoding.caches import make_cache
+from model.decoding.kv_cache import KVCache, StaticCache
 from model.decoding.matvec import FewRows
 from model.decoding.sampling import Sampling, log_probabilities, next_token
 from model.decoding.threads import Pace, openmp
@@ -50,8 +51,8 @@ def generate(  # type: ignore[misc]  # the two lines above stand for the whole s
 
     attention_mask (B, T): 0 = padding, for prompts of different lengths; pad on the left (`left_pad`).
     num_return_sequences: n continuations of every prompt, next to each other; the prompt is read once.
-    kv_cache: dynamic | static | offloaded; None reads all tokens again at every token. Or a cache of an earlier call:
-    what it holds of the same beginning is not read again, and it is emptied if it holds something else.
+    kv_cache: dynamic | static | offloaded | int8; None reads all tokens again at every token. Or a cache of an earlier
+    call: what it holds of the same beginning is not read again, and it is emptied if it holds something else.
     compile: torch.compile the step of one token. It needs kv_cache="static" and pays off over many tokens.
     return_log_probs: also return (B * n, new tokens) float32, ln of the probability with which each token was drawn:
     after repetition penalty, temperature, top_k, top_p and min_p, that is, of the policy that sampled. For the

@@ -1,11 +1,12 @@
 """Key-value caches: while decoding, keep the keys and values of every token that was read.
 
-Four ways to keep them, one interface (`KVCache`):
+Five ways to keep them, one interface (`KVCache`):
 
     dynamic     grows in blocks, so that appending a token copies only that token
     (windows)   the same, for layers with a sliding window: only the last window - 1 tokens stay
     static      room for `capacity` tokens from the start: shapes never change, for torch.compile and CUDA graphs
     offloaded   layers wait in the CPU's memory and come to the GPU one layer before they are used
+    int8        the dynamic cache, rounded: model/decoding/quantised_cache.py
 
 The mask asks a cache where its keys are (`key_positions`). Size: 2 * H_kv * D numbers per token and layer. Where
 attention makes keys and values from a latent (model/latent_attention.py), the latents (B, 1, T, kv_lora_rank) stand in
@@ -20,17 +21,6 @@ import torch
 from torch import Tensor
 
 from model.config import ModelConfig
-
-CACHES = ("dynamic", "static", "offloaded")
-
-
-def make_cache(kind: str, config: ModelConfig, batch_size: int, capacity: int, like: Tensor) -> KVCache:
-    """An empty cache for a batch; `like` has the device and dtype of keys. Raises ValueError for an unknown kind."""
-    if kind == "static":
-        return StaticCache(config, batch_size, capacity, like.device, like.dtype)
-    if kind not in CACHES:
-        raise ValueError(f"cache ({kind!r}) is unknown: use {', '.join(CACHES)}")
-    return OffloadedCache(config) if kind == "offloaded" else KVCache(config)
 
 
 @dataclass

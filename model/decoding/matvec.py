@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 FEW = 32
@@ -23,7 +23,8 @@ class FewRows(TorchFunctionMode):
         if function is F.linear and len(args) == 3:  # as an nn.Linear calls it
             x, weight, bias = args
             rows = x.numel() // x.shape[-1]
-            if rows <= FEW and x.device.type == "cpu":
+            is_plain = type(weight) in (Tensor, nn.Parameter)  # quantised weights bring their own product
+            if rows <= FEW and x.device.type == "cpu" and is_plain:
                 product = one_row(x, weight) if rows == 1 else few_rows(x, weight)
                 return product if bias is None else product + bias
         return function(*args, **(kwargs or {}))

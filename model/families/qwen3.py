@@ -8,11 +8,17 @@ from model.families.family import Family, Fields, windows
 
 
 def qwen3_windows(config: ModelConfig) -> Fields:
-    """transformers forgets the window unless use_sliding_window is true."""
+    """transformers forgets the window unless use_sliding_window is true.
+
+    In transformers layer_types decides. vLLM has one window for all layers; it refuses a model with mixed layer_types
+    only if max_window_layers is not the number of layers, and computes wrongly otherwise.
+    """
+    types = config.layer_types or []
+    first = types.index("sliding_attention") if "sliding_attention" in types else config.num_hidden_layers
     return {
         "use_sliding_window": config.sliding_window is not None,
         "sliding_window": config.sliding_window,
-        "max_window_layers": config.num_hidden_layers,  # layer_types decides; this must not contradict it
+        "max_window_layers": first,  # how many layers are full before the first that slides
     }
 
 

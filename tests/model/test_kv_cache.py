@@ -5,8 +5,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from model.decoding.caches import CACHES, make_cache
 from model.decoding.generation import generate
-from model.decoding.kv_cache import CACHES, KVCache, StaticCache, make_cache
+from model.decoding.kv_cache import KVCache, StaticCache
 from tests.conftest import random_model, tiny_config
 from tests.model import reference
 from tests.model.test_attention import CPU_BACKENDS

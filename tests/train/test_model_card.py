@@ -4,15 +4,16 @@ import yaml
 
 from data.config import DataConfig
 from model import LanguageModel
+from model.card import Progress, model_card
 from tests.conftest import tiny_config
 from tests.train.checkpoints import training
 from train.config import RunConfig
-from train.saving.checkpoint import model_card
 
 
 def card(config: RunConfig, **changes) -> tuple[dict, str]:
     """Its metadata and its text."""
-    text = model_card("demo", LanguageModel(tiny_config(**changes)), 1200, 19_660_800, config.identity())
+    progress = Progress(step=1200, tokens=19_660_800, best_loss=2.5, best_step=1100, identity=config.identity())
+    text = model_card("demo", LanguageModel(tiny_config(**changes)), progress)
     _, metadata, body = text.split("---\n", 2)
     return yaml.safe_load(metadata), body
 
@@ -20,6 +21,8 @@ def card(config: RunConfig, **changes) -> tuple[dict, str]:
 def test_it_says_what_the_model_is_and_what_it_read():
     metadata, body = card(RunConfig(), qk_norm=True)
     assert metadata == {
+        "license": "unknown",
+        "language": ["en"],
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["headlight", "qwen3"],
@@ -28,7 +31,9 @@ def test_it_says_what_the_model_is_and_what_it_read():
     assert "2 layers of width 32, 4 attention heads with 2 key/value heads, 192 tokens" in body
     assert "- Started from: random weights\n- Text: stories that Headlight generates\n" in body
     assert "- Progress: step 1,200, after 19,660,800 tokens\n" in body
-    assert '--exclude "training/*"' in body
+    assert "- Lowest loss on held-out text: 2.5000 nats a token, at step 1,100\n" in body
+    assert body.index("## Use it") < body.index("## Limits") < body.index("## Before you publish it")
+    assert "--to hub-folder" in body
 
 
 def test_datasets_and_the_model_it_started_from_are_named():
@@ -36,6 +41,7 @@ def test_datasets_and_the_model_it_started_from_are_named():
     parts = [{"source": hub}, {"weight": 3.0, "source": {"kind": "files", "path": "/home/me/secret"}}]
     data = DataConfig(source={"kind": "mix", "parts": parts}, records="conversations")
     metadata, body = card(RunConfig(data=data, init_from="runs/demo"), qk_norm=False)
+    assert "language" not in metadata
     assert metadata["datasets"] == ["roneneldan/TinyStories"]
     assert metadata["tags"] == ["headlight", "llama", "conversational"]
     assert "- Started from: the weights of `runs/demo`\n" in body
@@ -55,6 +61,7 @@ def test_every_checkpoint_has_one_named_after_its_run(tmp_path):
 
 def test_a_model_that_only_headlight_can_load_says_so():
     metadata, body = card(RunConfig(), norm_position="after", loadable_elsewhere=False)
-    assert metadata == {"pipeline_tag": "text-generation", "tags": ["headlight"]}
+    tags = {"pipeline_tag": "text-generation", "tags": ["headlight"]}
+    assert metadata == {"license": "unknown", "language": ["en"], **tags}
     assert "only Headlight can load it" in body
     assert "AutoModel" not in body

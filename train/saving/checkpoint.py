@@ -10,85 +10,25 @@ import hashlib
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from configs.checkpoints import CARD, STATE, TRAINING, training_folder
 from configs.command import InputError
-from configs.shown_text import code, markdown
 from data.tokenizer import Tokenizer
 from model import LanguageModel, save
 from model.adapter_files import check_base
+from model.card import Progress, model_card
 from model.checkpoint_format import read_weights
-from model.families import family_of
 from train.machine.distributed import ALONE, World, share, whole
 from train.saving.commit import SaveError, commit, drop_old, step_name
 from train.saving.state import TrainerState, read_state
 
 OPTIMIZER = "optimizer.safetensors"
-
-# README.md of a checkpoint, which the Hugging Face Hub shows
-MODEL_CARD = """\
-# {title}
-
-A language model with {parameters:,} parameters: {layers} layers of width {width}, {heads} attention heads with \
-{kv_heads}, {vocabulary:,} tokens in its vocabulary. It reads up to {context:,} tokens at once.
-
-It was trained with Headlight, which trains tiny language models so that you can watch their attention heads learn.
-
-- Started from: {start}
-- Text: {text}
-- Progress: step {step:,}, after {tokens:,} tokens
-
-## Use it
-
-{use}
-
-`training/` holds the optimizer's state. You need it only to continue the training.
-
-## Before you publish it
-
-- Choose a license and add it to the metadata above. Check the terms of the text first.
-- Leave the optimizer's state out: `hf upload NAME . --exclude "training/*"`
-- This model is small. It makes up facts, so do not rely on what it writes.
-"""
-
-USE_TRANSFORMERS = """\
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-directory = "."  # the folder of this file
-model = AutoModelForCausalLM.from_pretrained(directory)
-tokenizer = AutoTokenizer.from_pretrained(directory)
-```"""
-USE_ADAPTERS = """\
-This folder holds adapters (LoRA). The model beside which they were trained is {place}.
-
-```python
-from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-directory = "."  # the folder of this file
-base = AutoModelForCausalLM.from_pretrained({base!r})
-model = PeftModel.from_pretrained(base, directory)
-tokenizer = AutoTokenizer.from_pretrained(directory)
-```"""
-USE_HEADLIGHT = """\
-It was trained with `loadable_elsewhere: false`, so only Headlight can load it:
-
-```python
-from data import load_tokenizer
-from model import load
-
-directory = "."  # the folder of this file
-model, tokenizer = load(directory), load_tokenizer(directory)
-```"""
 
 
 @dataclass(frozen=True)
@@ -119,8 +59,9 @@ def save_checkpoint(
     def fill(directory: Path) -> None:
         save(lm, directory, tensors.weights)
         tokenizer.save(directory, lm.config.max_position_embeddings)
-        card = model_card(checkpoints.parent.name, lm, state.step, state.tokens, state.identity or {})
-        (directory / CARD).write_text(card, encoding="utf-8")
+        known = {key: getattr(state, key) for key in Progress.model_fields}
+        progress = Progress(**known)
+        (directory / CARD).write_text(model_card(checkpoints.parent.name, lm, progress), encoding="utf-8")
         save_file(tensors.optimizer, directory / TRAINING / OPTIMIZER)
         saved = {each.name: getattr(state, each.name) for each in fields(TrainerState)}
         (directory / TRAINING / STATE).write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
@@ -158,61 +99,6 @@ def gather(lm: LanguageModel, optimizers: list[torch.optim.Optimizer], world: Wo
         for key, value in optimizer.state.get(parameter, {}).items()
     }
     return Tensors(_whole_on_first(weights, world), _whole_on_first(moments, world) | _random_states(world))
-
-
-def model_card(name: str, lm: LanguageModel, step: int, tokens: int, identity: dict[str, Any]) -> str:
-    """Metadata and a short description. name: of the run. identity: RunConfig.identity(), by dotted key."""
-    config = lm.config
-    chats = identity.get("data.records") in ("conversations", "pairs")
-    text, datasets = _text_in_words(
-        {key[12:]: value for key, value in identity.items() if key.startswith("data.source.")}
-    )
-    metadata = {
-        **({"library_name": "peft" if lm.adapters else "transformers"} if config.loadable_elsewhere else {}),
-        "pipeline_tag": "text-generation",
-        "tags": [*dict.fromkeys(("headlight", family_of(config).model_type)), *(["conversational"] if chats else [])],
-        **({"datasets": datasets} if datasets else {}),
-    }
-    source = identity.get("init_from")
-    start = f"the weights of {code(source)}" if source else "random weights" if "init_from" in identity else "unknown"
-    body = MODEL_CARD.format(
-        title=f"{markdown(name)}, step {step:,}",
-        parameters=sum(p.numel() for p in lm.parameters()),  # each once, even where embedding and head are one matrix
-        layers=config.num_hidden_layers,
-        width=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=f"keys and values from one latent vector of {config.kv_lora_rank} numbers"
-        if config.attention == "mla"
-        else f"{config.num_key_value_heads} key/value heads",
-        vocabulary=config.vocab_size,
-        context=config.max_position_embeddings,
-        start=start,
-        text=("conversations; " if chats else "") + markdown(text),
-        step=step,
-        tokens=tokens,
-        use=_use(lm),
-    )
-    return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n{body}"
-
-
-def _use(lm: LanguageModel) -> str:
-    if not lm.config.loadable_elsewhere:
-        return USE_HEADLIGHT
-    if lm.adapters is not None:
-        return USE_ADAPTERS.format(place=code(lm.adapters.base), base=lm.adapters.base)
-    return USE_TRANSFORMERS
-
-
-def _text_in_words(source: dict[str, Any]) -> tuple[str, list[str]]:
-    """What data.source names, in words, and the datasets of the Hub among it."""
-    kind = str(source.get("kind"))
-    if kind == "mix":
-        parts = [_text_in_words(part["source"]) for part in source["parts"]]
-        return ", ".join(text for text, _ in parts), [name for _, names in parts for name in names]
-    if kind == "hub":
-        name = source["name"]
-        return f"the dataset {name}, split {source['split']}", [] if Path(name).exists() else [name]
-    return {"storyworld": "stories that Headlight generates", "files": "local text files"}.get(kind, "unknown"), []
 
 
 def load_checkpoint(

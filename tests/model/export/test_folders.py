@@ -43,6 +43,47 @@ def test_the_hub_folder_is_the_checkpoint_without_its_training(tmp_path):
     assert said.endswith(f"hf upload NAME {tmp_path}/hub")
 
 
+def finished_run(tmp_path):
+    """A run with a report; its last checkpoint is step 1."""
+    run, folder = training(), tmp_path / "demo"
+    (folder / "attention").mkdir(parents=True)
+    run.steps(1)
+    checkpoint = run.save(folder / "checkpoints")
+    (folder / "loss.png").write_bytes(b"loss")
+    (folder / "attention/heads.png").write_bytes(b"heads")
+    (folder / "report.md").write_text(
+        "# demo\n\ntext: /home/me/secret\n\n![loss](loss.png)\n\n![all](attention/heads.png)\n\n"
+        "![mine](../../secret.png)\n![gone](attention/gone.png)\n"
+    )
+    (folder / "result.json").write_text('{"step": 1, "summary": ["validation loss 5.1"], "sample": "Once", "val": {}}')
+    return folder, checkpoint
+
+
+def test_the_card_of_the_last_checkpoint_has_what_the_report_shows(tmp_path):
+    folder, checkpoint = finished_run(tmp_path)
+    card = checkpoint / "README.md"
+    card.write_text(card.read_text().replace("license: unknown", "license: mit"))
+    export(folder, "hub-folder", tmp_path / "hub")
+    text = (tmp_path / "hub/README.md").read_text()
+    assert text.startswith("---\nlicense: mit\n")
+    assert "training/" not in text
+    assert "Before you publish" not in text
+    assert text.endswith(
+        "## Figures\n\n```\nvalidation loss 5.1\n```\n\nA sample, as the model wrote it:\n\n```\nOnce\n```\n\n"
+        "![loss](pictures/loss.png)\n\n![all](pictures/heads.png)\n"
+    )
+    assert (tmp_path / "hub/pictures/heads.png").read_bytes() == b"heads"
+    assert sorted(file.name for file in (tmp_path / "hub/pictures").iterdir()) == ["heads.png", "loss.png"]
+
+
+def test_figures_of_another_checkpoint_are_left_out(tmp_path):
+    folder, _ = finished_run(tmp_path)
+    (folder / "result.json").write_text('{"step": 2, "summary": ["validation loss 5.1"]}')
+    export(folder, "hub-folder", tmp_path / "hub")
+    assert "## Figures" not in (tmp_path / "hub/README.md").read_text()
+    assert not (tmp_path / "hub/pictures").exists()
+
+
 def test_a_checkpoint_that_has_changed_is_not_copied(tmp_path):
     run = training()
     run.steps(1)
@@ -62,6 +103,10 @@ def test_adapters_become_one_model(tmp_path):
         logits = load(adapters)(ids)
         assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids).logits, logits)
         assert not torch.equal(load(base)(ids), logits)
+    card = (tmp_path / "merged/README.md").read_text()
+    assert "# adapters\n" in card
+    assert "AutoModelForCausalLM" in card
+    assert "LoRA" not in card
     with pytest.raises(InputError, match="holds a whole model already"):
         export(base, "merged", tmp_path / "again")
 

@@ -186,9 +186,7 @@ def test_without_the_library_it_is_said_what_to_install(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not LLAMA_CPP.is_dir(), reason="npm's node-llama-cpp; HEADLIGHT_NODE_MODULES says where"
-)
+@pytest.mark.skipif(not LLAMA_CPP.is_dir(), reason="npm's node-llama-cpp; HEADLIGHT_NODE_MODULES says where")
 @pytest.mark.parametrize("name", WRITTEN)
 def test_llama_cpp_gives_the_same_ids(tmp_path, name):
     """Every greedy id of a model that knows three sentences; the ids of odd texts; the probabilities.

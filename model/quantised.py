@@ -1,0 +1,109 @@
+"""Weights of 8 or 4 bits, for reading only: fewer bytes to keep. Numbers and kernels are torchao's, none are ours.
+
+    int8   one scale for each row of a matrix; what is computed stays in the model's own dtype
+    int4   a scale and a zero point for every 32 numbers of a row. The model becomes bfloat16, because in float32
+           PyTorch's kernel took a hundred times as long (EXPERIMENTS.md)
+
+Linear layers of the blocks and an untied head become small. Embedding, norms, experts and the matrix that latent
+attention reads past its module stay as they are. A model that is small itself does not get faster: docs/serving.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # --help names the kinds, and torch takes seconds to import
+    from torch import Tensor, nn
+
+    from model.transformer import LanguageModel
+
+WEIGHTS = ("int8", "int4")
+GROUP = 32  # numbers that share a scale in int4
+ROWS = 16  # PyTorch's int4 kernel takes a multiple of these
+
+
+def check_installed() -> None:
+    """Raises ImportError without torchao, which it does not import."""
+    if find_spec("torchao") is None:
+        raise ImportError("torchao is not installed: pip install 'torchao>=0.18'")
+
+
+def quantise_weights(lm: LanguageModel, kind: str) -> None:
+    """Replace the weights of linear layers, in place; the model can no longer be trained or saved.
+
+    Raises ImportError without torchao, and ValueError for a kind that there is not, a model with adapters, one without
+    a layer that can be quantised, and int4 on a GPU; then nothing was changed.
+    """
+    import torch
+
+    if kind not in WEIGHTS:
+        raise ValueError(f"unknown: use {' or '.join(WEIGHTS)}")
+    if lm.adapters is not None:
+        raise ValueError("this model has adapters: merge them first (python -m model.export RUN --to merged)")
+    if kind == "int4" and next(lm.parameters()).device.type != "cpu":
+        raise ValueError("its kernel is for --device cpu: use int8 on a GPU")
+    chosen = quantisable(lm, kind)
+    if not chosen:
+        raise ValueError("this model has no linear layer that can be quantised: GPT-2 stores its matrices transposed")
+    with _quiet():
+        quantize, config = _torchao(kind)
+    lm.requires_grad_(False)
+    if kind == "int4":
+        lm.to(torch.bfloat16)
+    quantize(lm, config, filter_fn=lambda module, name: name in chosen)
+
+
+def quantisable(lm: LanguageModel, kind: str) -> dict[str, nn.Linear]:
+    """The layers that become small, by name."""
+    from model.lora import adaptable
+
+    found = adaptable(lm)
+    if not lm.config.tie_word_embeddings:  # a tied matrix would be there twice
+        found["lm_head"] = lm.lm_head
+    if kind == "int4":
+        found = {
+            name: layer
+            for name, layer in found.items()
+            if layer.in_features % GROUP == 0 and layer.out_features % ROWS == 0
+        }
+    return found
+
+
+def weight_bytes(lm: LanguageModel) -> int:
+    """Bytes of all weights, scales included; a shared matrix counts once."""
+    return sum(_bytes(weight) for weight in lm.parameters())
+
+
+def _bytes(tensor: Tensor) -> int:
+    if hasattr(tensor, "__tensor_flatten__"):  # one of torchao's, made of several
+        return sum(_bytes(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
+    return tensor.numel() * tensor.element_size()
+
+
+def _torchao(kind: str) -> tuple[Any, Any]:
+    """torchao's `quantize_`, and its configuration."""
+    check_installed()
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    if kind == "int8":
+        return quantize_, Int8WeightOnlyConfig()
+    try:  # Int4WeightOnlyConfig, outside of `prototype`, has no kernel for CPUs in 0.18
+        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+    except ImportError:
+        raise ImportError("this torchao has no int4 for CPUs: pip install 'torchao>=0.18'") from None
+    return quantize_, PrototypeInt4WeightOnlyConfig(group_size=GROUP)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torchao says while it is imported which kernels for GPUs it does without."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

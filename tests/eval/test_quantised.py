@@ -1,0 +1,69 @@
+"""`eval.quantised`: a row a variant, measured through the cache that it names; and `--quantise` of the commands."""
+
+import pytest
+import torch
+
+from configs.command import InputError
+from data.config import TokenizerConfig
+from data.tokenizer import train_tokenizer
+from eval import quantised
+from eval.opening import open_model
+from model import load, save
+from model.decoding.quantised_cache import QuantisedCache
+from tests.conftest import random_model, tiny_config
+from tests.processes import run_main
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), iter(["a fox"]))
+    folder = tmp_path_factory.mktemp("quantised")
+    fields = {"vocab_size": tokenizer.vocab_size, "hidden_size": 64, "max_position_embeddings": 128}
+    save(random_model(tiny_config(**fields), scale=0.05), folder)
+    tokenizer.save(folder)
+    return folder
+
+
+def test_inside_every_pass_reads_through_a_cache_of_the_kind():
+    lm, ids = random_model(tiny_config()), torch.randint(0, 192, (2, 12))
+    with torch.no_grad():
+        exact, rounded = lm(ids), lm(ids, kv_cache=QuantisedCache(lm.config))
+        with quantised.reading_through(lm, "int8"):
+            assert torch.equal(lm(ids), rounded)
+            assert torch.equal(lm(input_ids=ids), rounded)
+        assert torch.equal(lm(ids), exact)
+        assert not torch.equal(exact, rounded)
+
+
+def test_without_torchao_its_rows_are_left_out(directory, monkeypatch):
+    monkeypatch.setattr("model.quantised.find_spec", lambda name: None)
+    monkeypatch.setattr("eval.compare.__main__.DECODED", 4)
+    done = run_main(quantised.main, str(directory), "--rounds", "1", "--device", "cpu", "--clock", "cpu")
+    out = done.stdout
+    assert done.returncode == 0
+    assert "int4 weights left out: --quantise int4: torchao is not installed: pip install" in out
+    rows = {
+        line.split("|")[1].strip(): line.split("|")[2:]
+        for line in out.splitlines()
+        if line.startswith("| ") and "--" not in line
+    }
+    assert set(rows) == {"", "float32", "bfloat16", "int8 cache"}
+    assert rows["float32"][-2].strip() == "0.0000"
+    assert rows["float32"][3].strip() == "–"  # no stories, so no floor
+    drifts = {name: float(cells[-2]) for name, cells in rows.items() if name}
+    assert 0 < drifts["int8 cache"] < 0.05
+    assert int(rows["float32"][0].replace(",", "")) == 2 * int(rows["bfloat16"][0].replace(",", ""))
+
+
+def test_a_model_is_opened_with_fewer_bits(directory):
+    pytest.importorskip("torchao")
+    lm, tokenizer = open_model(directory, "cpu", quantise="int8")
+    ids = torch.tensor([tokenizer.encode("a fox")])
+    exact = load(directory)(ids)
+    assert 0 < (lm(ids) - exact).norm() < 0.05 * exact.norm()
+
+
+def test_quantising_without_torchao_is_bad_input(directory, monkeypatch):
+    monkeypatch.setattr("model.quantised.find_spec", lambda name: None)
+    with pytest.raises(InputError, match="--quantise int8: torchao is not installed: pip install 'torchao>=0.18'"):
+        open_model(directory, "cpu", quantise="int8")

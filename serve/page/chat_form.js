@@ -45,7 +45,7 @@ export class Composer {
       disabled: !about.knows_questions,
       title: about.knows_questions ? "A story that no training text holds, a question about it, and the right answer" : "This run was not trained on the built-in world",
     });
-    this.root = element("form", "composer", "", { "aria-label": words }, [
+    this.root = element("form", "composer", "", {}, [
       this.field, element("div", "composer-buttons", "", {}, [this.send, this.stop, story, button("Start again", () => told.fresh())]),
     ]);
     this.root.addEventListener("submit", (event) => {

@@ -7,7 +7,7 @@ import { SCALES, css, inkOn, magma } from "./viewer.js";
 const MOST = 2; // of the slider
 const named = ({ layer, head }) => `layer ${layer}, head ${head}`;
 const short = ({ layer, head }) => `L${layer} H${head}`;
-export const percent = (share) => (share >= 0.9995 ? "100 %" : share < 0.0005 ? "0 %" : `${(100 * share).toFixed(1)} %`);
+export const percent = (share) => (share >= 0.9995 ? "100 %" : share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(1)} %`);
 
 export class HeadGrid {
   // told: {choose(place or null), change(heads)}

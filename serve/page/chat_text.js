@@ -12,7 +12,8 @@ const HIDDEN = /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u200b\u200e\u200f\u2028
 
 // Characters that nobody sees, or that turn the text around, by their number.
 export const visible = (text) => text.replace(HIDDEN, (one) => `⟨U+${one.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
-export const shown = (token) => visible(token.text || (token.label.startsWith("<") ? token.label : "")).replaceAll("\n", "⏎\n");
+// A special token, and a part of a character, adds nothing to the text: its label stands for it.
+export const shown = (token) => visible(token.text || token.label).replaceAll("\n", "⏎\n");
 
 // What was read before an answer, turn by turn. Gives the element of each token.
 export function drawPrompt(box, tokens) {

@@ -40,7 +40,7 @@ export class TokenCard {
     parts[0].append(element("span", "soft", `number ${position}${token.isForced ? ", chosen by you" : ""}`));
     if (difference !== undefined) {
       const now = percent(Math.exp(token.log_prob + difference));
-      parts.push(element("p", "", `With the heads changed: ${now}, ln p ${signed(difference)}`));
+      parts.push(element("p", "", `With the heads changed: ${now}, a difference of ${signed(difference)} in ln p`));
     }
     if (token.top) {
       const list = element("ol", "alternatives", "", {}, token.top.map((one) => this.alternative(position, token, one, isBusy)));

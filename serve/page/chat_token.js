@@ -44,7 +44,7 @@ export class TokenCard {
     }
     if (token.top) {
       const list = element("ol", "alternatives", "", {}, token.top.map((one) => this.alternative(position, token, one, isBusy)));
-      parts.push(element("h3", "", "Alternatives: choose one to go on from there"), list);
+      parts.push(element("h3", "", "Alternatives: choose one to continue from there"), list);
     }
     this.root.replaceChildren(...parts);
   }

@@ -110,7 +110,7 @@ class Workbench:
             place = steps[name.step]
         adapter = runs.get(name.adapter) if name.adapter is not None else None
         if name.adapter is not None and (adapter is None or self._base_of(adapter, runs) != name.run):
-            raise ApiError(404, f"adapter: {name.adapter[:100]!r} is no run with adapters for {name.run}")
+            raise ApiError(404, f"adapter: {name.adapter[:100]!r} is not a run with adapters for {name.run}")
         try:
             return self._loaded(name, place, adapter)
         except (InputError, DamagedFile, OSError) as error:

@@ -96,7 +96,7 @@ class Workbench:
             return None
         return next((name for name, path in runs.items() if base.is_relative_to(path.resolve())), None)
 
-    def open(self, name: Name) -> Opened:
+    def find(self, name: Name) -> Opened:
         """The model, loaded if need be. For the worker's thread. Raises ApiError: 404 for an unknown name, 503."""
         runs = self.library.runs()
         if name.run not in runs:

@@ -127,7 +127,9 @@ def test_heads_that_are_off_give_a_second_answer_beside_the_first(browser, addre
         assert answered(page, 1).count() > 0
         assert head(page, 0, 1).text_content() == "off"
         assert "switched off" in head(page, 0, 1).get_attribute("aria-label")
-        page.get_by_label("Strength of layer 0, head 1").fill("0.5")
+        with page.expect_response("**/live/chat/weigh"):
+            page.get_by_label("Strength of layer 0, head 1").fill("0.5")
+        page.locator(".answer-status b").wait_for()
         page.get_by_text("L0 H1 ×0.5").wait_for()
         assert "off=0.1*0.5" in page.url
         choose(page, answered(page, 0).nth(1))
@@ -137,6 +139,7 @@ def test_heads_that_are_off_give_a_second_answer_beside_the_first(browser, addre
         assert len(told[0]["differences"]) == len(told[0]["tokens"])
         page.get_by_role("button", name="All as trained").click()
         page.locator(".answers:not(.two)").wait_for()
+        assert "off=" not in page.url
 
 
 def test_a_story_question_shows_the_right_answer(browser, address):

@@ -3,6 +3,7 @@
 import { announce, byId, choice, element } from "./dom.js";
 import { byNewest } from "./figures.js";
 import { headMenu } from "./head_saves.js";
+import { lookAt, ownTextForm } from "./own_text.js";
 import { copyLink } from "./save.js";
 import { ask, followRuns, part } from "./server.js";
 import { keepState, restoreState } from "./heads_state.js";
@@ -20,14 +21,20 @@ class Heads {
     this.status = element("p", "live-line");
     this.said = element("details", "moments", "", {}, [element("summary"), element("ol")]);
     this.live = element("div", "live", "", { hidden: true }, [this.status, this.said]);
+    this.own = address.get("own"); // a text of one's own, in place of those of the run
+    this.viewing = new AbortController(); // the viewer that is shown now
     this.body = element("div");
     root.append(this.waiting, this.live, this.body);
-    address.signal.addEventListener("abort", () => viewer.stopPlaying());
+    address.signal.addEventListener("abort", () => {
+      this.viewing.abort();
+      viewer.stopPlaying();
+    });
   }
 
   // ------------------------------------------------------------------ news
 
   hear(all) {
+    this.all = all;
     const runs = [...all.values()].sort(byNewest);
     const now = all.get(this.address.run);
     if (!this.address.run) {
@@ -36,12 +43,14 @@ class Heads {
       else this.wait("No run of this folder has looked at its heads yet.");
     } else if (!now) {
       this.wait(`There is no run “${this.address.run}” in this folder.`);
-    } else if (!now.looks[0]) {
+    } else if (!now.looks[0] && !this.own) {
+      this.drawStatus(now, runs);
       this.wait(`The run “${now.name}” has not looked at its heads yet. Its first look appears here by itself.`);
     } else {
       this.drawStatus(now, runs);
-      if (String(now.looks) === this.looks) return;
-      this.looks = String(now.looks);
+      const wanted = this.own || String(now.looks);
+      if (wanted === this.looks) return;
+      this.looks = wanted;
       this.queue = this.queue.then(() => this.read(now)).catch((error) => this.fail(error));
     }
   }
@@ -55,15 +64,37 @@ class Heads {
   fail(error) {
     if (this.address.signal.aborted) return;
     this.wait(`The heads of this run cannot be shown: ${error.message}`);
-    this.looks = ""; // the next news try again
+    this.looks = this.own; // without one, the next news try again
   }
 
   async read(now) {
+    if (this.own) {
+      if (this.isOwn !== this.own) await this.look(this.own);
+      return;
+    }
     const about = await ask(`/live/runs/${part(now.name)}/attention`, { signal: this.address.signal });
-    if (!this.run || !this.fits(about.runs[0])) await this.begin(about);
-    else this.grow(about);
-    this.waiting.hidden = true;
+    if (!this.run || !this.fits(about.runs[0])) {
+      const run = new viewer.Run(about.runs[0], (name) => this.frame(name));
+      await this.begin(about, run);
+    } else this.grow(about);
     this.drawMoments(about.moments);
+  }
+
+  // A text of one's own, at every checkpoint.
+  async look(text) {
+    const { about, frames } = await lookAt(this.address.run, text, this.address.signal);
+    Object.assign(this, { own: text, isOwn: text, looks: text });
+    this.address.set({ own: text, text: "", score: "" });
+    await this.begin(about, new viewer.Run(about.runs[0], (name) => frames.get(name)));
+    this.drawMoments([]);
+  }
+
+  back() {
+    Object.assign(this, { own: "", isOwn: "", looks: "", run: null });
+    this.viewing.abort();
+    this.body.replaceChildren();
+    this.address.set({ own: "", text: "", score: "" });
+    this.hear(this.all);
   }
 
   // ------------------------------------------------------------------ the viewer
@@ -72,18 +103,21 @@ class Heads {
     return String([layers, heads]) === String([this.run.layers, this.run.heads]);
   }
 
-  async begin(about) {
+  async begin(about, run) {
     const text = await ask("/page/viewer.html", { signal: this.address.signal, as: "text" });
-    this.run = new viewer.Run(about.runs[0], (name) => this.frame(name));
+    this.viewing.abort();
+    this.viewing = new AbortController();
+    this.run = run;
     const parsed = new DOMParser().parseFromString(text, "text/html");
     ["theme", "png", "failure"].forEach((id) => parsed.getElementById(id).remove()); // the page has its own
     this.body.replaceChildren(...document.importNode(parsed.body, true).childNodes);
     byId("title").textContent = this.run.name;
     this.body.querySelector(".buttons").prepend(headMenu(), copyLink());
     viewer.setData(about, [this.run]);
-    viewer.start(this.address.signal);
+    viewer.start(this.viewing.signal);
     restoreState(this.address);
-    keepState(this.address);
+    keepState(this.address, this.viewing.signal);
+    this.waiting.hidden = true;
   }
 
   // A new look: whoever stands at the last one goes along.
@@ -123,14 +157,18 @@ class Heads {
 
   drawStatus(now, runs) {
     this.live.hidden = false;
-    const names = runs.filter((run) => run.looks[0]).map((run) => run.name).join("\n");
-    if (this.names !== names) {
+    const names = runs.filter((run) => run.looks[0] || run === now).map((run) => run.name);
+    if (String(this.names) !== String(names)) {
       this.names = names;
       this.pick?.remove();
-      const options = runs.filter((run) => run.looks[0]).map((run) => [run.name, run.name]);
+      const options = names.map((name) => [name, name]);
       this.pick = choice("Run", options, now.name, (name) => this.address.open(name));
       this.pick.className = "pick";
       this.live.prepend(this.pick);
+    }
+    if (now.has_model && !this.form) {
+      this.form = ownTextForm(this.own, (text) => this.look(text), () => this.back());
+      this.live.append(this.form);
     }
     const words = { training: "Training: new looks arrive by themselves.", finished: "Finished.", stopped: "Stopped before its end." };
     const step = `Step ${now.step ?? 0}${now.total ? ` of ${now.total}` : ""}, ${now.looks[0]} looks.`;

@@ -6,7 +6,8 @@ const WORDS = { probe: "text", score: "score", scale: "scale", compare: "side" }
 const SWITCHES = { rowMax: "rows", hideSink: "nofirst", wide: "wide" };
 const PAUSE = 300; // milliseconds without a change, before the address follows
 
-export function keepState(address) {
+// signal: aborted when this viewer is no longer shown
+export function keepState(address, signal) {
   const usual = { ...viewer.state };
   let timer = 0;
   const keep = () => {
@@ -26,8 +27,8 @@ export function keepState(address) {
   document.addEventListener("drawn", () => {
     clearTimeout(timer);
     timer = setTimeout(keep, PAUSE);
-  }, { signal: address.signal });
-  address.signal.addEventListener("abort", () => clearTimeout(timer));
+  }, { signal });
+  signal.addEventListener("abort", () => clearTimeout(timer));
 }
 
 export function restoreState(address) {

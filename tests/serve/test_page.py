@@ -230,3 +230,19 @@ def test_nothing_is_wider_than_the_screen(browser, address, width, scheme):
 def test_a_place_that_does_not_exist_is_said(browser, address):
     with visited(browser, address, "#/heads/nobody") as page:
         page.get_by_text("There is no run “nobody” in this folder.").wait_for()
+
+
+def test_a_text_of_ones_own_and_back(browser, folder):
+    with serving(folder) as (address, _), visited(browser, address, "#/heads/text") as page:
+        page.get_by_text("has not looked at its heads yet").wait_for()
+        page.get_by_text("A text of your own").click()
+        page.get_by_label("A text of your own").fill("Once there was a fox.")
+        page.get_by_role("button", name="Look at it").click()
+        page.wait_for_selector(".thumbnail")
+        assert "fox" in page.locator(".tokens").first.text_content().replace("␣", "")
+        page.wait_for_url(re.compile("own=Once"))
+        page.reload()
+        page.wait_for_selector(".thumbnail")
+        page.get_by_role("button", name="Back to the texts of the run").click()
+        page.get_by_text("has not looked at its heads yet").wait_for()
+        assert page.locator(".thumbnail").count() == 0

@@ -1,5 +1,6 @@
 """What the page reads from the server: files of its list and runs of the folder, and news as soon as there are any."""
 
+import base64
 import json
 import subprocess
 import sys
@@ -8,7 +9,9 @@ from contextlib import ExitStack
 import httpx
 import numpy as np
 import pytest
+import torch
 
+from eval.attention import capture
 from eval.attention.viewer.page import quantise
 from serve.limits import Limits
 from serve.run_folder import RunFolder, tail
@@ -174,3 +177,25 @@ def test_with_a_key_the_page_asks_for_it(runs):
         client.cookies.clear()
         client.cookies.set("headlight", "0" * 64)
         assert client.get("/live/runs").status_code == 401
+
+
+def test_a_text_of_ones_own_at_every_checkpoint(folder):
+    with serving(folder) as (address, library):
+        found = httpx.post(f"{address}/live/runs/text/look", json={"text": "Once there was"}, timeout=60).json()
+        (run,) = found["runs"]
+        assert [step["step"] for step in run["steps"]] == [10]
+        tokens = len(run["texts"][0]["labels"])
+        codes = np.frombuffer(base64.b64decode(found["frames"]["10/text"]), np.uint8)
+        maps = codes.reshape(len(run["layers"]), len(run["heads"]), tokens * (tokens + 1) // 2)
+        served = library.find("text")
+        ids = torch.tensor([[served.tokenizer.bos_id, *served.tokenizer.encode("Once there was")]])
+        expected = capture(served.batcher.lm, ids).weights[:, 0].numpy()
+        assert np.abs(maps.astype(int) - quantise(expected).astype(int)).max() <= 1
+        for name, text, status in (
+            ("text", "", 400),
+            ("text", "word " * 390, 400),
+            ("none", "a", 404),
+            ("..", "a", 404),
+        ):
+            asked = httpx.post(f"{address}/live/runs/{name}/look", json={"text": text}, timeout=60)
+            assert asked.status_code == status

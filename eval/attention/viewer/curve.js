@@ -60,7 +60,8 @@ function drawAxes(context, axes, run) {
   });
   context.textBaseline = "top";
   const middle = Math.round((axes.first + axes.last) / 2);
-  [[axes.first, "left"], [middle, "center"], [axes.last, "right"]].forEach(([step, align]) => {
+  const places = [[axes.first, "left"], [middle, "center"], [axes.last, "right"]];
+  places.slice(0, run.steps.length > 1 ? 3 : 1).forEach(([step, align]) => {
     context.textAlign = align;
     context.fillText(step, axes.x(step), axes.bottom + 4);
   });

@@ -22,7 +22,7 @@ from model.adapter_files import base_of, load_adapters, read_adapters, save_adap
 from model.config import ModelConfig
 from model.config_json import TokenId
 from model.counting import on_meta
-from model.families import FAMILIES, Family, family_of
+from model.families import Family, family_of, readable
 from model.lora import merge
 from model.memory import free_ram
 from model.transformer import LanguageModel
@@ -169,9 +169,10 @@ def _family(directory: Path) -> tuple[Family, dict[str, Any]]:
     file = directory / "config.json"
     fields = read_json(file)
     model_type = fields.get("model_type")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise DamagedFile(f"{file}: model_type is {model_type!r:.60}; Headlight builds {', '.join(FAMILIES)}")
-    return FAMILIES[model_type], fields
+    families = readable()
+    if not isinstance(model_type, str) or model_type not in families:
+        raise DamagedFile(f"{file}: model_type is {model_type!r:.60}; Headlight builds {', '.join(families)}")
+    return families[model_type], fields
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:

@@ -32,13 +32,15 @@ class Rope(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    rope_type: Literal["default", "linear", "yarn"] = "default"
+    rope_type: Literal["default", "linear", "yarn", "llama3"] = "default"
     rope_theta: Positive | None = None
     factor: FiniteFloat | None = None
     original_max_position_embeddings: Size | None = None
     beta_fast: FiniteFloat | None = None
     beta_slow: FiniteFloat | None = None
     attention_factor: FiniteFloat | None = None
+    low_freq_factor: FiniteFloat | None = None
+    high_freq_factor: FiniteFloat | None = None
     truncate: Literal[True] = True
     partial_rotary_factor: Annotated[FiniteFloat, Field(ge=1, le=1)] = 1.0
 

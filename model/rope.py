@@ -90,7 +90,25 @@ def inverse_frequencies(head_dim: int, rope_theta: float, scaling: RopeScaling |
         return 1.0 / wavelengths, 1.0
     if scaling.rope_type == "linear":
         return 1.0 / wavelengths / scaling.factor, 1.0
+    if scaling.rope_type == "llama3":
+        return _llama3(1.0 / wavelengths, scaling), 1.0
     return _yarn(wavelengths, head_dim, rope_theta, scaling)
+
+
+def _llama3(inv_freq: Tensor, scaling: RopeScaling) -> Tensor:
+    """Grattafiori et al. 2024: pairs that turn often over the trained length are kept, those that turn seldom divided.
+
+    In between, a share of each that grows linearly with the number of turns.
+    """
+    trained, low, high = scaling.original_max_position_embeddings, scaling.low_freq_factor, scaling.high_freq_factor
+    assert trained is not None
+    assert low is not None
+    assert high is not None
+    wavelength = 2 * math.pi / inv_freq  # in tokens
+    kept = (trained / wavelength - low) / (high - low)
+    between = (1 - kept) * inv_freq / scaling.factor + kept * inv_freq
+    slow, fast = wavelength > trained / low, wavelength < trained / high
+    return torch.where(slow, inv_freq / scaling.factor, torch.where(fast, inv_freq, between))
 
 
 def _yarn(wavelengths: Tensor, head_dim: int, rope_theta: float, scaling: RopeScaling) -> tuple[Tensor, float]:

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from serve import chat_api
+from serve import chat_api, own_text
 from serve.errors import handle_errors
 from serve.library import Library
 from serve.limits import Guard, Limits
@@ -35,6 +35,7 @@ def create_app(library: Library, limits: Limits, hosts: Sequence[str] = LOCAL, o
     handle_errors(app)
     app.include_router(router(library, limits))
     app.include_router(page_router(RunFolder(library.folder), limits))
+    app.include_router(own_text.router(library, limits))
     app.include_router(chat_api.router(library, limits))
     app.add_middleware(Guard, limits=limits)
     if origins:

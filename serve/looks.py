@@ -15,7 +15,7 @@ import numpy as np
 
 from configs.command import InputError
 from eval.attention.changes import Changes
-from eval.attention.history import like_the_last, phase_change
+from eval.attention.history import like_the_last
 from eval.attention.snapshots import Snapshot, read
 from eval.attention.viewer.module import told
 from eval.attention.viewer.page import quantise
@@ -39,14 +39,14 @@ class Looks:
     def told(self, name: str, run: Path) -> dict[str, Any]:
         """Everything but the maps, as eval/attention/viewer/module.py says it; and what happened when.
 
-        moments: lines as on the terminal, with their step. formed: when which head became an induction head, or None.
+        moments: lines as on the terminal, with their step.
         Raises InputError where nobody looked yet.
         """
         with self._lock:
             found, problems = self._of(run)
         about = told(name, found, for_viewer(read_experts(run, lambda problem: None)))
         about["notes"] += problems
-        return about | _moments(found)
+        return about | {"moments": _moments(found)}
 
     def map(self, run: Path, step: int, probe: str) -> bytes:
         """The maps of one look on one text: 255 times the root of each weight (eval.attention.viewer.page.quantise).
@@ -98,10 +98,6 @@ def _files(run: Path) -> list[Path]:
     return sorted((run / "attention").glob("step_????????.npz"))
 
 
-def _moments(found: list[Snapshot]) -> dict[str, Any]:
-    changes, moments = Changes(), list[dict[str, Any]]()
-    ordered = like_the_last(found)
-    for one in ordered:
-        moments += [{"step": one.step, "what": line} for line in changes.notice(one)]
-    formed = phase_change(ordered)
-    return {"moments": moments, "formed": formed and {"layer": formed.layer, "head": formed.head, "step": formed.step}}
+def _moments(found: list[Snapshot]) -> list[dict[str, Any]]:
+    changes = Changes()
+    return [{"step": one.step, "what": line} for one in like_the_last(found) for line in changes.notice(one)]

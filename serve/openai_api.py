@@ -45,7 +45,8 @@ def router(library: Library, limits: Limits) -> APIRouter:
         served = await _open(library, asked.model)
         tools = [] if asked.tool_choice == "none" else asked.tools or []
         ids = chat_ids(served, asked.messages, tools)
-        question = _question(served, asked, ids, asked.most_tokens, limits, asked.top, bool(tools))
+        room = asked.most_tokens(limits.max_new_tokens)
+        question = _question(served, asked, ids, room, asked.top, bool(tools))
         shape = _Chat(served, f"chatcmpl-{secrets.token_hex(12)}", asked.top is not None)
         return await _respond(library, served, [question], asked, shape, request, limits)
 
@@ -57,7 +58,8 @@ def router(library: Library, limits: Limits) -> APIRouter:
         except ValueError as error:
             raise ApiError(400, str(error)) from None
         every = [text_ids(served, prompt) for prompt in prompts]
-        questions = [_question(served, asked, ids, asked.max_tokens, limits, asked.logprobs) for ids in every]
+        room = asked.max_tokens, limits.max_new_tokens
+        questions = [_question(served, asked, ids, room, asked.logprobs) for ids in every]
         said = [p if isinstance(p, str) else served.tokenizer.decode(p) for p in prompts] if asked.echo else []
         shape = _Text(served, f"cmpl-{secrets.token_hex(12)}", asked.logprobs is not None, said, asked.n or 1)
         return await _respond(library, served, questions, asked, shape, request, limits)
@@ -88,8 +90,7 @@ def _question(
     served: Served,
     asked: Asked,
     ids: list[int],
-    wanted: int | None,
-    limits: Limits,
+    room: tuple[int | None, int],
     top: int | None,
     has_tools: bool = False,
 ) -> Question:
@@ -99,8 +100,7 @@ def _question(
         raise ApiError(400, str(error)) from None
     n, seed = asked.n or 1, asked.seed
     seeds = [None if seed is None else (seed + SEED_STEP * number) % 2**63 for number in range(n)]
-    room = room_for(served, ids, wanted, limits.max_new_tokens)
-    return Question(ids, room, sampling, seeds, asked.stops, top, has_tools)
+    return Question(ids, room_for(served, ids, *room), sampling, seeds, asked.stops, top, has_tools)
 
 
 # ---------------------------------------------------------------------------------------------------------

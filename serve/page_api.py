@@ -5,7 +5,7 @@ POST /page/key                               the key, once, where the server has
 GET /page/NAME                               its scripts and styles, and those of the viewer
 GET /live/runs                               every run in a few figures
 GET /live/runs/NAME/config                   its settings by dotted key
-GET /live/runs/NAME/metrics?file=N&offset=N  the lines of metrics.jsonl from there on
+GET /live/runs/NAME/metrics?file=…&offset=…&mark=…  the lines of metrics.jsonl from there on
 GET /live/runs/NAME/attention                every look at its heads, without the maps
 GET /live/runs/NAME/attention/STEP/PROBE     the maps of one look on one text
 GET /live/events                             server-sent events: a run whose files changed, in the same few figures
@@ -29,7 +29,7 @@ from eval.attention.viewer import module as viewer
 from serve.errors import ApiError
 from serve.limits import COOKIE, Limits, token
 from serve.looks import Looks
-from serve.run_folder import RunFolder, settings, tail
+from serve.run_folder import RunFolder, Tail, settings, tail
 
 PAGE = Path(__file__).parent / "page"
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -81,11 +81,11 @@ def router(folder: RunFolder, limits: Limits) -> APIRouter:
         return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
 
     @routes.get("/live/runs/{name}/metrics")
-    def metrics(name: str, file: int = 0, offset: int = 0) -> Response:
+    def metrics(name: str, file: int = 0, offset: int = 0, mark: int = 0) -> Response:
         try:
-            found = tail(run_named(folder, name), file, max(0, offset))
+            found = tail(run_named(folder, name), file, max(0, offset), mark)
         except InputError:
-            return JSONResponse({"file": 0, "offset": 0, "is_whole": True, "lines": []})  # nothing is written yet
+            return JSONResponse(vars(Tail(0, 0, 0, 0, True, [])))  # nothing is written yet
         return JSONResponse(vars(found))
 
     @routes.get("/live/runs/{name}/attention")

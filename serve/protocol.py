@@ -90,10 +90,14 @@ class ChatRequest(Asked):
             raise ValueError("top_logprobs needs logprobs: true")
         return self
 
-    @property
-    def most_tokens(self) -> int | None:
-        """Of the answer; None: as many as there is room for."""
-        return self.max_completion_tokens or self.max_tokens
+    def most_tokens(self, limit: int) -> tuple[int | None, int]:
+        """Of the answer: how many there must be room for (None: what there is), and how many it may have at most.
+
+        max_completion_tokens is an upper bound, as OpenAI says: front-ends send 1,000 for a title, whatever the model.
+        """
+        if self.max_completion_tokens is None:
+            return self.max_tokens, limit
+        return None, min(self.max_completion_tokens, limit)
 
     @property
     def top(self) -> int | None:

@@ -12,8 +12,10 @@ import time
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from configs import yaml_text
 from configs.command import InputError
@@ -31,10 +33,12 @@ FIGURES = 10_000  # runs whose summaries are kept
 
 @dataclass(frozen=True)
 class Tail:
-    """New lines of a log. file, offset: where the next one begins; a file of another number is read from its start."""
+    """New lines of a log, from byte `start` on. file, offset, mark: for the next part. is_whole: there is no more."""
 
     file: int
+    start: int
     offset: int
+    mark: int
     is_whole: bool
     lines: list[dict[str, Any]]
 
@@ -119,7 +123,7 @@ def _summary(name: str, run: Path) -> dict[str, Any]:
     log = _stat(run / METRICS)
     newest: dict[str, dict[str, Any]] = {}
     if log is not None:
-        for line in tail(run, log.st_ino, max(0, log.st_size - TAIL)).lines:
+        for line in tail(run, offset=max(0, log.st_size - TAIL)).lines:
             newest[line["split"]] = line
     train, val, floor = (newest.get(split, {}) for split in ("train", "val", "floor"))
     last = max(newest.values(), key=lambda line: line["step"], default={})
@@ -136,7 +140,7 @@ def _summary(name: str, run: Path) -> dict[str, Any]:
         "tokens_per_s": train.get("tokens_per_s"),
         "has_model": (run / "checkpoints/latest").is_file(),
         "looks": _count(run),
-        "log": [log.st_ino, log.st_size] if log else None,
+        "log": [log.st_ino, log.st_size, log.st_mtime_ns] if log else None,
         "written": max((one.st_mtime for one in map(_stat, (run / METRICS, run / "config.yaml")) if one), default=0),
     }
 
@@ -158,25 +162,32 @@ def settings(run: Path) -> dict[str, Any]:
     return flatten(values) if isinstance(values, dict) else {}
 
 
-def tail(run: Path, file: int, offset: int, most: int = PART) -> Tail:
-    """The whole lines of metrics.jsonl from this byte on. A damaged line is left out; of another file all is read.
+def tail(run: Path, file: int = 0, offset: int = 0, mark: int | None = None, most: int = PART) -> Tail:
+    """The whole lines of metrics.jsonl from this byte on. A damaged line is left out.
 
-    Raises DamagedFile where it cannot be read.
+    file, mark: as the part before had them. Of another file, or where other bytes than then stand before the offset (a
+    run that is resumed takes lines off its log), all is read. Raises DamagedFile where it cannot be read.
     """
     with opened(run / METRICS, 2**62) as stream:
         here = os.fstat(stream.fileno())
-        if here.st_ino != file or offset > here.st_size:
+        if mark is not None and (here.st_ino != file or _mark(stream, offset) != mark):
             offset = 0
         stream.seek(max(0, offset - 1))
         is_inside = offset > 0 and stream.read(1) != b"\n"  # of a line: its end is left out
         raw = stream.read(most)
         if b"\n" not in raw and len(raw) == most:
             raise DamagedFile(f"{run / METRICS}: has a line of more than {most:,} bytes")
-    whole = raw[: raw.rfind(b"\n") + 1]
-    lines = whole.split(b"\n")[is_inside:]
-    found = [line for line in map(_figures, lines) if line is not None]
-    end = offset + len(whole)
-    return Tail(here.st_ino, end, end >= here.st_size - (len(raw) - len(whole)), found)
+        whole = raw[: raw.rfind(b"\n") + 1]
+        end = offset + len(whole)
+        found = [line for line in map(_figures, whole.split(b"\n")[is_inside:]) if line is not None]
+        return Tail(here.st_ino, offset, end, _mark(stream, end), len(raw) < most, found)
+
+
+def _mark(stream: BufferedReader, offset: int) -> int:
+    """A checksum of what stands before this byte."""
+    start = max(0, offset - 500)
+    stream.seek(start)
+    return crc32(stream.read(offset - start))
 
 
 def _figures(raw: bytes) -> dict[str, Any] | None:

@@ -36,7 +36,14 @@ OTHERS = [
     "train.documentation",
     "notebooks.execute",
 ]
-OTHERS += ["benchmarks.preparing", "benchmarks.long_words", "benchmarks.rollouts", "benchmarks.serving", "serve"]
+OTHERS += [
+    "benchmarks.preparing",
+    "benchmarks.long_words",
+    "benchmarks.rollouts",
+    "benchmarks.serving",
+    "benchmarks.decode",
+    "serve",
+]
 COMMANDS = [*CONFIGS, *RUNS, *OTHERS]
 
 

@@ -10,11 +10,13 @@ import base64
 import hashlib
 import html
 import io
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import Template
+from urllib.parse import quote
 
 import numpy as np
 
@@ -83,6 +85,8 @@ class Live:
             said = "" if now.is_over or now.stopped else f"watch it: {file.resolve().as_uri()}"
         if said and said.partition(": ")[0] not in self.said:
             say(said)
+            if said.startswith("watch it"):
+                say(f"or beside other runs: {on_the_page(directory)}")
         self.said.add(said.partition(": ")[0])
 
     def write(self, directory: Path, now: Moment) -> Path:
@@ -138,6 +142,12 @@ class Live:
             found="\n".join(found) or "<li>Nothing yet: no head looks anywhere much more than at the start.</li>",
             end=again if is_running else "The run is over." if now.is_over else "The run has stopped.",
         )
+
+
+def on_the_page(directory: Path) -> str:
+    """How to open the heads of this run on the page of serve/, in words."""
+    folder, name = shlex.quote(str(directory.parent)), quote(directory.resolve().name, safe="")
+    return f"python -m serve {folder}   then open http://127.0.0.1:8000/#/heads/{name}"
 
 
 def _only(snapshot: Snapshot, kept: str) -> Snapshot:

@@ -70,6 +70,8 @@ def not_in_llama_cpp(config: ModelConfig) -> str | None:
     if family == "smollm3" and config.rotates != [bool((i + 1) % 4) for i in range(config.num_hidden_layers)]:
         return "llama.cpp has RoPE in three of four layers of smollm3, as no_rope_layers: [1, 1, 1, 0] says"
     scaling = config.rope_scaling
+    if scaling is not None and scaling.rope_type == "llama3":
+        return "llama3 (rope_scaling) is not written; linear and yarn are"
     if scaling is not None and (scaling.beta_fast, scaling.beta_slow, scaling.attention_factor) != (32.0, 1.0, None):
         return "yarn is written with its own beta_fast, beta_slow and attention_factor only (rope_scaling)"
     return None

@@ -1,7 +1,7 @@
 """Which Hugging Face architecture is a model? One short file each, and the list of them.
 
-A config is written as the first family in FAMILIES that can express it. To add an architecture, write a `Family` in a
-file of its own and add it here.
+A config is written as the first family in FAMILIES that can express it; READ_ONLY are others that are read. To add an
+architecture, write a `Family` in a file of its own and add it here.
 """
 
 from __future__ import annotations
@@ -15,18 +15,26 @@ from model.families.gpt2 import GPT2
 from model.families.headlight import HEADLIGHT
 from model.families.llama import LLAMA
 from model.families.ministral import MINISTRAL
+from model.families.mistral import MISTRAL
 from model.families.olmo2 import OLMO2
 from model.families.qwen2 import QWEN2
 from model.families.qwen3 import QWEN3
 from model.families.qwen3_moe import QWEN3_MOE
 from model.families.smollm3 import SMOLLM3
 
-__all__ = ["FAMILIES", "Family", "NoFamily", "family_of", "fitting_family"]
+__all__ = ["FAMILIES", "Family", "NoFamily", "family_of", "fitting_family", "readable"]
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (LLAMA, QWEN3, MINISTRAL, QWEN2, OLMO2, SMOLLM3, GPT2, DEEPSEEK_V3, QWEN3_MOE, HEADLIGHT)
 }
+
+READ_ONLY = {MISTRAL.model_type: MISTRAL}  # what they are, one of the above is too
+
+
+def readable() -> dict[str, Family]:
+    """Every architecture whose directories load."""
+    return FAMILIES | READ_ONLY
 
 
 class NoFamily(ValueError):

@@ -71,9 +71,8 @@ class Family:
         """The config.json of a model, in the spelling of transformers 4 and 5."""
         values = config.model_dump()
         rope: Fields = {"rope_type": "default"}
-        if (scaling := config.rope_scaling) is not None:
-            linear = {"rope_type", "factor"} if scaling.rope_type == "linear" else None  # its other keys are yarn's
-            rope = scaling.model_dump(include=linear, exclude_none=True)
+        if config.rope_scaling is not None:
+            rope = config.rope_scaling.written()
         rope["rope_theta"] = config.rope_theta
         return {
             "architectures": [self.architecture],
@@ -132,7 +131,7 @@ def _read_rope(there: ConfigJson) -> Fields:
     rope = next((each for each in given if each is not None and each.model_fields_set), Rope())
     scaling = rope.model_dump(exclude_none=True, exclude={"rope_theta", "partial_rotary_factor", "truncate"})
     values: Fields = {"rope_theta": float(rope.rope_theta or there.rope_theta or 10000.0)}
-    if rope.rope_type == "yarn":
+    if rope.rope_type in ("yarn", "llama3"):
         length = there.original_max_position_embeddings or rope.original_max_position_embeddings
         scaling["original_max_position_embeddings"] = length or there.max_position_embeddings
     elif len(scaling) > 1 and rope.rope_type == "default":

@@ -19,7 +19,7 @@ def _read_ministral_windows(there: ConfigJson) -> Fields:
     return windows(there.sliding_window, list(there.layer_types or types))
 
 
-# Not `mistral`, which has a window in all layers or in none.
+# Not `mistral`, which has a window in all layers or in none, and which llama.cpp computes without it.
 # Jiang et al. 2023 (arXiv 2310.06825).
 MINISTRAL = Family(
     "ministral",

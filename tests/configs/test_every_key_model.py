@@ -21,6 +21,10 @@ from train.machine.distributed import World
 from train.pretrain import build_model
 
 YARN = "model.rope_scaling={rope_type: yarn, factor: 4.0, original_max_position_embeddings: 4096}"
+LLAMA3 = (
+    "model.rope_scaling={rope_type: llama3, factor: 4.0, original_max_position_embeddings: 64, "
+    "low_freq_factor: 1.0, high_freq_factor: 4.0}"
+)
 LINEAR = "model.rope_scaling={rope_type: linear, factor: 4.0}"
 PLAIN_HEADS = "model.qk_norm=false"
 LATENT = ("model.attention=mla", PLAIN_HEADS, "model.num_key_value_heads=mha")
@@ -73,6 +77,8 @@ CHANGES = each(
         Change("model.rope_scaling.beta_fast", 4.0, LOGITS, (YARN,)),
         Change("model.rope_scaling.beta_slow", 0.1, LOGITS, (YARN,)),
         Change("model.rope_scaling.attention_factor", 2.0, LOGITS, (YARN,)),
+        Change("model.rope_scaling.low_freq_factor", 2.0, LOGITS, (LLAMA3,)),
+        Change("model.rope_scaling.high_freq_factor", 16.0, LOGITS, (LLAMA3,)),
         Change("model.sliding_window", 4, LOGITS),
         Change("model.layer_types", ["full_attention", "sliding_attention"], LOGITS, ("model.sliding_window=4",)),
         Change("model.rms_norm_eps", 0.1, LOGITS),

@@ -158,7 +158,7 @@ def test_runs_with_other_texts_other_tokens_and_a_score_without_bounds(browser, 
     maps = {"mine": ProbeMap(causal(1, 2, 5, 0), list("abcde"))}
     logits = {"max_logit": np.array([[-3.0, -2.0]], np.float32)}
     odd = snapshot(2, [0], [0, 1], 2, 2, maps=maps, scores=logits, chance={"max_logit": None})
-    for limit in (5_000_000, 107_000):  # whole, and with one text of each run
+    for limit in (5_000_000, 112_000):  # whole, and with one text of each run
         runs = [("a", [snapshot(s, range(6), range(8), 8, 2) for s in range(3)]), ("b", [odd])]
         with opened(browser, write_viewer(runs, tmp_path / "v.html", limit)) as page:
             page.select_option("#compare", "runs")
@@ -285,7 +285,13 @@ def test_the_file_names_no_address():
     from eval.attention.viewer.page import PARTS, SCRIPTS
 
     files = {file.name for file in PARTS.iterdir()}
-    assert files == {f"{name}.js" for name in SCRIPTS} | {"page.html", "style.css", "page.py", "__init__.py"}
+    assert files == {f"{name}.js" for name in SCRIPTS} | {
+        "page.html",
+        "style.css",
+        "page.py",
+        "module.py",
+        "__init__.py",
+    }
     for file in PARTS.iterdir():
         text = file.read_text(encoding="utf-8")
         assert not re.search(r"https?:|//[a-z]+\.[a-z]|localStorage|sessionStorage|\blocation\b|innerHTML|eval\(", text)

@@ -52,6 +52,11 @@ def frequencies(config, half):
             found.append(plain)
         elif scaling.rope_type == "linear":
             found.append(plain / scaling.factor)
+        elif scaling.rope_type == "llama3":
+            turns = scaling.original_max_position_embeddings * plain / (2 * math.pi)  # over a text of training
+            share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+            share = min(1, max(0, share))
+            found.append(plain * share + plain / scaling.factor * (1 - share))
         else:
             trained, log_base = scaling.original_max_position_embeddings, math.log(config.rope_theta)
 
@@ -67,7 +72,7 @@ def frequencies(config, half):
 
 def rope_factor(config):
     scaling = config.rope_scaling
-    if scaling is None or scaling.rope_type == "linear":
+    if scaling is None or scaling.rope_type != "yarn":
         return 1.0
     return 0.1 * math.log(scaling.factor) + 1 if scaling.attention_factor is None else scaling.attention_factor
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MinistralConfig, Qwen3Config
 
-from model import LanguageModel, checkpoint_format, families, load, save
+from model import LanguageModel, families, load, save
 from model.checkpoint_format import load_weights
 from model.families import FAMILIES, Family
 from tests.conftest import random_model, tiny_config
@@ -209,7 +209,6 @@ NEW_FAMILIES = {
 def test_a_family_is_one_object_and_a_line_in_the_dictionary(tmp_path, monkeypatch, name):
     family = NEW_FAMILIES[name]
     monkeypatch.setattr(families, "FAMILIES", {"toy": family} | FAMILIES)
-    monkeypatch.setattr(checkpoint_format, "FAMILIES", families.FAMILIES)
     lm = random_model(tiny_config())
     save(lm, tmp_path)
     fields = json.loads((tmp_path / "config.json").read_text())

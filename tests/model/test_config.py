@@ -12,6 +12,9 @@ from model.backends.choice import BACKENDS
 from model.backends.names import EVERYDAY, AttentionImplementation
 from tests.conftest import tiny_config
 
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 512, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0}  # fmt: skip
+
 
 @pytest.mark.parametrize(("word", "expected"), [("mha", 8), ("gqa", 2), ("mqa", 1), (4, 4), (8, 8)])
 def test_the_toggle_gives_the_shapes_it_promises(word, expected):
@@ -99,7 +102,17 @@ def test_head_dim_may_differ_from_hidden_size_over_heads():
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn needs original_max_position_embeddings"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "greater than or equal to 1"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "beta_fast": 8.0}}, "linear has no beta_fast"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rope_type"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "llama3 needs original_max_position_embeddings"),
+        ({"rope_scaling": LLAMA3 | {"low_freq_factor": None}}, "llama3 needs low_freq_factor and high_freq_factor"),
+        (
+            {"rope_scaling": LLAMA3 | {"low_freq_factor": 5.0}},
+            r"high_freq_factor \(4.0\) must be above low_freq_factor",
+        ),
+        (
+            {"rope_scaling": LLAMA3 | {"beta_fast": 8.0}},
+            "llama3 has no beta_fast: leave it out, or use rope_type: yarn",
+        ),
         ({"no_rope_layers": [1, 0, 1, 1]}, "no_rope_layers has 4 entries for 6 layers: give one a layer, or a pattern"),
         ({"no_rope_layers": [0]}, "no_rope_layers leaves no layer with RoPE: use position_embedding: none"),
         ({"no_rope_layers": [2, 0]}, "no_rope_layers.0"),

@@ -26,6 +26,8 @@ TOKENS, HELD_BACK = 24, 5  # read in all; read one by one, after the others, wit
 
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 16, "low_freq_factor": 0.5,
+          "high_freq_factor": 2.0}  # fmt: skip
 BIAS = {"attention_bias": [False, True]}
 WINDOWS = {"sliding_window": [None, 3, 11, 24, 40]}
 # family -> field -> what it may be; the first values together are a model of this family
@@ -81,7 +83,7 @@ EVERYWHERE = {
     "head_dim": [8, 16, None],
     "intermediate_size": [None, 48],
     "rope_theta": [1e4, 5e5, 100.0],
-    "rope_scaling": [None, LINEAR, YARN, YARN | {"beta_fast": 8.0, "attention_factor": 1.3}],
+    "rope_scaling": [None, LINEAR, YARN, YARN | {"beta_fast": 8.0, "attention_factor": 1.3}, LLAMA3],
     "rms_norm_eps": [1e-6, 1e-5, 1e-2],
     "tie_word_embeddings": [True, False],
 }

@@ -49,6 +49,31 @@ REAL = {
         "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None, "tie_word_embeddings": False,
         "torch_dtype": "float32", "transformers_version": "4.31.0.dev0", "use_cache": True, "vocab_size": 192,
     },
+    "Llama 3.1": {
+        "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu", "hidden_size": 32,
+        "initializer_range": 0.02, "intermediate_size": 48, "max_position_embeddings": 131072, "mlp_bias": False,
+        "model_type": "llama", "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": {
+            "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 64,
+            "rope_type": "llama3"}, "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "transformers_version": "4.42.3", "use_cache": True, "vocab_size": 192,
+    },
+    "Mistral 7B": {
+        "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+        "hidden_size": 32, "initializer_range": 0.02, "intermediate_size": 48, "max_position_embeddings": 32768,
+        "model_type": "mistral", "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 6, "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16", "transformers_version": "4.34.0.dev0", "use_cache": True, "vocab_size": 192,
+    },
+    "Mistral 7B Instruct 0.3": {
+        "architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+        "head_dim": 16, "hidden_act": "silu", "hidden_size": 32, "initializer_range": 0.02, "intermediate_size": 48,
+        "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 4, "num_hidden_layers": 2,
+        "num_key_value_heads": 2, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "sliding_window": None,
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.42.0.dev0",
+        "use_cache": True, "vocab_size": 192,
+    },
     "Ministral": {
         "architectures": ["MinistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
         "head_dim": 8, "hidden_act": "silu", "hidden_size": 32, "initializer_range": 0.02, "intermediate_size": 48,
@@ -118,6 +143,8 @@ OTHERWISE = {
         {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 16, "rope_theta": 100.0},
         {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
          "original_max_position_embeddings": 16},
+        {"type": "llama3", "factor": 2, "low_freq_factor": 1, "high_freq_factor": 2},
+        {"rope_type": "llama3", "factor": 2.0, "high_freq_factor": 2.0, "original_max_position_embeddings": 16},
         {"rope_type": "default"}, {"rope_type": "longrope", "factor": 2.0}, {},
     ],
     "rope_parameters": [

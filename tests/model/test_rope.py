@@ -23,6 +23,19 @@ SCALINGS = st.one_of(
         st.integers(16, 4096),
         st.none() | st.floats(0.5, 2.0),
     ),
+    st.builds(
+        lambda f, n, low, wider: {
+            "rope_type": "llama3",
+            "factor": f,
+            "original_max_position_embeddings": n,
+            "low_freq_factor": low,
+            "high_freq_factor": low * wider,
+        },
+        st.floats(1, 32),
+        st.integers(16, 4096),
+        st.floats(0.5, 4.0),
+        st.floats(1.1, 8.0),
+    ),
 )
 
 

@@ -47,6 +47,8 @@ def test_the_address_is_said_once_at_the_start_and_leads_to_the_page(whole):
     run, stdout = whole
     said = f"watch it: {(run / 'live.html').resolve().as_uri()}"
     assert stdout.count("watch it: ") == 1
+    page = f"or beside other runs: python -m serve {run.parent}   then open http://127.0.0.1:8000/#/heads/tiny"
+    assert stdout.count(page) == stdout.count("or beside other runs") == 1
     assert stdout.splitlines().index(said) < next(
         number for number, line in enumerate(stdout.splitlines()) if line.startswith("step      4 ")
     )

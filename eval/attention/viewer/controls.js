@@ -153,7 +153,7 @@ function buildBar(signal) {
     });
   });
   byId("wide").addEventListener("click", PLAIN.f);
-  byId("png").addEventListener("click", PLAIN.s);
+  byId("png")?.addEventListener("click", PLAIN.s);
   byId("theme")?.addEventListener("click", chooseTheme);
   byId("help-button").addEventListener("click", PLAIN["?"]);
   byId("bar").addEventListener("submit", (event) => event.preventDefault());

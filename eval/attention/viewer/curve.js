@@ -19,6 +19,7 @@ function drawCurve(pane) {
   context.strokeStyle = colour("--accent");
   drawLine(context, axes, run, info, view.layer, view.head, true);
   drawChance(context, axes, run.chance[info.name]);
+  if (info.name === "induction" && run.formed) drawMoment(context, axes, run.formed.step, "forms");
   const now = stepOf(view);
   context.strokeStyle = context.fillStyle = colour("--text");
   context.lineWidth = 1;
@@ -59,7 +60,8 @@ function drawAxes(context, axes, run) {
   });
   context.textBaseline = "top";
   const middle = Math.round((axes.first + axes.last) / 2);
-  [[axes.first, "left"], [middle, "center"], [axes.last, "right"]].forEach(([step, align]) => {
+  const places = [[axes.first, "left"], [middle, "center"], [axes.last, "right"]];
+  places.slice(0, run.steps.length > 1 ? 3 : 1).forEach(([step, align]) => {
     context.textAlign = align;
     context.fillText(step, axes.x(step), axes.bottom + 4);
   });
@@ -102,6 +104,19 @@ function drawChance(context, axes, chance, name = "chance") {
   context.textAlign = "right";
   context.textBaseline = axes.y(chance) < CURVE.top + 14 ? "top" : "bottom";
   context.fillText(name, axes.right, axes.y(chance) + (context.textBaseline === "top" ? 2 : -1));
+  context.restore();
+}
+
+function drawMoment(context, axes, step, words) {
+  context.save();
+  context.setLineDash([2, 3]);
+  context.strokeStyle = context.fillStyle = colour("--seen");
+  context.strokeRect(axes.x(step), CURVE.top, 0, axes.bottom - CURVE.top);
+  context.font = `10px ${FONT}`;
+  context.textBaseline = "top";
+  const isRight = axes.x(step) > axes.right - 40;
+  context.textAlign = isRight ? "right" : "left";
+  context.fillText(words, axes.x(step) + (isRight ? -4 : 4), CURVE.top);
   context.restore();
 }
 

@@ -1,6 +1,11 @@
 // Build the two views and the experts, draw.
 
 render = () => {
+  draw();
+  document.dispatchEvent(new Event("drawn")); // for a page around it
+};
+
+function draw() {
   showTab();
   if (state.tab === "experts") {
     drawExperts();
@@ -12,6 +17,7 @@ render = () => {
   main.classList.toggle("wide", state.wide);
   panes[1].root.hidden = viewCount() === 1;
   drawBar();
+  if (viewCount() === 1) align(); // lets go of heights that two views needed: the map takes the room that is left
   visiblePanes().forEach((pane) => pane.draw());
   align();
   if (viewCount() === 1) return;
@@ -20,7 +26,7 @@ render = () => {
     drawCross(pane);
   });
   align();
-};
+}
 
 // Side by side, what belongs together stands at the same height, also where one run has more layers.
 function align() {

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from configs.command import InputError
+from eval.attention.history import like_the_last, phase_change
 from eval.attention.metrics import SCORES
 from eval.attention.pictures.drawing import GROUP_COLOURS
 from eval.attention.snapshots import ProbeMap, Snapshot
@@ -297,7 +298,7 @@ def _about_run(r: int, one: _Kept, plan: _Plan, indices: list[int], names: list[
         scalars = {name: _number(value) for name, value in snapshot.scalars.items()}
         when = {"step": snapshot.step, "tokens": snapshot.tokens, "seconds": round(snapshot.seconds, 1)}
         steps.append({**when, "scalars": scalars, "maps": maps})
-    last = one.snapshots[-1]
+    last, formed = one.snapshots[-1], phase_change(like_the_last(one.snapshots))
     return {
         "name": one.name,
         "layers": last.layers,
@@ -310,6 +311,7 @@ def _about_run(r: int, one: _Kept, plan: _Plan, indices: list[int], names: list[
         "chance": {name: _number(last.chance.get(name)) for name in names},
         "scores": {name: [_numbers(one.snapshots[index].scores.get(name)) for index in indices] for name in names},
         "experts": one.experts,
+        "formed": formed and {"layer": formed.layer, "head": formed.head, "step": formed.step},
     }
 
 

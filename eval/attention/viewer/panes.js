@@ -34,6 +34,7 @@ class Pane {
       stopPlaying();
       chooseStep(this.number, Number(event.target.value));
     });
+    this.find(".formed").addEventListener("click", () => goToFormed(this.number));
     this.find(".play").addEventListener("click", () => togglePlay(this.number));
     this.find(".all-numbers").addEventListener("toggle", (event) => { // both views or none
       panes.forEach((pane) => { pane.find(".all-numbers").open = event.target.open; });
@@ -84,7 +85,20 @@ class Pane {
     play.textContent = playing ? "❙❙ Pause" : "▶ Play";
     play.setAttribute("aria-label", playing ? "Pause" : "Play");
     play.disabled = run.shown.length < 2;
-    play.hidden = slider.hidden = play.disabled;
+    play.hidden = this.find(".slider").hidden = play.disabled;
+    this.drawFormed();
+  }
+
+  // The moment when the induction head formed: a mark below the slider, and a button that goes there.
+  drawFormed() {
+    const { run } = this;
+    const at = run.formed ? run.nearest(run.formed.step) : -1;
+    const mark = this.find(".formed-mark");
+    mark.hidden = this.find(".formed").hidden = at < 0 || run.shown.length < 2;
+    if (mark.hidden) return;
+    const share = at / (run.shown.length - 1);
+    mark.style.left = `calc(8px + (100% - 16px) * ${share})`; // the thumb is 16 pixels wide
+    this.find(".formed").textContent = `L${run.formed.layer} H${run.formed.head} forms at step ${run.formed.step}`;
   }
 
   drawScalars() {

@@ -76,6 +76,15 @@ function pushAside([left, right], moved) {
   else left.at = right.at;
 }
 
+// The moment when the induction head formed, and that head.
+function goToFormed(number) {
+  const run = runOf(state.views[number]);
+  stopPlaying();
+  chooseHead(number, run.layers.indexOf(run.formed.layer), run.heads.indexOf(run.formed.head));
+  if (state.score !== "induction" && about.scores.some(({ name }) => name === "induction")) chooseScore("induction");
+  chooseStep(number, run.nearest(run.formed.step));
+}
+
 function chooseRun(number, place) {
   const views = state.views.map((view) => ({ ...view }));
   const step = stepOf(views[number]).step;

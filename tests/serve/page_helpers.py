@@ -1,0 +1,76 @@
+"""A folder of runs whose files are written line by line, and a browser that notices whatever the page does wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from configs.read_back import append_line
+from eval.attention.snapshots import Snapshot, write
+from tests.eval.viewer_helpers import snapshot
+
+HARMFUL = "<script>alert(1)</script><img src=x onerror=alert(2)>"  # in a text
+HARMFUL_NAME = "<img src=x onerror=alert(3)>"  # of a folder
+
+
+class Growing:
+    """A run that a test writes, as training does."""
+
+    def __init__(self, runs: Path, name: str, **settings):
+        self.path = runs / name
+        self.path.mkdir(parents=True)
+        values = {"name": name, "seed": 0, "train.max_steps": 400} | settings
+        nested: dict = {}
+        for key, value in values.items():
+            *sections, last = key.split(".")
+            place = nested
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[last] = value
+        (self.path / "config.yaml").write_text(json.dumps(nested), encoding="utf-8")
+
+    def log(self, step: int, split: str = "train", **figures) -> None:
+        usual = {"loss": 8.0 / (1 + step / 50), "lr": 0.01, "tokens_per_s": 1000.0} if split == "train" else {}
+        line = {"step": step, "tokens": 100 * step, "time_s": step / 10, "split": split} | usual | figures
+        append_line(self.path / "metrics.jsonl", line)
+
+    def look(self, step: int, induction: float = 0.0, labels: list[str] | None = None) -> Snapshot:
+        one = snapshot(step, labels=labels)
+        scores = np.full((2, 4), 0.01, np.float32)
+        scores[1, 2] = induction
+        one.scores["induction"] = scores
+        write(one, self.path / "attention")
+        return one
+
+    def begin(self, pid: int | None = None) -> None:
+        """As a process that owns its folder (train/saving/owner.py)."""
+        card = {"pid": pid or os.getpid(), "host": socket.gethostname(), "since": "2026-01-01 00:00:00"}
+        (self.path / "owner.json").write_text(json.dumps(card), encoding="utf-8")
+        (self.path / "owner.lock").touch()
+
+    def end(self) -> None:
+        (self.path / "owner.json").unlink()
+        (self.path / "owner.lock").unlink()
+        (self.path / "result.json").write_text('{"step": 400}', encoding="utf-8")
+
+
+@contextmanager
+def visited(browser, address: str, place: str = "", **more):
+    """The page of a server, ready; afterwards: no error, no word in the console, no request elsewhere."""
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **more})
+    page, problems, requests = context.new_page(), [], []
+    page.on("pageerror", lambda error: problems.append(f"error: {error}"))
+    page.on("console", lambda message: problems.append(f"console: {message.text}"))
+    page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}") or dialog.dismiss())
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(f"{address}/{place}")
+    page.wait_for_selector("html[data-ready]")
+    yield page
+    context.close()
+    assert not problems, problems
+    assert all(url.startswith((address, "blob:", "data:")) for url in requests), "the page asked somebody else"

@@ -1,0 +1,248 @@
+"""The page in a real browser: runs and heads that grow while it is open, and nothing of a run becomes HTML."""
+
+import json
+import re
+import time
+
+import pytest
+
+from tests.eval.viewer_helpers import chromium
+from tests.serve.conftest import serving
+from tests.serve.page_helpers import HARMFUL, HARMFUL_NAME, Growing, visited
+
+pytestmark = pytest.mark.slow  # a browser: in `make test-all`
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two finished runs, one of them with names and texts that want to be HTML, and one that trains."""
+    folder = tmp_path / "runs"
+    for name, seed in (("done", 1), (HARMFUL_NAME, HARMFUL)):
+        run = Growing(folder, name, seed=seed, **{"model.kind": "mha"})
+        for step in range(10, 401, 10):
+            run.log(step)
+        run.log(400, "val", loss=2.5)
+        run.log(400, "floor", model=1.5, floor=1.0)
+        labels = [HARMFUL, *(f"w{i}" for i in range(11))]
+        for step, induction in ((0, 0.01), (200, 0.1), (400, 0.6)):
+            run.look(step, induction, labels if name == HARMFUL_NAME else None)
+        run.begin()
+        run.end()
+    young = Growing(folder, "young", seed=2, **{"model.kind": "gqa"})
+    young.begin()
+    young.log(10)
+    return folder, young
+
+
+@pytest.fixture
+def address(runs):
+    with serving(runs[0]) as (address, _):
+        yield address
+
+
+def overflow(page):
+    return page.evaluate("document.documentElement.scrollWidth - innerWidth")
+
+
+def chart(page, title):
+    return page.locator(".chart-box", has=page.get_by_role("heading", name=title))
+
+
+def saved(page, menu, words):
+    page.locator(f'.save:has(summary[aria-label="{menu}"]) summary').click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name=words, exact=True).locator("visible=true").click()
+    return download.value.path().read_bytes()
+
+
+def test_a_run_that_trains_renews_itself(browser, address, runs):
+    young = runs[1]
+    with visited(browser, address) as page:  # the one that trains is chosen
+        legend = chart(page, "Training loss").locator(".chart-legend")
+        legend.get_by_text("at step 10", exact=True).wait_for()
+        young.log(20, loss=3.25)
+        legend.get_by_text("3.250").wait_for()
+        assert "at step 20" in legend.text_content()
+        row = page.locator("tr", has_text="young")
+        assert "20 of 400" in row.text_content()
+        assert "training" in row.text_content()
+        young.end()
+        row.get_by_text("finished").wait_for()
+        assert "young" in page.locator("#news").text_content()
+
+
+def test_lines_that_a_resumed_run_took_back_are_gone(browser, address, runs):
+    young = runs[1]
+    young.log(20)
+    young.log(30)
+    with visited(browser, address) as page:
+        legend = chart(page, "Training loss").locator(".chart-legend")
+        legend.get_by_text("at step 30", exact=True).wait_for()
+        log = young.path / "metrics.jsonl"
+        log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:2]))  # in place, as keep_lines does
+        young.log(25, loss=1.125)
+        legend.get_by_text("at step 25", exact=True).wait_for()
+        rows = saved(page, "Save the chart Training loss", "CSV").decode().splitlines()
+        assert [row.split(",")[2] for row in rows] == ["step", "10", "20", "25"]
+
+
+def test_several_runs_on_log_axes_smoothed_with_values_where_the_mouse_is(browser, address):
+    with visited(browser, address, "#/runs?runs=done,young") as page:
+        loss = chart(page, "Training loss")
+        assert loss.locator(".chart-legend li").count() == 2
+        before = loss.locator("path.curve-line").first.get_attribute("d")
+        page.get_by_label("log across").check()
+        page.get_by_label("log upwards").check()
+        assert loss.locator("path.curve-line").first.get_attribute("d") != before
+        page.get_by_label("Smoothing").fill("0.5")
+        assert loss.locator("path.faint").count() == 1  # of the run with more than one point
+        box = loss.locator("svg").bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 50)
+        assert "at step 400" not in loss.locator(".chart-legend li").first.text_content()
+        page.mouse.move(0, 0)
+        loss.locator("svg").focus()
+        page.keyboard.press("ArrowLeft")
+        assert "at step 390" in loss.locator(".chart-legend li").first.text_content()
+        gap = chart(page, "Gap to the floor")
+        assert "0.500" in gap.text_content()
+        place = page.url
+        assert "logx=1" in place
+        assert "smooth=0.5" in place
+        page.reload()
+        page.wait_for_selector("html[data-ready]")
+        assert page.get_by_label("log upwards").is_checked()
+        assert chart(page, "Training loss").locator("path.faint").count() == 1
+
+
+def test_settings_that_differ_stand_side_by_side(browser, address):
+    with visited(browser, address, "#/runs?runs=done,young") as page:
+        table = page.locator(".difference-table")
+        table.wait_for()
+        assert [row.split("\t") for row in table.locator("tbody").inner_text().split("\n")] == [
+            ["seed", "1", "2"],
+            ["model.kind", "mha", "gqa"],
+        ]
+        page.get_by_role("checkbox", name="done").uncheck()
+        table.wait_for(state="detached")
+
+
+def test_what_runs_and_models_say_is_shown_as_text(browser, address):
+    encoded = "%3Cimg%20src%3Dx%20onerror%3Dalert(3)%3E"
+    with visited(browser, address, f"#/runs?runs=done,{encoded}") as page:
+        page.locator(".difference-table").get_by_text(HARMFUL).wait_for()
+        assert page.locator("img").count() == 0
+        page.get_by_role("link", name=f"Heads of {HARMFUL_NAME}").click()
+        page.wait_for_selector(".thumbnail")
+        page.get_by_role("option", name=HARMFUL).wait_for()
+        assert page.locator("#title").text_content() == HARMFUL_NAME
+        assert page.locator("img").count() == 0
+        assert page.evaluate("document.querySelectorAll('script').length") == 1  # main.js
+        svg = saved(page, "Save what is shown", "Map (SVG)").decode()
+        assert "<script>" not in svg
+        assert "&lt;script&gt;" in svg
+
+
+def test_heads_of_a_run_that_trains(browser, address, runs):
+    young = runs[1]
+    with visited(browser, address, "#/heads/young") as page:
+        page.get_by_text("has not looked at its heads yet").wait_for()
+        young.look(0, 0.01)
+        page.wait_for_selector(".thumbnail")
+        assert not page.locator(".formed").first.is_visible()
+        young.look(100, 0.05)
+        page.get_by_text("step 100 ·").first.wait_for()  # it went along to the newest look
+        page.locator("#news").get_by_text("A new look at the heads, step 100.").wait_for(state="attached")
+        page.keyboard.press("Home")
+        page.locator(".when").first.get_by_text("step 0").wait_for()
+        young.look(200, 0.7)
+        page.get_by_role("button", name="L1 H2 forms at step 200").wait_for()
+        assert page.locator(".step").first.get_attribute("max") == "2"
+        assert page.locator(".when").first.text_content().startswith("step 0")  # who looks back is left alone
+        assert "became an induction head" in page.locator("#news").text_content()
+        page.get_by_role("button", name="L1 H2 forms at step 200").click()
+        assert page.locator(".when").first.text_content().startswith("step 200")
+        assert page.locator(".map-title").first.text_content().startswith("L1 H2")
+        page.get_by_text("What changed (1)").click()
+        assert "layer 1, head 2: induction" in page.locator(".moments").text_content()
+
+
+def test_the_address_keeps_head_step_and_text(browser, address):
+    with visited(browser, address, "#/heads/done") as page:
+        page.select_option("#probe", "packed")
+        page.locator(".thumbnail").nth(3).click()
+        page.keyboard.press("Home")
+        page.wait_for_url(re.compile(r"at=0\.3\.0"))
+        assert "text=packed" in page.url
+        page.reload()
+        page.wait_for_selector(".thumbnail")
+        assert page.locator(".map-title").first.text_content().startswith("L0 H3")
+        assert page.locator(".when").first.text_content().startswith("step 0")
+        assert page.input_value("#probe") == "packed"
+        page.get_by_role("link", name="Runs").click()
+        page.locator(".run-table").wait_for()
+        page.go_back()
+        page.wait_for_selector(".thumbnail")
+        page.keyboard.press("End")  # one viewer hears it, not the one of before as well
+        page.locator(".when").first.get_by_text("step 400").wait_for()
+
+
+def test_what_is_shown_can_be_kept(browser, address):
+    with visited(browser, address, "#/runs?runs=done") as page:
+        rows = saved(page, "Save the chart Training loss", "CSV").decode().splitlines()
+        assert rows[0] == "run,figure,step,tokens,seconds,value"
+        assert len(rows) == 41
+        svg = saved(page, "Save the chart Training loss", "SVG").decode()
+        assert svg.startswith("<svg")
+        assert "var(" not in svg  # it looks the same without the page
+        assert saved(page, "Save the chart Training loss", "PNG").startswith(b"\x89PNG")
+        (data,) = json.loads(saved(page, "Save the data of all charts", "Data (JSON)"))
+        assert len(data["log"]["train"]) == 40
+        page.goto(f"{address}/#/heads/done")
+        page.wait_for_selector(".thumbnail")
+        page.get_by_text("Point at a token").first.wait_for()  # the map is there
+        assert saved(page, "Save what is shown", "Picture (PNG)").startswith(b"\x89PNG")
+        kept = json.loads(saved(page, "Save what is shown", "Map and scores (JSON)"))
+        assert kept["run"] == "done"
+        assert abs(sum(kept["weights"][5]) - 1) < 0.05  # 8 bits a weight
+        assert len(saved(page, "Save what is shown", "Map (CSV)").splitlines()) == 1 + 12 * 13 // 2
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wider_than_the_screen(browser, address, width, scheme):
+    size = {"viewport": {"width": width, "height": 844}, "color_scheme": scheme}
+    for place, sign in (("#/runs?runs=done,young", "path.curve-line"), ("#/heads/done", ".thumbnail")):
+        with visited(browser, address, place, **size) as page:
+            page.wait_for_selector(sign)
+            time.sleep(0.2)  # the viewer aligns what stands side by side
+            assert overflow(page) == 0
+            assert page.evaluate("document.documentElement.dataset.theme") == scheme
+            page.keyboard.press("d")
+            assert page.evaluate("document.documentElement.dataset.theme") != scheme
+
+
+def test_a_place_that_does_not_exist_is_said(browser, address):
+    with visited(browser, address, "#/heads/nobody") as page:
+        page.get_by_text("There is no run “nobody” in this folder.").wait_for()
+
+
+def test_a_text_of_ones_own_and_back(browser, folder):
+    with serving(folder) as (address, _), visited(browser, address, "#/heads/text") as page:
+        page.get_by_text("has not looked at its heads yet").wait_for()
+        page.get_by_text("A text of your own").click()
+        page.get_by_label("A text of your own").fill("Once there was a fox.")
+        page.get_by_role("button", name="Look at it").click()
+        page.wait_for_selector(".thumbnail")
+        assert "fox" in page.locator(".tokens").first.text_content().replace("␣", "")
+        page.wait_for_url(re.compile("own=Once"))
+        page.reload()
+        page.wait_for_selector(".thumbnail")
+        page.get_by_role("button", name="Back to the texts of the run").click()
+        page.get_by_text("has not looked at its heads yet").wait_for()
+        assert page.locator(".thumbnail").count() == 0

@@ -10,7 +10,7 @@ export function onProblem(listener) {
 // Raises what the server says; nothing is raised for a request that was given up.
 export async function ask(path, { signal, as = "json", ...more } = {}) {
   const answer = await fetch(path, { signal, ...more });
-  if (answer.ok) return as === "json" ? answer.json() : as === "text" ? answer.text() : answer.arrayBuffer();
+  if (answer.ok) return as === "json" ? answer.json() : as === "text" ? answer.text() : as === "stream" ? answer.body : answer.arrayBuffer();
   const said = await answer.json().catch(() => ({}));
   const error = new Error(said.error?.message ?? `the server answered ${answer.status}`);
   Object.assign(error, { status: answer.status, code: said.error?.code });

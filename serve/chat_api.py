@@ -51,25 +51,25 @@ def router(library: Library, limits: Limits) -> APIRouter:
 
     @routes.get("/model")
     async def model(asked: Annotated[ModelAsked, Query()]) -> dict[str, Any]:
-        return await within(bench.do(lambda: _described(bench.open(asked.name))), limits.seconds)
+        return await within(bench.do(lambda: _described(bench.find(asked.name))), limits.seconds)
 
     @routes.get("/question")
     async def question(asked: Annotated[QuestionAsked, Query()]) -> dict[str, Any]:
-        return await within(bench.do(lambda: _question(bench.open(asked.name), asked)), limits.seconds)
+        return await within(bench.do(lambda: _question(bench.find(asked.name), asked)), limits.seconds)
 
     @routes.post("/answer")
     async def answer(asked: AnswerAsked) -> StreamingResponse:
-        events = bench.each(lambda: _answer(bench.open(asked.name), asked, limits))
+        events = bench.each(lambda: _answer(bench.find(asked.name), asked, limits))
         first = await within(anext(events), limits.seconds)  # what is refused has its status before anything is sent
         return StreamingResponse(_streamed(first, events, limits), media_type="text/event-stream")
 
     @routes.post("/weigh")
     async def weighed(asked: WeighAsked) -> dict[str, Any]:
-        return await within(bench.do(lambda: _weighed(bench.open(asked.name), asked)), limits.seconds)
+        return await within(bench.do(lambda: _weighed(bench.find(asked.name), asked)), limits.seconds)
 
     @routes.post("/look")
     async def look(asked: LookAsked) -> dict[str, Any]:
-        return await within(bench.do(lambda: _looked(bench.open(asked.name), asked, maps)), limits.seconds)
+        return await within(bench.do(lambda: _looked(bench.find(asked.name), asked, maps)), limits.seconds)
 
     return routes
 

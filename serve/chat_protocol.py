@@ -81,7 +81,7 @@ class Message(BaseModel):
 class AnswerAsked(Changed):
     """POST /live/chat/answer. Give messages; or a prompt, as text or as the ids of an earlier answer's prompt.
 
-    answer_ids: what stands of the answer already: it goes on from there. temperature 0: always the likeliest token.
+    answer_ids: what stands of the answer already: it continues from there. temperature 0: always the likeliest token.
     top: how many of the likeliest tokens come with each token.
     """
 

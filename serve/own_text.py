@@ -57,7 +57,7 @@ def spread(steps: list[int]) -> list[int]:
 
 
 def _look(workbench: Workbench, name: Name, text: str) -> Snapshot:
-    opened = workbench.open(name)
+    opened = workbench.find(name)
     try:
         probe = probe_from_text(opened.tokenizer, text, opened.context_length)
     except ValueError as error:

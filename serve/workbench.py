@@ -96,7 +96,7 @@ class Workbench:
             return None
         return next((name for name, path in runs.items() if base.is_relative_to(path.resolve())), None)
 
-    def open(self, name: Name) -> Opened:
+    def find(self, name: Name) -> Opened:
         """The model, loaded if need be. For the worker's thread. Raises ApiError: 404 for an unknown name, 503."""
         runs = self.library.runs()
         if name.run not in runs:
@@ -110,7 +110,7 @@ class Workbench:
             place = steps[name.step]
         adapter = runs.get(name.adapter) if name.adapter is not None else None
         if name.adapter is not None and (adapter is None or self._base_of(adapter, runs) != name.run):
-            raise ApiError(404, f"adapter: {name.adapter[:100]!r} is no run with adapters for {name.run}")
+            raise ApiError(404, f"adapter: {name.adapter[:100]!r} is not a run with adapters for {name.run}")
         try:
             return self._loaded(name, place, adapter)
         except (InputError, DamagedFile, OSError) as error:

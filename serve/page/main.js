@@ -10,6 +10,7 @@ import { followTheme } from "./theme.js";
 const VIEWS = {
   runs: { title: "Runs", load: () => import("./runs.js") },
   heads: { title: "Heads", load: () => import("./heads.js") },
+  chat: { title: "Chat", load: () => import("./chat.js") },
 };
 
 let closing = new AbortController();

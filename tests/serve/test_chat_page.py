@@ -1,0 +1,230 @@
+"""The page's chat in a real browser, with tiny models that answer."""
+
+import json
+from urllib.parse import quote
+
+import pytest
+import torch
+
+from eval.attention import capture
+from model import generate
+from tests.eval.viewer_helpers import chromium
+from tests.serve.chat_runs import NASTY, SAID, get, make_runs, opened
+from tests.serve.conftest import serving
+from tests.serve.page_helpers import visited
+
+pytestmark = pytest.mark.slow  # a browser: in `make test-all`
+CHAT = "#/chat/chat?n=8"
+ASKED = f"{CHAT}&m={quote(json.dumps(SAID))}"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def runs(folder, tmp_path_factory):
+    return make_runs(folder, tmp_path_factory.mktemp("chats"))
+
+
+@pytest.fixture(scope="module")
+def address(runs):
+    with serving(runs) as (found, _):
+        yield found
+
+
+@pytest.fixture(scope="module")
+def written(runs):
+    """The ids of the greedy answer to SAID, and those before it."""
+    lm, tokenizer, ids = opened(runs)
+    return generate(lm, torch.tensor([ids]), 8, temperature=0, stop_ids=tokenizer.stop_ids)[0, len(ids) :].tolist(), ids
+
+
+def answered(page, number=0):
+    """Wait for an answer, and what is said about it; its tokens."""
+    answer = page.locator(".answer").nth(number)
+    answer.locator(".answer-status", has_text="ln p").wait_for()
+    return answer.locator(".of-answer")
+
+
+def head(page, layer, number):
+    return page.locator(".head-cell").nth(4 * layer + number)
+
+
+def choose(page, token):
+    token.click()
+    page.locator(".looks-at .looks").wait_for()
+
+
+def saved(page, words):
+    page.locator(".save summary").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name=words, exact=True).click()
+    return download.value.path().read_bytes()
+
+
+def test_an_answer_is_the_models_own_and_shows_what_it_looked_at(browser, address, runs, written):
+    answer, ids = written
+    with visited(browser, address, CHAT) as page:
+        page.get_by_label("Your message").fill(SAID[0]["content"])
+        page.keyboard.press("Enter")
+        tokens = answered(page)
+        choose(page, tokens.nth(3))
+        data = json.loads(saved(page, "Data (JSON)"))
+        (told,) = data["answers"]
+        assert [token["id"] for token in told["tokens"]] == answer
+        assert [token["id"] for token in told["prompt"]] == ids
+        lm, _, _ = opened(runs)
+        weights = capture(lm, torch.tensor([ids + answer])).weights[:, 0, :, len(ids) + 2]
+        place = int(weights.mean((0, 1)).argmax())
+        line = page.locator(".looks-at").text_content()
+        assert f"({place}) {100 * weights.mean((0, 1))[place]:.1f} %, " in line or f"({place}) " in line.split("·")[0]
+        assert "the mean of all heads" in line
+        head(page, 1, 2).click()
+        page.locator(".looks-at", has_text="head L1 H2").wait_for()
+        assert f"({int(weights[1, 2].argmax())}) " in page.locator(".looks-at").text_content().split("·")[0]
+        shades = [place for place in page.locator(".word-token").all() if place.get_attribute("style")]
+        assert len(shades) >= 2
+        assert saved(page, "Picture (PNG)").startswith(b"\x89PNG")
+        assert b"<svg" in saved(page, "Picture (SVG)")[:100]
+        link = page.url
+    with visited(browser, address, link.partition("/#")[2] and "#" + link.partition("/#")[2]) as page:
+        assert answered(page).all_text_contents()  # the link asks the same again
+        assert head(page, 1, 2).get_attribute("aria-pressed") == "true"
+
+
+def test_an_alternative_is_gone_on_from(browser, address, runs, written):
+    answer, ids = written
+    with visited(browser, address, ASKED) as page:
+        choose(page, answered(page).nth(2))
+        page.locator(".alternative").nth(1).click()
+        page.locator(".of-answer.forced").wait_for()
+        answered(page)
+        told = json.loads(saved(page, "Data (JSON)"))["answers"][0]["tokens"]
+        lm, tokenizer, _ = opened(runs)
+        forced = [token["id"] for token in told[:3]]
+        assert forced[:2] == answer[:2]
+        assert forced[2] == told[2]["top"][1]["id"] != answer[2]
+        rest = generate(lm, torch.tensor([ids + forced]), 8, temperature=0, stop_ids=tokenizer.stop_ids)
+        assert [token["id"] for token in told[3:]] == rest[0, len(ids) + 3 :].tolist()
+        link = page.url
+    with visited(browser, address, "#" + link.partition("#")[2]) as page:
+        answered(page)
+        again = json.loads(saved(page, "Data (JSON)"))["answers"][0]["tokens"]
+        assert [token["id"] for token in again] == [token["id"] for token in told]
+        assert again[2]["log_prob"] == pytest.approx(told[2]["log_prob"], abs=1e-4)  # read at once, not token by token
+
+
+def test_heads_that_are_off_give_a_second_answer_beside_the_first(browser, address):
+    with visited(browser, address, ASKED) as page:
+        first = answered(page).all_text_contents()
+        head(page, 0, 1).click()
+        page.get_by_role("button", name="Switch off").click()
+        page.locator(".answer-status b").wait_for()
+        assert answered(page, 0).all_text_contents() == first
+        assert answered(page, 1).count() > 0
+        assert head(page, 0, 1).text_content() == "off"
+        assert "switched off" in head(page, 0, 1).get_attribute("aria-label")
+        with page.expect_response("**/live/chat/weigh"):
+            page.get_by_label("Strength of layer 0, head 1").fill("0.5")
+        page.locator(".answer-status b").wait_for()
+        page.get_by_text("L0 H1 ×0.5").wait_for()
+        assert "off=0.1*0.5" in page.url
+        choose(page, answered(page, 0).nth(1))
+        page.get_by_text("With the heads changed:").wait_for()
+        told = json.loads(saved(page, "Data (JSON)"))["answers"]
+        assert told[1]["heads"] == [{"layer": 0, "head": 1, "factor": 0.5}]
+        assert len(told[0]["differences"]) == len(told[0]["tokens"])
+        page.get_by_role("button", name="All as trained").click()
+        page.locator(".answers:not(.two)").wait_for()
+        assert "off=" not in page.url
+
+
+def test_a_story_question_shows_the_right_answer(browser, address):
+    with visited(browser, address, CHAT) as page:
+        page.get_by_role("button", name="Story question").click()
+        answered(page)
+        right = get(address, "question", run="chat", number=0).json()["reply"]
+        assert right in page.locator(".right-answer").text_content()
+        page.get_by_role("button", name="Story question").click()
+        second = get(address, "question", run="chat", number=1).json()["reply"]
+        page.locator(".right-answer", has_text=second).wait_for()
+        assert "q=1" in page.url
+
+
+def test_texts_stay_texts(browser, address):
+    with visited(browser, address, "#/chat/text?n=8") as page:
+        page.get_by_label("A text, which the model continues").fill(NASTY + " \u202e\u0007 end")
+        page.get_by_role("button", name="Continue it").click()
+        answered(page)
+        assert NASTY in page.locator(".said").text_content()
+        assert "⟨U+202E⟩⟨U+0007⟩" in page.locator(".said").text_content()
+        assert page.evaluate("() => window.hurt") is None
+        assert page.locator("#root img, #root script").count() == 0
+        choose(page, page.locator(".of-answer").first)
+        assert saved(page, "Picture (PNG)").startswith(b"\x89PNG")
+        assert page.get_by_role("button", name="Story question").is_disabled()
+
+
+def test_models_are_chosen_and_keep_the_conversation(browser, address):
+    with visited(browser, address, ASKED) as page:
+        first = answered(page).all_text_contents()
+        page.get_by_label("Checkpoint").select_option("20")
+        page.wait_for_url("**step=20**")
+        page.locator("html[data-ready]").wait_for()
+        assert answered(page).all_text_contents() != first
+        page.go_back()
+        page.wait_for_url(lambda url: "step=" not in url)
+        answered(page)
+        page.locator(".chat-bar select").nth(2).select_option("adapters")
+        page.wait_for_url("**adapter=adapters**")
+        page.locator("html[data-ready]").wait_for()
+        assert answered(page).all_text_contents() != first
+
+
+def test_the_keyboard_is_enough(browser, address):
+    with visited(browser, address, ASKED) as page:
+        answered(page)
+        page.locator(".answer-tokens").first.focus()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("End")
+        page.locator(".looks-at .looks").wait_for()
+        box = page.locator(".answer-tokens").first
+        selected = page.locator('.of-answer[aria-selected="true"]')
+        assert selected.count() == 1
+        assert box.get_attribute("aria-activedescendant") == selected.get_attribute("id")
+        page.keyboard.press("Tab")  # the alternatives
+        page.keyboard.press("Enter")
+        page.locator(".of-answer.forced").wait_for()
+        answered(page)
+        page.locator(".head-cell").first.focus()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowDown")
+        assert head(page, 1, 1).get_attribute("aria-pressed") == "true"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_cut_off(browser, address, width, scheme):
+    size = {"viewport": {"width": width, "height": 844}, "color_scheme": scheme, "has_touch": width < 500}
+    with visited(browser, address, ASKED + "&off=0.1*0,1.2*0.5&head=1.2", **size) as page:
+        answered(page, 1)
+        page.locator(".answer-status b").wait_for()
+        token = page.locator(".of-answer").nth(1)
+        token.tap() if width < 500 else token.hover()
+        page.locator(".looks-at .looks").wait_for()
+        assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_what_cannot_be_is_said(browser, address):
+    page = browser.new_page()  # its console says, too, that the server refused
+    page.goto(f"{address}/#/chat/nowhere")
+    page.get_by_text("There is no run “nowhere”").wait_for()
+    said = quote(json.dumps([{"role": "user", "content": "word " * 900}]))
+    page.goto(f"{address}/{CHAT}&m={said}")
+    page.locator(".wrong:visible", has_text="this model sees 768 tokens").wait_for()
+    page.goto(f"{address}/#/chat/chat?step=20&adapter=adapters")
+    page.locator(".wrong:visible", has_text="these adapters belong to another base").wait_for()  # they are of step 10
+    page.close()

@@ -20,24 +20,33 @@ export async function ask(path, { signal, as = "json", ...more } = {}) {
 
 export const part = (...names) => names.map(encodeURIComponent).join("/");
 
+const AGAIN = 3000; // milliseconds until a connection is tried again that the browser has given up
+
 // The runs of the folder, by name, as they change. listen(changed, all) is called at once with what is known, then at
 // every change, until the signal is aborted.
 export function followRuns(listen, signal) {
   const all = new Map();
   const connection = document.getElementById("connection");
-  const source = new EventSource("/live/events");
-  source.onmessage = ({ data }) => {
-    connection.hidden = true;
-    const { runs, gone } = JSON.parse(data);
-    gone.forEach((name) => all.delete(name));
-    runs.forEach((run) => all.set(run.name, run));
-    listen(runs, all);
+  let source = null;
+  const connect = () => {
+    if (signal.aborted) return;
+    source = new EventSource("/live/events");
+    source.onmessage = ({ data }) => {
+      connection.hidden = true;
+      const { runs, gone } = JSON.parse(data);
+      gone.forEach((name) => all.delete(name));
+      runs.forEach((run) => all.set(run.name, run));
+      listen(runs, all);
+    };
+    source.onerror = async () => {
+      const isOver = source.readyState === EventSource.CLOSED; // the browser does not try again by itself
+      const status = await ask("/live/runs", { signal }).then(() => 200, (error) => error.status);
+      if (signal.aborted || status === 401) return; // the page asks for the key, and is loaded again
+      connection.textContent = "No connection to the server. Is `python -m serve` still running? This page tries again.";
+      connection.hidden = status === 200;
+      if (isOver) setTimeout(connect, AGAIN);
+    };
   };
-  source.onerror = () => {
-    connection.textContent = "No connection to the server. Is `python -m serve` still running? This page tries again.";
-    connection.hidden = false;
-    ask("/live/runs", { signal }).catch(() => {}); // says whether a key is missing
-    if (source.readyState === EventSource.CLOSED && !signal.aborted) setTimeout(() => signal.aborted || location.reload(), 5000);
-  };
+  connect();
   signal.addEventListener("abort", () => source.close());
 }

@@ -3,9 +3,11 @@
 import json
 import re
 import time
+from contextlib import closing
 
 import pytest
 
+from serve.limits import Limits
 from tests.eval.viewer_helpers import chromium
 from tests.serve.conftest import serving
 from tests.serve.page_helpers import HARMFUL, HARMFUL_NAME, Growing, visited
@@ -246,3 +248,30 @@ def test_a_text_of_ones_own_and_back(browser, folder):
         page.get_by_role("button", name="Back to the texts of the run").click()
         page.get_by_text("has not looked at its heads yet").wait_for()
         assert page.locator(".thumbnail").count() == 0
+
+
+def test_a_page_of_a_server_with_a_key(browser, runs):
+    with serving(runs[0], Limits(api_key="open sesame")) as (address, _), closing(browser.new_context()) as context:
+        page = context.new_page()
+        page.goto(address)
+        page.get_by_label("This server has a key").fill("guess")
+        page.get_by_role("button", name="Open").click()
+        page.get_by_text("This is not the key.").wait_for()
+        assert page.locator(".run-table tbody tr").count() == 0
+        page.get_by_label("This server has a key").fill("open sesame")
+        page.get_by_role("button", name="Open").click()
+        page.locator(".run-table").get_by_text("young").wait_for()
+        assert not page.get_by_label("This server has a key").is_visible()
+
+
+def test_a_server_that_goes_away_and_comes_back(browser, runs):
+    with serving(runs[0]) as (address, _), closing(browser.new_context()) as context:
+        page = context.new_page()
+        page.goto(address)
+        page.locator(".run-table").get_by_text("young").wait_for()
+        page.route("**/live/**", lambda route: route.abort())
+        page.evaluate("location.hash = '#/heads/done'")
+        page.get_by_text("No connection to the server").wait_for()
+        page.unroute("**/live/**")
+        page.wait_for_selector(".thumbnail")
+        page.get_by_text("No connection to the server").wait_for(state="hidden")

@@ -76,7 +76,7 @@ class LoadedConfig:
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Read a YAML file, what it `extends` (relative to itself), and `section.key=value` overrides.
+    """Read a YAML file, what it `extends` (beside itself, or a shipped config), and `section.key=value` overrides.
 
     Raises InputError for a file that is missing or is not YAML, for a circle of `extends`, for a bad override.
     """
@@ -139,7 +139,7 @@ def _merge(
         if key == ("extends",):
             if not isinstance(value_node.value, str) or not value_node.value:
                 raise InputError(f"{place}: extends takes one file name")
-            _read_file(resolve(value_node.value, place, beside=path.parent), into, seen, place)
+            _read_file(_extended(value_node.value, place, path.parent), into, seen, place)
         elif isinstance(value_node, yaml_text.MappingNode) and (
             value_node.value or isinstance(_get(into.values, key), dict)
         ):
@@ -147,6 +147,13 @@ def _merge(
             into.origins[key] = place
         else:
             into.set(key, yaml_text.construct(value_node), place)
+
+
+def _extended(name: str, place: Place, folder: Path) -> Path:
+    """The file that `extends` names: beside the one that says so, or else of this name among the shipped configs."""
+    beside, shipped = resolve(name, place, beside=folder), Path(__file__).parent / name
+    is_plain = Path(name).name == name
+    return shipped if is_plain and not beside.exists() and shipped.is_file() else beside
 
 
 def _get(values: Any, key: KeyPath) -> Any:

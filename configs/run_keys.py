@@ -19,6 +19,7 @@ class TrackingConfig(Section):
         "offline", description="offline: written to disk, for `wandb sync` later | online | disabled."
     )
     project: str = Field("headlight", description="Name of the project in wandb.")
+    tensorboard: bool = Field(False, description="Write event files for TensorBoard, in the run's directory.")
 
 
 class RunKeys(Section):

@@ -134,7 +134,8 @@ def _table(model: type[BaseModel], prefix: str, base: dict[str, Any]) -> Iterato
     yield "| key | takes | default | in base.yaml | meaning |"
     yield "|---|---|---|---|---|"
     if model is RunConfig:
-        yield "| `extends` | text | | | Another YAML file that this one changes; its path is relative to this file. |"
+        shipped = "Where there is none, a config of this name that Headlight brings along."
+        yield f"| `extends` | text | | | Another YAML file that this one changes, relative to this file. {shipped} |"
     for name, field in sorted(schema["properties"].items(), key=lambda item: item[0] != "kind"):
         key = f"{prefix}.{name}" if prefix else name
         default, differs = _default(field, name in schema.get("required", [])), ""

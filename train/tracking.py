@@ -1,15 +1,13 @@
-"""Where figures go: metrics.jsonl always, a progress bar, and wandb on top. A tracker never stops or slows a run."""
+"""Where figures go: metrics.jsonl always, a progress bar, other programs on top (trackers.py)."""
 
 from __future__ import annotations
 
 import math
-import queue
 import secrets
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,9 @@ from configs.read_back import append_line
 from eval.run_files import METRICS
 from train.config import RunConfig
 from train.saving.owner import Owner
+from train.trackers import Elsewhere, TensorBoard, Wandb
 
-PATIENCE_S = 60.0  # how long the end of a run waits for wandb
 SILENCE_S, SILENCE = 10.0, 0.05  # without a terminal, for so long and this share of the run nothing need be said
-WAITING = 1000  # things to log that may wait for wandb; what comes beyond is dropped there (it is on the disk)
 
 
 class Tracker:
@@ -54,20 +51,22 @@ class Tracker:
             disable=None if writes else True,  # None: only on a terminal
         )
         self._began = self._said = time.monotonic()
-        self._wandb: _Wandb | None = None
+        self._elsewhere: list[Elsewhere] = []
         self.wandb_id = wandb_id
         if writes and config.tracking.wandb != "disabled":
             self.wandb_id = wandb_id or secrets.token_hex(4)
-            self._wandb = _Wandb(config, self.wandb_id, self.say)
+            self._elsewhere.append(Wandb(config, self.wandb_id, self.say))
+        if writes and config.tracking.tensorboard:
+            self._elsewhere.append(TensorBoard(config, start_step, self.say))
 
     def log(self, split: str, step: int, tokens: int, time_s: float, values: dict[str, Any]) -> None:
-        """One line of metrics.jsonl; the same figures go to wandb as `train/loss`, `val/loss`, …"""
+        """One line of metrics.jsonl; the same figures go elsewhere as `train/loss`, `val/loss`, …"""
         if not self.writes:
             return
         record = {"step": step, "tokens": tokens, "time_s": round(time_s, 3), "split": split, **values}
         self.append(self.file, record)
-        if self._wandb is not None:
-            self._wandb.log({f"{split}/{key}": value for key, value in values.items()}, step)
+        for other in self._elsewhere:
+            other.log({f"{split}/{key}": value for key, value in values.items()}, step)
 
     def append(self, file: Path, record: dict[str, Any]) -> None:
         """A line of a .jsonl file of the run; what is non-finite (NaN, infinity) is null.
@@ -86,19 +85,19 @@ class Tracker:
             self._disk_failed = True
 
     def log_image(self, name: str, path: Path, step: int) -> None:
-        """Send a picture from the disk to wandb."""
-        if self._wandb is not None:
-            self._wandb.log_image(name, path, step)
+        """Send a picture from the disk elsewhere."""
+        for other in self._elsewhere:
+            other.log_image(name, path, step)
 
     def log_html(self, name: str, path: Path, step: int) -> None:
-        """Send a page from the disk to wandb."""
-        if self._wandb is not None:
-            self._wandb.log_html(name, path, step)
+        """Send a page from the disk elsewhere."""
+        for other in self._elsewhere:
+            other.log_html(name, path, step)
 
     def log_table(self, name: str, columns: list[str], rows: list[list[Any]], step: int) -> None:
-        """A table, to wandb."""
-        if self._wandb is not None:
-            self._wandb.log_table(name, columns, rows, step)
+        """A table, sent elsewhere."""
+        for other in self._elsewhere:
+            other.log_table(name, columns, rows, step)
 
     def progress(self, step: int, seconds: float, **shown: str) -> None:
         """Move the bar to this step (under max_minutes, to this time) and show these figures beside it.
@@ -130,83 +129,7 @@ class Tracker:
         sys.stdout.flush()
 
     def close(self, exit_code: int = 0) -> None:
-        """Close the bar, and wandb's run with our exit code."""
+        """Close the bar, and the others' runs with our exit code."""
         self.bar.close()
-        if self._wandb is not None:
-            self._wandb.close(exit_code)
-
-
-class _Wandb:
-    """wandb in a thread of its own: an error switches it off, and training never waits for it."""
-
-    def __init__(self, config: RunConfig, run_id: str, warn: Callable[[str], None]):
-        self._config, self._id, self._warn = config, run_id, warn
-        self._run: Any = None
-        self._todo: queue.Queue[Callable[[], None] | None] = queue.Queue(WAITING)
-        self._is_off = False
-        self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
-        self._thread.start()
-        self._put(self._start)
-
-    def log(self, values: dict[str, Any], step: int) -> None:
-        self._put(lambda: self._run.log({**values, "step": step}))
-
-    def log_image(self, name: str, path: Path, step: int) -> None:
-        self._put_media(name, lambda wandb: wandb.Image(str(path)), step)
-
-    def log_html(self, name: str, path: Path, step: int) -> None:
-        self._put_media(name, lambda wandb: wandb.Html(path.read_text(encoding="utf-8"), inject=False), step)
-
-    def log_table(self, name: str, columns: list[str], rows: list[list[Any]], step: int) -> None:
-        self._put_media(name, lambda wandb: wandb.Table(columns=columns, data=rows), step)
-
-    def _put_media(self, name: str, make: Callable[[Any], Any], step: int) -> None:
-        def send() -> None:
-            import wandb
-
-            self._run.log({name: make(wandb), "step": step})
-
-        self._put(send)
-
-    def close(self, exit_code: int) -> None:
-        """Wait for what is still to be sent, but not forever."""
-        until = time.monotonic() + PATIENCE_S
-        for last in (lambda: self._run.finish(exit_code=exit_code), None):
-            with suppress(queue.Full):
-                self._todo.put(last, timeout=max(0.0, until - time.monotonic()) if self._thread.is_alive() else 0)
-        self._thread.join(max(0.0, until - time.monotonic()))
-        if self._thread.is_alive():
-            self._warn(f"warning: wandb did not finish within {PATIENCE_S:.0f} s; all figures are in metrics.jsonl")
-
-    def _start(self) -> None:
-        import wandb
-
-        self._run = wandb.init(
-            project=self._config.tracking.project,
-            name=self._config.name,
-            id=self._id,
-            resume="allow",
-            mode=self._config.tracking.wandb,
-            dir=str(self._config.directory.resolve()),  # its service may have another working directory
-            config=self._config.model_dump(),
-            settings=wandb.Settings(silent=True, x_service_wait=300.0),  # a busy machine starts it slowly
-        )
-        self._run.define_metric("step")
-        self._run.define_metric("*", step_metric="step")
-
-    def _put(self, action: Callable[[], None] | None) -> None:
-        if self._is_off:
-            return
-        try:
-            self._todo.put_nowait(action)
-        except queue.Full:
-            self._is_off = True
-            self._warn("warning: wandb is off from here: it does not keep up; all figures are in metrics.jsonl")
-
-    def _work(self) -> None:
-        try:
-            while (action := self._todo.get()) is not None:
-                action()
-        except Exception as error:
-            self._is_off = True
-            self._warn(f"warning: wandb is off from here: {type(error).__name__}: {error}")
+        for other in self._elsewhere:
+            other.close(exit_code)

@@ -10,7 +10,7 @@ import torch
 
 from tests.configs.every_key import Change, keys_of, shows, together
 from tests.configs.observed_run import observed_run
-from tests.train.helpers import pretrain, write_config
+from tests.train.helpers import metrics, pretrain, write_config
 from tests.train.worlds import run_world
 from train.config import load_run_config
 from train.machine.device import resolve_device
@@ -165,6 +165,18 @@ def test_the_project_is_in_what_wandb_would_send(tmp_path):
     pretrain(config)
     (file,) = tmp_path.glob("runs/tiny/wandb/offline-run-*/*.wandb")
     assert bytes([len("other-project")]) + b"other-project" in file.read_bytes()
+
+
+@shows("tracking.tensorboard")
+def test_tensorboard_reads_the_figures_of_the_run(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    config = write_config(tmp_path, train={"max_steps": 2}, eval={"every": 2})
+    pretrain(config, "name=without")
+    assert not (tmp_path / "runs/without/tensorboard").exists()
+    pretrain(config, "tracking.tensorboard=true")
+    found = events.EventAccumulator(str(tmp_path / "runs/tiny/tensorboard")).Reload()
+    said = {m["step"]: m["loss"] for m in metrics(tmp_path / "runs/tiny") if m["split"] == "val"}
+    assert {one.step: one.value for one in found.Scalars("val/loss")} == pytest.approx(said)
 
 
 @pytest.mark.slow

@@ -231,6 +231,15 @@ def test_an_empty_section_changes_nothing_and_a_value_gives_way_to_a_section(tmp
     assert loaded.where(("train", "max_steps")) == loaded.where(("train",)) == f"{tmp_path / 'x.yaml'}:2"
 
 
+def test_a_shipped_config_is_extended_from_anywhere_unless_one_of_its_name_is_beside(tmp_path):
+    child = write(tmp_path, "x.yaml", "extends: small.yaml\nseed: 3\n")
+    assert load_config(child).values == load_config("configs/small.yaml").values | {"seed": 3}
+    write(tmp_path, "small.yaml", "name: mine\n")
+    assert load_config(child).values == {"name": "mine", "seed": 3}
+    with pytest.raises(InputError, match=r"no such config file: .*configs/small.yaml"):
+        load_config(write(tmp_path, "y.yaml", "extends: configs/small.yaml\n"))
+
+
 def test_extends_may_stand_anywhere_but_only_once(tmp_path):
     write(tmp_path, "base.yaml", "seed: 1\n")
     assert load_config(write(tmp_path, "x.yaml", "seed: 2\nextends: base.yaml\n")).values == {"seed": 2}

@@ -53,7 +53,9 @@ STRUCTURE = (
     "attention gated_mlp hidden_act mlp_bias norm qk_norm attention_bias qkv_bias norm_position position_embedding "
     "no_rope_layers sliding_window loadable_elsewhere num_experts scale_attn_weights"
 )
-BOOKKEEPING = "name output_dir resume allow_mismatch rungs tracking tracking.wandb tracking.project"
+BOOKKEEPING = (
+    "name output_dir resume allow_mismatch rungs tracking tracking.wandb tracking.project tracking.tensorboard"
+)
 ROWS = (
     "tokenizer tokenizer.kind tokenizer.vocab_size tokenizer.train_bytes tokenizer.path sequence_length "
     "isolate_documents restart_positions rows_joined too_long"

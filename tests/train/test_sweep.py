@@ -312,3 +312,24 @@ def test_matched_configs_differ_in_heads_and_width_alone_and_have_as_many_parame
     assert differing == {KEY, "model.intermediate_size"}
     assert config.model.kv_heads == kv_heads < baseline.model.kv_heads == baseline.model.num_attention_heads
     assert parameters(matched) == pytest.approx(parameters(whole), rel=0.005)
+
+
+def test_the_runs_of_a_sweep_are_a_group_in_wandb(monkeypatch):
+    from train.sweep import processes
+    from train.sweep.__main__ import default_folder
+    from train.sweep.plan import plan
+
+    started = []
+
+    class Started:
+        def __init__(self, command, env, **options):
+            started.append(env)
+
+    monkeypatch.setattr(processes.subprocess, "Popen", Started)
+    monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
+    runs = plan("configs/small.yaml", ["model.num_key_value_heads=1,2"], 1)
+    processes.Process("configs/small.yaml", runs[0], 1, default_folder(runs).name)
+    assert started[0]["WANDB_RUN_GROUP"] == "small-sweep-num_key_value_heads"
+    monkeypatch.setenv("WANDB_RUN_GROUP", "mine")
+    processes.Process("configs/small.yaml", runs[0], 1, default_folder(runs).name)
+    assert started[1]["WANDB_RUN_GROUP"] == "mine"

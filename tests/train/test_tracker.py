@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-import train.tracking
+import train.trackers
 from tests.train.helpers import REPOSITORY, metrics, pretrain, write_config
 
 
@@ -54,7 +54,7 @@ def test_a_tracker_that_raises_is_switched_off(tmp_path, monkeypatch, where):
 
 @pytest.mark.parametrize("where", ["init", "log", "finish"])
 def test_a_tracker_that_blocks_holds_nothing_up(tmp_path, monkeypatch, where):
-    monkeypatch.setattr(train.tracking, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(train.trackers, "PATIENCE_S", 0.2)
     over, came_back = threading.Event(), []
     monkeypatch.setitem(sys.modules, "wandb", Broken(where, lambda: came_back.append(over.wait(300))))
     done = pretrain(write_config(tmp_path, tracking={"wandb": "online"}))

@@ -153,7 +153,7 @@ class Sweep:
 
     def _start(self, run: PlannedRun, left: int) -> Process:
         self._say(run.config.name, f"training{self._time_left(left)}")
-        return Process(self.config, run, self.jobs)
+        return Process(self.config, run, self.jobs, default_folder(self.runs).name)
 
     def _adopt(self, run: PlannedRun) -> Adopted | None:
         """Wait for the process that trains this run already, if there is one."""

@@ -19,15 +19,18 @@ LOOK_S = 0.5  # between two looks whether another process still trains a run
 
 
 class Process:
-    """A run in a new process, with fresh memory. If others run beside it, its name is before each line it prints."""
+    """A run in a new process, with fresh memory. If others run beside it, its name is before each line it prints.
 
-    def __init__(self, config: str, run: PlannedRun, jobs: int):
+    group: of the sweep's runs in wandb.
+    """
+
+    def __init__(self, config: str, run: PlannedRun, jobs: int, group: str):
         alone = jobs == 1
         threads = int(os.environ.get("OMP_NUM_THREADS") or _cores())
         share = {} if alone else {"OMP_NUM_THREADS": str(max(1, threads // jobs)), "PYTHONIOENCODING": "utf-8"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", run.script, config, *run.overrides, *["--trust-hooks"] * run.trust_hooks],
-            env=os.environ | share,
+            env={"WANDB_RUN_GROUP": group} | os.environ | share,  # wandb's own name for what belongs together
             stdout=None if alone else subprocess.PIPE,
             stderr=None if alone else subprocess.STDOUT,
             encoding="utf-8",

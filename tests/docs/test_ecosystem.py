@@ -1,0 +1,86 @@
+"""docs/ecosystem.md: the lines that this machine can run do what the page says."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from configs.read_back import read_json
+from data import load_tokenizer
+from eval.tasks.minimal_pairs import read_pairs
+from eval.tasks.multiple_choice import figures, read_multiple_choice, score_multiple_choice
+from model import load
+from model.export.__main__ import export
+from tests.docs.page import ROOT
+from tests.model.export.models import model, save_with_tokenizer
+
+pytestmark = pytest.mark.slow
+SECTIONS = dict(
+    re.findall(
+        r"^## (.+?)\n(.*?)(?=^## |\Z)", (ROOT / "docs/ecosystem.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+)
+
+
+def code(section: str) -> str:
+    return "\n".join(re.findall(r"^```(?:python)?\n(.*?)^```$", SECTIONS[section], re.MULTILINE | re.DOTALL))
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """demo_hub, in a folder of its own."""
+    export(save_with_tokenizer(model(), tmp_path / "model"), "hub-folder", tmp_path / "demo_hub")
+    monkeypatch.chdir(tmp_path)
+    return Path("demo_hub")
+
+
+def test_transformers(hub, capsys):
+    exec(code("transformers"), {})
+    assert capsys.readouterr().out.startswith("<|bos|>Once there was a fox")
+
+
+def test_peft(hub):
+    exec(code("peft"), {})
+    ids = torch.randint(0, 300, (1, 9))
+    with torch.no_grad():
+        assert torch.equal(load("demo_lora")(ids), load(hub)(ids))  # B is zero before training
+
+
+def test_trl(hub):
+    exec(code("trl"), {})
+    assert not torch.equal(load("demo_trl").lm_head.weight, load(hub).lm_head.weight)
+
+
+def test_lm_evaluation_harness_counts_as_eval_tasks_does(hub):
+    pytest.importorskip("lm_eval")
+    contexts = ("The fox saw the", "Once there was a", "A dog barked and the", "It's 2026 and the", "Two")
+    endings = ["bird flew away.", "fox ran.", "two red apples."]
+    questions = [{"ctx": text, "endings": endings, "label": n % 3} for n, text in enumerate(contexts)]
+    pairs = [{"sentence_good": f"A fox {verb}s.", "sentence_bad": f"A fox {verb}."} for verb in ("sing", "run", "bark")]
+    for name, rows in (("questions", questions), ("pairs", pairs)):
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = shlex.split(code("lm-evaluation-harness").replace("eval/tasks", str(ROOT / "eval/tasks")))
+    subprocess.run([sys.executable, "-m", *command, "--output_path", "out"], check=True, timeout=300)
+    (file,) = Path("out").rglob("results_*.json")
+    theirs = read_json(file)["results"]
+    lm, tokenizer = load(hub), load_tokenizer(hub)
+    read = read_multiple_choice("questions.jsonl")
+    ours = figures(read, score_multiple_choice(lm, tokenizer, read))
+    assert theirs["headlight_multiple_choice"]["acc,none"] == ours["acc"]
+    assert len(next(iter(read_pairs("pairs.jsonl").values()))) == 3
+    assert 0 <= theirs["headlight_minimal_pairs"]["acc,none"] <= 1
+
+
+def test_onnx(hub):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    exec(code("ONNX"), {})
+    session, ids = onnxruntime.InferenceSession("demo.onnx"), torch.randint(0, 300, (3, 14))
+    found = torch.from_numpy(session.run(None, {"input_ids": ids.numpy()})[0])
+    with torch.no_grad():
+        assert (found - load(hub)(ids)).abs().max() < 1e-3  # other kernels add up in another order

@@ -18,6 +18,7 @@ from serve.limits import Guard, Limits
 from serve.openai_api import router
 from serve.page_api import router as page_router
 from serve.run_folder import RunFolder
+from serve.workbench import Workbench
 
 LOCAL = ["127.0.0.1", "localhost", "[::1]"]
 
@@ -35,8 +36,9 @@ def create_app(library: Library, limits: Limits, hosts: Sequence[str] = LOCAL, o
     handle_errors(app)
     app.include_router(router(library, limits))
     app.include_router(page_router(RunFolder(library.folder), limits))
-    app.include_router(own_text.router(library, limits))
-    app.include_router(chat_api.router(library, limits))
+    bench = Workbench(library)
+    app.include_router(own_text.router(bench, limits))
+    app.include_router(chat_api.router(bench, limits))
     app.add_middleware(Guard, limits=limits)
     if origins:
         headers = ["Authorization", "Content-Type"]

@@ -32,7 +32,6 @@ from serve.answers import chat_ids, room_for, text_ids
 from serve.chat_protocol import AnswerAsked, Changed, LookAsked, ModelAsked, QuestionAsked, WeighAsked
 from serve.errors import ApiError
 from serve.events import event
-from serve.library import Library
 from serve.limits import Limits, within
 from serve.text import Piecewise
 from serve.workbench import Opened, Workbench
@@ -40,9 +39,9 @@ from serve.workbench import Opened, Workbench
 LEAST = -9999.0  # ln p in JSON, which has no infinity
 
 
-def router(library: Library, limits: Limits) -> APIRouter:
+def router(bench: Workbench, limits: Limits) -> APIRouter:
     """The routes. Models are opened, and work, in the workbench's thread."""
-    routes, bench = APIRouter(prefix="/live/chat"), Workbench(library)
+    routes = APIRouter(prefix="/live/chat")
     maps = LastMaps()
 
     @routes.get("/models")

@@ -16,7 +16,6 @@ from eval.attention.viewer.module import told
 from eval.attention.viewer.page import quantise
 from eval.config import AttentionConfig
 from serve.errors import ApiError
-from serve.library import Library
 from serve.limits import Limits, within
 from serve.workbench import Name, Workbench, checkpoints_of
 
@@ -31,13 +30,13 @@ class Asked(BaseModel):
     text: str = Field(min_length=1, max_length=MOST_LETTERS)
 
 
-def router(library: Library, limits: Limits) -> APIRouter:
+def router(workbench: Workbench, limits: Limits) -> APIRouter:
     """The one route of this file."""
-    routes, workbench = APIRouter(), Workbench(library)
+    routes = APIRouter()
 
     @routes.post("/live/runs/{name}/look")
     async def own_text(name: str, asked: Asked) -> dict[str, Any]:
-        runs = library.runs()
+        runs = workbench.library.runs()
         if name not in runs:
             raise ApiError(404, "this run has no checkpoint yet" if runs else "there is no run of this name")
         steps = spread(sorted(checkpoints_of(runs[name])))

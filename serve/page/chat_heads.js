@@ -16,7 +16,7 @@ export class HeadGrid {
     this.cells = [];
     this.mean = button("Mean of all heads", () => told.choose(null), { class: "mean" });
     this.grid = element("div", "head-grid", "", { role: "group", "aria-label": "Heads: choose one to see what it looked at" });
-    this.note = element("p", "soft", "Darker: more of its attention is on one token (the first one left out).");
+    this.note = element("p", "soft", "A stronger colour: more of its attention is on one token, the first one left out.");
     this.strength = element("div", "strength");
     this.changed = element("div", "changed-heads");
     this.root = element("section", "card heads-card", "", { "aria-label": "Heads" }, [

@@ -92,7 +92,7 @@ def read_tokenizer(directory: Path, vocab_size: int | None) -> GgufTokenizer:
         types=[kind for _, kind in rows],
         merges=[merge if isinstance(merge, str) else " ".join(merge) for merge in bpe.merges],
         add_bos=settings.add_bos_token,
-        chat_template=template.read_text("utf-8") if template.is_file() else settings.chat_template,
+        chat_template=template.read_text(encoding="utf-8") if template.is_file() else settings.chat_template,
     )
 
 

@@ -154,6 +154,7 @@ def rows_of(stdout):
     return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_configs_training_steps_are_measured_and_profiled(tmp_path, processes):
     """As a run takes them: in its processes, of which each takes its share of the 8 rows."""

@@ -103,6 +103,7 @@ def test_no_cheap_guess_of_a_name_pays(level, guess):
         assert right < 0.6, (kind, guess, right)
 
 
+@pytest.mark.slow
 @both_levels
 def test_no_cheap_guess_of_a_place_pays(level):
     for guess in (

@@ -96,6 +96,7 @@ def test_cutting_takes_time_linear_in_the_text():
     assert seconds(8_000_000) < 100 * max(seconds(800_000), 0.01)  # ten times as much, with room for noise
 
 
+@pytest.mark.slow
 def test_a_long_document_is_prepared_in_pieces_and_stays_one_document(tmp_path):
     texts = ["ab" * 2_000_000, *(f"fox {i}" for i in range(50))]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))

@@ -383,6 +383,7 @@ def terminal():
         one.close()
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_an_answer_and_not_the_program(runs, terminal):
     screen = terminal("-m", "tests.eval.chat_held", runs / "chats", "--max-new-tokens", 20)
     screen.until("> ")

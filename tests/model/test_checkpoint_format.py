@@ -137,7 +137,7 @@ def test_a_missing_tensor_is_refused_by_name(tmp_path):
         ({"model_type": "bert"}, "model_type is 'bert'; Headlight builds llama, .*smollm3"),
         ({"attention_bias": True}, "q_proj.bias is missing"),
         ({"mlp_bias": True}, "mlp_bias is True"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_type`: must be .* is 'llama3'"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type`: must be .* is 'longrope'"),
         ({"rope_parameters": YARN | {"rope_theta": 1e4, "mscale": 0.7}}, "mscale"),
         ({"rope_parameters": YARN | {"rope_theta": 1e4, "truncate": False}}, "truncate"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),

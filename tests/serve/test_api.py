@@ -178,6 +178,7 @@ def test_paths_and_methods_that_there_are_not(address):
     assert httpx.get(f"{address}/v1/completions").status_code == 405
 
 
+@pytest.mark.slow
 def test_many_clients_at_once_get_what_each_would_get_alone(client, direct):
     """64 clients, none lost or mixed up."""
     prompts = [f"Once there were {number} foxes" for number in range(64)]

@@ -26,6 +26,7 @@ def looked_at(tmp_path_factory):
     return folder / "runs/tiny", done.stdout
 
 
+@pytest.mark.slow
 def test_with_everything_logged_the_losses_are_those_without(tmp_path, looked_at):
     pretrain(write_config(tmp_path, train={"trace": True}, eval={"hooks": []}))
     assert trace(looked_at[0]) == trace(tmp_path / "runs/tiny")

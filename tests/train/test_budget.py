@@ -99,6 +99,7 @@ def test_the_fullest_moment_is_that_of_two_real_steps(rows, half, run):
     assert memory.weights == memory.gradients == sum(p.nbytes for p in lm.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_deep_model_is_measured_from_few_layers(checkpointing):
     types = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]
@@ -110,6 +111,7 @@ def test_a_deep_model_is_measured_from_few_layers(checkpointing):
         assert astuple(step_memory(run, rows, half=half, device="cpu")) == pytest.approx(astuple(exact), rel=0.005)
 
 
+@pytest.mark.slow
 def test_layers_with_experts_and_without_are_measured_apart():
     """In both precisions, although fake tensors know products of experts in bfloat16 only."""
     run = run_config(num_hidden_layers=5, num_experts=4, mlp_only_layers=[0, 2, 3])
@@ -246,6 +248,7 @@ def test_minutes_follow_from_flops_peak_and_share(tmp_path):
     assert float(line.split("|")[-2].replace(",", "")) == pytest.approx(seconds / 60, abs=0.05)
 
 
+@pytest.mark.slow
 def test_a_cpu_is_timed_instead_of_asked_for(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("train.machine.load.share_of_others", lambda: 0.4)
     text = show(monkeypatch, capsys, write_config(tmp_path), "--device", "cpu")
@@ -256,6 +259,7 @@ def test_a_cpu_is_timed_instead_of_asked_for(tmp_path, monkeypatch, capsys):
     assert "of 7 TFLOPS (--tflops)" in show(monkeypatch, capsys, write_config(tmp_path), "--tflops", 7)
 
 
+@pytest.mark.slow
 def test_a_cpu_is_as_quick_as_the_processes_of_a_run(tmp_path, monkeypatch, capsys):
     """Two processes, each with half of the rows of a product."""
     sizes = []

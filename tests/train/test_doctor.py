@@ -89,6 +89,7 @@ def wrong_backward(q, k, v, mask, dropout):
 # a machine that is well
 
 
+@pytest.mark.slow
 def test_here_training_works_and_nothing_is_left_behind(config, tmp_path):
     before = sorted(tmp_path.iterdir())
     said = examined(config, "tracking.wandb=offline")
@@ -124,6 +125,7 @@ def test_bad_input_is_one_line(config):
 # one whose backends fail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
@@ -151,6 +153,7 @@ def test_a_backend_that_is_not_there_is_no_fault(config, monkeypatch):
     assert (found.state, found.said, found.faults) == ("--", "needs a package", {})
 
 
+@pytest.mark.slow
 def test_where_every_kernel_fails_the_formula_trains(config, monkeypatch):
     for name in set(BACKENDS) - {"eager"}:
         monkeypatch.setitem(BACKENDS, name, of_heads(raises))
@@ -168,6 +171,7 @@ def test_where_nothing_is_right_it_says_so_and_the_exit_code_is_2(config, monkey
     assert "recommended" not in said
 
 
+@pytest.mark.slow
 def test_what_you_ask_for_is_refused_where_it_computes_something_else(config, monkeypatch):
     monkeypatch.setitem(BACKENDS, "flash", of_heads(differs))
     said = examined(config, "model.attn_implementation=flash", code=2)
@@ -175,6 +179,7 @@ def test_what_you_ask_for_is_refused_where_it_computes_something_else(config, mo
     assert examined(config)
 
 
+@pytest.mark.slow
 def test_a_precision_that_computes_something_else_is_left_out(config, monkeypatch):
     """bf16's products are wrong; then fp32's too."""
     exact = numbers._model_error
@@ -208,6 +213,7 @@ def test_a_loss_scale_that_lets_an_overflow_through_is_seen(monkeypatch):
     assert found.faults == {"precision cpu fp16": "an overflow moved the weights, or no step did"}
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_there_and_does_not_compute_is_left_alone(config, monkeypatch):
     """PyTorch says that there is one, and every call to it fails: this build has no CUDA."""
     if torch.version.cuda:
@@ -223,6 +229,7 @@ def test_a_gpu_that_is_there_and_does_not_compute_is_left_alone(config, monkeypa
     assert "training will not work here: device cuda" in said
 
 
+@pytest.mark.slow
 def test_the_next_examination_forgets_what_is_right_again(config):
     remember(Findings(bf16_speed=0.1, faults={"attention cpu blocked bf16": "differed"}, checked="2026-01-01"))
     examined(config)

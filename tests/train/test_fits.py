@@ -44,6 +44,7 @@ def test_processes_on_a_cpu_share_its_memory(tmp_path, monkeypatch):
         check_memory(config, resolve_device(config), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_the_rough_estimate_is_never_below_the_measured_one(path):
     config = load_run_config(path)

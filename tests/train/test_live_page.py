@@ -70,6 +70,7 @@ def test_the_page_of_a_finished_run_says_what_its_files_say(whole):
     assert (run / "attention/viewer.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_a_page_that_renews_itself_and_a_resumed_one_continues_its_curve(tmp_path, whole):
     config, run = with_looks(tmp_path), tmp_path / "runs/tiny"
     assert kill_at(config, 6) == -9
@@ -90,6 +91,7 @@ def crash(run):
     raise ZeroDivisionError("a <fault>\nand more")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "why"),
     [

@@ -88,6 +88,7 @@ def lockless(monkeypatch):
 # One owner
 
 
+@pytest.mark.slow
 def test_the_owner_is_named_and_a_folder_at_rest_has_no_file_of_it(tmp_path, holding):
     run = tmp_path / "runs/x"
     assert refused(run) == ""

@@ -142,6 +142,7 @@ def test_a_finished_run_may_grow(finished, tmp_path):
     assert [m["step"] for m in metrics(tmp_path / "runs/tiny") if m["split"] == "train"] == list(range(1, 15))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -125,6 +125,7 @@ def as_command_anew(config: Path, overrides: list[str]) -> None:
     as_command(config, overrides)
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_in_one_process_halves_the_rows_of_all(tmp_path):
     """Process 1 cannot hold two rows at a time; both compute one by one from then on, and the step is not lost."""
     code, said = command(config_of(tmp_path, max_steps=6), TWO, "train.micro_batch_size=1")

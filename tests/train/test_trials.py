@@ -52,6 +52,7 @@ def careful(tmp_path_factory):
     return setting, undisturbed(setting, tmp_path_factory.mktemp("careful") / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CAREFUL)
 def test_nothing_is_missing_and_nothing_is_there_twice_after(name, careful, tmp_path):
     trial = attempt(0, 0, *careful, tmp_path / "trial", CAREFUL[name])

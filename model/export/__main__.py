@@ -1,4 +1,4 @@
-"""Write a model as other programs want it: `python -m model.export runs/demo --to gguf --out demo_gguf`
+"""Write a model as other programs want it: `python -m model.export runs/demo --to gguf --out demo-gguf`
 
     gguf         model.gguf for llama.cpp and all that is built on it, and a Modelfile for Ollama
     hub-folder   what belongs on the Hugging Face Hub: the checkpoint without the state of its training

@@ -26,9 +26,8 @@ from train.config import load_run_config
 
 Check = Callable[[Page], Iterator[str]]
 SHELL = ("", "bash", "sh", "shell", "console")
-SUFFIXES = (
-    ".py .md .yaml .json .jsonl .ipynb .sh .toml .txt .npz .png .gif .html .safetensors .jinja .cff .csv .bin".split()
-)
+SUFFIXES = ".py .md .yaml .json .jsonl .ipynb .sh .toml .txt .npz .png .gif .html .jinja .cff .csv".split()
+SUFFIXES += [".safetensors", ".bin", ".gguf"]
 # files that a reader brings, placeholders, and files that were read once
 EXAMPLES = """
 my.txt book.txt notes/ notes/*.md books/*.txt pairs.jsonl questions.jsonl train.jsonl.gz held_out.jsonl package.json

@@ -33,10 +33,10 @@ def code(section: str) -> str:
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """demo_hub, in a folder of its own."""
-    export(save_with_tokenizer(model(), tmp_path / "model"), "hub-folder", tmp_path / "demo_hub")
+    """demo-hub, in a folder of its own."""
+    export(save_with_tokenizer(model(), tmp_path / "model"), "hub-folder", tmp_path / "demo-hub")
     monkeypatch.chdir(tmp_path)
-    return Path("demo_hub")
+    return Path("demo-hub")
 
 
 def test_transformers(hub, capsys):
@@ -48,12 +48,12 @@ def test_peft(hub):
     exec(code("peft"), {})
     ids = torch.randint(0, 300, (1, 9))
     with torch.no_grad():
-        assert torch.equal(load("demo_lora")(ids), load(hub)(ids))  # B is zero before training
+        assert torch.equal(load("demo-lora")(ids), load(hub)(ids))  # B is zero before training
 
 
 def test_trl(hub):
     exec(code("trl"), {})
-    assert not torch.equal(load("demo_trl").lm_head.weight, load(hub).lm_head.weight)
+    assert not torch.equal(load("demo-trl").lm_head.weight, load(hub).lm_head.weight)
 
 
 def test_lm_evaluation_harness_counts_as_eval_tasks_does(hub):

@@ -183,7 +183,7 @@ def main() -> int:
     given = parser.parse_args()
     import torch
 
-    from eval.compare.__main__ import decode_speeds
+    from eval.decode_speed import decode_speeds
 
     models: dict[str, LanguageModel] = {}
     held_out, found = None, {}

@@ -12,12 +12,10 @@ import argparse
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from configs.command import InputError, exit_on_bad_input
@@ -29,9 +27,7 @@ from eval.opening import add_device_option, open_model
 
 if TYPE_CHECKING:
     from eval.compare.stages import Stage
-    from model import LanguageModel
 
-DECODED, PROMPT, ROUNDS = 128, 16, 5
 RUNS = "runs.json"  # in the folder of a comparison: which runs it is of
 MOST_NAMES = 6  # in the name of that folder
 
@@ -189,6 +185,8 @@ def beside_each_other(variants: Sequence[Variant], out: Path) -> list[tuple[str,
 
 def _measure(variants: Sequence[Variant], decode: bool, device: str) -> tuple[dict[str, Cost], dict[str, float] | None]:
     """By variant: what its model costs, and the tokens/s of greedy decoding, None if it is left out."""
+    from eval.decode_speed import decode_speeds
+
     costs, models = {}, {}
     for variant in variants:
         lm, _ = open_model(variant.runs[0].path, device if decode else "cpu")
@@ -197,41 +195,6 @@ def _measure(variants: Sequence[Variant], decode: bool, device: str) -> tuple[di
         if decode:
             models[variant.name] = lm
     return costs, decode_speeds(models) if decode else None
-
-
-def decode_speeds(
-    models: dict[str, LanguageModel],
-    rounds: int = ROUNDS,
-    caches: Mapping[str, str] | None = None,
-    clock: Callable[[], float] | None = None,
-) -> dict[str, float]:
-    """Tokens/s of greedy decoding with a key-value cache, one row: medians of `rounds` turns, all models in each.
-
-    caches: the kind of cache of a model that does not have the dynamic one. clock: seconds, wall-clock by default.
-
-    Alternating, so that whatever else the machine does slows all of them alike.
-    """
-    import torch
-
-    from model import generate
-
-    kinds, clock = caches or {}, clock or time.perf_counter
-    longest = min(lm.config.max_position_embeddings for lm in models.values())
-    prompt = min(PROMPT, longest // 2)
-    new = min(DECODED, longest - prompt)
-    seconds: dict[str, list[float]] = {name: [] for name in models}
-    for turn in range(rounds + 1):
-        for name, lm in models.items():
-            ids = torch.arange(prompt, device=next(lm.parameters()).device)[None]
-            before = clock()
-            try:
-                written = generate(lm, ids, new, temperature=0, stop_ids=(), kv_cache=kinds.get(name, "dynamic"))
-                written.cpu()  # waits for a GPU
-            except ValueError as error:
-                raise InputError(f"{name}: {error}") from None
-            if turn:  # the first one only warms up
-                seconds[name].append(clock() - before)
-    return {name: new / median(found) for name, found in seconds.items()}
 
 
 if __name__ == "__main__":

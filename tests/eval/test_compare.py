@@ -9,6 +9,7 @@ from statistics import mean, median, stdev
 
 import pytest
 
+from eval import decode_speed
 from eval.compare import __main__ as compare
 from eval.compare import text as compare_text
 from eval.compare.runs import group, read_runs
@@ -108,7 +109,7 @@ def test_decoding_is_measured_for_every_variant_or_left_out(runs, tmp_path):
 def test_decoding_takes_turns_and_a_slow_model_is_slower(runs, monkeypatch):
     """On a clock that moves when a model reads: 1 second a pass of one, 4 of the other, and the first one a minute."""
     models, order, now = {name: load(runs / "mha-seed0") for name in ("quick", "slow")}, [], [0.0]
-    monkeypatch.setattr(compare.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(decode_speed.time, "perf_counter", lambda: now[0])
 
     def reads(name: str, seconds: float) -> None:
         now[0] += seconds if name in order else 60.0
@@ -116,7 +117,7 @@ def test_decoding_takes_turns_and_a_slow_model_is_slower(runs, monkeypatch):
 
     models["quick"].register_forward_pre_hook(lambda *_: reads("quick", 1.0))
     models["slow"].register_forward_pre_hook(lambda *_: reads("slow", 4.0))
-    speeds = compare.decode_speeds(models, rounds=1)
+    speeds = decode_speed.decode_speeds(models, rounds=1)
     assert speeds == {"quick": 1.0, "slow": 0.25}  # a pass gives a token
     turns = [name for i, name in enumerate(order) if i == 0 or order[i - 1] != name]
     assert turns == ["quick", "slow"] * 2  # the first turn only warms up

@@ -37,7 +37,7 @@ def test_inside_every_pass_reads_through_a_cache_of_the_kind():
 
 def test_without_torchao_its_rows_are_left_out(directory, monkeypatch):
     monkeypatch.setattr("model.quantised.find_spec", lambda name: None)
-    monkeypatch.setattr("eval.compare.__main__.DECODED", 4)
+    monkeypatch.setattr("eval.decode_speed.DECODED", 4)
     done = run_main(quantised.main, str(directory), "--rounds", "1", "--device", "cpu", "--clock", "cpu")
     out = done.stdout
     assert done.returncode == 0

@@ -103,6 +103,18 @@ class StoryworldSource(Section):
         lt=1,
         description="Share of documents that are random words, told repeatedly: heads learn to copy. Chats, too.",
     )
+    compared: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the chats of repeats in which two names are compared instead: is it the same one?",
+    )
+    checked: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="With chats: questions, share of the answers after which the same is asked as yes or no.",
+    )
     other_names: float = Field(
         0.0,
         ge=0,

@@ -99,11 +99,12 @@ def _invented(source: StoryworldSource, index: int, split: Split, records: str) 
 
 
 def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool) -> dict[str, Any]:
-    """A conversation about a story, or one that repeats random words."""
-    from data.storyworld import converse, say_again
+    """A conversation about a story, or one that repeats random words, or compares two again and again."""
+    from data.storyworld import compare, converse, say_again
 
     if repeats:
-        return say_again(source.seed, index, split)
+        is_comparing = Random(f"compared {source.seed} {index}").random() < source.compared
+        return (compare if is_comparing else say_again)(source.seed, index, split)
     if source.chats == "mixed":
         return converse(source.seed, index, split, source.level)
     return converse(
@@ -116,6 +117,7 @@ def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool
         told=source.told,
         told_weight=source.told_weight,
         weights=source.class_weights.model_dump(),
+        checked=source.checked,
     )
 
 

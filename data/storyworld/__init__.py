@@ -10,7 +10,7 @@ which word stands for which (`antecedents`, and `align` for any tokenizer). `rep
 induction heads, `recall` documents that ask for what they said.
 """
 
-from .conversations import converse, say_again
+from .conversations import compare, converse, say_again
 from .draw import draw_question
 from .mentions import Antecedent, align, antecedents
 from .names import renamed
@@ -33,6 +33,7 @@ __all__ = [
     "Story",
     "align",
     "antecedents",
+    "compare",
     "converse",
     "draw_question",
     "parse",

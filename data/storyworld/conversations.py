@@ -7,11 +7,13 @@ again, which makes the most of reading it once. Each is `{"conversations": [{"ro
 
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from .draw import draw_question
-from .questions import KINDS, Question, questions_about
-from .repeats import REPEATED_WORDS, repeated
+from .names import held_out_names as names_held_out
+from .names import names
+from .questions import KINDS, OPEN_KINDS, Question, judged, place_sorts, questions_about, yes_no
+from .repeats import REPEATED_WORDS, another, repeated
 from .story import Split, Story, tell
 from .wordings import wordings
 
@@ -20,9 +22,11 @@ WEIGHTS = (1, 2, 1)  # half of all conversations are one question about one stor
 MANY = "questions"  # the fourth kind, and how many questions it has at most unless that is said
 MOST_QUESTIONS = 8
 AGAIN = 5  # how often the assistant repeats words in a conversation of nothing else
+COMPARED = 14  # how often it compares two names, or two places, in a conversation of nothing else
 WEIGHTS_OF_CLASSES = {"who_has": 3, "where": 3}  # how often a class of question is asked; the others count 1
 OTHER_BOOK = 500_009  # so that conversations are not about the stories of draw_question(seed, index)
 Message = dict[str, Any]
+T = TypeVar("T")
 
 
 def converse(
@@ -36,6 +40,7 @@ def converse(
     told: float = 0.0,
     told_weight: int = 0,
     weights: Mapping[str, int] = WEIGHTS_OF_CLASSES,
+    checked: float = 0.0,
 ) -> dict[str, Any]:
     """Conversation number `index`, in the form that OpenAI and MiniMind use, with one more key, "meta":
 
@@ -49,6 +54,7 @@ def converse(
     told:      share of these in which the assistant tells the story that is asked about, as in "turns". There it has
                the "weight" `told_weight`: 0 = it is read, and not trained on
     weights:   how often a class of question is asked there, of those that the story has; 1 where it is not named
+    checked:   share of these answers after which the same is asked as yes or no: only comparing is left to do
 
     Validation conversations have names that no training text holds, unless `held_out_names` is False. The
     same arguments give the same conversation on every machine. Raises ValueError for an unknown kind.
@@ -82,7 +88,7 @@ def converse(
     if kind == "turns":
         more = [question, *more_questions(story, question, rng)]
     elif kind == MANY:
-        more = [question] * by_assistant + many_questions(story, question, rng, most, weights)
+        more = [question] * by_assistant + many_questions(story, question, rng, most, weights, checked)
     for one in more:
         turn(messages, one.text, one.sentence)
         answered.append(noted(one, messages))
@@ -101,12 +107,37 @@ def say_again(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
     return {"conversations": messages, "meta": {"kind": "again", "questions": []}}
 
 
+def compare(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
+    """Conversation number `index` in which the assistant says whether two names are the same, or two places.
+
+    Nothing else in it is said twice, so that a head which finds what was said before can do it.
+    """
+    rng = Random(f"compare {split} {seed} {index}")
+    people = some(names_held_out() if split == "validation" else names(), 2 * COMPARED, rng)
+    places = some(sorted(frozenset.union(*place_sorts().values())), 2 * COMPARED, rng)
+    messages: list[Message] = []
+    for number in range(COMPARED):
+        is_place, so = rng.random() < 1 / 4, rng.random() < 1 / 2
+        one, other = (places if is_place else people)[2 * number : 2 * number + 2]
+        asked = f"It was {one}. Was it {one if so else other}?"
+        turn(messages, asked, judged(one, is_place, "yes" if so else "no"))
+    return {"conversations": messages, "meta": {"kind": "compare", "questions": []}}
+
+
 def turn(messages: list[Message], user: str, assistant: str) -> None:
     messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
 
 
-def pick(rng: Random, options: Sequence[str]) -> str:
+def pick(rng: Random, options: Sequence[T]) -> T:
     return options[int(rng.random() * len(options))]
+
+
+def some(pool: Sequence[str], count: int, rng: Random) -> list[str]:
+    """`count` of the pool, no two alike."""
+    used: dict[str, None] = {}
+    while len(used) < count:
+        used[another(pool, set(used), rng)] = None
+    return list(used)
 
 
 def noted(question: Question, messages: Sequence[Message]) -> dict[str, Any]:
@@ -167,7 +198,9 @@ def more_questions(story: Story, asked: Question, rng: Random) -> list[Question]
     return more
 
 
-def many_questions(story: Story, asked: Question, rng: Random, most: int, weights: Mapping[str, int]) -> list[Question]:
+def many_questions(
+    story: Story, asked: Question, rng: Random, most: int, weights: Mapping[str, int], checked: float
+) -> list[Question]:
     """More questions about the story until there are `most`, of any kind that it has, none asked before.
 
     Where no weights are given, who has it and where it is are asked most: they are what is to be learned first.
@@ -185,9 +218,18 @@ def many_questions(story: Story, asked: Question, rng: Random, most: int, weight
         one = found[int(rng.random() * len(found))]
         if not any(repeats(one.text, before.text) for before in (asked, *more)):
             more.append(one)
+            if checked and one.kind in OPEN_KINDS and rng.random() < checked:
+                more += check(one, rng)
         if len(more) + 1 >= most:
             break
     return more
+
+
+def check(question: Question, rng: Random) -> list[Question]:
+    """The same question as one of yes or no, each as likely; none for "What happened first?"."""
+    others = [candidate for candidate in question.candidates if candidate != question.answer]
+    found = yes_no(question, question.answer if rng.random() < 1 / 2 else pick(rng, others))
+    return [pick(rng, found)] if found else []
 
 
 def repeats(one: str, other: str) -> bool:

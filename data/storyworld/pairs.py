@@ -5,7 +5,7 @@ from typing import Any
 
 from .conversations import OTHER_BOOK, ask, ask_for, pick, turn
 from .draw import draw_question
-from .questions import KINDS, Question, names_of, places_of
+from .questions import KINDS, Question, judged, names_of, places_of
 from .story import Split, Story
 
 
@@ -44,7 +44,7 @@ def wrong_answer(story: Story, question: Question, short: bool, rng: Random) -> 
     if short:
         return wrong
     if question.kind == "yes_no":
-        return "Yes." if question.sentence != "Yes." else wrong_no(story, question, rng)
+        return misjudged(story, question, rng)
     for right, other in ((question.answer, wrong), (capital(question.answer), capital(wrong))):
         if question.kind == "feeling":  # it stands last
             head, found, tail = question.sentence.rpartition(right)
@@ -55,12 +55,14 @@ def wrong_answer(story: Story, question: Question, short: bool, rng: Random) -> 
     raise ValueError(f"{question.sentence!r} does not hold {question.answer!r}")
 
 
-def wrong_no(story: Story, question: Question, rng: Random) -> str:
-    """A "No, it was Belna." to a question whose answer is yes."""
+def misjudged(story: Story, question: Question, rng: Random) -> str:
+    """ "It was Belna, so no." where yes is right; where no is right, that it was so."""
     about_place = question.text.split()[0] != "Is" and " who " not in question.text
     possible = places_of(story) if about_place else names_of(story)
-    other = pick(rng, [one for one in possible if one not in question.text] or ["somebody else"])
-    return f"No, {'' if about_place else 'it was '}{other}."
+    named = sorted((one for one in possible if one in question.text), key=question.text.find)
+    if question.answer == "no":
+        return judged(named[0], about_place, "yes")
+    return judged(pick(rng, [one for one in possible if one not in named] or ["somebody else"]), about_place, "no")
 
 
 def capital(text: str) -> str:

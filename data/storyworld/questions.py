@@ -245,7 +245,11 @@ def ask_yes_no(story: Story) -> Iterator[Question]:
 
 
 def yes_no(question: Question, candidate: str) -> list[Question]:
-    """The question as one that is answered by yes or no, in all its wordings (none for "What happened first?")."""
+    """The question as one that is answered by yes or no, in all its wordings (none for "What happened first?").
+
+    As a sentence the answer first says what was read, and then judges: "It was Tiko, so no." That is learned sooner
+    than "No, it was Tiko.", where the comparison must be done before anything is said (EXPERIMENTS.md).
+    """
     is_it, so = question.text.removesuffix("?"), candidate == question.answer
     if match := fullmatch(r"Who (.*)", is_it):
         texts = [f"Was it {candidate} who {match[1]}?", f"Is it true that {candidate} {match[1]}?"]
@@ -253,8 +257,14 @@ def yes_no(question: Question, candidate: str) -> list[Question]:
         texts = [f"{match[1].capitalize()} {match[2]} {candidate}{match[3] or ''}?"]
     else:
         return []
-    sentence = "Yes." if so else f"No, {'' if question.kind == 'where' else 'it was '}{question.answer}."
-    return [Question("yes_no", text, "yes" if so else "no", sentence, ("yes", "no")) for text in texts]
+    short = "yes" if so else "no"
+    sentence = judged(question.answer, question.kind == "where", short)
+    return [Question("yes_no", text, short, sentence, ("yes", "no")) for text in texts]
+
+
+def judged(found: str, is_place: bool, short: str) -> str:
+    """ "It was Tiko, so no." or "By the river, so no." """
+    return f"{found[0].upper() + found[1:] if is_place else f'It was {found}'}, so {short}."
 
 
 ASKERS: dict[str, Callable[[Story], Iterator[Question]]] = {

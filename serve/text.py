@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from data.tokenizer import Tokenizer
-from eval.chat.tools import calls_in
+from eval.tools.calls import calls_in
 
 CALL = "<tool_call>"
 

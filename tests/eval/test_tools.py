@@ -14,7 +14,7 @@ from data.config import TokenizerConfig
 from data.reading.records import conversation_of
 from data.tokenizer import train_tokenizer
 from eval.chat import __main__ as chat
-from eval.chat.tools import SCHEMAS, calculate, look_up, respond
+from eval.tools.calls import SCHEMAS, calculate, look_up, respond
 from model import LanguageModel, save
 from tests.conftest import tiny_config
 

@@ -105,8 +105,8 @@ def as_grpo(config: RunConfig) -> RunConfig:
     settings = config.grpo
     if settings is None:
         raise InputError("grpo: is null: train.grpo needs this section, as configs/grpo_demo.yaml has it")
-    if not isinstance(config.data.source, StoryworldSource) or config.data.source.recall is not None:
-        raise InputError("data.source: train.grpo asks about the built-in stories: set data.source={kind: storyworld}")
+    if isinstance(config.data.source, StoryworldSource) and config.data.source.recall is not None:
+        raise InputError("data.source.recall: train.grpo asks in conversations, and these are facts: set it to null")
     if config.rows_per_step % settings.group_size:
         raise InputError(
             f"grpo.group_size ({settings.group_size}) must divide the {config.rows_per_step} answers of a step "

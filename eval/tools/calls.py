@@ -53,7 +53,7 @@ ERROR = "error: "  # what the response to a wrong call begins with
 def described(names: Sequence[str]) -> tuple[dict[str, Any], ...]:
     """The schemas of tools, for the chat template. Raises KeyError for a name that no tool has."""
     known = {schema["name"]: schema for schema in SCHEMAS}
-    return tuple(known[name] for name in names)
+    return tuple(known[name] for name in dict.fromkeys(names))
 
 
 def said_by_user(messages: Sequence[dict[str, Any]]) -> str:

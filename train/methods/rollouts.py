@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 from random import Random
 from statistics import fmean
@@ -21,15 +20,14 @@ from torch.nn.utils.rnn import pad_sequence
 from configs.command import InputError
 from data.batches import IGNORED, Batch
 from data.chat import prompt_ids
-from data.config import StoryworldSource
 from data.prepare import PreparedData
-from data.reading.documents import talk_about
-from eval.questions import Asked, questions_in
+from eval.questions import Asked
 from eval.tools.answers import write_answers
 from eval.tools.calls import calls_in, described, said_by_user
 from model import LanguageModel
 from train.config import RunConfig
 from train.machine.distributed import World
+from train.methods.asking import questions_to_draw
 from train.methods.grpo_keys import GRPOConfig
 from train.methods.rewards import find_reward, rewards_of
 from train.objective import BatchSource
@@ -59,7 +57,7 @@ class Answer:
 
 
 class Rollouts(BatchSource):
-    """Questions about training stories, each with a group of answers that the model samples itself.
+    """Questions of the training text, each with a group of answers that the model samples itself.
 
     A batch holds the answers of groups whose rewards differ, right-padded, with their questions in front: input_ids and
     labels (B, T), where only answers are labels; drawn_log_probs (B, T), aligned with labels; advantages (B,); weights
@@ -69,8 +67,7 @@ class Rollouts(BatchSource):
 
     def __init__(self, config: RunConfig, data: PreparedData, world: World, device: torch.device):
         assert config.grpo is not None
-        assert isinstance(config.data.source, StoryworldSource)  # train/grpo.py has checked both
-        self.settings, self.source, self.world, self.device = config.grpo, config.data.source, world, device
+        self.settings, self.world, self.device = config.grpo, world, device
         self.seed, self.tokenizer = config.seed, data.tokenizer
         self.rows_per_batch, self.row_length = config.rows_per_step, config.data.sequence_length
         self.groups = self.rows_per_batch // self.settings.group_size
@@ -79,6 +76,7 @@ class Rollouts(BatchSource):
                 f"{world.size} processes cannot share the {self.groups} questions of a step evenly, each with a model "
                 "of its own: set train.processes=1, or train.parallel=ddp and a multiple of them"
             )
+        self.draw = questions_to_draw(config.data)
         self.reward = find_reward(self.settings.reward)
         self.tools = described(self.settings.tools)
         if self.tools:
@@ -108,15 +106,14 @@ class Rollouts(BatchSource):
         return self.rows(prompts, answers, torch.tensor(values), torch.tensor(reported))
 
     def question(self, k: int, number: int) -> tuple[Asked, list[int]]:
-        """Question `number` of step k, about a training story, and its prompt's ids."""
-        rng, source = Random(f"question {self.seed} {k} {number}"), self.source
+        """Question `number` of step k, and its prompt's ids."""
+        rng = Random(f"question {self.seed} {k} {number}")
         room = self.row_length - self.settings.max_new_tokens
         for _ in range(ATTEMPTS):
-            found = list(questions_in(told(source, rng.randrange(source.documents))))
-            if not found:
+            question = self.draw(rng)
+            if question is None:
                 continue  # a conversation in which nothing is asked
-            question = rng.choice(found)
-            ids = prompt_ids(self.tokenizer, question.messages, self.tools)
+            ids = prompt_ids(self.tokenizer, question.messages, self.tools or question.tools)
             if len(ids) <= room:
                 return question, ids
         raise InputError(
@@ -192,12 +189,6 @@ class Rollouts(BatchSource):
 def reported_names(settings: GRPOConfig) -> tuple[str, ...]:
     """The figures of a step that are known before its loss."""
     return (*REPORTED, *OF_TOOLS) if settings.tools else REPORTED
-
-
-@lru_cache(maxsize=4096)
-def told(source: StoryworldSource, index: int) -> dict[str, Any]:
-    """A training conversation; making one takes longer than answering it."""
-    return talk_about(source, index, "train", repeats=False)
 
 
 def spread(rewards: Tensor, group_size: int) -> Tensor:

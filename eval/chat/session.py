@@ -17,6 +17,7 @@ from configs.checkpoints import checkpoint_directory
 from configs.command import InputError
 from configs.loader import load_config
 from data.chat import end_of_turn_ids, next_prompt_ids, prompt_ids
+from data.text_stream import TextStream
 from data.tokenizer import Tokenizer
 from eval.chat.loops import repeated_block
 from eval.opening import ends_turns, open_model, with_rope_options
@@ -143,24 +144,21 @@ class Conversation:
         return self._pieces(steps, prompt, new)
 
     def _pieces(self, steps: Iterator[Any], prompt: list[int], new: list[int]) -> Generator[str, None, None]:
-        reused, ids, shown, ended = self.cache.length, list[int](), 0, "stopped"
+        reused, written, ended = self.cache.length, TextStream(self.tokenizer), "stopped"
+        ids = written.ids
         try:
             for step in steps:
                 if (token := int(step)) in self.tokenizer.stop_ids:
                     ended = ""
                     break
-                ids.append(token)
-                text = self.tokenizer.decode(ids)
-                whole = len(text.rstrip("\ufffd"))  # a character may take several tokens
-                if whole > shown:
-                    yield text[shown:whole]
-                    shown = whole
+                if piece := written.add(token):
+                    yield piece
                 if repeated_block(ids):
                     ended = "loops"
                     break
             else:
                 ended = "full" if len(prompt) + len(ids) >= self.context_length else "cut"
-            if rest := self.tokenizer.decode(ids)[shown:]:
+            if rest := written.end():
                 yield rest
         finally:
             steps.close()  # type: ignore[attr-defined]  # a generator: now the cache knows what it has read

@@ -15,7 +15,6 @@ from eval.tools import answers
 from eval.tools.answers import write_answers
 from eval.tools.calls import MOST_CALLS, answer_calls, described
 from eval.tools.sums import sums_chat
-from tests.configs.every_key import shows
 from tests.train.grpo_helpers import grpo_config, opened
 from tests.train.helpers import metrics, pretrain, stopped_at, write_config
 from tests.train.worlds import trace
@@ -56,7 +55,6 @@ def source_of(run, **given):
     return config, Rollouts(config, SimpleNamespace(tokenizer=opened(run)[1]), ALONE, torch.device("cpu"))
 
 
-@shows("grpo.tools")
 def test_tools_are_described_and_called_and_what_they_return_is_no_label(run):
     lm, tokenizer = opened(run)
     (_, with_one), (_, without) = source_of(run), source_of(run, tools=[])

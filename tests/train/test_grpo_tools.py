@@ -182,7 +182,7 @@ def test_equal_ids_that_a_tool_wrote_are_not_equal_answers(run):
     ("changes", "message"),
     [
         (["grpo.tools=[shell]"], "grpo.tools"),
-        (["grpo.max_new_tokens=150"], "data.sequence_length (192): no question fits beside grpo.max_new_tokens (150)"),
+        (["grpo.max_new_tokens=150"], "data.sequence_length (192): no question with its tools fits beside grpo.max"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(run, changes, message):

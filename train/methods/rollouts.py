@@ -117,8 +117,8 @@ class Rollouts(BatchSource):
             if len(ids) <= room:
                 return question, ids
         raise InputError(
-            f"data.sequence_length ({self.row_length}): no question fits beside grpo.max_new_tokens "
-            f"({self.settings.max_new_tokens}): raise it"
+            f"data.sequence_length ({self.row_length}): no question{' with its tools' * bool(self.tools)} fits beside "
+            f"grpo.max_new_tokens ({self.settings.max_new_tokens}): raise it"
         )
 
     def sample(

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from configs.meaning import Meaning, keys_that
 from configs.read_back import DamagedFile, checked
 from model.config import ModelConfig
-from model.config_json import ConfigJson, Rope
+from model.saving.config_json import ConfigJson, Rope
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a mistake in a YAML file should not
     from torch import Tensor

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from model.config_json import ConfigJson
 from model.families.family import Family, Fields, windows
+from model.saving.config_json import ConfigJson
 
 
 def _read_mistral_windows(there: ConfigJson) -> Fields:

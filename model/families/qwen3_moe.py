@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from model.config import ModelConfig
-from model.config_json import ConfigJson
-from model.expert_sizes import EXPERT_KEYS
 from model.families.family import Family, Fields, Tensors, windows
+from model.saving.config_json import ConfigJson
+from model.sizes.experts import EXPERT_KEYS
 
 WRITTEN = (*EXPERT_KEYS, "norm_topk_prob", "router_aux_loss_coef")  # under these names in config.json
 ONE_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")

@@ -11,9 +11,9 @@ from configs.checkpoints import checkpoint_directory
 from data.batches import IGNORED
 from data.prepare import open_prepared
 from model import load
-from model.checkpoint_format import save
-from model.lora import adapted, add_adapters
-from model.lora_config import LoraConfig
+from model.adapters.config import LoraConfig
+from model.adapters.lora import adapted, add_adapters
+from model.saving.checkpoint_format import save
 from tests.train.helpers import metrics, pretrain, stopped_at, write_config
 from tests.train.worlds import trace
 from train.config import load_run_config

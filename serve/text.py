@@ -9,7 +9,7 @@ from typing import Any
 
 from data.text_stream import TextStream
 from data.tokenizer import Tokenizer
-from eval.chat.tools import calls_in
+from eval.tools.calls import calls_in
 
 CALL = "<tool_call>"
 

@@ -16,7 +16,7 @@ import torch
 from configs.checkpoints import checkpoint_directory
 from configs.command import InputError
 from configs.loader import load_config
-from data.chat import prompt_ids
+from data.chat import end_of_turn_ids, next_prompt_ids, prompt_ids
 from data.text_stream import TextStream
 from data.tokenizer import Tokenizer
 from eval.chat.loops import repeated_block
@@ -167,7 +167,8 @@ class Conversation:
             self.last = Turn([*prompt, *ids], len(prompt), reused, self.cache.length - reused, ended)
 
     def _keep(self, new: list[int], ids: list[int], ended: str) -> None:
-        self.turns.append([*new, *ids, *(self._end() if self.is_chat else [])])
+        # the turn ends as data.chat writes it, even if you stopped the answer
+        self.turns.append([*new, *ids, *(end_of_turn_ids(self.tokenizer) if self.is_chat else [])])
         self._document_ended = not self.is_chat and not ended
 
     def _make_room(self, new: list[int]) -> int:
@@ -185,17 +186,13 @@ class Conversation:
     def _ids_of(self, text: str, role: str) -> list[int]:
         """What stands between the last turn and the answer to this message; of a text, its next words."""
         if self.is_chat:
-            return prompt_ids(self.tokenizer, [{"role": role, "content": text}])[1:]  # without the first token
+            return next_prompt_ids(self.tokenizer, role, text)
         written = self.tokenizer.decode(self.turns[-1][-4:]) if self.turns else ""
         between = " " if written and written[-1].isascii() and not written[-1].isspace() and text[0].isalnum() else ""
         return self.tokenizer.encode(between + text)
 
     def _header(self) -> list[int]:
         return [self.tokenizer.special_id("<|im_start|>"), *self.tokenizer.encode("assistant\n")]
-
-    def _end(self) -> list[int]:
-        """The end of the assistant's turn, as data.chat writes it, even if you stopped the answer."""
-        return [self.tokenizer.special_id("<|im_end|>"), *self.tokenizer.encode("\n")]
 
 
 def open_conversation(

@@ -107,7 +107,7 @@ class StoryworldSource(Section):
         0.0,
         ge=0,
         le=1,
-        description="Share of the chats of repeats in which two names are compared instead: is it the same one?",
+        description="Share of the chats of repeats in which two names are compared instead (is it the same one?).",
     )
     checked: float = Field(
         0.0,

@@ -4,7 +4,7 @@
     …/step_00001000/                        model.safetensors, config.json, tokenizer.json and others
     …/step_00001000/training/manifest.json  size and sha256 of each of these files
 
-Adapters (LoRA) have adapter_config.json, which names the model that they belong to (model/adapter_files.py).
+Adapters (LoRA) have adapter_config.json, which names the model that they belong to (model/adapters/files.py).
 A directory without a manifest, as others make it, is opened without this check.
 """
 

@@ -134,6 +134,17 @@ def prompt_ids(
     return [token_id for piece in pieces for token_id in ids_of[piece.text, piece.special]]
 
 
+def next_prompt_ids(tokenizer: Tokenizer, role: str, content: str) -> list[int]:
+    """The ids of one more message, and of the header of the answer to it. They follow the turn before, with its
+    line end; what was read and written so far keeps its ids. Raises BadRecord."""
+    return prompt_ids(tokenizer, [{"role": role, "content": content}])[1:]  # without the first token of all
+
+
+def end_of_turn_ids(tokenizer: Tokenizer) -> list[int]:
+    """The ids that end a turn: the model writes the first one itself."""
+    return [tokenizer.special_id("<|im_end|>"), *tokenizer.encode("\n")]
+
+
 def _encode(tokenizer: Tokenizer, rendered: Sequence[list[Segment]]) -> dict[tuple[str, bool], list[int]]:
     """The ids of every distinct segment, each encoded once, on all cores."""
     different = {(piece.text, piece.special) for pieces in rendered for piece in pieces}

@@ -125,7 +125,7 @@ def add_rope_options(parser: argparse.ArgumentParser) -> None:
 
 def check_rope_options(kind: str | None, factor: float | None) -> None:
     """Raises InputError for a kind that there is not, and for a factor of nothing. Imports nothing heavy."""
-    from model.rope_scaling import SCALINGS
+    from model.positions.scaling import SCALINGS
 
     if kind is not None and kind not in SCALINGS:
         raise InputError(f"--rope-scaling {kind}: unknown: use one of {', '.join(SCALINGS)}")
@@ -135,7 +135,7 @@ def check_rope_options(kind: str | None, factor: float | None) -> None:
 
 def with_rope_options(lm: LanguageModel, run: str | Path, kind: str | None, factor: float | None) -> LanguageModel:
     """The model as --rope-scaling and --rope-factor want it; it itself where they are not given. Raises InputError."""
-    from model.longer_texts import with_rope_scaling
+    from model.positions.longer_texts import with_rope_scaling
 
     check_rope_options(kind, factor)
     if kind is None:

@@ -11,7 +11,7 @@ import argparse
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from configs.command import InputError, exit_on_bad_input
 from configs.loader import load_config, validate
 from data.chat import prompt_ids
 from data.config import DataConfig, StoryworldSource
+from data.reading.records import Conversation
 from data.storyworld import converse
 from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer
@@ -44,13 +45,15 @@ class Asked:
     reply:      what the assistant says there: the short answer, or a sentence with it
     answer:     the short answer: "Tiko", "by the river", "yes"
     candidates: the short answers that a careless reader could give, `answer` among them
+    tools:      the schemas of the tools that the conversation describes
     """
 
     kind: str
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[dict[str, Any], ...]
     reply: str
     answer: str
     candidates: tuple[str, ...]
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,19 @@ def questions_in(conversation: dict[str, Any]) -> Iterator[Asked]:
         *before, reply = conversation["conversations"][: question["message"] + 1]
         answer, candidates = question["answer"], tuple(question["candidates"])
         yield Asked(question["kind"], tuple(before), reply["content"], answer, candidates)
+
+
+def question_of(conversation: Conversation) -> Asked | None:
+    """The last question of any conversation: its right reply is the last one, whatever was called in between.
+
+    None where the assistant has not the last word.
+    """
+    messages = conversation.messages
+    asked = max((at for at, message in enumerate(messages) if message.role == "user"), default=None)
+    if asked is None or messages[-1].role != "assistant":
+        return None
+    reply = messages[-1].content
+    return Asked("", tuple(map(asdict, messages[: asked + 1])), reply, reply, (reply,), conversation.tools)
 
 
 def one_question(
@@ -217,8 +233,8 @@ def table(columns: dict[str, dict[str, float | int]]) -> str:
     return tables.table(["class", "asked", *columns, "chance", "best guess"], rows)
 
 
-def source_of(run: str | Path) -> StoryworldSource:
-    """The built-in world that a run was trained on. Raises InputError if it was another source."""
+def data_config_of(run: str | Path) -> tuple[Path, DataConfig]:
+    """The config.yaml of a run, and its `data:` section. Raises InputError if there is none."""
     directory = checkpoint_directory(run)
     file = next(
         (at / "config.yaml" for at in (directory, *directory.parents[:2]) if (at / "config.yaml").is_file()), None
@@ -227,7 +243,13 @@ def source_of(run: str | Path) -> StoryworldSource:
         raise InputError(
             f"{run}: there is no config.yaml beside it, so the held-out stories are unknown: name a run directory"
         )
-    source = validate(DataConfig, load_config(file), "data").source
+    return file, validate(DataConfig, load_config(file), "data")
+
+
+def source_of(run: str | Path) -> StoryworldSource:
+    """The built-in world that a run was trained on. Raises InputError if it was another source."""
+    file, data = data_config_of(run)
+    source = data.source
     if not isinstance(source, StoryworldSource):
         raise InputError(f"{file}: data.source is of kind {source.kind}: only the storyworld has known answers")
     return source

@@ -6,10 +6,10 @@ import configs.command  # noqa: F401  # first: from here on Ctrl-C ends a comman
 from configs.later import imported_later
 
 if TYPE_CHECKING:
-    from model.checkpoint_format import load, save
     from model.config import ModelConfig
     from model.decoding.generation import generate, left_pad, stream
     from model.decoding.sampling import Sampling
+    from model.saving.checkpoint_format import load, save
     from model.transformer import LanguageModel
 
 __all__ = ["LanguageModel", "ModelConfig", "Sampling", "generate", "left_pad", "load", "save", "stream"]
@@ -19,6 +19,6 @@ _PLACES = {
     "ModelConfig": "model.config",
     "Sampling": "model.decoding.sampling",
     **dict.fromkeys(("generate", "left_pad", "stream"), "model.decoding.generation"),
-    **dict.fromkeys(("load", "save"), "model.checkpoint_format"),
+    **dict.fromkeys(("load", "save"), "model.saving.checkpoint_format"),
 }
 __getattr__ = imported_later(__name__, _PLACES)  # torch takes seconds, and a config is checked without it

@@ -31,7 +31,7 @@ from model.decoding.kv_cache import KVCache
 from model.linear import make_linear, side_by_side, zero_biases
 from model.masks import Mask, mean_keys
 from model.norm import HeadsNorm, RMSNorm
-from model.rope import apply_rotary, not_rotated
+from model.positions.rope import apply_rotary, not_rotated
 
 QK_NORM_GAIN = 1.5
 

@@ -20,19 +20,11 @@ from configs.bounds import (
 )
 from configs.meaning import Meaning, Section
 from model.backends.names import NO_SUCH_BACKEND, AttentionImplementation, offer_everyday
-from model.expert_sizes import check_experts, expert_width, layers_with_experts
-from model.latent_sizes import resolve_latent, wrong_latent
-from model.rope_scaling import RopeScaling
-from model.shape import (
-    any_of,
-    check_biases,
-    check_heads,
-    check_positions,
-    check_windows,
-    is_int,
-    kv_heads_of,
-    repeated,
-)
+from model.positions.scaling import RopeScaling
+from model.sizes.defaults import written_out
+from model.sizes.experts import check_experts, layers_with_experts
+from model.sizes.latent import wrong_latent
+from model.sizes.shape import check_biases, check_heads, check_positions, check_windows
 
 Activation = Literal["silu", "gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]  # as transformers names them
 LayerType = Literal["full_attention", "sliding_attention"]
@@ -284,39 +276,8 @@ class ModelConfig(Section):
     @classmethod
     def _resolve_defaults(cls, values: Any) -> Any:
         """Write out what follows from other fields, so that a resolved config shows every value."""
-        if not isinstance(values, dict):
-            return values
-        values = dict(values)
-        hidden = values.get("hidden_size", cls.model_fields["hidden_size"].default)
-        heads = values.get("num_attention_heads", cls.model_fields["num_attention_heads"].default)
-        if not (is_int(hidden, MOST_WIDTH) and is_int(heads, MOST_HEADS)):
-            return values  # the fields' own checks report it
-        if values.get("attention") == "mla":
-            values = resolve_latent(values, hidden, heads)
-        if values.get("head_dim") is None:
-            if hidden % heads:
-                near = [h for h in range(1, min(hidden, 4 * heads) + 1) if hidden % h == 0]
-                best = sorted(near, key=lambda h: abs(h - heads))[:3]
-                raise ValueError(
-                    f"num_attention_heads ({heads}) must divide hidden_size ({hidden}): "
-                    f"use {any_of(sorted(best))}, or set head_dim"
-                )
-            values["head_dim"] = hidden // heads
-        if values.get("intermediate_size") is None:
-            gated = values.get("gated_mlp", True)
-            values["intermediate_size"] = -(-hidden * 8 // (3 * 32)) * 32 if gated else 4 * hidden
-        expert_width(values)
-        kv_heads = values.get("num_key_value_heads", cls.model_fields["num_key_value_heads"].default)
-        values["num_key_value_heads"] = kv_heads_of(kv_heads, heads)
-        layers, types = values.get("num_hidden_layers", cls.model_fields["num_hidden_layers"].default), "layer_types"
-        if is_int(layers, MOST_LAYERS):
-            if values.get(types) is None:
-                values[types] = ["full_attention" if values.get("sliding_window") is None else "sliding_attention"]
-            values[types] = repeated(values[types], layers)
-            values["no_rope_layers"] = repeated(values.get("no_rope_layers"), layers)
-            if values["no_rope_layers"] == [1] * layers:  # every layer rotates, as without this key
-                values["no_rope_layers"] = None
-        return values
+        defaults = {key: field.default for key, field in cls.model_fields.items()}
+        return written_out(values, defaults) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:

@@ -27,7 +27,7 @@ from configs.checkpoints import read_checkpoint
 from configs.command import InputError, exit_on_bad_input
 from model.config import ModelConfig
 from model.families import fitting_family
-from model.new_directory import read_tokenizer_files, refuse_occupied, write_whole
+from model.saving.new_directory import read_tokenizer_files, refuse_occupied, write_whole
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from torch import Tensor
@@ -102,7 +102,7 @@ def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
 
     Everything is checked before anything is computed, and `out` appears whole or not at all. Raises InputError.
     """
-    from model.checkpoint_format import load, read_config
+    from model.saving.checkpoint_format import load, read_config
 
     def read(directory: Path) -> tuple[Path, LanguageModel, dict[str, bytes]]:
         check_head_count(read_config(directory), num_key_value_heads)

@@ -40,7 +40,7 @@ from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache
 from model.masks import Mask, mean_keys
 from model.norm import RMSNorm
-from model.rope import apply_rotary, not_rotated, pairs_apart
+from model.positions.rope import apply_rotary, not_rotated, pairs_apart
 
 LATENT_EPS = 1e-6  # of the norms of the latents: transformers takes this one, whatever rms_norm_eps is
 

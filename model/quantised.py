@@ -59,7 +59,7 @@ def quantise_weights(lm: LanguageModel, kind: str) -> None:
 
 def quantisable(lm: LanguageModel, kind: str) -> dict[str, nn.Linear]:
     """The layers that become small, by name."""
-    from model.lora import adaptable
+    from model.adapters.lora import adaptable
 
     found = adaptable(lm)
     if not lm.config.tie_word_embeddings:  # a tied matrix would be there twice

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from model.adapters.config import Adapters
 from model.attention import Attention
 from model.backends.choice import BACKENDS, Situation, why_not
 from model.backends.names import NO_SUCH_BACKEND
@@ -23,12 +24,11 @@ from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache, StaticCache
 from model.latent_attention import LatentAttention
 from model.layer import LAYERS
-from model.lora_config import Adapters
 from model.loss import IGNORED, cross_entropy_sum
 from model.masks import Mask, MaskSpec, real_tokens
 from model.norm import make_norm
-from model.positions import make_positions
-from model.rope import make_rotary_embedding
+from model.positions.learned import make_positions
+from model.positions.rope import make_rotary_embedding
 
 GROUPS = ("matrix", "expert", "embedding", "head", "vector", "adapter")
 
@@ -195,7 +195,7 @@ class LanguageModel(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.auxiliary_losses: dict[str, Tensor] = {}
-        self.adapters: Adapters | None = None  # model/lora.py sets it
+        self.adapters: Adapters | None = None  # model/adapters/lora.py sets it
         self.set_attn_implementation(config.attn_implementation)
         self.reset_parameters()
 
@@ -255,7 +255,7 @@ class LanguageModel(nn.Module):
         forward = 2 * (matrix parameters, head included, embedding not: it is looked up)
                   + 4 * H * D * (keys that a token sees), summed over the layers
         training = 3 * forward: the backward pass multiplies twice what the forward pass multiplies once; with adapters
-        (model/lora.py) 2 * forward, because frozen matrices have no gradient.
+        (model/adapters/lora.py) 2 * forward, because frozen matrices have no gradient.
 
         Kaplan et al. 2020 (arXiv 2001.08361), table 1; Chowdhery et al. 2022, PaLM (2204.02311), appendix B. Both count
         every key of the row. Here a token sees itself and what came before: (T + 1) / 2 keys on average, fewer in a

@@ -171,11 +171,7 @@ def _taken(answer: Answer, event: Token | End) -> Piece:
         if event.reason == "error":
             raise ApiError(500, event.message, "server_error")
         answer.finish_reason = "length" if event.reason == "length" else "stop"
-        if (
-            answer.finish_reason == "stop"
-            and answer.written.call is not None
-            and answer.written.call in answer.written.ids
-        ):
+        if answer.finish_reason == "stop" and answer.written.called:
             answer.finish_reason = "tool_calls"
         return Piece(answer, answer.written.end(), [])
     answer.tokens.append(event)

@@ -22,6 +22,7 @@ from fastapi.responses import StreamingResponse
 
 from configs.command import InputError
 from data.chat import prompt_ids
+from data.text_stream import TextStream
 from eval.attention.capture import AttentionMaps
 from eval.attention.controls import scaled
 from eval.attention.probes import readable_tokens
@@ -33,7 +34,6 @@ from serve.chat_protocol import AnswerAsked, Changed, LookAsked, ModelAsked, Que
 from serve.errors import ApiError
 from serve.events import event
 from serve.limits import Limits, within
-from serve.text import Piecewise
 from serve.workbench import Opened, Workbench
 
 LEAST = -9999.0  # ln p in JSON, which has no infinity
@@ -152,7 +152,7 @@ class _Spoken:
     """
 
     def __init__(self, opened: Opened):
-        self.tokenizer, self.written, self.ids = opened.tokenizer, Piecewise(opened.tokenizer), list[int]()
+        self.tokenizer, self.written = opened.tokenizer, TextStream(opened.tokenizer)
 
     def token(self, token: int) -> dict[str, Any]:
         text = self.written.add(token)

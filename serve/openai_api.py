@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -157,6 +158,7 @@ class _Text(_Shape):
     def __init__(self, served: Served, number: str, with_log_probs: bool, said: list[str], n: int):
         super().__init__(served, number, with_log_probs)
         self.said, self.n = said, n
+        self.ends: dict[int, int] = {}  # of each answer's text so far, in characters: where its next token begins
 
     def choice(self, answer: Answer) -> dict[str, Any]:
         return self._choice(answer, self._before(answer) + answer.written.text, answer.tokens)
@@ -181,9 +183,9 @@ class _Text(_Shape):
 
     def _offsets(self, answer: Answer, newest: list[str]) -> list[int]:
         """Where each of the newest tokens begins in the text, in characters."""
-        older = [token.id for token in answer.tokens[: len(answer.tokens) - len(newest)]]
-        start = len(self._before(answer)) + sum(len(self.tokenizer.decode([one], False)) for one in older)
-        return [start + sum(map(len, newest[:at])) for at in range(len(newest))]
+        start = self.ends.get(answer.index, len(self._before(answer)))
+        *begins, self.ends[answer.index] = itertools.accumulate(map(len, newest), initial=start)
+        return begins
 
 
 def _reason(answer: Answer, calls: list[dict[str, Any]]) -> str | None:

@@ -7,8 +7,9 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from data.text_stream import TextStream
 from data.tokenizer import Tokenizer
-from eval.chat.tools import calls_in
+from eval.tools.calls import calls_in
 
 CALL = "<tool_call>"
 
@@ -17,52 +18,52 @@ class Piecewise:
     """The text of one answer. `add` each token; what it returns may be shown at once. `end` gives what was held back.
 
     stops: texts at which the answer ends; they are not part of it. has_tools: tool calls are kept out of the text.
-    stopped: whether one of the stops was met.
+    stopped: whether one of the stops was met. called: whether a tool call began.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), has_tools: bool = False):
         self.tokenizer, self.stops = tokenizer, stops
         self.call = tokenizer.backend.token_to_id(CALL) if has_tools else None
-        self.ids: list[int] = []
+        self.decoded, self.ids = TextStream(tokenizer), list[int]()
         self.text = ""
         self.shown = 0
-        self.stopped = False
+        self.called = self.stopped = False
 
     def add(self, token: int) -> str:
         """The next token -> the text that is certain by now and was not returned yet."""
         self.ids.append(token)
-        said = self.ids[: self.ids.index(self.call)] if self.call in self.ids else self.ids
-        text = self.tokenizer.decode(said)
-        met = [at for stop in self.stops if (at := text.find(stop)) >= 0]
-        if met:
-            text, self.stopped = text[: min(met)], True
-        self.text = text
-        whole = text if self.stopped else text.rstrip("\ufffd")  # a character may take several tokens
-        certain = len(whole) if self.stopped else len(whole) - self._begun(whole)
-        piece = text[self.shown : certain]
-        self.shown = max(self.shown, certain)
-        return piece
-
-    def _begun(self, text: str) -> int:
-        """Characters at the end of a text that may be the beginning of a stop."""
-        longest = (min(len(stop) - 1, len(text)) for stop in self.stops)
-        ends = (
-            n
-            for stop, most in zip(self.stops, longest, strict=True)
-            for n in range(most, 0, -1)
-            if text.endswith(stop[:n])
-        )
-        return max(ends, default=0)
+        self.called = self.called or token == self.call
+        if not self.called:
+            self._lengthen(self.decoded.add(token))
+        return self._up_to(len(self.text) - (0 if self.stopped else self._begun()))
 
     def end(self) -> str:
         """The rest of the text, when no more tokens come."""
-        rest, self.shown = self.text[self.shown :], len(self.text)
-        return rest
+        if not self.stopped:
+            self._lengthen(self.decoded.end())
+        return self._up_to(len(self.text))
+
+    def _lengthen(self, piece: str) -> None:
+        """A stop may have begun before the piece, and ends in it."""
+        old, self.text = len(self.text), self.text + piece
+        met = [at for stop in self.stops if (at := self.text.find(stop, max(0, old - len(stop) + 1))) >= 0]
+        if met:
+            self.text, self.stopped = self.text[: min(met)], True
+
+    def _up_to(self, certain: int) -> str:
+        piece = self.text[self.shown : certain]
+        self.shown = max(self.shown, certain)
+        return piece
+
+    def _begun(self) -> int:
+        """Characters at the end of the text that may be the beginning of a stop."""
+        ends = (n for stop in self.stops for n in range(1, len(stop)) if self.text.endswith(stop[:n]))
+        return max(ends, default=0)
 
     def tool_calls(self) -> list[dict[str, Any]]:
         """The calls in the answer, in OpenAI's form; a call that is cut, or not JSON with a name, is left out."""
         calls = []
-        for text in calls_in(self.tokenizer, self.ids) if self.call in self.ids else ():
+        for text in calls_in(self.tokenizer, self.ids) if self.called else ():
             try:
                 call = json.loads(text)
                 function = {"name": str(call["name"]), "arguments": json.dumps(call.get("arguments", {}))}

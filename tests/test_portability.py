@@ -35,8 +35,8 @@ LEXISTS = "pathlib has no lexists before Python 3.12"
 # what is right although it looks like one of these, and why
 ALLOWED = {
     ("train/saving/commit.py", "rename"): "the target was moved away or never existed; Windows renames that",
-    ("model/new_directory.py", "rename"): "the target is removed before",
-    ("model/new_directory.py", "os.path"): LEXISTS,
+    ("model/saving/new_directory.py", "rename"): "the target is removed before",
+    ("model/saving/new_directory.py", "os.path"): LEXISTS,
     ("model/export/__main__.py", "os.path"): LEXISTS,
     ("serve/run_folder.py", "posix"): "kill, behind a look at os.name",
     ("eval/compare/__main__.py", "os.path"): "commonpath and relpath are not in pathlib; drives are looked at before",

@@ -27,7 +27,7 @@ CONFIGS = ["train.pretrain", "train.sft", "train.sweep", "train.budget", "train.
 CONFIGS += ["data.tokenizer_report", "benchmarks.throughput", "benchmarks.busy", "train.grpo", "train.distill"]
 CONFIGS += ["train.dpo"]
 RUNS = ["eval.attention", "eval.chat", "eval.compare", "eval.tasks", "eval.samples", "eval.questions"]
-RUNS += ["eval.long_context", "eval.quantised"]
+RUNS += ["eval.long_context", "eval.quantised", "eval.tools"]
 OTHERS = [
     "model.convert_kv_heads",
     "model.export",
@@ -37,6 +37,7 @@ OTHERS = [
     "notebooks.execute",
 ]
 OTHERS += [
+    "eval.tools.sums",
     "benchmarks.preparing",
     "benchmarks.long_words",
     "benchmarks.rollouts",

@@ -134,7 +134,7 @@ def as_student(config: RunConfig) -> RunConfig:
 
     Raises InputError without a teacher, if that is not a model, and for a student whose experts must be balanced.
     """
-    from model.checkpoint_format import read_config
+    from model.saving.checkpoint_format import read_config
     from train.saving.initial_weights import take_over
 
     if config.distill is None:

@@ -23,9 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from model import LanguageModel, experts, loss
+from model.adapters.lora import add_adapters
 from model.attention import repeat_kv
 from model.backends.choice import BACKENDS, Backend, Situation, choose_attention
-from model.lora import add_adapters
 from model.masks import boolean_mask
 from train.config import RunConfig
 from train.optimizer import Muon, build_optimizers

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 from configs.bounds import LEAST_DRAWN, MOST_QUESTIONS, MOST_SEED, MOST_TEMPERATURE, number, whole
 from configs.command import InputError, exit_on_bad_input
 from configs.shown_text import escape
-from eval.chat.tools import MOST_CALLS, SCHEMAS, calls_in, respond
 from eval.opening import add_device_option, add_quantise_option, add_rope_options, check_rope_options
+from eval.tools.calls import MOST_CALLS, SCHEMAS, answer_calls, calls_in
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from eval.chat.session import Conversation
@@ -189,14 +189,12 @@ class Chat:
         self.write_answer(text, "user")
         for _ in range(MOST_CALLS):
             last = self.conversation.last
-            calls = (
-                calls_in(self.conversation.tokenizer, last.ids[last.begin :])
-                if self.conversation.tools and last
-                else []
-            )
-            if not calls:
+            if not self.conversation.tools or last is None:
                 return
-            responses = "\n".join(respond(call, " ".join(self.said)) for call in calls)
+            said = " ".join(self.said)
+            responses = "\n".join(answer_calls(self.conversation.tokenizer, last.ids[last.begin :], said))
+            if not responses:
+                return
             self.remarks.line(f"(tool: {escape(responses)})")
             self.write_answer(responses, "tool")
 

@@ -12,9 +12,9 @@ from configs.checkpoints import is_adapter, read_checkpoint
 from configs.command import InputError
 from data.tokenizer import load_tokenizer
 from eval.chat.session import Conversation
-from model.adapter_files import load_adapters
-from model.checkpoint_format import read_config
-from model.lora import remove_adapters
+from model.adapters.files import load_adapters
+from model.adapters.lora import remove_adapters
+from model.saving.checkpoint_format import read_config
 
 BASE = "base"  # the name of the model without adapters
 

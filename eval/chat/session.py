@@ -16,7 +16,8 @@ import torch
 from configs.checkpoints import checkpoint_directory
 from configs.command import InputError
 from configs.loader import load_config
-from data.chat import prompt_ids
+from data.chat import end_of_turn_ids, next_prompt_ids, prompt_ids
+from data.text_stream import TextStream
 from data.tokenizer import Tokenizer
 from eval.chat.loops import repeated_block
 from eval.opening import ends_turns, open_model, with_rope_options
@@ -143,24 +144,21 @@ class Conversation:
         return self._pieces(steps, prompt, new)
 
     def _pieces(self, steps: Iterator[Any], prompt: list[int], new: list[int]) -> Generator[str, None, None]:
-        reused, ids, shown, ended = self.cache.length, list[int](), 0, "stopped"
+        reused, written, ended = self.cache.length, TextStream(self.tokenizer), "stopped"
+        ids = written.ids
         try:
             for step in steps:
                 if (token := int(step)) in self.tokenizer.stop_ids:
                     ended = ""
                     break
-                ids.append(token)
-                text = self.tokenizer.decode(ids)
-                whole = len(text.rstrip("\ufffd"))  # a character may take several tokens
-                if whole > shown:
-                    yield text[shown:whole]
-                    shown = whole
+                if piece := written.add(token):
+                    yield piece
                 if repeated_block(ids):
                     ended = "loops"
                     break
             else:
                 ended = "full" if len(prompt) + len(ids) >= self.context_length else "cut"
-            if rest := self.tokenizer.decode(ids)[shown:]:
+            if rest := written.end():
                 yield rest
         finally:
             steps.close()  # type: ignore[attr-defined]  # a generator: now the cache knows what it has read
@@ -169,7 +167,8 @@ class Conversation:
             self.last = Turn([*prompt, *ids], len(prompt), reused, self.cache.length - reused, ended)
 
     def _keep(self, new: list[int], ids: list[int], ended: str) -> None:
-        self.turns.append([*new, *ids, *(self._end() if self.is_chat else [])])
+        # the turn ends as data.chat writes it, even if you stopped the answer
+        self.turns.append([*new, *ids, *(end_of_turn_ids(self.tokenizer) if self.is_chat else [])])
         self._document_ended = not self.is_chat and not ended
 
     def _make_room(self, new: list[int]) -> int:
@@ -187,17 +186,13 @@ class Conversation:
     def _ids_of(self, text: str, role: str) -> list[int]:
         """What stands between the last turn and the answer to this message; of a text, its next words."""
         if self.is_chat:
-            return prompt_ids(self.tokenizer, [{"role": role, "content": text}])[1:]  # without the first token
+            return next_prompt_ids(self.tokenizer, role, text)
         written = self.tokenizer.decode(self.turns[-1][-4:]) if self.turns else ""
         between = " " if written and written[-1].isascii() and not written[-1].isspace() and text[0].isalnum() else ""
         return self.tokenizer.encode(between + text)
 
     def _header(self) -> list[int]:
         return [self.tokenizer.special_id("<|im_start|>"), *self.tokenizer.encode("assistant\n")]
-
-    def _end(self) -> list[int]:
-        """The end of the assistant's turn, as data.chat writes it, even if you stopped the answer."""
-        return [self.tokenizer.special_id("<|im_end|>"), *self.tokenizer.encode("\n")]
 
 
 def open_conversation(

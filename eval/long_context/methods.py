@@ -15,7 +15,7 @@ from functools import partial
 
 from configs.command import InputError
 from model import LanguageModel
-from model.longer_texts import with_config, with_rope_scaling, with_window
+from model.positions.longer_texts import with_config, with_rope_scaling, with_window
 
 Make = Callable[[int], LanguageModel]  # length in tokens -> the model for it
 

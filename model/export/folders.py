@@ -13,7 +13,7 @@ from configs.checkpoints import ADAPTER, CARD, STATE, TRAINING, check_files, is_
 from configs.command import InputError
 from configs.read_back import read_json, read_text
 from configs.shown_text import fenced
-from model.new_directory import TOKENIZER_FILES, new_directory, read_tokenizer_files, write_whole
+from model.saving.new_directory import TOKENIZER_FILES, new_directory, read_tokenizer_files, write_whole
 
 if TYPE_CHECKING:
     from model.transformer import LanguageModel
@@ -36,7 +36,7 @@ def write_hub_folder(directory: Path, out: Path) -> str:
 
     Raises InputError; DamagedFile if a file has changed.
     """
-    from model.card import published
+    from model.saving.card import published
 
     names = [*CONFIGS, INDEX, *TOKENIZER_FILES, *(file.name for file in sorted(directory.glob("*.safetensors")))]
     there = [name for name in names if is_file(directory / name)]
@@ -53,7 +53,7 @@ def write_hub_folder(directory: Path, out: Path) -> str:
 
 def write_merged(directory: Path, out: Path) -> str:
     """Write adapters and their base as one model. Raises InputError."""
-    from model.checkpoint_format import load
+    from model.saving.checkpoint_format import load
 
     if not is_adapter(directory):
         raise InputError(f"{directory}: holds a whole model already, not adapters")
@@ -64,7 +64,7 @@ def write_merged(directory: Path, out: Path) -> str:
 
 def _new_card(directory: Path, lm: LanguageModel) -> str:
     """The card of a whole model in place of that of adapters."""
-    from model.card import Progress, model_card
+    from model.saving.card import Progress, model_card
 
     run = directory.resolve()
     name = run.parents[1].name if run.parent.name == "checkpoints" else run.name

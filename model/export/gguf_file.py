@@ -15,7 +15,7 @@ from configs.command import InputError
 from model.config import ModelConfig
 from model.export.gguf_tokenizer import read_tokenizer
 from model.families import family_of
-from model.new_directory import TOKENIZER_FILES, new_directory
+from model.saving.new_directory import TOKENIZER_FILES, new_directory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,7 +39,7 @@ COMPLETION = 'TEMPLATE """{{ .Prompt }}"""\n'
 
 def write_gguf(directory: Path, out: Path) -> str:
     """Write `model.gguf` and a `Modelfile` into the directory `out`. Raises InputError, DamagedFile."""
-    from model.checkpoint_format import load, read_config
+    from model.saving.checkpoint_format import load, read_config
 
     config = read_config(directory)
     if reason := not_in_llama_cpp(config):

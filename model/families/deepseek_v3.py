@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from model.config import ModelConfig
-from model.config_json import ConfigJson
 from model.families.family import Family, Fields, read_no_windows
+from model.saving.config_json import ConfigJson
 
 RANKS = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from configs.meaning import Meaning, keys_that
 from configs.read_back import DamagedFile, checked
 from model.config import ModelConfig
-from model.config_json import ConfigJson, Rope
+from model.saving.config_json import ConfigJson, Rope
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a mistake in a YAML file should not
     from torch import Tensor
@@ -137,6 +137,11 @@ def _read_rope(there: ConfigJson) -> Fields:
     elif len(scaling) > 1 and rope.rope_type == "default":
         raise ValueError(f"rope_parameters has {max(scaling.keys() - {'rope_type'})!r}, which its rope_type has not")
     return values if rope.rope_type == "default" else values | {"rope_scaling": scaling}
+
+
+def alike(window: int | None, layers: int) -> list[str]:
+    """A kind for each layer: all slide where there is a window, and none where there is none."""
+    return ["full_attention" if window is None else "sliding_attention"] * layers
 
 
 def windows(window: int | None, types: list[str]) -> Fields:

@@ -11,8 +11,8 @@ from pydantic import Field
 from configs.bounds import MOST_LAYERS
 from configs.read_back import DamagedFile, checked
 from model.config import Activation, ModelConfig
-from model.config_json import EveryConfigJson, Positive, Share, Size, TokenId
 from model.families.family import Family, Fields, Tensors, model_config
+from model.saving.config_json import EveryConfigJson, Positive, Share, Size, TokenId
 
 NAMES = {  # of transformers -> of Headlight; what is not here has the same name
     "transformer.wte": "model.embed_tokens",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from model.config import ModelConfig
-from model.config_json import ConfigJson
 from model.families.family import Family, Fields, windows
+from model.saving.config_json import ConfigJson
 
 
 def qwen3_windows(config: ModelConfig) -> Fields:

@@ -42,6 +42,15 @@ def test_what_is_sampled_and_what_it_earns(run):
     assert colder["drawn_log_probs"].sum() / colder["copies"].sum() > before["drawn_log_probs"].sum() / ROWS
 
 
+@shows("grpo.tools")
+def test_a_tool_is_described_before_the_question(run):
+    """tests/train/test_grpo_tools.py has rollouts that call it."""
+    _, tokenizer = opened(run)
+    for tools in ([], ["look_up"], ["calculator"]):
+        prompt = tokenizer.decode(rollouts(run, tools=tools)[1].question(0, 0)[1])
+        assert [name for name in ("calculator", "look_up") if f'"name": "{name}"' in prompt] == tools
+
+
 @shows("grpo.scale_advantages", "grpo.mean")
 def test_what_an_answer_and_a_token_count_for(run):
     lm, _ = opened(run)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from configs.command import InputError
-from model.lora import adapted, add_adapters
+from model.adapters.lora import adapted, add_adapters
 from tests.configs.every_key import shows
 from tests.conftest import random_model, tiny_config
 from tests.train.helpers import write_config

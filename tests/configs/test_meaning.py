@@ -7,7 +7,7 @@ from pydantic import Field
 from configs.meaning import Meaning, Section, keys_that, meanings
 from data.storyworld.questions import KINDS
 from model.config import ModelConfig
-from model.rope_scaling import RopeScaling
+from model.positions.scaling import RopeScaling
 from train.config import RunConfig, load_run_config
 
 # of every run, then of each kind of source

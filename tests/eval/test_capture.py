@@ -10,7 +10,7 @@ from model.attention import attention_weights
 from model.backends.choice import BACKENDS
 from model.decoding.caches import make_cache
 from model.masks import MaskSpec, boolean_mask
-from model.rope import RotaryEmbedding, apply_rotary
+from model.positions.rope import RotaryEmbedding, apply_rotary
 from tests.conftest import random_model, tiny_config
 
 SDPA = BACKENDS["sdpa"].compute

@@ -23,7 +23,7 @@ from eval.attention.capture import capture
 from eval.chat import __main__ as chat
 from eval.chat import attention as chat_attention
 from model import load, save
-from model.longer_texts import with_rope_scaling
+from model.positions.longer_texts import with_rope_scaling
 from tests.conftest import random_model, tiny_config
 from tests.eval.test_plots import snapshot
 from tests.train.helpers import REPOSITORY

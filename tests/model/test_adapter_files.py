@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 from configs.command import InputWarning
 from configs.read_back import DamagedFile
 from model import load, save
-from model.adapter_files import base_of, load_adapters, weights_hash
-from model.lora import adapted, add_adapters, merge
-from model.lora_config import LoraConfig
+from model.adapters.config import LoraConfig
+from model.adapters.files import base_of, load_adapters, weights_hash
+from model.adapters.lora import adapted, add_adapters, merge
 from tests.conftest import random_model, tiny_config
 
 IDS = torch.arange(24).view(2, 12)

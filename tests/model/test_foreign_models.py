@@ -293,7 +293,7 @@ def test_the_end_tokens_of_generation_config_win_as_in_transformers(tmp_path):
 
 
 def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_built(tmp_path, monkeypatch):
-    from model import checkpoint_format
+    from model.saving import checkpoint_format
 
     save(random_model(tiny_config()), tmp_path)
     monkeypatch.setattr(checkpoint_format, "free_ram", lambda: (1e5, "RAM available now"))

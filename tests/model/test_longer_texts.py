@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from model import generate, load, save
-from model.longer_texts import with_config, with_rope_scaling, with_window
+from model.positions.longer_texts import with_config, with_rope_scaling, with_window
 from tests.conftest import random_model, tiny_config
 
 LATENT = {"attention": "mla", "num_key_value_heads": 4, "qk_norm": False, "kv_lora_rank": 8, "qk_rope_head_dim": 4}

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from model import LanguageModel
-from model.lora import adapted, add_adapters, merge, remove_adapters, without_adapters
-from model.lora_config import LoraConfig
+from model.adapters.config import LoraConfig
+from model.adapters.lora import adapted, add_adapters, merge, remove_adapters, without_adapters
 from tests.conftest import random_model, tiny_config
 
 IDS = torch.arange(24).view(2, 12)

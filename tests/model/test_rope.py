@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.rope import RotaryEmbedding, apply_rotary
+from model.positions.rope import RotaryEmbedding, apply_rotary
 from tests.conftest import random_model, tiny_config
 from tests.model import reference
 

@@ -57,3 +57,11 @@ def test_a_tool_call_is_no_text(tokenizer):
     for token in ids:
         without.add(token)
     assert without.tool_calls() == []
+
+
+def test_an_answer_is_decoded_once(tokenizer, monkeypatch):
+    written, ids = Piecewise(tokenizer, ["never"]), tokenizer.encode("Tiko 🦊 saw 你好。\n" * 20)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(tokenizer), "decode", None)
+        shown = "".join(map(written.add, ids))
+    assert shown + written.end() == "Tiko 🦊 saw 你好。\n" * 20

@@ -13,7 +13,7 @@ from data.chat import TRAINED, encode_conversations
 from data.config import TokenizerConfig
 from data.reading.records import checked_conversation
 from data.tokenizer import train_tokenizer
-from eval.chat.tools import calculate
+from eval.tools.calls import calculate
 from model import LanguageModel, save
 from tests.conftest import tiny_config
 from tests.serve.conftest import serving

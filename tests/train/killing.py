@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-import model.checkpoint_format
+import model.saving.checkpoint_format
 import train.loop
 import train.saving.checkpoint
 from configs.command import exit_on_bad_input
@@ -96,5 +96,5 @@ def watch_operations(kill_at: str | int | None, trace: Path | None = None) -> No
     half = lambda file, text, *rest: file.open("w").write(text[: len(text) // 2])  # noqa: E731
     watch(Path, "write_text", lambda file, *rest: file.name, half)
     zeros = lambda tensors, file: file.write_bytes(bytes(10_000))  # noqa: E731
-    for module in (model.checkpoint_format, train.saving.checkpoint):
+    for module in (model.saving.checkpoint_format, train.saving.checkpoint):
         watch(module, "save_file", lambda tensors, file: file.name, zeros)

@@ -1,5 +1,6 @@
 """GRPO: the loss of TRL on the same rollouts, the same run after a stop, and what a reward may do wrong."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,13 +9,13 @@ from torch.testing import assert_close
 
 from eval.questions import Asked
 from tests.train.grpo_helpers import begun, grpo_config, opened, rollouts
-from tests.train.helpers import metrics, pretrain, stopped_at
+from tests.train.helpers import metrics, pretrain, refusal, stopped_at
 from tests.train.worlds import trace
 from train import grpo
 from train.grpo import GRPO, divergence, policy_loss
 from train.methods.grpo_keys import GRPOConfig
 from train.methods.rewards import REWARDS, contains_answer, exact_match
-from train.methods.rollouts import advantages
+from train.methods.rollouts import Answer, advantages
 
 HERE = "tests.train.grpo_helpers"
 
@@ -47,10 +48,12 @@ LOSSES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kl", [0.0, 0.3])
+@pytest.mark.parametrize(("kl", "tools"), [(0.0, False), (0.3, False), (0.3, True)])
 @pytest.mark.parametrize("name", LOSSES)
-def test_loss_and_gradients_are_those_of_trl(run, name, kl):
+def test_loss_and_gradients_are_those_of_trl(run, name, kl, tools):
     """TRL's own `_compute_loss`, on transformers' model with the same weights, left-padded as TRL pads.
+
+    tools: the second and third token of each answer are a tool's, in TRL's `tool_mask` as in our labels.
 
     The weights moved since the answers were drawn, so that a third of the ratios is clipped. Rotations by other angles
     and another order of sums leave differences of 1e-6 in the log-probabilities; gradients are of the size of 1.
@@ -60,7 +63,7 @@ def test_loss_and_gradients_are_those_of_trl(run, name, kl):
     settings, (lm, tokenizer) = config.grpo, opened(run)
     questions = [source.question(0, number) for number in range(source.groups)]
     prompts = tuple(ids for _, ids in questions)
-    answers = source.sample(0, lm, prompts)
+    answers = [with_a_tool(answer) if tools else answer for answer in source.sample(0, lm, prompts)]
     rewards = torch.rand(len(answers), generator=torch.Generator().manual_seed(1))
     batch = source.rows(prompts, answers, rewards, torch.zeros(4))
 
@@ -81,6 +84,12 @@ def test_loss_and_gradients_are_those_of_trl(run, name, kl):
     assert_close(loss / objective.count(batch), wanted, rtol=1e-4, atol=1e-5)
     for (parameter, one), other in zip(ours.named_parameters(), matching(ours, theirs), strict=True):
         assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4, msg=lambda text, at=parameter: f"{at}: {text}")
+
+
+def with_a_tool(answer: Answer) -> Answer:
+    """The answer, as if a tool had written its second and third token."""
+    own = tuple(at not in (1, 2) for at in range(len(answer.ids)))
+    return replace(answer, own=own, log_probs=answer.log_probs.masked_fill(~torch.tensor(own), 0))
 
 
 def last(run) -> str:
@@ -106,6 +115,8 @@ def trl_loss(name, settings, model, reference, prompts, answers, rewards, pad):
 
     prompt_ids, prompt_mask = padded([prompts[answer.group] for answer in answers], left=True)
     completion_ids, completion_mask = padded([answer.ids for answer in answers], left=False)
+    own = [torch.tensor(answer.own, dtype=torch.long) for answer in answers]
+    tool_mask = torch.nn.utils.rnn.pad_sequence(own, batch_first=True, padding_value=1)
     old = torch.nn.utils.rnn.pad_sequence([answer.log_probs for answer in answers], batch_first=True)
     ids, mask = torch.cat([prompt_ids, completion_ids], 1), torch.cat([prompt_mask, completion_mask], 1)
     count = completion_ids.shape[1]
@@ -149,8 +160,10 @@ def trl_loss(name, settings, model, reference, prompts, answers, rewards, pad):
         "advantages": worth.flatten(),
         "old_per_token_logps": old,
         "ref_per_token_logps": there,
-        "num_items_in_batch": completion_mask.sum(),
+        "num_items_in_batch": (completion_mask * tool_mask).sum(),  # _generate_and_score_completions: loss_mask
     }
+    if not tool_mask.all():  # TRL leaves it out where it has no tools
+        inputs["tool_mask"] = tool_mask
     return GRPOTrainer._compute_loss(trainer, model, inputs)
 
 
@@ -194,7 +207,7 @@ def test_equal_answers_are_one_row_and_groups_without_variance_are_left_out(run)
     lm, _ = opened(run)
     prompts = tuple(source.question(0, number)[1] for number in range(2))
     answers = source.sample(0, lm, prompts)
-    twin = answers[0].__class__(0, answers[0].ids, answers[0].log_probs, answers[0].text)
+    twin = replace(answers[0])
     answers = [answers[0], twin, *answers[2:]]
     rewards = torch.tensor([1.0, 1.0, 0.0, 0.5, 2.0, 2.0, 2.0, 2.0])  # the second group tells nothing
     batch = source.rows(prompts, answers, rewards, torch.zeros(4))
@@ -228,15 +241,14 @@ def test_it_earns_more_and_goes_on_exactly_after_a_stop(run):
         (["grpo.group_size=3"], "grpo.group_size (3) must divide the 8 answers of a step"),
         (["grpo=null"], "grpo: is null: train.grpo needs this section"),
         (["init_from=null"], "init_from: fine-tuning starts from a trained model"),
-        (["data.source=text.txt"], "data.source: train.grpo asks about the built-in stories"),
+        (["data.source.recall={}"], "data.source.recall: train.grpo asks in conversations, and these are facts"),
         (["grpo.max_new_tokens=500"], "data.sequence_length (512): no question fits beside grpo.max_new_tokens (500)"),
         (["grpo.group_size=1"], "grpo.group_size"),
     ],
 )
 def test_what_cannot_be_used_is_one_line_and_writes_nothing(run, changes, message):
-    done = pretrain(grpo_config(run), "name=refused", *changes, "--trust-hooks", script=grpo.main, code=2)
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+    said = refusal(grpo_config(run), "name=refused", *changes, "--trust-hooks", script=grpo.main)
+    assert message in said
     assert not (run.parent / "refused/metrics.jsonl").exists()
 
 
@@ -245,9 +257,8 @@ def test_what_cannot_be_used_is_one_line_and_writes_nothing(run, changes, messag
     [("raising", r"raised KeyError: 'nothing\nto see' for row 0"), ("infinite", "returned inf for row 0, question")],
 )
 def test_a_reward_that_fails_stops_the_run_before_the_step(run, reward, message):
-    done = pretrain(grpo_config(run), f"name={reward}", f"grpo.reward={HERE}:{reward}", script=grpo.main, code=2)
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+    said = refusal(grpo_config(run), f"name={reward}", f"grpo.reward={HERE}:{reward}", script=grpo.main)
+    assert message in said
     assert not (run.parent / reward / "metrics.jsonl").exists()  # the very first answers are rewarded before any step
 
 

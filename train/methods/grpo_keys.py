@@ -32,6 +32,12 @@ class GRPOConfig(Section):
     max_new_tokens: int = Field(
         24, ge=1, le=MOST_ROW, description="Tokens of an answer at most; one that is longer is cut, and so never right."
     )
+    tools: list[Literal["calculator", "look_up"]] = Field(
+        [],
+        max_length=2,
+        description="Tools that the prompt describes and whose calls are run: [calculator, look_up]. What they return "
+        "is read, not trained on, and belongs to max_new_tokens. [] = none.",
+    )
     temperature: float = Field(
         1.0, ge=LEAST_DRAWN, le=MOST_TEMPERATURE, description="Of the sampled answers. The loss has it too."
     )

@@ -15,7 +15,7 @@ from configs.checkpoints import read_checkpoint
 from configs.command import InputError
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import LanguageModel, load
-from model.lora import without_adapters
+from model.adapters.lora import without_adapters
 from train.config import RunConfig
 from train.machine.device import Device
 

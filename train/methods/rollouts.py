@@ -6,8 +6,8 @@ the weights. So nothing is saved, and a stopped run resumes exactly.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 from random import Random
 from statistics import fmean
@@ -20,43 +20,54 @@ from torch.nn.utils.rnn import pad_sequence
 from configs.command import InputError
 from data.batches import IGNORED, Batch
 from data.chat import prompt_ids
-from data.config import StoryworldSource
 from data.prepare import PreparedData
-from data.reading.documents import talk_about
-from eval.questions import Asked, questions_in
-from model import LanguageModel, generate, left_pad
+from eval.questions import Asked
+from eval.tools.answers import write_answers
+from eval.tools.calls import calls_in, described, said_by_user
+from model import LanguageModel
 from train.config import RunConfig
 from train.machine.distributed import World
+from train.methods.asking import questions_to_draw
+from train.methods.grpo_keys import GRPOConfig
 from train.methods.rewards import find_reward, rewards_of
 from train.objective import BatchSource
 
 REPORTED = ("reward", "reward_variance", "skipped_groups", "answer_length")  # means over all answers of a step
+OF_TOOLS = ("tool_calls", "tool_errors")  # of an answer, with grpo.tools
 EPSILON = 1e-4  # of the division by a standard deviation, as in TRL
 ATTEMPTS = 1000  # to find a question that fits
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One sampled answer. ids: with its end token, if it came. log_probs: ln of the probability it was drawn with."""
+    """One sampled answer.
+
+    ids: with its end token, if it came, and with the responses of tools. log_probs: ln of the probability each was
+    drawn with. own: which of ids the model wrote; only these are trained on. text: what is rewarded, the last turn.
+    calls, errors: how many calls were run, and how many of these failed.
+    """
 
     group: int
     ids: tuple[int, ...]
     log_probs: Tensor
     text: str
+    own: tuple[bool, ...]
+    calls: int = 0
+    errors: int = 0
 
 
 class Rollouts(BatchSource):
-    """Questions about training stories, each with a group of answers that the model samples itself.
+    """Questions of the training text, each with a group of answers that the model samples itself.
 
     A batch holds the answers of groups whose rewards differ, right-padded, with their questions in front: input_ids and
     labels (B, T), where only answers are labels; drawn_log_probs (B, T), aligned with labels; advantages (B,); weights
-    (B, T), what a token counts; copies (B,), how often the answer was drawn: equal ones are one row; reported (B, 4).
+    (B, T), what a token counts; copies (B,), how often the answer was drawn: equal ones are one row; reported (B, F),
+    the figures of the step that `reported_names` names.
     """
 
     def __init__(self, config: RunConfig, data: PreparedData, world: World, device: torch.device):
         assert config.grpo is not None
-        assert isinstance(config.data.source, StoryworldSource)  # train/grpo.py has checked both
-        self.settings, self.source, self.world, self.device = config.grpo, config.data.source, world, device
+        self.settings, self.world, self.device = config.grpo, world, device
         self.seed, self.tokenizer = config.seed, data.tokenizer
         self.rows_per_batch, self.row_length = config.rows_per_step, config.data.sequence_length
         self.groups = self.rows_per_batch // self.settings.group_size
@@ -65,20 +76,24 @@ class Rollouts(BatchSource):
                 f"{world.size} processes cannot share the {self.groups} questions of a step evenly, each with a model "
                 "of its own: set train.processes=1, or train.parallel=ddp and a multiple of them"
             )
+        self.draw = questions_to_draw(config.data)
         self.reward = find_reward(self.settings.reward)
+        self.tools = described(self.settings.tools)
+        if self.tools:
+            calls_in(self.tokenizer, [])  # raises where the tokenizer knows no calls
 
     def batch(self, k: int, lm: LanguageModel) -> Batch:
         mine = range(self.world.rank, self.groups, self.world.size)
         questions, prompts = zip(*(self.question(k, number) for number in mine), strict=True)
-        answers = self.sample(k, lm, prompts)
+        answers = self.sample(k, lm, prompts, [said_by_user(question.messages) for question in questions])
         values, problem = [], ""
         try:
             values = rewards_of(self.reward, [questions[a.group] for a in answers], [a.text for a in answers])
         except InputError as error:
             problem = str(error)
-        lengths = [len(answer.ids) for answer in answers]
-        everywhere = self.world.gather((problem, values, lengths))  # so that all processes stop, or none does
-        problems, of_all, lengths_of_all = zip(*everywhere, strict=True)
+        counted = [(sum(answer.own), answer.calls, answer.errors) for answer in answers]
+        everywhere = self.world.gather((problem, values, counted))  # so that all processes stop, or none does
+        problems, of_all, counted_of_all = zip(*everywhere, strict=True)
         if any(problems):
             raise InputError(next(filter(None, problems)))
         deviations = spread(torch.tensor(list(chain(*of_all))), self.settings.group_size)
@@ -86,65 +101,68 @@ class Rollouts(BatchSource):
             fmean(chain(*of_all)),
             float(deviations.square().mean()),
             float((deviations == 0).float().mean()),
-            fmean(chain(*lengths_of_all)),
-        ]
+            *map(fmean, zip(*chain(*counted_of_all), strict=True)),
+        ][: len(reported_names(self.settings))]
         return self.rows(prompts, answers, torch.tensor(values), torch.tensor(reported))
 
     def question(self, k: int, number: int) -> tuple[Asked, list[int]]:
-        """Question `number` of step k, about a training story, and its prompt's ids."""
-        rng, source = Random(f"question {self.seed} {k} {number}"), self.source
+        """Question `number` of step k, and its prompt's ids."""
+        rng = Random(f"question {self.seed} {k} {number}")
         room = self.row_length - self.settings.max_new_tokens
         for _ in range(ATTEMPTS):
-            found = list(questions_in(told(source, rng.randrange(source.documents))))
-            if not found:
+            question = self.draw(rng)
+            if question is None:
                 continue  # a conversation in which nothing is asked
-            question = rng.choice(found)
-            ids = prompt_ids(self.tokenizer, question.messages)
+            ids = prompt_ids(self.tokenizer, question.messages, self.tools or question.tools)
             if len(ids) <= room:
                 return question, ids
         raise InputError(
-            f"data.sequence_length ({self.row_length}): no question fits beside grpo.max_new_tokens "
-            f"({self.settings.max_new_tokens}): raise it"
+            f"data.sequence_length ({self.row_length}): no question{' with its tools' * bool(self.tools)} fits beside "
+            f"grpo.max_new_tokens ({self.settings.max_new_tokens}): raise it"
         )
 
-    def sample(self, k: int, lm: LanguageModel, prompts: tuple[list[int], ...]) -> list[Answer]:
-        """A group of answers to each prompt; the prompts are read once, all of them together."""
-        ids, real = left_pad(prompts, self.tokenizer.pad_id)
-        written, log_probs = generate(
+    def sample(
+        self, k: int, lm: LanguageModel, prompts: tuple[list[int], ...], said: Sequence[str] = ()
+    ) -> list[Answer]:
+        """A group of answers to each prompt. said: what the user said in each, for tools."""
+        written = write_answers(
             lm,
-            ids.to(self.device),
-            self.settings.max_new_tokens,
+            self.tokenizer,
+            prompts,
+            max_new_tokens=self.settings.max_new_tokens,
             temperature=self.settings.temperature,
-            stop_ids=self.tokenizer.stop_ids,
-            seed=Random(f"answers {self.seed} {k} {self.world.rank}").getrandbits(63),
-            attention_mask=real.to(self.device),
-            num_return_sequences=self.settings.group_size,
-            return_log_probs=True,
+            rng=Random(f"answers {self.seed} {k} {self.world.rank}"),
+            copies=self.settings.group_size,
+            tools=self.tools,
+            said=said,
         )
-        stops = set(self.tokenizer.stop_ids)
-        answers = []
-        for row, drawn in enumerate(written[:, ids.shape[1] :].tolist()):
-            end = next((at for at, token in enumerate(drawn) if token in stops), None)
-            text = self.tokenizer.decode(drawn[:end]) + ("…" if end is None else "")
-            count = len(drawn) if end is None else end + 1
-            group = row // self.settings.group_size
-            answers.append(Answer(group, tuple(drawn[:count]), log_probs[row, :count].cpu(), text))
-        return answers
+        return [
+            Answer(
+                row // self.settings.group_size,
+                tuple(one.ids),
+                torch.tensor(one.log_probs),
+                one.reply(self.tokenizer),
+                tuple(one.own),
+                one.calls,
+                one.errors,
+            )
+            for row, one in enumerate(written)
+        ]
 
     def rows(self, prompts: tuple[list[int], ...], answers: list[Answer], rewards: Tensor, reported: Tensor) -> Batch:
         """What is trained on. If no group's rewards differ, one answer is left, whose advantage is 0."""
         worth = advantages(rewards, self.settings.group_size, self.settings.scale_advantages).tolist()
         differ = spread(rewards, self.settings.group_size) > 0
-        equal: dict[tuple[int, tuple[int, ...], float], list[int]] = {}  # group, ids, worth -> answers that have them
+        equal: dict[tuple[Any, ...], list[int]] = {}  # group, ids, own, worth -> answers that have them
         for row, answer in enumerate(answers):
             if differ[answer.group] or not (differ.any() or row):
-                equal.setdefault((answer.group, answer.ids, worth[row]), []).append(row)
+                equal.setdefault((answer.group, answer.ids, answer.own, worth[row]), []).append(row)
         chosen = sorted(
             equal.values(), key=lambda rows: len(prompts[answers[rows[0]].group]) + len(answers[rows[0]].ids)
         )
         first = [rows[0] for rows in chosen]
         counts = torch.tensor([len(rows) for rows in chosen])
-        lengths = torch.tensor([len(answers[row].ids) for row in first])
+        lengths = torch.tensor([sum(answers[row].own) for row in first])  # tools' tokens weigh nothing
         both = self.world.gather((int(counts.sum()), int((counts * lengths).sum())))
         kept, tokens = (sum(each) for each in zip(*both, strict=True))
         per_token = {
@@ -156,7 +174,8 @@ class Rollouts(BatchSource):
         for row in first:
             prompt, ids = torch.tensor(prompts[answers[row].group]), torch.tensor(answers[row].ids)
             columns["input_ids"].append(torch.cat([prompt, ids]))
-            columns["labels"].append(torch.cat([torch.full_like(prompt, IGNORED), ids]))
+            trained = ids.masked_fill(~torch.tensor(answers[row].own), IGNORED)
+            columns["labels"].append(torch.cat([torch.full_like(prompt, IGNORED), trained]))
             columns["drawn_log_probs"].append(torch.cat([torch.zeros(len(prompt)), answers[row].log_probs]))
         padding = {"input_ids": self.tokenizer.pad_id, "labels": IGNORED, "drawn_log_probs": 0}
         tensors = {name: pad_sequence(rows, True, padding[name]) for name, rows in columns.items()}
@@ -167,10 +186,9 @@ class Rollouts(BatchSource):
         return Batch(tensors, first)
 
 
-@lru_cache(maxsize=4096)
-def told(source: StoryworldSource, index: int) -> dict[str, Any]:
-    """A training conversation; making one takes longer than answering it."""
-    return talk_about(source, index, "train", repeats=False)
+def reported_names(settings: GRPOConfig) -> tuple[str, ...]:
+    """The figures of a step that are known before its loss."""
+    return (*REPORTED, *OF_TOOLS) if settings.tools else REPORTED
 
 
 def spread(rewards: Tensor, group_size: int) -> Tensor:

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from configs.command import InputError
 from configs.meaning import Meaning
 from configs.run_keys import RunKeys
-from model.lora_config import LoraConfig
+from model.adapters.config import LoraConfig
 from train.methods.distill_keys import DistillConfig
 from train.methods.dpo_keys import DPOConfig
 from train.methods.grpo_keys import GRPOConfig

@@ -21,9 +21,9 @@ from configs.checkpoints import CARD, STATE, TRAINING, training_folder
 from configs.command import InputError
 from data.tokenizer import Tokenizer
 from model import LanguageModel, save
-from model.adapter_files import check_base
-from model.card import Progress, model_card
-from model.checkpoint_format import read_weights
+from model.adapters.files import check_base
+from model.saving.card import Progress, model_card
+from model.saving.checkpoint_format import read_weights
 from train.machine.distributed import ALONE, World, share, whole
 from train.saving.commit import SaveError, commit, drop_old, step_name
 from train.saving.state import TrainerState, read_state

@@ -11,11 +11,11 @@ from configs.command import InputError
 from configs.meaning import Meaning, keys_that
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import LanguageModel, ModelConfig
-from model.adapter_files import base_of, weights_hash
-from model.checkpoint_format import load_weights, read_config
+from model.adapters.config import LoraConfig
+from model.adapters.files import base_of, weights_hash
+from model.adapters.lora import add_adapters
 from model.counting import on_meta
-from model.lora import add_adapters
-from model.lora_config import LoraConfig
+from model.saving.checkpoint_format import load_weights, read_config
 from train.config import RunConfig
 
 WINDOWS = {"sliding_window", "layer_types"}  # set together

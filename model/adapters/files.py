@@ -19,9 +19,9 @@ from torch import Tensor
 
 from configs.checkpoints import ADAPTER, check_files, checkpoint_directory, is_adapter, is_file
 from configs.read_back import DamagedFile, read_json
-from model import weight_files
-from model.lora import adapted, add_adapters
-from model.lora_config import MOST_RANK, LoraConfig
+from model.adapters.config import MOST_RANK, LoraConfig
+from model.adapters.lora import adapted, add_adapters
+from model.saving import weight_files
 
 if TYPE_CHECKING:
     from model.transformer import LanguageModel

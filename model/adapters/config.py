@@ -1,4 +1,4 @@
-"""LoraConfig: which matrices get adapters, and how large these are. The adapters themselves are in model/lora.py."""
+"""LoraConfig: which matrices get adapters, and how large these are. The adapters themselves: model/adapters/lora.py."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LoraConfig(Section):
 @dataclass(frozen=True)
 class Adapters:
     """What a model with adapters remembers: their config, and its base, a model directory with the hash of its weights
-    (`model.adapter_files.weights_hash`)."""
+    (`model.adapters.files.weights_hash`)."""
 
     config: LoraConfig
     base: str = ""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from model.config import ModelConfig
-from model.rope_scaling import RopeScaling
+from model.positions.scaling import RopeScaling
 
 
 class RotaryEmbedding(nn.Module):

@@ -11,9 +11,9 @@ import torch
 from data.chat import prompt_ids
 from data.tokenizer import load_tokenizer
 from model import load, save
-from model.adapter_files import weights_hash
-from model.lora import adapted, add_adapters
-from model.lora_config import LoraConfig
+from model.adapters.config import LoraConfig
+from model.adapters.files import weights_hash
+from model.adapters.lora import adapted, add_adapters
 
 SAID = [{"role": "user", "content": "Tiko the fox found a ball. Who has it?"}]
 NASTY = "<script>window.hurt = 1</script><img src=x onerror='window.hurt = 1'>"

@@ -1,6 +1,7 @@
 """Learned positions: a vector for every place in the text, added to the token's own, as in GPT-2.
 
-The model knows no place that it was not trained on, so a longer text is refused. RoPE (model/rope.py) has no such end.
+The model knows no place that it was not trained on, so a longer text is refused. RoPE has no such end
+(model/positions/rope.py).
 Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; Gehring et al. 2017 (arXiv 1705.03122).
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from configs.bounds import MOST_EXPERTS, MOST_INNER_WIDTH
-from model.shape import is_int
+from model.sizes.shape import is_int
 
 EXPERT_KEYS = ("num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers")  # of experts
 MULTIPLE = 8  # rows of matrices must begin at multiples of 16 bytes for torch.nn.functional.grouped_mm

@@ -10,7 +10,7 @@ in · out. A starts at random and B at zero, so the model begins exactly as it w
 and B only, and only they are saved: a file of a few per cent, of which many fit beside one base.
 
 Afterwards B A can be added to W: the merged model is as quick as the base. Names and arithmetic are those of the `peft`
-library, so that each reads what the other wrote (model/adapter_files.py).
+library, so that each reads what the other wrote (model/adapters/files.py).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from model.adapters.config import Adapters, LoraConfig
 from model.families import fitting_family
-from model.lora_config import Adapters, LoraConfig
 
 if TYPE_CHECKING:
     from model.transformer import LanguageModel

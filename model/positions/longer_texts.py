@@ -11,8 +11,8 @@ from typing import Any
 
 from configs.bounds import MOST_POSITIONS
 from model.config import ModelConfig
-from model.rope import make_rotary_embedding
-from model.rope_scaling import SCALINGS
+from model.positions.rope import make_rotary_embedding
+from model.positions.scaling import SCALINGS
 from model.transformer import LanguageModel
 
 

@@ -54,7 +54,7 @@ def new_directory(out: Path) -> Iterator[Path]:
 
 def write_whole(lm: LanguageModel, copied: dict[str, bytes], out: Path) -> None:
     """Save a model with these files. Raises InputError."""
-    from model.checkpoint_format import save
+    from model.saving.checkpoint_format import save
 
     with new_directory(out) as directory:
         save(lm, directory)

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from configs.checkpoints import check_files, is_adapter, is_file, read_checkpoint
 from configs.read_back import DamagedFile, read_json
-from model import weight_files
-from model.adapter_files import base_of, load_adapters, read_adapters, save_adapters
+from model.adapters.files import base_of, load_adapters, read_adapters, save_adapters
+from model.adapters.lora import merge
 from model.config import ModelConfig
-from model.config_json import TokenId
 from model.counting import on_meta
 from model.families import Family, family_of, readable
-from model.lora import merge
 from model.memory import free_ram
+from model.saving import weight_files
+from model.saving.config_json import TokenId
 from model.transformer import LanguageModel
 
 WEIGHTS = "model.safetensors"
@@ -39,7 +39,7 @@ class Generation(BaseModel):
 def save(lm: LanguageModel, directory: str | Path, weights: dict[str, Tensor] | None = None) -> None:
     """Write model.safetensors, config.json and generation_config.json. Makes the directory if needed.
 
-    A model with adapters is written as adapters, which name their base (model/adapter_files.py).
+    A model with adapters is written as adapters, which name their base (model/adapters/files.py).
     weights: the whole state_dict, for a model whose parameters are spread over several processes.
     """
     directory, family = Path(directory), family_of(lm.config)

@@ -3,7 +3,7 @@
     <tool_call>⏎{"name": "calculator", "arguments": {"expression": "6 * 7"}}⏎</tool_call>
 
 A call that is wrong gets an error as its response, in one line: the model may try again. Nothing that it
-writes stops the program.
+writes stops the program. A chat and the rollouts of train.grpo both call these.
 """
 
 from __future__ import annotations
@@ -47,6 +47,25 @@ SCHEMAS = (
     _schema("calculator", "Computes an expression, for example 6 * 7.", "expression"),
     _schema("look_up", "The sentences of this chat that mention a name.", "name"),
 )
+ERROR = "error: "  # what the response to a wrong call begins with
+
+
+def described(names: Sequence[str]) -> tuple[dict[str, Any], ...]:
+    """The schemas of tools, for the chat template. Raises KeyError for a name that no tool has."""
+    known = {schema["name"]: schema for schema in SCHEMAS}
+    return tuple(known[name] for name in dict.fromkeys(names))
+
+
+def said_by_user(messages: Sequence[dict[str, Any]]) -> str:
+    """What the user said in a conversation: the text in which `look_up` looks."""
+    return " ".join(message["content"] for message in messages if message["role"] == "user")
+
+
+def answer_calls(
+    tokenizer: Tokenizer, ids: Sequence[int], said: str, tools: Sequence[dict[str, Any]] = SCHEMAS
+) -> list[str]:
+    """The responses to the calls in one answer, in their order. said: what the user said, for the look-up."""
+    return [respond(call, said, tools) for call in calls_in(tokenizer, ids)]
 
 
 def calculate(expression: str) -> str:
@@ -93,24 +112,25 @@ def look_up(name: str, said: str) -> str:
     return " ".join(found[:MOST_SENTENCES])
 
 
-def respond(call: str, said: str) -> str:
+def respond(call: str, said: str, tools: Sequence[dict[str, Any]] = SCHEMAS) -> str:
     """The response to one call, the JSON text between its tokens; what is wrong with the call is one too."""
     try:
         message = {"role": "assistant", "content": "", "tool_calls": [json.loads(call)]}
         (checked,) = checked_conversation([message]).messages
         (one,) = checked.tool_calls
         arguments = json.loads(one["arguments"]) if isinstance(one["arguments"], str) else one["arguments"]
-        schema = next((tool for tool in SCHEMAS if tool["name"] == one["name"]), None)
+        schema = next((tool for tool in tools if tool["name"] == one["name"]), None)
         if schema is None:
-            raise ValueError(f"no tool is called {one['name']!r}: use {', '.join(tool['name'] for tool in SCHEMAS)}")
+            raise ValueError(f"no tool is called {one['name']!r}: use {', '.join(tool['name'] for tool in tools)}")
         (wanted,) = schema["parameters"]["required"]
         if set(arguments) != {wanted} or not isinstance(arguments[wanted], str):
             raise ValueError(f"{one['name']} takes one argument, {wanted}, which is text")
         return calculate(arguments[wanted]) if wanted == "expression" else look_up(arguments[wanted], said)
     except json.JSONDecodeError:
-        return "error: the call is not JSON"
+        return f"{ERROR}the call is not JSON"
     except (ValueError, BadRecord, RecursionError) as error:
-        return f"error: {' '.join(str(error).split())[:LONGEST]}"
+        text = " ".join(str(error).split())[:LONGEST]
+        return ERROR + text.encode(errors="replace").decode()  # JSON may hold half a character, "\ud800"
 
 
 def calls_in(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

@@ -1,0 +1,1 @@
+"""What can the model call, and what does it answer then?"""

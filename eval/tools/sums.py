@@ -1,0 +1,63 @@
+"""Chats in which a calculator helps: `python -m eval.tools.sums sums.jsonl`
+
+    user: What is 347 * 26?    assistant: calls the calculator    tool: 9022    assistant: It is 9022.
+
+In the other chats the assistant answers at once. Every answer is right, so a small model learns when to call, or to
+guess. Sums of three digits are too hard for it alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from configs.bounds import MOST_DOCUMENTS, MOST_SEED, number, whole
+from configs.command import InputError, exit_on_bad_input
+from eval.tools.calls import calculate, described
+
+WORDINGS = ("What is {}?", "How much is {}?", "Compute {}.", "{} is how much?")
+LEAST, MOST = 10, 999  # of a number
+
+
+def sums_chat(seed: int, index: int, calls: float) -> dict[str, Any]:
+    """Chat `index`, as a record of a file: {"messages": […], "tools": […]}. calls: how likely it calls."""
+    rng = Random(f"sums {seed} {index}")
+    expression = f"{rng.randint(LEAST, MOST)} {rng.choice('+-*')} {rng.randint(LEAST, MOST)}"
+    value = calculate(expression)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": rng.choice(WORDINGS).format(expression)}]
+    if rng.random() < calls:
+        call = {"name": "calculator", "arguments": {"expression": expression}}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "content": value})
+    messages.append({"role": "assistant", "content": f"It is {value}."})
+    return {"messages": messages, "tools": list(described(["calculator"]))}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m eval.tools.sums", description="Write chats about sums, some with calls of a calculator."
+    )
+    parser.add_argument("file", type=Path, help="the .jsonl file to write")
+    parser.add_argument("--chats", type=whole("--chats", 1, MOST_DOCUMENTS), default=20_000, help="how many (20000)")
+    parser.add_argument("--calls", type=number("--calls", 0, 1), default=0.5, help="share that calls (0.5)")
+    parser.add_argument("--seed", type=whole("--seed", 0, MOST_SEED), default=0, help="another seed: other sums (0)")
+    given = parser.parse_args()
+    if given.file.suffix != ".jsonl":
+        raise InputError(f"{given.file}: training reads the format from the name: end it in .jsonl")
+    try:
+        given.file.parent.mkdir(parents=True, exist_ok=True)
+        with given.file.open("w", encoding="utf-8") as out:
+            for index in range(given.chats):
+                print(json.dumps(sums_chat(given.seed, index, given.calls)), file=out)
+    except OSError as error:
+        raise InputError(str(error)) from None
+    print(f"{given.file}: {given.chats:,} chats, {given.calls:.0%} of them with a call", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

@@ -1,0 +1,267 @@
+"""Tools in a chat: what they answer, and that no call, however wrong, is run as code or ends the program."""
+
+import io
+import json
+import sys
+import time
+from random import Random
+
+import pytest
+import torch
+
+from configs.command import exit_on_bad_input
+from data.chat import TRAINED, encode_conversations, prompt_ids
+from data.config import TokenizerConfig
+from data.reading.records import conversation_of
+from data.tokenizer import load_tokenizer, train_tokenizer
+from eval.chat import __main__ as chat
+from eval.tools import __main__ as command
+from eval.tools import answers
+from eval.tools.answers import write_answers
+from eval.tools.calls import MOST_CALLS, SCHEMAS, calculate, described, look_up, respond
+from model import LanguageModel, load, save
+from tests.conftest import tiny_config
+
+STORY = 'Tiko saw a kite. "It is mine," said Belna. Tikos are birds! Did Tiko fly it? Yes.'
+CALL = {"name": "calculator", "arguments": {"expression": "6 * 7"}}
+LOST = {"name": "look_up", "arguments": {"name": "Nobody"}}
+SAID = [
+    {"role": "user", "content": "How many?"},
+    {"role": "assistant", "content": "", "tool_calls": [LOST, CALL]},
+    {"role": "tool", "content": "error: nothing that was said mentions Nobody\n42"},
+    {"role": "assistant", "content": "It is 42."},
+]
+
+
+def test_the_calculator_computes():
+    assert [calculate(text) for text in ("6 * 7", " -(2 + 3) ** 2", "7 // 2 + 7 % 2", "1 / 3", "2 ** -1", "1e3")] == [
+        *("42", "-25", "4", "0.333333333333", "0.5", "1000"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *("__import__('os').system('true')", "x", "(lambda: 1)()", "[1]", "True + 1", "1j", "'a' * 3", "1 if 1 else 2"),
+        *("~1", "1 < 2", "6 *", "", "f'{1}'", "1 / 0", "0 ** -1", "9 ** 9 ** 9", "1e400", "(-8) ** 0.5", "10 ** 31"),
+        *("7" * 5000, "(" * 99 + "1" + ")" * 99 + "+", "-" * 199 + "x", "1e30 * 10", "2\x00"),
+    ],
+)
+def test_everything_else_is_refused_at_once(expression):
+    began = time.perf_counter()
+    with pytest.raises(ValueError, match="[a-z]"):
+        calculate(expression)
+    assert time.perf_counter() - began < 1
+
+
+def test_the_look_up_gives_whole_sentences_and_whole_names():
+    assert look_up("Tiko", STORY) == "Tiko saw a kite. Did Tiko fly it?"
+    with pytest.raises(ValueError, match="nothing that was said mentions Jurim"):
+        look_up("Jurim", STORY)
+
+
+@pytest.mark.parametrize(
+    ("call", "response"),
+    [
+        (json.dumps(CALL), "42"),
+        (json.dumps(CALL | {"arguments": '{"expression": "6 * 7"}'}), "42"),  # as OpenAI writes arguments
+        ('{"name": "look_up", "arguments": {"name": "Belna"}}', '"It is mine," said Belna.'),
+        ("6 * 7", "error: the call is not JSON"),
+        ("42", "error: message 1: `tool_calls` must hold"),
+        ("{", "error: the call is not JSON"),
+        ("[" * 100_000, "error: "),
+        (json.dumps(LOST | {"arguments": '{"name": "\\ud800"}'}), "error: nothing that was said mentions ?"),
+        ('{"name": "shell", "arguments": {}}', "error: no tool is called 'shell': use calculator, look_up"),
+        ('{"name": "calculator", "arguments": {"expression": 42}}', "error: calculator takes one argument, expression"),
+        ('{"name": "calculator", "arguments": []}', "error: message 1: the arguments of calculator must be"),
+        ('{"name": "calculator", "arguments": {"expression": "open(1)"}}', "error: Call is not allowed"),
+    ],
+)
+def test_a_wrong_call_gets_one_line(call, response):
+    found = respond(call, STORY)
+    assert found.startswith(response)
+    assert "\n" not in found
+    found.encode()  # a tokenizer refuses half a character
+
+
+def test_only_the_tools_that_are_offered_can_be_called():
+    assert (
+        respond(json.dumps(CALL), STORY, described(["look_up"])) == "error: no tool is called 'calculator': use look_up"
+    )
+    assert respond(json.dumps(CALL), STORY, described(["calculator"])) == "42"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A model that knows one conversation by heart: a call, an error, a right call and an answer."""
+    texts = [json.dumps(SCHEMAS), json.dumps(SAID), "You can call these tools:"]
+    tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=420), texts * 9)
+    record = conversation_of({"messages": [{"role": "system", "content": ""}, *SAID], "tools": list(SCHEMAS)})
+    ((ids, flags),) = encode_conversations(tokenizer, [record])
+    torch.manual_seed(0)
+    fields = {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": 512, "hidden_size": 64}
+    lm, input_ids = LanguageModel(tiny_config(**fields, eos_token_id=tokenizer.stop_ids)), torch.tensor([ids])
+    labels = torch.where(torch.tensor((flags & TRAINED).astype(bool)), input_ids, -100)
+    optimizer = torch.optim.AdamW(lm.parameters(), lr=5e-3)
+    for _ in range(150):
+        loss_sum, count = lm(input_ids, labels=labels)
+        (loss_sum / count).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    folder = tmp_path_factory.mktemp("tools") / "run"
+    save(lm.eval(), folder)
+    tokenizer.save(folder)
+    return folder
+
+
+def talk(monkeypatch, capsys, *arguments, line="How many?"):
+    monkeypatch.setattr(sys, "argv", ["chat", *map(str, arguments), "--temperature", "0"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{line}\n"))
+    with pytest.raises(SystemExit) as stopped:
+        exit_on_bad_input(chat.main)
+    return stopped.value.code, *capsys.readouterr()
+
+
+def test_calls_are_executed_and_the_model_answers_what_they_gave(run, monkeypatch, capsys):
+    code, out, err = talk(monkeypatch, capsys, run, "--tools")
+    assert code == 0
+    assert out.splitlines()[-1] == "It is 42."
+    assert "(tool: error: nothing that was said mentions Nobody⏎42)" in err
+    code, out, err = talk(monkeypatch, capsys, run)
+    assert "(tool" not in err
+
+
+def test_a_model_of_texts_has_no_tools(run, monkeypatch, capsys, tmp_path):
+    lm, tokenizer = load(run), load_tokenizer(run)
+    lm.config = lm.config.model_copy(update={"eos_token_id": tokenizer.eos_id})
+    save(lm, tmp_path / "texts")
+    tokenizer.save(tmp_path / "texts")
+    code, _, err = talk(monkeypatch, capsys, tmp_path / "texts", "--tools")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--tools: this model was trained on texts, not on chats" in err
+
+
+GREEDY = {"temperature": 0.0, "max_new_tokens": 400, "rng": Random(0)}
+
+
+def prompts_of(tokenizer, *texts):
+    """With the tools described, as the model of `run` has seen it."""
+    system = {"role": "system", "content": ""}
+    return [prompt_ids(tokenizer, [system, {"role": "user", "content": text}], SCHEMAS) for text in texts]
+
+
+def test_answers_with_calls_are_the_ids_of_training_and_what_a_tool_wrote_is_not_the_models_own(run):
+    """The same conversation as `encode_conversations` renders it; its last line end belongs to no turn."""
+    lm, tokenizer = load(run), load_tokenizer(run)
+    (prompt,) = prompts_of(tokenizer, "How many?")
+    record = conversation_of({"messages": [{"role": "system", "content": ""}, *SAID], "tools": list(SCHEMAS)})
+    ((ids, flags),) = encode_conversations(tokenizer, [record])
+    twice = write_answers(lm, tokenizer, [prompt], **GREEDY, copies=2, tools=SCHEMAS, said=["How many?"])
+    assert twice[0] == twice[1]
+    (one, _) = twice
+    assert [*prompt, *one.ids] == ids[:-1]
+    assert one.own == [bool(flag & TRAINED) for flag in flags[len(prompt) : -1]]
+    assert (one.calls, one.errors, one.rounds, one.reply(tokenizer)) == (2, 1, 1, "It is 42.")
+    (alone,) = write_answers(lm, tokenizer, [prompt], **GREEDY)
+    assert all(alone.own)
+    assert alone.ids == one.ids[: one.own.index(False)]
+
+
+def test_what_is_drawn_after_a_tool_is_drawn_with_the_models_probabilities(run):
+    """Each log-probability is what one pass over the whole sequence gives: rounding, through a cache, is below 1e-4."""
+    lm, tokenizer = load(run).eval(), load_tokenizer(run)
+    prompts, texts = prompts_of(tokenizer, "How many?", "How many? How many?"), ["How many?"] * 2
+    settings = {**GREEDY, "temperature": 1.0, "copies": 3, "tools": SCHEMAS, "said": texts}
+    written = write_answers(lm, tokenizer, prompts, **settings)
+    assert any(answer.rounds for answer in written)
+    for number, answer in enumerate(written):
+        ids = torch.tensor([[*prompts[number // 3], *answer.ids]])
+        with torch.no_grad():
+            scores = lm(ids)[0, :-1].float().log_softmax(-1)
+        wanted = scores.gather(1, ids[0, 1:, None])[-len(answer.ids) :, 0]
+        own = torch.tensor(answer.own)
+        torch.testing.assert_close(torch.tensor(answer.log_probs)[own], wanted[own], rtol=1e-4, atol=1e-4)
+        assert not torch.tensor(answer.log_probs)[~own].any()
+
+
+def test_an_answer_beside_longer_ones_is_what_it_is_alone(run):
+    """Nor does a neighbour that fills the context cut it: the short one goes on in the next round."""
+    lm, tokenizer = load(run), load_tokenizer(run)
+    prompts = prompts_of(tokenizer, "How many?", "How many? " * 12)
+    longest = lm.config.max_position_embeddings
+    prompts.append(prompts[0] + [tokenizer.pad_id] * (longest - len(prompts[0]) - 3))  # room for three tokens
+    together = write_answers(lm, tokenizer, prompts, **GREEDY, tools=SCHEMAS, said=[""] * 3)
+    for prompt, answer in zip(prompts, together, strict=True):
+        (alone,) = write_answers(lm, tokenizer, [prompt], **GREEDY, tools=SCHEMAS, said=[""])
+        assert alone.ids == answer.ids
+    assert together[0].reply(tokenizer) == "It is 42."
+    assert len(together[2].ids) <= 3
+
+
+def calling(monkeypatch, tokenizer, text):
+    """A model that writes this and nothing else, in every turn of every row."""
+    turn = [tokenizer.special_id("<tool_call>"), *tokenizer.encode(f"\n{text}\n"), tokenizer.special_id("</tool_call>")]
+    turn.append(tokenizer.special_id("<|im_end|>"))
+
+    def generate(lm, ids, max_new_tokens, num_return_sequences, **_):
+        rows = ids.repeat_interleave(num_return_sequences, dim=0)
+        new = torch.tensor(turn[:max_new_tokens]).expand(len(rows), -1)
+        return torch.cat([rows, new], dim=1), torch.full(new.shape, -0.5)
+
+    monkeypatch.setattr(answers, "generate", generate)
+    return turn
+
+
+def test_a_model_that_calls_forever_is_stopped_and_its_last_call_is_no_reply(run, monkeypatch):
+    lm, tokenizer = load(run), load_tokenizer(run)
+    turn = calling(monkeypatch, tokenizer, "{")
+    settings = {**GREEDY, "max_new_tokens": 10_000, "tools": SCHEMAS}
+    lm.config = lm.config.model_copy(update={"max_position_embeddings": 10_000})
+    (answer,) = write_answers(lm, tokenizer, [[1, 2]], **settings, said=[""])
+    assert (answer.rounds, answer.calls, answer.errors, answer.waits) == (MOST_CALLS, MOST_CALLS, MOST_CALLS, True)
+    assert sum(answer.own) == (MOST_CALLS + 1) * len(turn)
+    assert tokenizer.decode(answer.ids).count("error: the call is not JSON") == MOST_CALLS
+    assert answer.reply(tokenizer) == "…"
+
+
+@pytest.mark.parametrize("room", range(1, 60, 3))
+def test_no_answer_is_longer_than_it_may_be(run, monkeypatch, room):
+    lm, tokenizer = load(run), load_tokenizer(run)
+    calling(monkeypatch, tokenizer, json.dumps(CALL))
+    settings = {**GREEDY, "max_new_tokens": room, "tools": SCHEMAS}
+    (answer,) = write_answers(lm, tokenizer, [[1, 2]], **settings, said=[""])
+    assert len(answer.ids) == len(answer.own) == len(answer.log_probs) <= room
+    assert answer.own[-1]  # no response without room for an answer to it
+    assert answer.reply(tokenizer).endswith("…")
+
+
+def started(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["tools", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stopped:
+        exit_on_bad_input(command.main)
+    return stopped.value.code, *capsys.readouterr()
+
+
+def test_a_run_is_asked_with_tools_and_without(run, monkeypatch, capsys, tmp_path):
+    """The model knows one chat, in which it calls. Both tools are described there, so it needs both."""
+    messages = [{"role": "system", "content": ""}, SAID[0], SAID[-1]]
+    files = [tmp_path / name for name in ("trained.jsonl", "held_out.jsonl")]
+    for file in files:
+        file.write_text(f"{json.dumps({'messages': messages})}\n" * 5, encoding="utf-8")
+    save(load(run), tmp_path / "run")
+    load_tokenizer(run).save(tmp_path / "run")
+    source = {"kind": "files", "path": str(files[0]), "validation_path": str(files[1])}
+    data, config = {"source": source, "records": "conversations"}, tmp_path / "run/config.yaml"
+    config.write_text(json.dumps({"data": data}), encoding="utf-8")
+    long = ["--max-new-tokens", 300, "--tools", "calculator", "look_up", "--questions", 3]
+    code, out, err = started(monkeypatch, capsys, tmp_path / "run", *long)
+    assert (code, err) == (0, "")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()]
+    assert rows[0] == ["3 questions", "right", "calling", "failed calls"]
+    assert rows[2] == ["calculator, look_up", "100.0%", "100.0%", "50.0%"]
+    assert rows[3][0] == "no tools"
+    assert rows[3][2:] == ["0.0%", "0.0%"]
+    data["records"] = "text"
+    config.write_text(json.dumps({"data": data}), encoding="utf-8")
+    code, _, err = started(monkeypatch, capsys, tmp_path / "run")
+    assert (code, err.count("\n"), "only conversations hold questions" in err) == (2, 1, True)

@@ -1,0 +1,38 @@
+"""What is asked in GRPO? Questions about stories of the built-in world, or the last question of any conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+from configs.command import InputError
+from data.config import DataConfig, StoryworldSource
+from data.reading.documents import talk_about
+from data.reading.sources import documents
+from eval.questions import Asked, question_of, questions_in
+
+Draw = Callable[[Random], Asked | None]  # None: there is no question in what was drawn
+
+
+def questions_to_draw(data: DataConfig) -> Draw:
+    """A function that draws a question of the training text. Raises InputError where there is none."""
+    source = data.source
+    if isinstance(source, StoryworldSource):
+        return lambda rng: _about_a_story(source, rng)
+    found = [question for one in documents(data, "train") if (question := question_of(one)) is not None]
+    if not found:
+        raise InputError("data.source: no training conversation ends with an answer of the assistant to a question")
+    return lambda rng: rng.choice(found)
+
+
+def _about_a_story(source: StoryworldSource, rng: Random) -> Asked | None:
+    found = list(questions_in(_told(source, rng.randrange(source.documents))))
+    return rng.choice(found) if found else None
+
+
+@lru_cache(maxsize=4096)
+def _told(source: StoryworldSource, index: int) -> dict[str, Any]:
+    """A training conversation; making one takes longer than answering it."""
+    return talk_about(source, index, "train", repeats=False)

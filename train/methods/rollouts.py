@@ -35,6 +35,7 @@ from train.objective import BatchSource
 
 REPORTED = ("reward", "reward_variance", "skipped_groups", "answer_length")  # means over all answers of a step
 OF_TOOLS = ("tool_calls", "tool_errors")  # of an answer, with grpo.tools
+COLUMNS = ("input_ids", "labels", "drawn_log_probs", "advantages", "copies", "weights", "reported")  # of a batch
 EPSILON = 1e-4  # of the division by a standard deviation, as in TRL
 ATTEMPTS = 1000  # to find a question that fits
 
@@ -97,10 +98,9 @@ class Rollouts(BatchSource):
         return batch.tensors | {"step": torch.tensor(first), "row_ids": torch.tensor(batch.row_ids)}
 
     def restore(self, kept: dict[str, Tensor]) -> None:
-        tensors = dict(kept)
-        if tensors:
-            first, row_ids = int(tensors.pop("step")), tensors.pop("row_ids").tolist()
-            self.drawn = first, Batch(tensors, row_ids)
+        if kept:  # the file has its tensors in another order
+            batch = Batch({name: kept[name] for name in COLUMNS}, kept["row_ids"].tolist())
+            self.drawn = int(kept["step"]), batch
 
     def draw_batch(self, k: int, lm: LanguageModel) -> Batch:
         """New questions, and the answers that the weights of step k give."""

@@ -9,8 +9,8 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from unittest import mock
@@ -69,3 +69,15 @@ def print_to(file: Path) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+@contextmanager
+def little_room(limit: int) -> Iterator[None]:
+    """While inside, no file may grow beyond `limit` bytes: the kernel refuses, as on a full disk."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -139,6 +139,11 @@ def _read_rope(there: ConfigJson) -> Fields:
     return values if rope.rope_type == "default" else values | {"rope_scaling": scaling}
 
 
+def alike(window: int | None, layers: int) -> list[str]:
+    """A kind for each layer: all slide where there is a window, and none where there is none."""
+    return ["full_attention" if window is None else "sliding_attention"] * layers
+
+
 def windows(window: int | None, types: list[str]) -> Fields:
     """The two fields of ModelConfig."""
     if "sliding_attention" not in types:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from model.config import ModelConfig
-from model.families.family import Family, Fields, windows
+from model.families.family import Family, Fields, alike, windows
 from model.saving.config_json import ConfigJson
 
 
@@ -14,9 +14,8 @@ def _ministral_windows(config: ModelConfig) -> Fields:
 
 def _read_ministral_windows(there: ConfigJson) -> Fields:
     """Without layer_types every layer slides, if there is a window."""
-    kind = "full_attention" if there.sliding_window is None else "sliding_attention"
-    types: list[str] = [kind] * there.num_hidden_layers
-    return windows(there.sliding_window, list(there.layer_types or types))
+    window, types = there.sliding_window, there.layer_types
+    return windows(window, list(types or alike(window, there.num_hidden_layers)))
 
 
 # Not `mistral`, which has a window in all layers or in none, and which llama.cpp computes without it.

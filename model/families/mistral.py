@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from model.families.family import Family, Fields, windows
+from dataclasses import replace
+
+from model.families.family import Fields, alike, windows
+from model.families.ministral import MINISTRAL
 from model.saving.config_json import ConfigJson
 
 
@@ -10,16 +13,8 @@ def _read_mistral_windows(there: ConfigJson) -> Fields:
     """Raises ValueError for layer_types, which transformers reads in part and then cannot compute."""
     if there.layer_types is not None:
         raise ValueError("layer_types is there, and mistral has a window in all layers or in none: remove it")
-    window = there.sliding_window
-    return windows(window, ["full_attention" if window is None else "sliding_attention"] * there.num_hidden_layers)
+    return windows(there.sliding_window, alike(there.sliding_window, there.num_hidden_layers))
 
 
 # Jiang et al. 2023 (arXiv 2310.06825).
-MISTRAL = Family(
-    "mistral",
-    "MistralForCausalLM",
-    needs={"qk_norm": False},
-    spells=("sliding_window",),
-    defaults={"num_key_value_heads": 8, "sliding_window": 4096},
-    read_own=_read_mistral_windows,
-)
+MISTRAL = replace(MINISTRAL, model_type="mistral", architecture="MistralForCausalLM", read_own=_read_mistral_windows)

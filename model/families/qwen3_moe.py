@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from model.config import ModelConfig
-from model.families.family import Family, Fields, Tensors, windows
+from model.families.family import Family, Fields, Tensors, alike, windows
 from model.saving.config_json import ConfigJson
 from model.sizes.experts import EXPERT_KEYS
 
@@ -41,7 +41,7 @@ def _read(there: ConfigJson) -> Fields:
     """A window holds for all layers, whatever layer_types says; without experts it is a Qwen3 model."""
     count = there.num_local_experts if there.num_experts is None else there.num_experts
     window = there.sliding_window if there.use_sliding_window else None
-    found = windows(window, ["full_attention" if window is None else "sliding_attention"] * there.num_hidden_layers)
+    found = windows(window, alike(window, there.num_hidden_layers))
     if not count:
         return found
     given = {name: value for name in WRITTEN if (value := getattr(there, name)) is not None}

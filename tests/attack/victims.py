@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shutil
@@ -47,10 +48,17 @@ def write_config(folder: Path, **sections) -> Path:
     return path
 
 
+def own_folder() -> Path:
+    """A folder of this process, removed at its end."""
+    folder = Path(tempfile.mkdtemp(prefix="headlight-attack-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 @cache
 def _trained() -> Path:
     """A finished run, in a folder of this process."""
-    folder = Path(tempfile.mkdtemp(prefix="headlight-victim-"))
+    folder = own_folder()
     here = Path.cwd()
     os.chdir(write_config(folder).parent)
     try:

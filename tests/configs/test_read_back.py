@@ -3,26 +3,14 @@
 import json
 import os
 import stat
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from configs.read_back import DamagedFile, append_line, keep_lines, read_json, read_lines, read_name, read_text
+from tests.processes import little_room
 
 RECORDS = [{"step": step, "text": text} for step, text in enumerate(["Füße", "猫が座った", "𝄞 und \ud800", "a\u2028b"])]
-
-
-@contextmanager
-def little_room(limit: int):
-    """While inside, no file may grow beyond `limit` bytes: the kernel refuses, as on a full disk."""
-    resource = pytest.importorskip("resource")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def written(file: Path, records=RECORDS) -> bytes:

@@ -72,6 +72,14 @@ def pretrain(config: Path, *overrides, code: int = 0, script: Callable[[], int] 
     return done
 
 
+def refusal(config: Path, *overrides, script: Callable[[], int] = main) -> str:
+    """What a run says that is refused: exit code 2, and one line that begins with "error: "."""
+    said = pretrain(config, *overrides, code=2, script=script).stderr
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    return said
+
+
 def metrics(run: Path, *, without_clocks: bool = True) -> list[dict]:
     """metrics.jsonl, without the figures that a clock or the system decides."""
     clocks = (

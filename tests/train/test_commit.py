@@ -13,6 +13,7 @@ import pytest
 
 from configs.command import InputError
 from model import load
+from tests.processes import little_room
 from tests.train.checkpoints import training
 from tests.train.helpers import metrics, pretrain, write_config
 from train.config import load_run_config
@@ -234,18 +235,6 @@ def test_a_damaged_one_does_not_take_the_place_of_a_whole_one(tmp_path):
     run.load(newest_intact(tmp_path)).steps(1)
     run.save(tmp_path, keep_last=2)
     assert kept(tmp_path) == [1, 2]
-
-
-@contextmanager
-def little_room(limit: int) -> Iterator[None]:
-    """While inside, no file may grow beyond `limit` bytes: the kernel refuses, as on a full disk."""
-    resource = pytest.importorskip("resource")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("limit", [200, 1500, 20_000, 120_000])

@@ -14,8 +14,8 @@ from model import load
 from model.adapters.config import LoraConfig
 from model.adapters.lora import adapted, add_adapters
 from model.saving.checkpoint_format import save
-from tests.train.helpers import metrics, pretrain, stopped_at, write_config
-from tests.train.worlds import trace
+from tests.train.exactly import check_that_a_stopped_run_goes_on_exactly
+from tests.train.helpers import metrics, pretrain, refusal, write_config
 from train.config import load_run_config
 from train.dpo import Preference, answer_log_probs, main, preference_loss
 from train.methods.dpo_keys import DPOConfig
@@ -63,14 +63,7 @@ def test_the_chosen_answers_win(tmp_path, base):
 
 
 def test_a_stopped_run_goes_on_exactly(tmp_path, base):
-    config = pair_config(tmp_path, base)
-    pretrain(config, "name=whole", script=main)
-    with stopped_at(4):
-        pretrain(config, script=main, code=143)
-    pretrain(config, script=main)
-    assert trace(tmp_path / "runs/dpo") == trace(tmp_path / "runs/whole")
-    weights = [load(tmp_path / "runs" / name).state_dict() for name in ("dpo", "whole")]
-    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    check_that_a_stopped_run_goes_on_exactly(pair_config(tmp_path, base), main)
 
 
 def opened(config, base, **settings):
@@ -212,18 +205,15 @@ def test_pairs_that_are_too_long_are_counted_once(tmp_path, base):
     ],
 )
 def test_what_cannot_be_trained_on_is_said_in_one_line(tmp_path, base, changes, script, message):
-    done = pretrain(pair_config(tmp_path, base), *changes, code=2, script=script)
-    assert done.stderr.startswith("error: ")
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+    said = refusal(pair_config(tmp_path, base), *changes, script=script)
+    assert message in said
     assert not (tmp_path / "runs/dpo").exists()
 
 
 def test_a_bad_pair_is_named_by_file_and_row(tmp_path, base):
     pair = {"prompt": "Hi", "chosen": "Yes", "rejected": "No"}
-    done = pretrain(pair_config(tmp_path, base, [pair, pair | {"rejected": "Yes"}]), code=2, script=main)
-    assert "pairs.jsonl:2: `chosen` and `rejected` are equal" in done.stderr
-    assert done.stderr.count("\n") == 1
+    said = refusal(pair_config(tmp_path, base, [pair, pair | {"rejected": "Yes"}]), script=main)
+    assert "pairs.jsonl:2: `chosen` and `rejected` are equal" in said
 
 
 def test_a_reference_of_another_tokenizer_is_refused(tmp_path, base):

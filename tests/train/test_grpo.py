@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from configs.checkpoints import checkpoint_directory
 from eval.questions import Asked
 from tests.train.grpo_helpers import begun, grpo_config, opened, rollouts
-from tests.train.helpers import metrics, pretrain, stopped_at
+from tests.train.helpers import metrics, pretrain, refusal, stopped_at
 from tests.train.worlds import trace
 from train import grpo
 from train.grpo import GRPO, divergence, policy_loss
@@ -290,9 +290,8 @@ def test_a_stop_between_steps_on_the_same_answers_changes_nothing(run):
     ],
 )
 def test_what_cannot_be_used_is_one_line_and_writes_nothing(run, changes, message):
-    done = pretrain(grpo_config(run), "name=refused", *changes, "--trust-hooks", script=grpo.main, code=2)
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+    said = refusal(grpo_config(run), "name=refused", *changes, "--trust-hooks", script=grpo.main)
+    assert message in said
     assert not (run.parent / "refused/metrics.jsonl").exists()
 
 
@@ -301,9 +300,8 @@ def test_what_cannot_be_used_is_one_line_and_writes_nothing(run, changes, messag
     [("raising", r"raised KeyError: 'nothing\nto see' for row 0"), ("infinite", "returned inf for row 0, question")],
 )
 def test_a_reward_that_fails_stops_the_run_before_the_step(run, reward, message):
-    done = pretrain(grpo_config(run), f"name={reward}", f"grpo.reward={HERE}:{reward}", script=grpo.main, code=2)
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+    said = refusal(grpo_config(run), f"name={reward}", f"grpo.reward={HERE}:{reward}", script=grpo.main)
+    assert message in said
     assert not (run.parent / reward / "metrics.jsonl").exists()  # the very first answers are rewarded before any step
 
 

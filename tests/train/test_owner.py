@@ -18,7 +18,7 @@ import pytest
 from configs import locks
 from tests.processes import start
 from tests.train.double_starts import checked, undisturbed
-from tests.train.helpers import REPOSITORY, metrics, pretrain, write_config
+from tests.train.helpers import REPOSITORY, metrics, pretrain, refusal, write_config
 from tests.train.worlds import pretrain_rank, run_world
 from train.saving import owner
 from train.saving.owner import CARD, FILES, LEASE, LOCK, holder, owned
@@ -193,9 +193,8 @@ def test_a_second_start_of_a_running_run_is_refused_and_changes_nothing(tmp_path
     config, run = write_config(tmp_path, **SHORT), tmp_path / "runs/tiny"
     process = holding(run)
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    done = pretrain(config, code=2)
-    assert done.stderr.startswith(f"error: {run} is in use by process {process.pid} on {HERE}, since ")
-    assert done.stderr.count("\n") == 1
+    said = refusal(config)
+    assert said.startswith(f"error: {run} is in use by process {process.pid} on {HERE}, since ")
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
@@ -296,9 +295,8 @@ def on_first_look(monkeypatch, act) -> None:
 def test_a_second_sweep_is_refused_and_trains_nothing(tmp_path, holding):
     config, folder = write_config(tmp_path, **SHORT), tmp_path / "runs/tiny-sweep-num_key_value_heads"
     process = holding(folder)
-    done = pretrain(config, KEY, code=2, script=sweep.main)
-    assert done.stderr.startswith(f"error: {folder} is in use by process {process.pid} on {HERE}, since ")
-    assert done.stderr.count("\n") == 1
+    said = refusal(config, KEY, script=sweep.main)
+    assert said.startswith(f"error: {folder} is in use by process {process.pid} on {HERE}, since ")
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [folder.name]
 
 

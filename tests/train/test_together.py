@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def as_command(config: Path, overrides: list[str], kill_at: int | None = None, v
 
     torch.set_num_threads(1)
     print_to(config.with_name("said.txt"))
+    tempfile.tempdir = str(temporary_folder(config))
     step = train.loop.training_step
 
     def killed(run, *arguments, **options):
@@ -44,6 +46,13 @@ def as_command(config: Path, overrides: list[str], kill_at: int | None = None, v
     train.loop.training_step = killed
     sys.argv = ["pretrain", str(config), *overrides]
     exit_on_bad_input(main)
+
+
+def temporary_folder(config: Path) -> Path:
+    """Where such a command has its temporary files."""
+    folder = config.with_name("temporary")
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def command(config: Path, *overrides: str, **options) -> tuple[int | None, str]:
@@ -100,6 +109,7 @@ def test_no_process_outlives_the_others(tmp_path, victim):
     while any(map(is_alive, pids)):
         assert time.monotonic() < limit, "a process goes on without the others"
         time.sleep(0.05)
+    assert not list(temporary_folder(config).iterdir()), "a temporary folder is left behind"
 
 
 def is_alive(pid: int) -> bool:

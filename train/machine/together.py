@@ -4,7 +4,8 @@ The threads of one process wait for each other inside every operation, thousands
 while they wait. Beside a busy program that takes ten times as long (EXPERIMENTS.md). Processes wait once a step.
 
 The first process is the one that was started. The others are copies of it; on Windows and macOS they start by
-themselves. They read the same config and write nothing; they hear no signals, and end when the first one does.
+themselves. They read the same config and write nothing; they hear no signals, and end when the first one does. If that
+one was killed, they remove the temporary folder that it can no longer remove.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import platform
+import shutil
 import signal
 import sys
 import tempfile
@@ -154,7 +156,7 @@ def _started(number: int, work: Callable[[], Any], shared: dict[str, str], threa
 def _other(work: Callable[[], Any], environment: dict[str, str], threads: int) -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_the_first, daemon=True).start()
+    threading.Thread(target=_end_with_the_first, args=(Path(environment[STORE]).parent,), daemon=True).start()
     os.environ.update(environment)
     torch.set_num_threads(threads)
     try:
@@ -167,10 +169,11 @@ def _other(work: Callable[[], Any], environment: dict[str, str], threads: int) -
         raise
 
 
-def _end_with_the_first() -> None:
+def _end_with_the_first(folder: Path) -> None:
     first = multiprocessing.parent_process()
     assert first is not None
-    connection.wait([first.sentinel])
+    connection.wait([first.sentinel])  # for its end: it ends the others before it goes by itself
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from configs.command import InputError
 from configs.loader import load_config, validate
 from tests.attack.attack import Case
-from tests.attack.victims import trained, write_config
+from tests.attack.victims import own_folder, trained, write_config
 from tests.configs.every_key import all_keys
 from train.config import RunConfig
 
@@ -117,9 +117,7 @@ def in_yaml(key: str, value: str) -> list[str] | None:
 
 @cache
 def _file() -> Path:
-    import tempfile
-
-    return write_config(Path(tempfile.mkdtemp(prefix="headlight-numbers-")))
+    return write_config(own_folder())
 
 
 def is_refused(overrides: list[str]) -> str:

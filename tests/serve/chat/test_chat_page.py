@@ -9,8 +9,7 @@ import torch
 from eval.attention import capture
 from model import generate
 from tests.eval.viewer_helpers import chromium
-from tests.serve.chat_runs import NASTY, SAID, get, make_runs, opened
-from tests.serve.conftest import serving
+from tests.serve.chat.chat_runs import NASTY, SAID, get, opened
 from tests.serve.page_helpers import visited
 
 pytestmark = pytest.mark.slow  # a browser: in `make test-all`
@@ -22,17 +21,6 @@ ASKED = f"{CHAT}&m={quote(json.dumps(SAID))}"
 def browser():
     with chromium() as browser:
         yield browser
-
-
-@pytest.fixture(scope="module")
-def runs(folder, tmp_path_factory):
-    return make_runs(folder, tmp_path_factory.mktemp("chats"))
-
-
-@pytest.fixture(scope="module")
-def address(runs):
-    with serving(runs) as (found, _):
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -17,19 +17,8 @@ from eval.chat.tokens import capture_around, looked_at
 from eval.questions import one_question, source_of
 from model import generate
 from serve.limits import Limits
-from tests.serve.chat_runs import CONTEXT, SAID, answer, client, get, look, make_runs, opened, post
+from tests.serve.chat.chat_runs import CONTEXT, SAID, answer, client, get, look, opened, post
 from tests.serve.conftest import serving
-
-
-@pytest.fixture(scope="module")
-def runs(folder, tmp_path_factory):
-    return make_runs(folder, tmp_path_factory.mktemp("looked_into"))
-
-
-@pytest.fixture(scope="module")
-def address(runs):
-    with serving(runs) as (found, _):
-        yield found
 
 
 def greedy(lm, tokenizer, ids, new):

@@ -9,8 +9,9 @@ their group's mean become likelier, the others less likely. The group takes the 
 
 Its relatives are settings (configs/grpo_demo.yaml names them): DAPO clips higher up and weighs all tokens alike (Yu et
 al. 2025, arXiv 2503.14476); Dr. GRPO divides by no deviation and no length (Liu et al. 2025, arXiv 2503.20783); CISPO
-cuts the ratio and keeps the gradient (MiniMax 2025, arXiv 2506.13585). Every step samples again, so the ratio is 1 but
-for rounding; the clip matters where that is not so. Sampling is in train/methods/rollouts.py, rewards beside it.
+cuts the ratio and keeps the gradient (MiniMax 2025, arXiv 2506.13585). If every step samples again, the ratio is 1 but
+for rounding. With grpo.num_iterations, several steps learn from the same answers; the clip bounds how far they go.
+Sampling is in train/methods/rollouts.py, rewards beside it.
 """
 
 from __future__ import annotations

@@ -256,7 +256,8 @@ def save(run: Run, needed: bool, at_stop: bool = False) -> None:
             if not checkpoints.is_dir():
                 run.tracker.say(f"warning: {checkpoints} was moved or deleted; it is made again for this checkpoint")
             kept = (train.keep_last, train.keep_best)
-            save_checkpoint(checkpoints, run.lm, run.optimizers, run.data.tokenizer, state, *kept, run.world)
+            opened = (run.lm, run.optimizers, run.data.tokenizer, state)
+            save_checkpoint(checkpoints, *opened, *kept, run.world, run.source.kept(state.step))
         state.saved_at = state.step
     except SaveError as error:
         run.check_owner()

@@ -5,8 +5,8 @@ count, over all micro-batches and processes. So an objective returns sums, never
 before the first backward pass: it reads the batch alone.
 
 A source makes the batches: from text that was prepared, or with the model itself. Batch k is a function of (seed, k),
-or of (seed, k, weights). So a source has nothing to save, and a resumed run draws the very batches that it would
-have drawn.
+or of (seed, k, weights). So most sources have nothing to save, and a resumed run draws the very batches that it would
+have drawn. A source whose batches depend on earlier weights gives what it needs to the checkpoint (`kept`).
 """
 
 from __future__ import annotations
@@ -85,6 +85,13 @@ class BatchSource:
         Draw random numbers from (seed, k) only, with a generator of your own.
         """
         raise NotImplementedError
+
+    def kept(self, k: int) -> dict[str, Tensor]:
+        """What a checkpoint before batch k must hold, of this process. Nothing, where (seed, k, weights) decide."""
+        return {}
+
+    def restore(self, kept: dict[str, Tensor]) -> None:
+        """Continue with what `kept` gave. {}: nothing was kept, or by another number of processes."""
 
     def upcoming(self, first: int, stop: int, lm: LanguageModel) -> Generator[Batch]:
         """Batches first … stop - 1, each made when the loop asks for it."""

@@ -27,7 +27,7 @@ from train.meters import Meter
 from train.objective import BatchSource, Objective
 from train.optimizer import build_optimizers
 from train.saving import run_directory
-from train.saving.checkpoint import TrainerState, load_checkpoint
+from train.saving.checkpoint import TrainerState, load_checkpoint, load_kept
 from train.saving.owner import Owner
 from train.saving.run_directory import Start
 from train.tracking import Tracker
@@ -138,6 +138,7 @@ def open_run(
     state = RunState(identity=config.identity())
     if start.checkpoint is not None:
         state = RunState(**vars(load_checkpoint(start.checkpoint, lm, optimizers, world)))
+        source.restore(load_kept(start.checkpoint, world))
         if start.is_own(config):
             state.saved_at = state.step
         else:

@@ -51,6 +51,16 @@ def test_a_tool_is_described_before_the_question(run):
         assert [name for name in ("calculator", "look_up") if f'"name": "{name}"' in prompt] == tools
 
 
+@shows("grpo.num_iterations")
+def test_how_many_steps_learn_from_the_same_answers(run):
+    _, source = rollouts(run, num_iterations=2)
+    batches = [source.batch(k, opened(run)[0]) for k in range(4)]
+    assert batches[0] is batches[1]
+    assert batches[2] is batches[3]
+    assert batches[0] is not batches[2]
+    assert [sorted(source.kept(k)) != [] for k in (4, 5)] == [False, True]
+
+
 @shows("grpo.scale_advantages", "grpo.mean")
 def test_what_an_answer_and_a_token_count_for(run):
     lm, _ = opened(run)

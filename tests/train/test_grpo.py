@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from configs.checkpoints import checkpoint_directory
 from eval.questions import Asked
 from tests.train.grpo_helpers import begun, grpo_config, opened, rollouts
 from tests.train.helpers import metrics, pretrain, refusal, stopped_at
@@ -58,30 +59,57 @@ def test_loss_and_gradients_are_those_of_trl(run, name, kl, tools):
     The weights moved since the answers were drawn, so that a third of the ratios is clipped. Rotations by other angles
     and another order of sums leave differences of 1e-6 in the log-probabilities; gradients are of the size of 1.
     """
-    transformers = pytest.importorskip("transformers")
-    config, source = rollouts(run, kl=kl, temperature=0.7, clip_low=0.1, **({"clip_high": 0.1} | LOSSES[name]))
-    settings, (lm, tokenizer) = config.grpo, opened(run)
-    questions = [source.question(0, number) for number in range(source.groups)]
-    prompts = tuple(ids for _, ids in questions)
-    answers = [with_a_tool(answer) if tools else answer for answer in source.sample(0, lm, prompts)]
-    rewards = torch.rand(len(answers), generator=torch.Generator().manual_seed(1))
-    batch = source.rows(prompts, answers, rewards, torch.zeros(4))
-
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(run / "checkpoints" / last(run), dtype=torch.float32)
-    ours = type(lm)(lm.config).train()
-    ours.load_state_dict(lm.state_dict())
+    objective, ours, theirs, batch, trl = beside_trl(run, name, kl, tools)
     with torch.no_grad():
         for one, other in zip(ours.parameters(), matching(ours, theirs), strict=True):
             one += 0.5 * one.std() * torch.randn(one.shape) if one.ndim > 1 else 0
             other.copy_(one)
-    objective = GRPO(settings, ours, lm if kl else None)
     loss, figures = objective.loss(ours, batch)
-    (loss / objective.count(batch)).backward()
     assert figures["clip_share"] / objective.count(batch) > 0.02  # there is something to compare
-    reference = transformers.AutoModelForCausalLM.from_pretrained(run / "checkpoints" / last(run), dtype=torch.float32)
-    wanted = trl_loss(name, settings, theirs.train(), reference, prompts, answers, rewards, tokenizer.pad_id)
+    compare(ours, theirs, loss / objective.count(batch), trl())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grpo", "cispo"])
+def test_further_steps_on_the_same_answers_are_those_of_trl(run, name):
+    """As `num_iterations` has them: the old log-probabilities stay, the weights move, here by plain SGD."""
+    objective, ours, theirs, batch, trl = beside_trl(run, name, kl=0.3, tools=False)
+    clipped = []
+    for _ in range(3):
+        loss, figures = objective.loss(ours, batch)
+        compare(ours, theirs, loss / objective.count(batch), trl())
+        clipped.append(float(figures["clip_share"]))
+        for model in (ours, theirs):
+            torch.optim.SGD(model.parameters(), lr=0.5).step()
+            model.zero_grad()
+    assert clipped[0] == 0 < clipped[-1]
+
+
+def beside_trl(run, name, kl, tools):
+    """Two equal models, a batch, our objective, and a function that computes TRL's loss of theirs."""
+    transformers = pytest.importorskip("transformers")
+    config, source = rollouts(run, kl=kl, temperature=0.7, clip_low=0.1, **({"clip_high": 0.1} | LOSSES[name]))
+    settings, (lm, tokenizer) = config.grpo, opened(run)
+    prompts = tuple(source.question(0, number)[1] for number in range(source.groups))
+    answers = [with_a_tool(answer) if tools else answer for answer in source.sample(0, lm, prompts)]
+    rewards = torch.rand(len(answers), generator=torch.Generator().manual_seed(1))
+    batch = source.rows(prompts, answers, rewards, torch.zeros(4))
+    saved = run / "checkpoints" / last(run)
+    theirs, reference = (
+        transformers.AutoModelForCausalLM.from_pretrained(saved, dtype=torch.float32) for _ in range(2)
+    )
+    ours = type(lm)(lm.config).train()
+    ours.load_state_dict(lm.state_dict())
+    given = (theirs.train(), reference, prompts, answers, rewards, tokenizer.pad_id)
+    objective = GRPO(settings, ours, lm if kl else None)
+    return objective, ours, theirs, batch, lambda: trl_loss(name, settings, *given)
+
+
+def compare(ours, theirs, loss, wanted):
+    """Loss and gradients of two models."""
+    loss.backward()
     wanted.backward()
-    assert_close(loss / objective.count(batch), wanted, rtol=1e-4, atol=1e-5)
+    assert_close(loss, wanted, rtol=1e-4, atol=1e-5)
     for (parameter, one), other in zip(ours.named_parameters(), matching(ours, theirs), strict=True):
         assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4, msg=lambda text, at=parameter: f"{at}: {text}")
 
@@ -230,6 +258,21 @@ def test_it_earns_more_and_goes_on_exactly_after_a_stop(run):
     pretrain(config, "name=stopped", "--trust-hooks", script=grpo.main)
     assert trace(run.parent / "stopped") == trace(run.parent / "whole")
     assert len({line["batch"] for line in trace(run.parent / "whole")}) == 5
+
+
+def test_a_stop_between_steps_on_the_same_answers_changes_nothing(run):
+    """Steps 2 and 3 have the answers that the weights of step 2 gave. The run stops between them."""
+    train = {"trace": True, "max_steps": 5, "checkpoint_every": 2}
+    config = grpo_config(run, grpo={"num_iterations": 2}, train=train)
+    pretrain(config, "name=twice", "--trust-hooks", script=grpo.main)
+    lines = trace(run.parent / "twice")
+    assert [line["batch"] for line in lines[::2]] == [*(line["batch"] for line in lines[1::2]), lines[-1]["batch"]]
+    assert len({line["batch"] for line in lines}) == 3
+    with stopped_at(2):  # it finishes that step
+        pretrain(config, "name=twice_stopped", "--trust-hooks", script=grpo.main, code=143)
+    assert (checkpoint_directory(run.parent / "twice_stopped") / "training/source.safetensors").exists()
+    pretrain(config, "name=twice_stopped", "--trust-hooks", script=grpo.main)
+    assert trace(run.parent / "twice_stopped") == lines
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from configs.meaning import Section
 
 MOST_ANSWERS = 2**16  # to one question; the largest known groups have some hundred
 
+MOST_ITERATIONS = 1000  # of one set of answers
+
 
 class GRPOConfig(Section):
     """Group relative policy optimisation (train/grpo.py): what is sampled, its worth, and how far a step goes."""
@@ -40,6 +42,13 @@ class GRPOConfig(Section):
     )
     temperature: float = Field(
         1.0, ge=LEAST_DRAWN, le=MOST_TEMPERATURE, description="Of the sampled answers. The loss has it too."
+    )
+    num_iterations: int = Field(
+        1,
+        ge=1,
+        le=MOST_ITERATIONS,
+        description="Steps that learn from the same answers. From the second one on, the ratio is not 1 and the clip "
+        "matters.",
     )
     scale_advantages: bool = Field(
         True, description="Divide advantages by the group's standard deviation: true = GRPO | false = Dr. GRPO."

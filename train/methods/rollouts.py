@@ -1,7 +1,8 @@
 """What does the model answer, and what is it worth? The batches of GRPO: questions, sampled answers, advantages.
 
 Batch k is a function of (seed, k, weights): the questions and the random numbers come from (seed, k), the answers from
-the weights. So nothing is saved, and a stopped run resumes exactly.
+the weights. So nothing is saved, and a stopped run resumes exactly. With grpo.num_iterations a batch serves several
+steps. Then a checkpoint between these holds it, since the weights that drew it are gone.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from train.objective import BatchSource
 
 REPORTED = ("reward", "reward_variance", "skipped_groups", "answer_length")  # means over all answers of a step
 OF_TOOLS = ("tool_calls", "tool_errors")  # of an answer, with grpo.tools
+COLUMNS = ("input_ids", "labels", "drawn_log_probs", "advantages", "copies", "weights", "reported")  # of a batch
 EPSILON = 1e-4  # of the division by a standard deviation, as in TRL
 ATTEMPTS = 1000  # to find a question that fits
 
@@ -76,13 +78,32 @@ class Rollouts(BatchSource):
                 f"{world.size} processes cannot share the {self.groups} questions of a step evenly, each with a model "
                 "of its own: set train.processes=1, or train.parallel=ddp and a multiple of them"
             )
-        self.draw = questions_to_draw(config.data)
+        self.draw_question = questions_to_draw(config.data)
         self.reward = find_reward(self.settings.reward)
+        self.drawn: tuple[int, Batch] | None = None  # the step of the newest batch, and that batch
         self.tools = described(self.settings.tools)
         if self.tools:
             calls_in(self.tokenizer, [])  # raises where the tokenizer knows no calls
 
     def batch(self, k: int, lm: LanguageModel) -> Batch:
+        first = k - k % self.settings.num_iterations
+        if self.drawn is None or self.drawn[0] != first:
+            self.drawn = first, self.draw_batch(first, lm)
+        return self.drawn[1]
+
+    def kept(self, k: int) -> dict[str, Tensor]:
+        if self.drawn is None or k % self.settings.num_iterations == 0:
+            return {}  # the next batch is a new one
+        first, batch = self.drawn
+        return batch.tensors | {"step": torch.tensor(first), "row_ids": torch.tensor(batch.row_ids)}
+
+    def restore(self, kept: dict[str, Tensor]) -> None:
+        if kept:  # the file has its tensors in another order
+            batch = Batch({name: kept[name] for name in COLUMNS}, kept["row_ids"].tolist())
+            self.drawn = int(kept["step"]), batch
+
+    def draw_batch(self, k: int, lm: LanguageModel) -> Batch:
+        """New questions, and the answers that the weights of step k give."""
         mine = range(self.world.rank, self.groups, self.world.size)
         questions, prompts = zip(*(self.question(k, number) for number in mine), strict=True)
         answers = self.sample(k, lm, prompts, [said_by_user(question.messages) for question in questions])
@@ -110,7 +131,7 @@ class Rollouts(BatchSource):
         rng = Random(f"question {self.seed} {k} {number}")
         room = self.row_length - self.settings.max_new_tokens
         for _ in range(ATTEMPTS):
-            question = self.draw(rng)
+            question = self.draw_question(rng)
             if question is None:
                 continue  # a conversation in which nothing is asked
             ids = prompt_ids(self.tokenizer, question.messages, self.tools or question.tools)

@@ -29,6 +29,7 @@ from train.saving.commit import SaveError, commit, drop_old, step_name
 from train.saving.state import TrainerState, read_state
 
 OPTIMIZER = "optimizer.safetensors"
+SOURCE = "source.safetensors"  # what a batch source keeps, if it keeps anything: `0.input_ids`, of process 0
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,17 @@ def save_checkpoint(
     keep_last: int,
     keep_best: bool = True,
     world: World = ALONE,
+    kept: dict[str, Tensor] | None = None,
 ) -> Path:
     """Write a checkpoint of this step, point `latest` (and `best`) at it, delete those that are no longer kept.
 
-    Every process calls it. All return once the first one has written. Raises SaveError in all of them.
+    kept: what this process's batch source needs to continue. Every process calls it. All return once the first one has
+    written. Raises SaveError in all of them.
     """
     state.world_size, state.torch_version = world.size, torch.__version__
     tensors = gather(lm, optimizers, world)
+    everyone = enumerate(world.gather(kept or {}))
+    of_source = {f"{rank}.{name}": each.contiguous() for rank, one in everyone for name, each in one.items()}
 
     def fill(directory: Path) -> None:
         save(lm, directory, tensors.weights)
@@ -63,13 +68,17 @@ def save_checkpoint(
         progress = Progress(**known)
         (directory / CARD).write_text(model_card(checkpoints.parent.name, lm, progress), encoding="utf-8")
         save_file(tensors.optimizer, directory / TRAINING / OPTIMIZER)
+        if of_source:
+            save_file(of_source, directory / TRAINING / SOURCE)
         saved = {each.name: getattr(state, each.name) for each in fields(TrainerState)}
         (directory / TRAINING / STATE).write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
 
     directory, problem = checkpoints / step_name(state.step), None
     if world.is_first:
         try:
-            size = sum(tensor.nbytes for tensor in [*tensors.weights.values(), *tensors.optimizer.values()])
+            size = sum(
+                tensor.nbytes for part in (tensors.weights, tensors.optimizer, of_source) for tensor in part.values()
+            )
             commit(checkpoints, state.step, fill, size)
             drop_old(checkpoints, directory, keep_last, keep_best)
         except SaveError as error:
@@ -126,6 +135,21 @@ def load_checkpoint(
         raise InputError(f"{directory}: cannot resume from here: {error}") from None
     world.gather(None)
     return state
+
+
+def load_kept(directory: Path, world: World = ALONE) -> dict[str, Tensor]:
+    """What this process's batch source kept; {} where another number of processes did, or none. Raises InputError."""
+    file = training_folder(directory) / SOURCE
+    if not file.is_file():
+        return {}
+    try:
+        saved = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{file}: cannot resume from here: {error}") from None
+    if {name.partition(".")[0] for name in saved} != {str(rank) for rank in range(world.size)}:
+        return {}
+    prefix = f"{world.rank}."
+    return {name.removeprefix(prefix): tensor for name, tensor in saved.items() if name.startswith(prefix)}
 
 
 def _whole_on_first(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:

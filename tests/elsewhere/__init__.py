@@ -1,0 +1,1 @@
+"""Programs that open what Headlight wrote, each in an environment of its own."""

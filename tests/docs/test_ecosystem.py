@@ -28,7 +28,9 @@ SECTIONS = dict(
 
 
 def code(section: str) -> str:
-    return "\n".join(re.findall(r"^```(?:python)?\n(.*?)^```$", SECTIONS[section], re.MULTILINE | re.DOTALL))
+    """The lines of Python of a section or, where it has none, its commands."""
+    blocks = re.findall(r"^```(python)?\n(.*?)^```$", SECTIONS[section], re.MULTILINE | re.DOTALL)
+    return "\n".join([text for language, text in blocks if language] or [text for _, text in blocks])
 
 
 @pytest.fixture

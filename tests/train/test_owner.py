@@ -355,7 +355,7 @@ def test_a_sweep_goes_on_with_the_runs_that_a_killed_sweep_left_behind(tmp_path)
 # Double starts
 
 
-@pytest.mark.parametrize("starts", [6, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("starts", [6, pytest.param(20, marks=pytest.mark.slow)])
 def test_double_starts_have_one_owner_each(starts, tmp_path):
     expected, dice = undisturbed(tmp_path / "alone"), random.Random(starts)
     endings = [checked(tmp_path / f"twice{number}", expected, dice) for number in range(starts)]

@@ -14,7 +14,7 @@ from tests.train.trials.trial import attempt, undisturbed
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs timers of the kernel")
 
 SHARE = 3  # trials of one setting
-QUICK, SLOW = 1, 9  # settings
+QUICK, SLOW = 1, 5  # settings
 CAREFUL = {  # which kills, one after the other; `at` 0 is the beginning of it, 1 its end
     "a signal before an evaluation, a kill after it": [
         End(SIGTERM, "evaluate", at=0, entry=2),

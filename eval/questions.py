@@ -234,7 +234,14 @@ def table(columns: dict[str, dict[str, float | int]]) -> str:
 
 
 def data_config_of(run: str | Path) -> tuple[Path, DataConfig]:
-    """The config.yaml of a run, and its `data:` section. Raises InputError if there is none."""
+    """The config.yaml of a run, and its `data:` section. Raises InputError if there is none, or it cannot be read."""
+    try:
+        return _data_config_of(run)
+    except (OSError, ValueError) as error:
+        raise InputError(str(error)) from None
+
+
+def _data_config_of(run: str | Path) -> tuple[Path, DataConfig]:
     directory = checkpoint_directory(run)
     file = next(
         (at / "config.yaml" for at in (directory, *directory.parents[:2]) if (at / "config.yaml").is_file()), None
@@ -275,10 +282,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.kind not in (None, *KINDS):
         raise InputError(f"--class {given.kind}: unknown class of questions: use one of {', '.join(KINDS)}")
-    try:
-        source = source_of(given.run)
-    except (OSError, ValueError) as error:
-        raise InputError(str(error)) from None
+    source = source_of(given.run)
     lm, tokenizer = open_model(given.run, given.device)
     documents = given.documents or source.validation_documents
     source = source.model_copy(update={"validation_documents": documents})

@@ -79,7 +79,7 @@ def _described(opened: Opened) -> dict[str, Any]:
     try:
         source_of(opened.run)
         asks = True
-    except (InputError, OSError):
+    except InputError:
         asks = False
     return {
         "run": opened.name.run,

@@ -7,12 +7,12 @@ again, which makes the most of reading it once. Each is `{"conversations": [{"ro
 
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
-from .draw import draw_question
+from .draw import as_yes_no, draw_question
 from .names import held_out_names as names_held_out
 from .names import names
-from .questions import KINDS, OPEN_KINDS, Question, judged, place_sorts, questions_about, yes_no
+from .questions import KINDS, OPEN_KINDS, Question, judged, place_sorts, questions_about
 from .repeats import REPEATED_WORDS, another, repeated
 from .story import Split, Story, tell
 from .wordings import wordings
@@ -26,7 +26,6 @@ COMPARED = 14  # how often it compares two names, or two places, in a conversati
 WEIGHTS_OF_CLASSES = {"who_has": 3, "where": 3}  # how often a class of question is asked; the others count 1
 OTHER_BOOK = 500_009  # so that conversations are not about the stories of draw_question(seed, index)
 Message = dict[str, Any]
-T = TypeVar("T")
 
 
 def converse(
@@ -54,7 +53,8 @@ def converse(
     told:      share of these in which the assistant tells the story that is asked about, as in "turns". There it has
                the "weight" `told_weight`: 0 = it is read, and not trained on
     weights:   how often a class of question is asked there, of those that the story has; 1 where it is not named
-    checked:   share of these answers after which the same is asked as yes or no: only comparing is left to do
+    checked:   share of these answers after which the same is asked as yes or no: only comparing is left to do. That
+               may be one question more than `most`
 
     Validation conversations have names that no training text holds, unless `held_out_names` is False. The
     same arguments give the same conversation on every machine. Raises ValueError for an unknown kind.
@@ -128,16 +128,16 @@ def turn(messages: list[Message], user: str, assistant: str) -> None:
     messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
 
 
-def pick(rng: Random, options: Sequence[T]) -> T:
+def pick(rng: Random, options: Sequence[str]) -> str:
     return options[int(rng.random() * len(options))]
 
 
 def some(pool: Sequence[str], count: int, rng: Random) -> list[str]:
     """`count` of the pool, no two alike."""
-    used: dict[str, None] = {}
-    while len(used) < count:
-        used[another(pool, set(used), rng)] = None
-    return list(used)
+    found: list[str] = []
+    for _ in range(count):
+        found.append(another(pool, set(found), rng))
+    return found
 
 
 def noted(question: Question, messages: Sequence[Message]) -> dict[str, Any]:
@@ -219,17 +219,11 @@ def many_questions(
         if not any(repeats(one.text, before.text) for before in (asked, *more)):
             more.append(one)
             if checked and one.kind in OPEN_KINDS and rng.random() < checked:
-                more += check(one, rng)
+                again = as_yes_no(one, rng.random() < 1 / 2, rng)
+                more += [again] if again else []
         if len(more) + 1 >= most:
             break
     return more
-
-
-def check(question: Question, rng: Random) -> list[Question]:
-    """The same question as one of yes or no, each as likely; none for "What happened first?"."""
-    others = [candidate for candidate in question.candidates if candidate != question.answer]
-    found = yes_no(question, question.answer if rng.random() < 1 / 2 else pick(rng, others))
-    return [pick(rng, found)] if found else []
 
 
 def repeats(one: str, other: str) -> bool:

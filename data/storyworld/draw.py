@@ -99,10 +99,17 @@ class Goal:
         """The question itself or, if it shall be answered by yes or no, one of those made of it."""
         if not self.yes_no:
             return question
-        others = [candidate for candidate in question.candidates if candidate != question.answer]
-        candidate = question.answer if self.so else others[int(self.rng.random() * len(others))]
-        texts = yes_no(question, candidate)
-        return texts[int(self.rng.random() * len(texts))]
+        asked = as_yes_no(question, self.so, self.rng)
+        assert asked is not None  # what happened first is not drawn for it
+        return asked
+
+
+def as_yes_no(question: Question, so: bool, rng: Random) -> Question | None:
+    """The question with one of its candidates offered, the right one if `so`; None for "What happened first?"."""
+    others = [candidate for candidate in question.candidates if candidate != question.answer]
+    candidate = question.answer if so else others[int(rng.random() * len(others))]
+    texts = yes_no(question, candidate)
+    return texts[int(rng.random() * len(texts))] if texts else None
 
 
 def names_in_order(story: Story, question: Question) -> bool | None:

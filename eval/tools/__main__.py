@@ -89,10 +89,7 @@ def main() -> int:
     from data.reading.sources import documents
     from eval.questions import data_config_of, question_of
 
-    try:
-        file, data = data_config_of(given.run)
-    except (OSError, ValueError) as error:
-        raise InputError(str(error)) from None
+    file, data = data_config_of(given.run)
     if data.records != "conversations":
         raise InputError(f"{file}: data.records is {data.records}: only conversations hold questions with answers")
     found = (question_of(one) for one in documents(data, "validation"))

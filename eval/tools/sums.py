@@ -50,9 +50,11 @@ def main() -> int:
         raise InputError(f"{given.file}: training reads the format from the name: end it in .jsonl")
     try:
         given.file.parent.mkdir(parents=True, exist_ok=True)
-        with given.file.open("w", encoding="utf-8") as out:
+        with given.file.open("x", encoding="utf-8") as out:
             for index in range(given.chats):
                 print(json.dumps(sums_chat(given.seed, index, given.calls)), file=out)
+    except FileExistsError:
+        raise InputError(f"{given.file}: exists already: name a new file, or delete it") from None
     except OSError as error:
         raise InputError(str(error)) from None
     print(f"{given.file}: {given.chats:,} chats, {given.calls:.0%} of them with a call", file=sys.stderr)

@@ -21,6 +21,7 @@ from eval.tools.answers import write_answers
 from eval.tools.calls import MOST_CALLS, SCHEMAS, calculate, described, look_up, respond
 from model import LanguageModel, load, save
 from tests.conftest import tiny_config
+from tests.processes import run_module
 
 STORY = 'Tiko saw a kite. "It is mine," said Belna. Tikos are birds! Did Tiko fly it? Yes.'
 CALL = {"name": "calculator", "arguments": {"expression": "6 * 7"}}
@@ -265,3 +266,12 @@ def test_a_run_is_asked_with_tools_and_without(run, monkeypatch, capsys, tmp_pat
     config.write_text(json.dumps({"data": data}), encoding="utf-8")
     code, _, err = started(monkeypatch, capsys, tmp_path / "run")
     assert (code, err.count("\n"), "only conversations hold questions" in err) == (2, 1, True)
+
+
+def test_chats_about_sums_never_replace_a_file(tmp_path, capsys):
+    file = tmp_path / "sums.jsonl"
+    file.write_text("mine")
+    result = run_module("eval.tools.sums", file)
+    assert result.returncode == 2
+    assert result.stderr.strip() == f"error: {file}: exists already: name a new file, or delete it"
+    assert file.read_text() == "mine"

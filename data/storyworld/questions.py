@@ -62,7 +62,7 @@ def open_to_doubt(story: Story, kind: str) -> Iterator[Question]:
 
 def about(kind: str, text: str, answer: str, possible: Sequence[str]) -> Question:
     """A question of who or where. Its answer makes a sentence with it."""
-    candidates = tuple(one for one in possible if not re.search(rf"\b{one}\b", text))
+    candidates = tuple(one for one in possible if one not in text or not re.search(rf"\b{one}\b", text))
     sentence = answer[0].upper() + answer[1:] if kind == "where" else f"{answer} {text[4:-1]}"  # without "Who " and "?"
     return Question(kind, text, answer, f"{sentence}.", candidates)
 

@@ -1,4 +1,4 @@
-"""docs/ecosystem.md, The Hub: `hf upload` sends the folder that model.export wrote, and transformers opens what arrived.
+"""docs/ecosystem.md, The Hub: `hf upload` sends what model.export wrote, and transformers opens what arrived.
 
 The Hub is played by a small server on this machine; the clients are the real ones.
 """

@@ -5,6 +5,7 @@ import json
 import pytest
 import yaml
 
+from model import load
 from tests.train.helpers import metrics, pretrain, refusal, write_config
 from train.sft import main
 
@@ -73,3 +74,10 @@ def test_another_tokenizer_than_that_of_the_weights_is_refused(tmp_path, base):
     tokenizer = {"kind": "pretrained", "path": str(other / "runs/bpe")}
     done = pretrain(chat_config(tmp_path, base, data={"tokenizer": tokenizer}), code=2, script=main)
     assert "is not the tokenizer of this run's data" in done.stderr
+
+
+def test_a_model_that_only_headlight_loads_is_fine_tuned_as_such(tmp_path):
+    only_here = {"no_rope_layers": [1, 0], "loadable_elsewhere": False}
+    pretrain(write_config(tmp_path, name="base", model=only_here, train={"max_steps": 1}))
+    pretrain(chat_config(tmp_path, tmp_path / "runs/base"), "train.max_steps=1", script=main)
+    assert load(tmp_path / "runs/chat/checkpoints/step_00000001").config.loadable_elsewhere is False

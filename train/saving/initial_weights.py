@@ -102,6 +102,8 @@ def take_over_architecture(config: RunConfig, source: str) -> ModelConfig:
     """
     _, there = _read(source)
     own = _free_keys(there).difference(WINDOWS)
+    if not there["loadable_elsewhere"]:
+        own.discard("loadable_elsewhere")
     return ModelConfig.model_validate(there | {key: getattr(config.model, key) for key in own})
 
 

@@ -109,6 +109,12 @@ class StoryworldSource(Section):
         le=1,
         description="Share of the chats of repeats in which two names are compared instead (is it the same one?).",
     )
+    one_fact: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the chats of repeats that ask about one sentence each instead, mostly for a few words.",
+    )
     checked: float = Field(
         0.0,
         ge=0,
@@ -132,6 +138,14 @@ class StoryworldSource(Section):
     def _check_recall(self) -> StoryworldSource:
         if self.recall is not None and self.repeats:
             raise ValueError("repeats and recall are two kinds of documents: set repeats: 0.0, or recall: null")
+        return self
+
+    @model_validator(mode="after")
+    def _check_drills(self) -> StoryworldSource:
+        if self.compared + self.one_fact > 1:
+            raise ValueError(
+                f"compared and one_fact are shares of one whole, and {self.compared + self.one_fact:g} in all"
+            )
         return self
 
 

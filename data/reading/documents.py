@@ -99,12 +99,14 @@ def _invented(source: StoryworldSource, index: int, split: Split, records: str) 
 
 
 def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool) -> dict[str, Any]:
-    """A conversation about a story, or one that repeats random words, or compares two again and again."""
-    from data.storyworld import compare, converse, say_again
+    """A conversation about a story; or one that repeats random words, compares two, or asks about one sentence each."""
+    from data.storyworld import compare, converse, one_fact, say_again
 
     if repeats:
-        is_comparing = Random(f"compared {source.seed} {index}").random() < source.compared
-        return (compare if is_comparing else say_again)(source.seed, index, split)
+        drawn = Random(f"compared {source.seed} {index}").random()
+        drills = ((compare, source.compared), (one_fact, source.compared + source.one_fact))
+        drill = next((drill for drill, most in drills if drawn < most), say_again)
+        return drill(source.seed, index, split)
     if source.chats == "mixed":
         return converse(source.seed, index, split, source.level)
     return converse(

@@ -10,8 +10,9 @@ which word stands for which (`antecedents`, and `align` for any tokenizer). `rep
 induction heads, `recall` documents that ask for what they said.
 """
 
-from .conversations import compare, converse, say_again
+from .conversations import converse
 from .draw import draw_question
+from .drills import compare, one_fact, say_again
 from .mentions import Antecedent, align, antecedents
 from .names import renamed
 from .pairs import prefer
@@ -36,6 +37,7 @@ __all__ = [
     "compare",
     "converse",
     "draw_question",
+    "one_fact",
     "parse",
     "prefer",
     "questions_about",

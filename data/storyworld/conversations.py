@@ -10,10 +10,7 @@ from random import Random
 from typing import Any
 
 from .draw import as_yes_no, draw_question
-from .names import held_out_names as names_held_out
-from .names import names
-from .questions import KINDS, OPEN_KINDS, Question, judged, place_sorts, questions_about
-from .repeats import REPEATED_WORDS, another, repeated
+from .questions import KINDS, OPEN_KINDS, Question, questions_about
 from .story import Split, Story, tell
 from .wordings import wordings
 
@@ -21,8 +18,6 @@ CONVERSATION_KINDS = ("tell", "question", "turns")
 WEIGHTS = (1, 2, 1)  # half of all conversations are one question about one story
 MANY = "questions"  # the fourth kind, and how many questions it has at most unless that is said
 MOST_QUESTIONS = 8
-AGAIN = 5  # how often the assistant repeats words in a conversation of nothing else
-COMPARED = 14  # how often it compares two names, or two places, in a conversation of nothing else
 WEIGHTS_OF_CLASSES = {"who_has": 3, "where": 3}  # how often a class of question is asked; the others count 1
 OTHER_BOOK = 500_009  # so that conversations are not about the stories of draw_question(seed, index)
 Message = dict[str, Any]
@@ -75,10 +70,12 @@ def converse(
     if rng.random() < 1 / 4:
         messages.append({"role": "system", "content": pick(rng, wordings("conversations")["system"])})
     by_assistant = kind == MANY and rng.random() < told if told else False
+    shortly = False
     if kind in ("question", MANY) and not by_assistant:
         prompt, answer = ask(story, question, rng)
         turn(messages, prompt, answer)
         answered.append(noted(question, messages))
+        shortly = answer == question.answer  # asked for at the beginning, for all that follows
     else:
         request, contains = ask_for(story, rng)
         turn(messages, request, story.text)
@@ -90,38 +87,12 @@ def converse(
     elif kind == MANY:
         more = [question] * by_assistant + many_questions(story, question, rng, most, weights, checked)
     for one in more:
-        turn(messages, one.text, one.sentence)
+        turn(messages, one.text, one.answer if shortly else one.sentence)
         answered.append(noted(one, messages))
     if kind == "turns" and rng.random() < 1 / 4:
         turn(messages, *(pick(rng, wordings("conversations")[key]) for key in ("thanks", "welcome")))
     meta = {"kind": kind, "plot": story.plot, "contains": contains, "questions": answered}
     return {"conversations": messages, "meta": meta}
-
-
-def say_again(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
-    """Conversation number `index` in which the assistant repeats random words, AGAIN times others: it can only copy."""
-    messages: list[Message] = []
-    for number in range(AGAIN):
-        words = repeated(seed, AGAIN * index + number, REPEATED_WORDS, held_out=split == "validation").words
-        turn(messages, " ".join(words), " ".join(words))
-    return {"conversations": messages, "meta": {"kind": "again", "questions": []}}
-
-
-def compare(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
-    """Conversation number `index` in which the assistant says whether two names are the same, or two places.
-
-    Nothing else in it is said twice, so that a head which finds what was said before can do it.
-    """
-    rng = Random(f"compare {split} {seed} {index}")
-    people = some(names_held_out() if split == "validation" else names(), 2 * COMPARED, rng)
-    places = some(sorted(frozenset.union(*place_sorts().values())), 2 * COMPARED, rng)
-    messages: list[Message] = []
-    for number in range(COMPARED):
-        is_place, so = rng.random() < 1 / 4, rng.random() < 1 / 2
-        one, other = (places if is_place else people)[2 * number : 2 * number + 2]
-        asked = f"It was {one}. Was it {one if so else other}?"
-        turn(messages, asked, judged(one, is_place, "yes" if so else "no"))
-    return {"conversations": messages, "meta": {"kind": "compare", "questions": []}}
 
 
 def turn(messages: list[Message], user: str, assistant: str) -> None:
@@ -130,14 +101,6 @@ def turn(messages: list[Message], user: str, assistant: str) -> None:
 
 def pick(rng: Random, options: Sequence[str]) -> str:
     return options[int(rng.random() * len(options))]
-
-
-def some(pool: Sequence[str], count: int, rng: Random) -> list[str]:
-    """`count` of the pool, no two alike."""
-    found: list[str] = []
-    for _ in range(count):
-        found.append(another(pool, set(found), rng))
-    return found
 
 
 def noted(question: Question, messages: Sequence[Message]) -> dict[str, Any]:
@@ -149,8 +112,14 @@ def noted(question: Question, messages: Sequence[Message]) -> dict[str, Any]:
 def ask(story: Story, question: Question, rng: Random) -> tuple[str, str]:
     """A prompt with the story and the question, and the answer: a sentence, or a few words if that is asked for."""
     shortly = rng.random() < 1 / 2
-    prompt = pick(rng, wordings("conversations")["ask_shortly" if shortly else "ask"])
-    return prompt.format(story=story.text, question=question.text), question.answer if shortly else question.sentence
+    return asked_about(story.text, question.text, shortly, rng), question.answer if shortly else question.sentence
+
+
+def asked_about(story: str, question: str, shortly: bool, rng: Random) -> str:
+    """A prompt with a story and a question, which asks for a few words or does not."""
+    return pick(rng, wordings("conversations")["ask_shortly" if shortly else "ask"]).format(
+        story=story, question=question
+    )
 
 
 def ask_for(story: Story, rng: Random) -> tuple[str, list[str]]:

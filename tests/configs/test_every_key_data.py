@@ -101,6 +101,7 @@ SOURCES = [
     SourceChange("other_names", 1.0, "training", STORIES),
     SourceChange("repeats", 0.5, BOTH, STORIES),
     SourceChange("compared", 1.0, BOTH, STORIES | {"repeats": 0.5}, "conversations"),
+    SourceChange("one_fact", 1.0, BOTH, STORIES | {"repeats": 0.5}, "conversations"),
     SourceChange("checked", 1.0, BOTH, ASKED, "conversations"),
     SourceChange("recall", {"people": 2}, BOTH, STORIES),
     SourceChange("recall.people", 3, BOTH, RECALL),

@@ -25,8 +25,8 @@ IDENTITY = {
     "train.optimizer": "adamw_lr betas embedding_lr eps lr momentum name weight_decay",
 }
 OF_A_SOURCE = {
-    "demo": "chats checked compared documents level other_names questions recall repeats seed told told_weight "
-    "validation_documents " + " ".join(f"class_weights.{kind}" for kind in KINDS),
+    "demo": "chats checked compared documents level one_fact other_names questions recall repeats seed told "
+    "told_weight validation_documents " + " ".join(f"class_weights.{kind}" for kind in KINDS),
     "shakespeare_char": "document_start max_records separator text_field",
     "124m": "data_files document_start max_records name revision split streaming subset text_field validation_split",
 }

@@ -1,0 +1,104 @@
+"""Conversations of one small task again and again, which stories show too seldom: copy, compare, answer in a few words.
+
+Each is `{"conversations": [{"role", "content"}, ...], "meta": {...}}`. Validation conversations have names that no
+training text holds. The same arguments give the same conversation on every machine.
+"""
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+from .conversations import Message, asked_about, pick, turn
+from .lexicon import Pool, lexicon
+from .names import held_out_names, names
+from .questions import judged, place_sorts, worded
+from .repeats import REPEATED_WORDS, another, repeated
+from .story import Split
+from .wordings import feelings, wordings
+
+AGAIN = 5  # how often the assistant repeats words in one conversation
+COMPARED = 14  # how often it compares two names, or two places
+FACTS = 12  # how often it answers a question about one sentence
+
+
+def say_again(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
+    """The assistant repeats random words, AGAIN times others: it can only copy."""
+    messages: list[Message] = []
+    for number in range(AGAIN):
+        words = repeated(seed, AGAIN * index + number, REPEATED_WORDS, held_out=split == "validation").words
+        turn(messages, " ".join(words), " ".join(words))
+    return {"conversations": messages, "meta": {"kind": "again", "questions": []}}
+
+
+def compare(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
+    """The assistant says whether two names are the same, or two places.
+
+    Nothing else in it is said twice, so that a head which finds what was said before can do it.
+    """
+    rng = Random(f"compare {split} {seed} {index}")
+    people = some(names_for(split), 2 * COMPARED, rng)
+    places = some(sorted(frozenset.union(*place_sorts().values())), 2 * COMPARED, rng)
+    messages: list[Message] = []
+    for number in range(COMPARED):
+        is_place, so = rng.random() < 1 / 4, rng.random() < 1 / 2
+        one, other = (places if is_place else people)[2 * number : 2 * number + 2]
+        asked = f"It was {one}. Was it {one if so else other}?"
+        turn(messages, asked, judged(one, is_place, "yes" if so else "no"))
+    return {"conversations": messages, "meta": {"kind": "compare", "questions": []}}
+
+
+def one_fact(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
+    """The assistant answers questions about one sentence each, two of three in a few words.
+
+    So it learns how words of a story begin an answer, where they are cut otherwise (" sleepy", but "s", "leepy"), and
+    that who runs to the barn is in the barn.
+    """
+    rng = Random(f"one fact {split} {seed} {index}")
+    messages: list[Message] = []
+    for name in some(names_for(split), FACTS, rng):
+        told, asked, answer, sentence = _fact(name, rng)
+        shortly = rng.random() < 2 / 3
+        turn(messages, asked_about(told, asked, shortly, rng), answer if shortly else sentence)
+    return {"conversations": messages, "meta": {"kind": "one fact", "questions": []}}
+
+
+def _fact(name: str, rng: Random) -> tuple[str, str, str, str]:
+    """A sentence, a question about it, and its answer, in a few words and as a sentence."""
+    facts = wordings("conversations")["facts"]
+    who = pick(rng, (name, f"{name} the {pick(rng, list(_texts('friend', 'kind')))}"))
+    kind = pick(rng, ("feeling", "stays", "race"))
+    if kind == "feeling":
+        feeling = pick(rng, feelings())
+        told, asked = facts["feeling"].format(who=who, feeling=feeling), pick(rng, worded("feels", who=name))
+        return told, asked, feeling, f"{name} was {feeling}."
+    if kind == "stays":
+        place = pick(rng, sorted(place_sorts()[pick(rng, ("place", "spot", "seat"))]))
+        values = {"who": who, "name": name, "place": place, "Place": place[0].upper() + place[1:]}
+        asked = pick(rng, facts["asked_stays"]).format(**values)
+    else:
+        places = _texts("place", "at")
+        start, end = some(list(places), 2, rng)
+        values = {"start": places[start][""], "end": places[end][""]}
+        at = pick(rng, ("start", "end"))
+        place, asked = places[start if at == "start" else end]["at"], pick(rng, facts[f"asked_{at}"])
+    return pick(rng, facts[kind]).format(**values), asked, place, f"{place[0].upper()}{place[1:]}."
+
+
+def _texts(role: str, part: str) -> Mapping[str, Mapping[str, str]]:
+    """Every word that the lexicon offers for a role, with each of its forms."""
+    pool = lexicon().roles[role][part]
+    assert isinstance(pool, Pool)
+    return pool.texts
+
+
+def names_for(split: Split) -> Sequence[str]:
+    """Names that texts of this split may hold."""
+    return held_out_names() if split == "validation" else names()
+
+
+def some(pool: Sequence[str], count: int, rng: Random) -> list[str]:
+    """`count` of the pool, no two alike."""
+    found: list[str] = []
+    for _ in range(count):
+        found.append(another(pool, set(found), rng))
+    return found

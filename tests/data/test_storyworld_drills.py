@@ -1,0 +1,108 @@
+"""Conversations of one small task again and again: repeat, compare, answer about one sentence."""
+
+import re
+from collections import Counter
+
+from data.config import DataConfig, StoryworldSource
+from data.reading.sources import documents
+from data.storyworld import compare, one_fact
+from data.storyworld.names import held_out_names, name_set
+from data.storyworld.questions import place_sorts
+from data.storyworld.wordings import feelings
+from tests.train.helpers import refusal, write_config
+
+
+def test_repeats_are_conversations_too_where_conversations_are_made():
+    source = StoryworldSource(documents=8, validation_documents=2, repeats=0.5)
+    talks = list(documents(DataConfig(source=source, records="conversations"), "train"))
+    again = [
+        talk
+        for talk in talks
+        if all(a.content == b.content for a, b in zip(talk.messages[::2], talk.messages[1::2], strict=False))
+    ]
+    assert len(again) == 4
+    assert len({talk.messages[0].content for talk in again}) == 4
+
+
+def test_names_are_compared_with_nothing_else_said_twice():
+    for index in range(20):
+        texts = [message["content"] for message in compare(0, index)["conversations"]]
+        told = " ".join(texts[::2])
+        said = Counter()
+        for question, reply in zip(texts[::2], texts[1::2], strict=True):
+            one, other = re.fullmatch(r"It was (.*)\. Was it (.*)\?", question).groups()
+            assert reply.lower() in (
+                f"{w}{one}, so {'yes' if one == other else 'no'}.".lower() for w in ("It was ", "")
+            )
+            assert told.count(one) == 1 + (one == other)
+            said[one == other] += 1
+        assert min(said.values()) >= 1
+    assert compare(0, 1) == compare(0, 1) != compare(1, 1)
+    assert set(re.findall(r"\w+", str(compare(0, 1, "validation")))) & set(held_out_names())
+
+
+BEFORE = r"Answer in a few words\. |Read this story and answer in a few words\. |Read this story\. |Here is a story: |"
+BEFORE += r"Listen! |I have a question about a story\. "
+QUESTION = r"(?:Now tell me: |My question is: )?(?P<asked>(?:Where|How)[^.?]*\?)(?P<few> Answer in a few words\.)?"
+ASKED = re.compile(rf"(?:{BEFORE})?(?P<told>[^.]*)\. {QUESTION}")
+
+
+def drills(**shares):
+    """How many of 60 chats, of which half are drills, compare, repeat, ask about one sentence."""
+    source = StoryworldSource(documents=60, validation_documents=1, chats="questions", repeats=0.5, **shares)
+    talks = list(documents(DataConfig(source=source, records="conversations"), "train"))
+    assert len(talks) == 60
+    first = [[message.content for message in talk.messages[:2]] for talk in talks]
+    compared = sum(bool(re.fullmatch(r"It was [^.]*\. Was it [^.]*\?", user)) for user, _ in first)
+    return compared, sum(user == reply for user, reply in first), sum(bool(ASKED.fullmatch(user)) for user, _ in first)
+
+
+def test_chats_of_repeats_are_other_drills_where_it_is_asked_for():
+    assert drills() == (0, 30, 0)
+    assert drills(compared=1.0) == (30, 0, 0)
+    assert drills(one_fact=1.0) == (0, 0, 30)
+    found = drills(compared=0.3, one_fact=0.4)
+    assert sum(found) == 30
+    assert min(found) > 2
+
+
+def test_shares_of_drills_that_are_more_than_all_are_refused(tmp_path):
+    source = {"kind": "storyworld", "repeats": 0.5, "compared": 0.7, "one_fact": 0.5}
+    said = refusal(write_config(tmp_path, data={"source": source}))
+    assert "compared and one_fact are shares of one whole, and 1.2 in all" in said
+
+
+def test_one_sentence_is_asked_about_and_the_answer_is_what_it_says():
+    preposition = {at.split(" the ")[1]: at for at in place_sorts()["place"]}
+    everywhere = frozenset.union(*place_sorts().values())
+    came: Counter = Counter()
+    for index in range(60):
+        texts = [message["content"] for message in one_fact(0, index)["conversations"]]
+        for prompt, reply in zip(texts[::2], texts[1::2], strict=True):
+            told, asked, few = ASKED.fullmatch(prompt).group("told", "asked", "few")
+            shortly = few is not None or "few words" in prompt
+            if "feel" in asked:
+                name, feeling = re.fullmatch(r"(\w+)(?: the \w+)? was (.*)", told).groups()
+                assert name in asked
+                assert feeling in feelings()
+                assert reply == (feeling if shortly else f"{name} was {feeling}.")
+            else:
+                if "race" in asked:
+                    start = re.search(r"from the ([a-z ]+?)(?: to |$)", told)[1]
+                    end = re.search(r"[Tt]o the ([a-z ]+?)(?: they |$)", told)[1]
+                    place = preposition[start if "start" in asked else end]
+                else:
+                    (place,) = (at for at in everywhere if at in told[0].lower() + told[1:])
+                    (name,) = set(re.findall(r"[A-Z]\w+", asked)) & set(re.findall(r"[A-Z]\w+", told))
+                    assert name in name_set()
+                assert reply == (place if shortly else place[0].upper() + place[1:] + ".")
+            came["feeling" if "feel" in asked else "race" if "race" in asked else "stays", shortly] += 1
+    assert len(came) == 6
+    assert min(came.values()) > 40
+
+
+def test_the_same_arguments_give_the_same_facts_and_held_out_names_are_in_validation_alone():
+    assert one_fact(0, 1) == one_fact(0, 1) != one_fact(1, 1)
+    said = lambda split: set(re.findall(r"\w+", str([one_fact(0, index, split) for index in range(20)])))  # noqa: E731
+    assert said("validation") & set(held_out_names())
+    assert not said("train") & set(held_out_names())

@@ -162,7 +162,7 @@ def test_names_are_of_the_form_that_was_asked_for():
 @pytest.mark.slow
 def test_a_model_that_knows_two_conversations_by_heart_answers_all_their_questions(tokenizer):
     lm = LanguageModel(tiny_config(vocab_size=tokenizer.vocab_size, max_position_embeddings=1024))
-    pairs = [converse(0, index, "validation", kind="questions") for index in (0, 1)]
+    pairs = [converse(0, index, "validation", kind="questions") for index in (4, 5)]  # sentences
     asked = [question for pair in pairs for question in questions_in(pair)]
     assert len(asked) == 16
     before = score(asked, ask(lm, tokenizer, asked))["all"]

@@ -171,7 +171,7 @@ def test_a_model_that_knows_two_conversations_by_heart_answers_all_their_questio
     rows = encode_conversations(tokenizer, [conversation_of(pair) for pair in pairs])
     optimizer = torch.optim.AdamW(lm.parameters(), lr=1e-2)
     lm.train()
-    for _ in range(50):
+    for _ in range(100):
         for ids, flags in rows:
             input_ids = torch.tensor([ids])
             labels = torch.where(torch.tensor(flags & TRAINED, dtype=torch.bool), input_ids, -100)

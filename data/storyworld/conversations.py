@@ -51,6 +51,8 @@ def converse(
     checked:   share of these answers after which the same is asked as yes or no: only comparing is left to do. That
                may be one question more than `most`
 
+    Where the first of many questions is to be answered in a few words, so are the others.
+
     Validation conversations have names that no training text holds, unless `held_out_names` is False. The
     same arguments give the same conversation on every machine. Raises ValueError for an unknown kind.
     """

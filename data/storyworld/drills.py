@@ -72,16 +72,17 @@ def _fact(name: str, rng: Random) -> tuple[str, str, str, str]:
         told, asked = facts["feeling"].format(who=who, feeling=feeling), pick(rng, worded("feels", who=name))
         return told, asked, feeling, f"{name} was {feeling}."
     if kind == "stays":
-        place = pick(rng, sorted(place_sorts()[pick(rng, ("place", "spot", "seat"))]))
-        values = {"who": who, "name": name, "place": place, "Place": place[0].upper() + place[1:]}
-        asked = pick(rng, facts["asked_stays"]).format(**values)
+        place, about = pick(rng, sorted(place_sorts()[pick(rng, ("place", "spot", "seat"))])), "stays"
+        values = {"who": who, "name": name, "place": place}
     else:
         places = _texts("place", "at")
         start, end = some(list(places), 2, rng)
         values = {"start": places[start][""], "end": places[end][""]}
-        at = pick(rng, ("start", "end"))
-        place, asked = places[start if at == "start" else end]["at"], pick(rng, facts[f"asked_{at}"])
-    return pick(rng, facts[kind]).format(**values), asked, place, f"{place[0].upper()}{place[1:]}."
+        about = pick(rng, ("start", "end"))
+        place = places[start if about == "start" else end]["at"]
+    values["Place"] = place[0].upper() + place[1:]
+    asked = pick(rng, facts[f"asked_{about}"]).format(**values)
+    return pick(rng, facts[kind]).format(**values), asked, place, f"{values['Place']}."
 
 
 def _texts(role: str, part: str) -> Mapping[str, Mapping[str, str]]:

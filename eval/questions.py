@@ -46,6 +46,7 @@ class Asked:
     answer:     the short answer: "Tiko", "by the river", "yes"
     candidates: the short answers that a careless reader could give, `answer` among them
     tools:      the schemas of the tools that the conversation describes
+    plot:       of the story that it is about; "" where that is not known
     """
 
     kind: str
@@ -54,6 +55,7 @@ class Asked:
     answer: str
     candidates: tuple[str, ...]
     tools: tuple[dict[str, Any], ...] = ()
+    plot: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ def questions_in(conversation: dict[str, Any]) -> Iterator[Asked]:
     for question in conversation["meta"]["questions"]:
         *before, reply = conversation["conversations"][: question["message"] + 1]
         answer, candidates = question["answer"], tuple(question["candidates"])
-        yield Asked(question["kind"], tuple(before), reply["content"], answer, candidates)
+        plot = conversation["meta"]["plot"]
+        yield Asked(question["kind"], tuple(before), reply["content"], answer, candidates, plot=plot)
 
 
 def question_of(conversation: Conversation) -> Asked | None:
@@ -233,6 +236,25 @@ def table(columns: dict[str, dict[str, float | int]]) -> str:
     return tables.table(["class", "asked", *columns, "chance", "best guess"], rows)
 
 
+def table_by_plot(questions: Sequence[Asked], replies: Sequence[str | None]) -> str:
+    """A Markdown table: a row for each plot and class; the rows with the most wrong replies first.
+
+    It shows whether a model is a little wrong everywhere, or right in most plots and no better than a guess in some.
+    """
+    found: dict[tuple[str, str], list[tuple[Asked, str]]] = defaultdict(list)
+    for question, reply in zip(questions, replies, strict=True):
+        if reply is not None:
+            found[question.plot, question.kind].append((question, reply))
+    scores = {which: _score(asked) for which, asked in found.items()}
+    wrong = {which: one.asked - one.right for which, one in scores.items()}
+    every = max(1, sum(wrong.values()))
+    rows = [
+        [", ".join(which), (one := scores[which]).asked, f"{one.exact_match:.0%}", f"{count / every:.0%}"]
+        for which, count in sorted(wrong.items(), key=lambda one: (-one[1], one[0]))
+    ]
+    return tables.table(["plot, class", "asked", "exact match", "of all wrong replies"], rows)
+
+
 def data_config_of(run: str | Path) -> tuple[Path, DataConfig]:
     """The config.yaml of a run, and its `data:` section. Raises InputError if there is none, or it cannot be read."""
     try:
@@ -278,6 +300,9 @@ def main() -> int:
         metavar="N",
         help="print the first N wrong replies as well",
     )
+    parser.add_argument(
+        "--by-plot", action="store_true", help="count each plot of the stories apart as well, the worst first"
+    )
     add_device_option(parser)
     given = parser.parse_args()
     if given.kind not in (None, *KINDS):
@@ -292,6 +317,8 @@ def main() -> int:
         replies = ask(lm, tokenizer, questions)
         columns[heading] = figures(score(questions, replies))
     print(table(dict(reversed(columns.items()))))
+    if given.by_plot:
+        print(f"\nBy plot, with the names of training:\n{table_by_plot(questions, replies)}")
     if left_out := replies.count(None):
         longest = lm.config.max_position_embeddings
         print(f"{left_out} of {len(questions)} questions left out: longer than {longest} tokens", file=sys.stderr)

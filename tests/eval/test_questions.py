@@ -17,7 +17,7 @@ from data.storyworld.names import held_out_names, name_set
 from data.storyworld.questions import KINDS
 from data.tokenizer import train_tokenizer
 from eval import questions
-from eval.questions import Asked, ask, figures, held_out_questions, is_right, questions_in, score, table
+from eval.questions import Asked, ask, figures, held_out_questions, is_right, questions_in, score, table, table_by_plot
 from model import LanguageModel
 from tests.conftest import tiny_config
 from tests.eval import scoring
@@ -116,6 +116,19 @@ def test_the_table_has_a_row_a_class():
         "| where | 1 | 100.0% | 100.0% | 50.0% | 100.0% |",
         "| all | 2 | 50.0% | 100.0% | 50.0% | 100.0% |",
     ]
+
+
+def test_the_plot_and_class_with_the_most_wrong_replies_stand_first():
+    pass_has, hide_where = replace(HAS, plot="pass"), replace(SAW, plot="hide")
+    questions = [pass_has, hide_where, hide_where, replace(ALSO, plot="pass"), HAS]
+    shown = table_by_plot(questions, ["Tiko had it.", "On the hill.", "In it.", "Tiko", None])
+    assert [" ".join(line.split()) for line in shown.splitlines() if "---" not in line] == [
+        "| plot, class | asked | exact match | of all wrong replies |",
+        "| hide, where | 2 | 0% | 67% |",
+        "| pass, who_has | 2 | 50% | 33% |",
+    ]
+    assert {question.plot for question in held_out_questions(SOURCE)} > {"race", "wish"}
+    assert "100%" in table_by_plot([pass_has], ["Tiko had it."])  # and nothing is divided by no wrong reply
 
 
 # The prompt
@@ -236,6 +249,10 @@ def test_the_command_prints_the_table(chat_run, capsys):
     assert f"right: {asked[0].reply}" in out
     whole = command(capsys, next((chat_run / "runs/tiny/checkpoints").glob("step_*4")), "--documents", 6)[1]
     assert "| all " in whole  # a checkpoint of the run knows its stories as well
+    assert "By plot" not in whole
+    plots = command(capsys, chat_run / "runs/tiny", "--documents", 6, "--by-plot")[1].partition("By plot")[2]
+    rows = [line.split("|")[2] for line in plots.splitlines() if "%" in line]
+    assert sum(map(int, rows)) == len(list(held_out_questions(SOURCE.model_copy(update={"validation_documents": 6}))))
 
 
 def test_bad_input_is_one_line_and_exit_code_2(chat_run, capsys, tmp_path):

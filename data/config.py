@@ -78,10 +78,11 @@ class StoryworldSource(Section):
     level: Literal[1, 2] = Field(
         1, description="1 = short stories of three friends | 2 = longer stories, more friends."
     )
-    chats: Literal["mixed", "questions"] = Field(
+    chats: Literal["mixed", "questions", "pairs"] = Field(
         "mixed",
         description="With records: conversations. mixed = stories on request, questions, longer talks | questions = "
-        "many about each story, to answer well after little training.",
+        "many about each story, to answer well after little training | pairs = who goes with what, from two words to "
+        "short stories: set data.shuffle: false.",
     )
     questions: int = Field(8, ge=1, le=100, description="chats: questions. Questions about each story, at most.")
     told: float = Field(
@@ -93,6 +94,12 @@ class StoryworldSource(Section):
     )
     told_weight: Literal[0, 1] = Field(
         0, description="chats: questions. 1: the stories that the assistant tells are trained on as well."
+    )
+    crowds: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="chats: questions. Share of conversations about one sentence that is said of four people.",
     )
     class_weights: ClassWeights = Field(
         ClassWeights(), description="chats: questions. How often which class of questions is asked, after the first."
@@ -293,6 +300,9 @@ class DataConfig(Section):
         ge=2,
         le=MOST_ROW,
         description="Tokens in a row: the longest text the model sees at once in training.",
+    )
+    shuffle: Annotated[bool, Meaning.ROWS] = Field(
+        True, description="false: rows come in the order of the source, from the easy to the difficult."
     )
     isolate_documents: Annotated[bool, Meaning.ROWS] = Field(
         False, description="true: documents that share a row cannot see each other."

@@ -10,6 +10,7 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -83,12 +84,8 @@ def _invented(source: StoryworldSource, index: int, split: Split, records: str) 
     if records == "pairs":
         return pair_of(prefer(source.seed, index, split, source.level))
     if records == "conversations":
-        talk = talk_about(source, index, split, repeats)
-        messages = talk["conversations"]
-        if other_names:
-            contents = renamed([message["content"] for message in messages], rng)
-            messages = [one | {"content": content} for one, content in zip(messages, contents, strict=True)]
-        return conversation_of({"conversations": messages})
+        conversation = conversation_of(talk_about(source, index, split, repeats))
+        return _renamed(conversation, rng) if other_names else conversation
     if source.recall is not None:
         return recall(source.seed, index, held_out=split == "validation", **source.recall.model_dump()).text
     if repeats:
@@ -98,10 +95,26 @@ def _invented(source: StoryworldSource, index: int, split: Split, records: str) 
     return renamed([text], rng)[0] if other_names else text
 
 
+def _renamed(conversation: Conversation, rng: Random) -> Conversation:
+    """The same with names of other forms."""
+    from data.storyworld import renamed
+
+    parts = [message.parts or ((message.content, 1),) for message in conversation.messages]
+    texts = iter(renamed([text for several in parts for text, _ in several], rng))
+    messages = []
+    for message, several in zip(conversation.messages, parts, strict=True):
+        other = tuple((next(texts), weight) for _, weight in several)
+        content = "".join(text for text, _ in other)
+        messages.append(replace(message, content=content, parts=other if message.parts else ()))
+    return replace(conversation, messages=tuple(messages))
+
+
 def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool) -> dict[str, Any]:
     """A conversation about a story; or one that repeats random words, compares two, or asks about one sentence each."""
-    from data.storyworld import compare, converse, one_fact, say_again
+    from data.storyworld import ask_crowd, compare, converse, one_fact, pair_off, say_again
 
+    if source.chats == "pairs":
+        return pair_off(source.seed, index, split, index / source.documents)
     if repeats:
         drawn = Random(f"compared {source.seed} {index}").random()
         drills = ((compare, source.compared), (one_fact, source.compared + source.one_fact))
@@ -109,6 +122,9 @@ def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool
         return drill(source.seed, index, split)
     if source.chats == "mixed":
         return converse(source.seed, index, split, source.level)
+    weights = source.class_weights.model_dump()
+    if Random(f"crowds {source.seed} {index}").random() < source.crowds:
+        return ask_crowd(source.seed, index, split, source.questions, weights)
     return converse(
         source.seed,
         index,
@@ -118,7 +134,7 @@ def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool
         most=source.questions,
         told=source.told,
         told_weight=source.told_weight,
-        weights=source.class_weights.model_dump(),
+        weights=weights,
         checked=source.checked,
     )
 

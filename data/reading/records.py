@@ -29,13 +29,15 @@ class BadRecord(ValueError):
 @dataclass(frozen=True)
 class Message:
     """One turn. tool_calls: {"name": …, "arguments": a dict, or the JSON text that the record holds} each.
-    weight: 0 for an answer that is read but not trained on, as in OpenAI's files."""
+    weight: 0 for an answer that is read but not trained on, as in OpenAI's files.
+    parts: (text, weight) of each part of the content, where parts have weights of their own."""
 
     role: Role
     content: str
     reasoning_content: str = ""
     tool_calls: tuple[dict, ...] = ()
     weight: int = field(default=1, repr=False)  # not part of what says whether two conversations are the same
+    parts: tuple[tuple[str, int], ...] = field(default=(), repr=False)  # nor is this
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,15 @@ def conversation_of(record: Any) -> Conversation:
             raise BadRecord("has a field `system` and a system message as well: keep one of them")
         messages = [{"role": "system", "content": _field(fields, "system")}, *messages]
     conversation = checked_conversation(messages, fields.get("tools") or fields.get("functions") or ())
-    if not any(message.role == "assistant" and message.weight for message in conversation.messages):
+    if not any(message.role == "assistant" and _is_trained_on(message) for message in conversation.messages):
         some = any(message.role == "assistant" for message in conversation.messages)
         what = "no assistant message of weight 1" if some else "no assistant message"
         raise BadRecord(f"has {what}, so there is nothing to learn: leave it out")
     return conversation
+
+
+def _is_trained_on(message: Message) -> bool:
+    return bool(message.weight) and (not message.parts or any(weight for _, weight in message.parts))
 
 
 def checked_conversation(messages: Sequence[Message | dict], tools: Any = ()) -> Conversation:
@@ -165,10 +171,25 @@ def _message(raw: dict) -> Message:
         content, calls = "", _calls(content)
         if not calls:
             raise BadRecord('calls no function: give {"name": …, "arguments": {…}}')
+    parts = _parts(fields.get(body), "".join((content, reasoning)) if role == "assistant" else "")
+    return Message(role, content, reasoning, calls, _weight(fields), parts)
+
+
+def _weight(fields: dict) -> int:
     weight = fields.get("weight", 1)
     if weight not in (0, 1):
         raise BadRecord(f"`weight` is {weight!r:.40}: use 1, or 0 for an answer that is not trained on")
-    return Message(role, content, reasoning, calls, int(weight))
+    return int(weight)
+
+
+def _parts(raw: Any, answer: str) -> tuple[tuple[str, int], ...]:
+    """The parts of an answer, if one of them has a weight of its own."""
+    if not isinstance(raw, list) or not any(part.get("weight") is not None for part in raw):
+        return ()
+    parts = tuple((part["text"], _weight({key: part[key] for key in part if part[key] is not None})) for part in raw)
+    if "".join(text for text, _ in parts) != answer:
+        raise BadRecord("parts of its content have a weight: only those of an assistant message without thinking can")
+    return parts
 
 
 def split_thinking(content: str) -> tuple[str, str]:

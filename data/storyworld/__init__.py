@@ -11,10 +11,12 @@ induction heads, `recall` documents that ask for what they said.
 """
 
 from .conversations import converse
+from .crowds import ask_crowd
 from .draw import draw_question
 from .drills import compare, one_fact, say_again
 from .mentions import Antecedent, align, antecedents
 from .names import renamed
+from .pairing import pair_off
 from .pairs import prefer
 from .pen import Choice, Fact, Mention
 from .questions import Question, questions_about
@@ -34,10 +36,12 @@ __all__ = [
     "Story",
     "align",
     "antecedents",
+    "ask_crowd",
     "compare",
     "converse",
     "draw_question",
     "one_fact",
+    "pair_off",
     "parse",
     "prefer",
     "questions_about",

@@ -48,9 +48,7 @@ def tell_hide(pen: Pen) -> None:
     clothes_of = {one: pen.new("clothes"), two: pen.new("clothes")}
     pen.say("hide.opening", seeker=seeker)
     for hider in (one, two):
-        pen.say("hide.hide", hider=hider, spot=spot_of[hider], clothes=clothes_of[hider])
-        pen.fact("at", what=hider, place=spot_of[hider], asked="Where did {what} hide?|Where was {what} hiding?")
-        pen.fact("has", who=hider, thing=clothes_of[hider], asked="Who wore the {thing}?|Who had the {thing} on?")
+        one_hides(pen, hider, spot_of[hider], clothes_of[hider])
     pen.say_either({"hide.ready": 1, "hide.wrong": 1}, seeker=seeker, wrong=pen.new("spot"))
     seen = OneOf(clothes_of[one], clothes_of[two])
     look = {"seeker": seeker, "wrong": pen.new("spot"), "seen": seen}
@@ -67,6 +65,12 @@ def tell_hide(pen: Pen) -> None:
     asked = "Who had to count after {seeker}?|Who was the next to count?"
     pen.fact("did", who=first, deed="had to count", seeker=seeker, asked=asked)
     pen.say("hide.prize", last=last, spot=spot_of[last])
+
+
+def one_hides(pen: Pen, hider: Entity, spot: Entity, clothes: Entity) -> None:
+    pen.say("hide.hide", hider=hider, spot=spot, clothes=clothes)
+    pen.fact("at", what=hider, place=spot, asked="Where did {what} hide?|Where was {what} hiding?")
+    pen.fact("has", who=hider, thing=clothes, asked="Who wore the {thing}?|Who had the {thing} on?")
 
 
 def tell_lost(pen: Pen) -> None:

@@ -1,0 +1,84 @@
+"""Conversations about one sentence of a story that is said of four people, one after another: who goes with what?
+
+In a whole story two people have the same part (two hide, two wish, two help), and a guess is right half of the time.
+Here it is right a quarter of the time, and the text is a third as long.
+"""
+
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any
+
+from .author import Author
+from .conversations import Message, ask, many_questions, noted, pick, turn
+from .lexicon import lexicon
+from .pen import Pen
+from .plots import one_hides
+from .questions import questions_about
+from .story import Split, Story, finished
+
+PEOPLE = 4
+
+
+def crowd(seed: int, index: int, split: Split = "train") -> Story:
+    """A text of nothing but one sentence of a plot, said of PEOPLE people, with its facts."""
+    rng = Random(f"crowd {split} {seed} {index}")
+    plot = pick(rng, tuple(CROWDS))
+    author = Author(lexicon(), rng, held_out=split == "validation")
+    CROWDS[plot](author)
+    return finished(author, author.text, plot)
+
+
+def ask_crowd(
+    seed: int, index: int, split: Split = "train", most: int = 8, weights: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """A conversation with at most `most` questions about a crowd. `weights`: see `converse`."""
+    story = crowd(seed, index, split)
+    rng = Random(f"ask crowd {split} {seed} {index}")
+    first = pick(rng, questions_about(story, pick(rng, sorted({one.kind for one in questions_about(story)}))))
+    messages: list[Message] = []
+    prompt, answer = ask(story, first, rng)
+    turn(messages, prompt, answer)
+    answered = [noted(first, messages)]
+    for one in many_questions(story, first, rng, most, weights or {}, 0.0):
+        turn(messages, one.text, one.answer if answer == first.answer else one.sentence)
+        answered.append(noted(one, messages))
+    return {"conversations": messages, "meta": {"kind": "crowd", "plot": story.plot, "questions": answered}}
+
+
+def many_hide(pen: Pen) -> None:
+    for _ in range(PEOPLE):
+        one_hides(pen, pen.new("friend"), pen.new("spot"), pen.new("clothes"))
+
+
+def many_wish(pen: Pen) -> None:
+    for _ in range(PEOPLE // 2):
+        one, two, gift, present = pen.new("friend"), pen.new("friend"), pen.new("thing"), pen.new("thing")
+        pen.say("wish.wishes", one=one, two=two, gift=gift, present=present)
+        pen.fact("wants", who=one, thing=gift)
+        pen.fact("wants", who=two, thing=present)
+
+
+def many_lend(pen: Pen) -> None:
+    cook = pen.new("friend")
+    pen.say("soup.opening", cook=cook, dish=pen.new("dish"), one=pen.new("food"), two=pen.new("food"))
+    for _ in range(PEOPLE):
+        giver, gift = pen.new("friend"), pen.new("food")
+        pen.say("soup.lend", cook=cook, giver=giver, gift=gift)
+        asked = "Who gave {cook} the {thing}?|Who gave away the {thing}?"
+        pen.fact("has", who=giver, thing=gift, cook=cook, asked=asked)
+
+
+def many_trade(pen: Pen) -> None:
+    for _ in range(PEOPLE):
+        hero, have, wish = pen.new("friend"), pen.new("thing"), pen.new("thing")
+        pen.say("trade.opening", hero=hero, have=have, wish=wish)
+        pen.fact("has", who=hero, thing=have)
+        pen.fact("wants", who=hero, thing=wish)
+
+
+CROWDS: Mapping[str, Callable[[Pen], None]] = {
+    "hide": many_hide,
+    "wish": many_wish,
+    "soup": many_lend,
+    "trade": many_trade,
+}

@@ -84,7 +84,7 @@ def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_ste
         return DocumentRows(*measures) if split == "train" else HeldOutRows(*measures)
     of_pairs = config.records == "pairs" and split == "validation"
     try:
-        rows = (ChosenRows if of_pairs else ConversationRows)(*measures, config.too_long)
+        rows = (ChosenRows if of_pairs else ConversationRows)(*measures, config.too_long, not config.shuffle)
     except ValueError as error:
         raise InputError(f"data.sequence_length: {error}, {split} part: raise it") from None
     if split == "train" and config.isolate_documents:

@@ -73,7 +73,7 @@ def _turn(message: Message) -> Iterator[Segment]:
 
 def _answer(message: Message, trained: int) -> Iterator[Segment]:
     """What the assistant itself writes: thinking, text, tool calls."""
-    if message.parts and not message.tool_calls:
+    if message.parts:
         yield from (Segment(text, False, trained * weight) for text, weight in message.parts)
         return
     text = message.content

@@ -114,7 +114,8 @@ def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool
     from data.storyworld import ask_crowd, compare, converse, one_fact, pair_off, say_again
 
     if source.chats == "pairs":
-        return pair_off(source.seed, index, split, index / source.documents)
+        of_all = source.documents if split == "train" else source.validation_documents
+        return pair_off(source.seed, index, split, index / of_all)
     if repeats:
         drawn = Random(f"compared {source.seed} {index}").random()
         drills = ((compare, source.compared), (one_fact, source.compared + source.one_fact))

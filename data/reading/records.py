@@ -171,7 +171,8 @@ def _message(raw: dict) -> Message:
         content, calls = "", _calls(content)
         if not calls:
             raise BadRecord('calls no function: give {"name": …, "arguments": {…}}')
-    parts = _parts(fields.get(body), "".join((content, reasoning)) if role == "assistant" else "")
+    is_plain = role == "assistant" and not reasoning and not calls
+    parts = _parts(fields.get(body), is_plain)
     return Message(role, content, reasoning, calls, _weight(fields), parts)
 
 
@@ -182,14 +183,16 @@ def _weight(fields: dict) -> int:
     return int(weight)
 
 
-def _parts(raw: Any, answer: str) -> tuple[tuple[str, int], ...]:
-    """The parts of an answer, if one of them has a weight of its own."""
+def _parts(raw: Any, is_plain: bool) -> tuple[tuple[str, int], ...]:
+    """The parts of an answer, if one of them has a weight of its own. is_plain: it neither thinks nor calls tools."""
     if not isinstance(raw, list) or not any(part.get("weight") is not None for part in raw):
         return ()
-    parts = tuple((part["text"], _weight({key: part[key] for key in part if part[key] is not None})) for part in raw)
-    if "".join(text for text, _ in parts) != answer:
-        raise BadRecord("parts of its content have a weight: only those of an assistant message without thinking can")
-    return parts
+    if not is_plain:
+        raise BadRecord(
+            "a part of its content has a `weight`: only an assistant message without thinking and tool calls can have "
+            "that, so leave it out"
+        )
+    return tuple((part["text"], _weight({key: part[key] for key in part if part[key] is not None})) for part in raw)
 
 
 def split_thinking(content: str) -> tuple[str, str]:

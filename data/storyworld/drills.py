@@ -65,7 +65,7 @@ def one_fact(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
 def _fact(name: str, rng: Random) -> tuple[str, str, str, str]:
     """A sentence, a question about it, and its answer, in a few words and as a sentence."""
     facts = wordings("conversations")["facts"]
-    who = pick(rng, (name, f"{name} the {pick(rng, list(_texts('friend', 'kind')))}"))
+    who = pick(rng, (name, f"{name} the {pick(rng, list(words_of('friend', 'kind')))}"))
     kind = pick(rng, ("feeling", "stays", "race"))
     if kind == "feeling":
         feeling = pick(rng, feelings())
@@ -75,7 +75,7 @@ def _fact(name: str, rng: Random) -> tuple[str, str, str, str]:
         place, about = pick(rng, sorted(place_sorts()[pick(rng, ("place", "spot", "seat"))])), "stays"
         values = {"who": who, "name": name, "place": place}
     else:
-        places = _texts("place", "at")
+        places = words_of("place", "at")
         start, end = some(list(places), 2, rng)
         values = {"start": places[start][""], "end": places[end][""]}
         about = pick(rng, ("start", "end"))
@@ -85,7 +85,7 @@ def _fact(name: str, rng: Random) -> tuple[str, str, str, str]:
     return pick(rng, facts[kind]).format(**values), asked, place, f"{values['Place']}."
 
 
-def _texts(role: str, part: str) -> Mapping[str, Mapping[str, str]]:
+def words_of(role: str, part: str) -> Mapping[str, Mapping[str, str]]:
     """Every word that the lexicon offers for a role, with each of its forms."""
     pool = lexicon().roles[role][part]
     assert isinstance(pool, Pool)

@@ -1,16 +1,17 @@
-"""Conversations in which the assistant says who goes with what, in small steps: a name stands before its thing in a
-story, and is asked for by the thing.
+"""Conversations in which the assistant says who goes with what, from easy to difficult.
 
-An induction head finds what comes *after* a word. What comes before it takes two heads that are of no use without each
-other, and a name of three tokens. All at once that is not learned; in these steps it is (EXPERIMENTS.md):
+In a story the name comes first ("Folen had a ladder"), and the ladder is what is asked about. An induction head finds
+what comes *after* a word. To find what came before takes two heads, each of no use without the other, and a name is
+three tokens long. All at once this is not learned; in these steps it is (EXPERIMENTS.md):
 
-    words    "mole net. fox ladder."                       "ladder fox."      animals are single tokens
-    names    "Falwa net. Folen ladder."                    "ladder Folen."
-    inline   "Folen the mole had a red ladder."            "Who had the ladder? So it was Folen."
-    worded   the same in several wordings
-    asked    in a conversation (crowds.py)
+    words    "mole net. fox ladder."               "ladder fox."   animals, each of them one token
+    names    "Falwa net. Folen ladder."            "ladder Folen."
+    inline   "Folen the mole had a red ladder."    "ladder Folen."
+    worded   the same, said in several ways        "Who had the ladder? So it was Folen."
+    asked    questions about short texts (crowds.py)
 
-Only names are trained on: which thing comes next cannot be known, and a loss on it hides what is to be learned.
+In all but the last step only the names are trained on. Which thing comes next cannot be known, and a loss on it hides
+what is to be learned.
 """
 
 from collections.abc import Sequence
@@ -19,77 +20,63 @@ from typing import Any
 
 from .conversations import Message, pick
 from .crowds import ask_crowd
-from .drills import _texts, names_for, some
-from .repeats import another
+from .drills import names_for, some, words_of
+from .lexicon import with_article
 from .story import Split
 from .wordings import wordings
 
-PAIRS = 8
-STEPS = {"words": 0.0, "names": 0.26, "inline": 0.6, "worded": 0.72, "asked": 0.84}  # share of the way where each begins
-NEW = 0.6  # share of the conversations that are of the newest step
+STEPS = {"words": 0.0, "names": 0.365, "inline": 0.6, "worded": 0.81, "asked": 0.93}  # where on the way each begins
+NEWEST = 0.6  # share of the conversations that are of the newest step
+TOLD, QUESTIONS = 8, 6  # of one conversation, at most
 
 
 def pair_off(seed: int, index: int, split: Split = "train", way: float = 1.0) -> dict[str, Any]:
-    """Conversation number `index`, where `way` of all steps are done (0 to 1)."""
+    """Conversation number `index`, where the share `way` of the whole course is done, 0 to 1.
+
+    Validation conversations have names that no training text holds. The same arguments give the same conversation on
+    every machine.
+    """
     rng = Random(f"pairs {split} {seed} {index}")
     begun = [step for step, begin in STEPS.items() if begin <= way]
-    step = begun[-1] if rng.random() < NEW else pick(rng, begun)
+    step = begun[-1] if rng.random() < NEWEST else pick(rng, begun)
     if step == "asked":
-        return ask_crowd(seed, index, split, 6)
-    return {"conversations": STEP[step](split, rng), "meta": {"kind": step, "questions": []}}
+        return ask_crowd(seed, index, split, QUESTIONS)
+    if step in ("words", "names"):
+        told = bare(names_for(split) if step == "names" else sorted(words_of("friend", "kind")), rng)
+    else:
+        told = sentences(names_for(split), step == "worded", rng)
+    return {"conversations": said_back(told, rng), "meta": {"kind": step, "questions": []}}
 
 
-def words(split: Split, rng: Random) -> list[Message]:
-    return bare(sorted(_texts("friend", "kind")), rng)
+Told = list[tuple[str, str, str]]  # what is said, how it is asked about, and who it was
 
 
-def new_names(split: Split, rng: Random) -> list[Message]:
-    return bare(names_for(split), rng)
+def bare(people: Sequence[str], rng: Random) -> Told:
+    """Two words each."""
+    pairs = zip(some(people, TOLD, rng), some(sorted(words_of("thing", "")), TOLD, rng), strict=True)
+    return [(f"{name} {thing}.", thing, name) for name, thing in pairs]
 
 
-def bare(pool: Sequence[str], rng: Random) -> list[Message]:
-    pairs = list(zip(some(pool, PAIRS, rng), some(sorted(_texts("thing", "")), PAIRS, rng), strict=True))
-    return said_back([f"{one} {thing}." for one, thing in pairs], [(thing, one) for one, thing in pairs], rng)
+def sentences(people: Sequence[str], in_several_ways: bool, rng: Random) -> Told:
+    """A sentence each; asked about by the bare word unless `in_several_ways`."""
+    said, found = wordings("conversations")["pairs"], []
+    for _, thing, name in bare(people, rng):
+        kind, trait = (pick(rng, sorted(words_of("friend", part))) for part in ("kind", "trait"))
+        values = {"name": name, "thing": thing, "kind": kind, "trait": trait, "a_kind": with_article(kind)}
+        values |= {"a_trait": with_article(trait)}
+        values |= {"a_colour": with_article(pick(rng, sorted(words_of("thing", "colour"))))}
+        told = pick(rng, said["told"]) if in_several_ways else said["told"][0]
+        asked = pick(rng, said["back"]) if in_several_ways else "{thing}"
+        found.append((told.format(**values), asked.format(**values), name))
+    return found
 
 
-def inline(split: Split, rng: Random) -> list[Message]:
-    return sentences(split, rng, 1)
-
-
-def worded(split: Split, rng: Random) -> list[Message]:
-    return sentences(split, rng, None)
-
-
-def sentences(split: Split, rng: Random, most: int | None) -> list[Message]:
-    told, back = [], []
-    used: set[str] = set()
-    form = wordings("conversations")["pairs"]
-    for name in some(names_for(split), PAIRS - 2, rng):
-        thing, kind = another(sorted(_texts("thing", "")), used, rng), pick(rng, sorted(_texts("friend", "kind")))
-        used.add(thing)
-        colour = pick(rng, sorted(_texts("thing", "colour")))
-        trait = pick(rng, sorted(_texts("friend", "trait")))
-        values = {"name": name, "thing": thing, "kind": kind, "trait": trait}
-        values |= {"a_kind": article(kind), "a_trait": article(trait), "a_colour": article(colour)}
-        told.append(pick(rng, form["told"][:most]).format(**values))
-        back.append((pick(rng, form["back"][:most]).format(**values), name))
-    return said_back(told, back, rng)
-
-
-def article(word: str) -> str:
-    return ("an " if word[0] in "aeiou" else "a ") + word
-
-
-def said_back(told: list[str], pairs: list[tuple[str, str]], rng: Random) -> list[Message]:
-    left, parts = list(pairs), []
+def said_back(told: Told, rng: Random) -> list[Message]:
+    """All that is told, and then all in another order, with weight only on who it was."""
+    left, parts = list(told), []
     while left:
-        given, name = left.pop(int(rng.random() * len(left)))
-        parts += [part(f" {given}" if parts else given, 0), part(f" {name}", 1), part(".", 0)]
-    return [{"role": "user", "content": " ".join(told)}, {"role": "assistant", "content": parts}]
-
-
-def part(text: str, weight: int) -> dict[str, Any]:
-    return {"type": "text", "text": text, "weight": weight}
-
-
-STEP = {"words": words, "names": new_names, "inline": inline, "worded": worded}
+        _, asked, name = left.pop(int(rng.random() * len(left)))
+        parts += [(f" {asked}" if parts else asked, 0), (f" {name}", 1), (".", 0)]
+    content = [{"type": "text", "text": text, "weight": weight} for text, weight in parts]
+    user = " ".join(sentence for sentence, _, _ in told)
+    return [{"role": "user", "content": user}, {"role": "assistant", "content": content}]

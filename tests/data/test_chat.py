@@ -267,6 +267,32 @@ def test_an_answer_of_weight_0_is_read_but_not_trained_on(both):
     assert repr(weighted) == repr(usual)  # its fingerprint, and so its split, stays
 
 
+def test_parts_of_an_answer_have_weights_of_their_own(both):
+    tokenizer = both[0]
+    texts = [("It was", 0), (" Tiko", 1), (", and it was", 0), (" Belna", None)]
+    parts = [{"type": "text", "text": text, "weight": weight} for text, weight in texts]
+    user = {"role": "user", "content": "Who was it?"}
+
+    def read(content, **more):
+        return conversation_of({"messages": [user, {"role": "assistant", "content": content, **more}]})
+
+    weighted, usual = read(parts), read("It was Tiko, and it was Belna")
+    [(ids, flags), (other_ids, other_flags)] = encode_conversations(tokenizer, [weighted, usual])
+    assert ids == other_ids
+    trained = [token_id for token_id, flag in zip(ids, flags, strict=True) if flag & TRAINED]
+    assert tokenizer.decode(trained, skip_special_tokens=False) == " Tiko Belna<|im_end|>"
+    assert (flags & MAY_END == other_flags & MAY_END).all()
+    assert repr(weighted) == repr(usual)  # its fingerprint, and so its split, stays
+    with pytest.raises(BadRecord, match=r"message 2: a part of its content has a `weight`"):
+        read(parts, reasoning_content="Hm.")
+    with pytest.raises(BadRecord, match=r"message 2: a part of its content has a `weight`"):
+        read([{"type": "text", "text": "<think>Hm.</think>Yes", "weight": 1}])
+    with pytest.raises(BadRecord, match=r"message 2: `weight` is 2: use 1, or 0"):
+        read([{"type": "text", "text": "Yes", "weight": 2}])
+    with pytest.raises(BadRecord, match="nothing to learn"):
+        read([{"type": "text", "text": "Yes", "weight": 0}])
+
+
 def test_many_at_once_are_each_as_alone(both):
     tokenizer = both[0]
     several = [Conversation((Message("user", f"{i % 3}"), Message("assistant", "Hello " * (i % 4)))) for i in range(9)]

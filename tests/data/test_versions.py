@@ -13,7 +13,18 @@ from data.chat_template import CHAT_TEMPLATE, CHAT_TEMPLATE_DIGESTS, CHAT_TEMPLA
 from data.config import DataConfig, StoryworldSource, TokenizerConfig
 from data.prepare import dependencies
 from data.reading.records import conversation_of
-from data.storyworld import compare, converse, draw_question, one_fact, recall, repeated, say_again, tell
+from data.storyworld import (
+    ask_crowd,
+    compare,
+    converse,
+    draw_question,
+    one_fact,
+    pair_off,
+    recall,
+    repeated,
+    say_again,
+    tell,
+)
 from data.storyworld.version import STORYWORLD_DIGESTS, STORYWORLD_VERSION
 from data.tokenizer import train_tokenizer
 
@@ -36,6 +47,8 @@ def sample_of_the_world() -> list:
     chats = [converse(3, i, split, level) for split in SPLITS for level in (1, 2) for i in range(10)]
     chats += [converse(3, i, "train", 1, "questions") for i in range(5)]
     chats += [drill(3, i, split) for drill in (compare, one_fact, say_again) for split in SPLITS for i in range(2)]
+    chats += [ask_crowd(3, i, split) for split in SPLITS for i in range(8)]
+    chats += [pair_off(3, i, split, i / 20) for split in SPLITS for i in range(20)]
     questions = [draw_question(3, i, "validation", level)[1] for level in (1, 2) for i in range(14)]
     repeats = [repeated(3, i, words=range(4, 41), held_out=held_out).text for i in range(5) for held_out in (0, 1)]
     facts = [recall(3, i, held_out, facets=3).text for i in range(5) for held_out in (False, True)]

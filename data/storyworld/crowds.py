@@ -34,7 +34,9 @@ def ask_crowd(
     """A conversation with at most `most` questions about a crowd. `weights`: see `converse`."""
     story = crowd(seed, index, split)
     rng = Random(f"ask crowd {split} {seed} {index}")
-    first = pick(rng, questions_about(story, pick(rng, sorted({one.kind for one in questions_about(story)}))))
+    kind = pick(rng, sorted({question.kind for question in questions_about(story)}))
+    possible = questions_about(story, kind)
+    first = possible[int(rng.random() * len(possible))]
     messages: list[Message] = []
     prompt, answer = ask(story, first, rng)
     turn(messages, prompt, answer)

@@ -73,7 +73,7 @@ def sentences(people: Sequence[str], in_several_ways: bool, rng: Random) -> Told
 
 def said_back(told: Told, rng: Random) -> list[Message]:
     """All that is told, and then all in another order, with weight only on who it was."""
-    left, parts = list(told), []
+    left, parts = list(told), list[tuple[str, int]]()
     while left:
         _, asked, name = left.pop(int(rng.random() * len(left)))
         parts += [(f" {asked}" if parts else asked, 0), (f" {name}", 1), (".", 0)]

@@ -126,7 +126,9 @@ def same_with_a_cache(ours: LanguageModel, theirs, ids: torch.Tensor) -> None:
         for start, end in [(0, TOKENS - HELD_BACK), *((i, i + 1) for i in range(TOKENS - HELD_BACK, TOKENS))]:
             given = theirs(ids[:, start:end], past_key_values=theirs_cache, use_cache=True)
             theirs_cache = given.past_key_values
-            assert torch.equal(ours(ids[:, start:end], kv_cache=cache), given.logits), start
+            # gpt2 keeps its matrices transposed, and some CPUs sum the product with one row in another order then
+            logits = ours(ids[:, start:end], kv_cache=cache)
+            torch.testing.assert_close(logits, given.logits, rtol=1e-5, atol=1e-5, msg=str(start))
 
 
 def read_by_transformers(directory):

@@ -302,7 +302,7 @@ class DataConfig(Section):
         description="Tokens in a row: the longest text the model sees at once in training.",
     )
     shuffle: Annotated[bool, Meaning.ROWS] = Field(
-        True, description="false: rows come in the order of the source, from the easy to the difficult."
+        True, description="false: rows keep the order of the source, for one that goes from easy to difficult."
     )
     isolate_documents: Annotated[bool, Meaning.ROWS] = Field(
         False, description="true: documents that share a row cannot see each other."
@@ -326,6 +326,12 @@ class DataConfig(Section):
     on_bad_record: Literal["stop", "skip"] = Field(
         "stop", description="stop: name file, line and reason | skip: list them, and stop above 1 %."
     )
+
+    @model_validator(mode="after")
+    def _check_order(self) -> DataConfig:
+        if self.shuffle and isinstance(self.source, StoryworldSource) and self.source.chats == "pairs":
+            raise ValueError("source.chats: pairs goes from easy to difficult, in that order: set data.shuffle: false")
+        return self
 
     @model_validator(mode="after")
     def _check_packing(self) -> DataConfig:

@@ -12,7 +12,7 @@ from .author import Author
 from .conversations import Message, ask, many_questions, noted, pick, turn
 from .lexicon import lexicon
 from .pen import Pen
-from .plots import one_hides
+from .plots import GAVE, one_hides
 from .questions import questions_about
 from .story import Split, Story, finished
 
@@ -34,15 +34,16 @@ def ask_crowd(
     """A conversation with at most `most` questions about a crowd. `weights`: see `converse`."""
     story = crowd(seed, index, split)
     rng = Random(f"ask crowd {split} {seed} {index}")
-    kind = pick(rng, sorted({question.kind for question in questions_about(story)}))
-    possible = questions_about(story, kind)
+    every = questions_about(story)
+    kind = pick(rng, sorted({question.kind for question in every}))
+    possible = [question for question in every if question.kind == kind]
     first = possible[int(rng.random() * len(possible))]
     messages: list[Message] = []
     prompt, answer = ask(story, first, rng)
     turn(messages, prompt, answer)
-    answered = [noted(first, messages)]
+    answered, shortly = [noted(first, messages)], answer == first.answer
     for one in many_questions(story, first, rng, most, weights or {}, 0.0):
-        turn(messages, one.text, one.answer if answer == first.answer else one.sentence)
+        turn(messages, one.text, one.answer if shortly else one.sentence)
         answered.append(noted(one, messages))
     return {"conversations": messages, "meta": {"kind": "crowd", "plot": story.plot, "questions": answered}}
 
@@ -66,8 +67,7 @@ def many_lend(pen: Pen) -> None:
     for _ in range(PEOPLE):
         giver, gift = pen.new("friend"), pen.new("food")
         pen.say("soup.lend", cook=cook, giver=giver, gift=gift)
-        asked = "Who gave {cook} the {thing}?|Who gave away the {thing}?"
-        pen.fact("has", who=giver, thing=gift, cook=cook, asked=asked)
+        pen.fact("has", who=giver, thing=gift, cook=cook, asked=GAVE)
 
 
 def many_trade(pen: Pen) -> None:

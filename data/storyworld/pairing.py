@@ -21,7 +21,6 @@ from typing import Any
 from .conversations import Message, pick
 from .crowds import ask_crowd
 from .drills import names_for, some, words_of
-from .lexicon import with_article
 from .story import Split
 from .wordings import wordings
 
@@ -61,10 +60,10 @@ def sentences(people: Sequence[str], in_several_ways: bool, rng: Random) -> Told
     """A sentence each; asked about by the bare word unless `in_several_ways`."""
     said, found = wordings("conversations")["pairs"], []
     for _, thing, name in bare(people, rng):
-        kind, trait = (pick(rng, sorted(words_of("friend", part))) for part in ("kind", "trait"))
-        values = {"name": name, "thing": thing, "kind": kind, "trait": trait, "a_kind": with_article(kind)}
-        values |= {"a_trait": with_article(trait)}
-        values |= {"a_colour": with_article(pick(rng, sorted(words_of("thing", "colour"))))}
+        values = {"name": name, "thing": thing}
+        for role, part in (("friend", "kind"), ("friend", "trait"), ("thing", "colour")):
+            forms = words_of(role, part)
+            values |= forms[pick(rng, sorted(forms))]
         told = pick(rng, said["told"]) if in_several_ways else said["told"][0]
         asked = pick(rng, said["back"]) if in_several_ways else "{thing}"
         found.append((told.format(**values), asked.format(**values), name))

@@ -211,6 +211,9 @@ def tell_wish(pen: Pen) -> None:
     pen.fact("has", who=giver, thing=thanks, maker=maker, asked=asked)
 
 
+GAVE = "Who gave {cook} the {thing}?|Who gave away the {thing}?"
+
+
 def tell_soup(pen: Pen) -> None:
     """Who gave what?"""
     cook, *neighbors = three_friends(pen)
@@ -230,8 +233,7 @@ def tell_soup(pen: Pen) -> None:
     asked = "Who helped {cook} last?|Who was the second to help {cook}?"
     pen.fact("did", who=neighbors[1], deed="helped {cook}", asked=asked, **cast)
     for giver, food in zip(neighbors, gifts, strict=True):
-        asked = "Who gave {cook} the {thing}?|Who gave away the {thing}?"
-        pen.fact("has", who=giver, thing=food, asked=asked, **cast)
+        pen.fact("has", who=giver, thing=food, asked=GAVE, **cast)
     if pen.say_either({"soup.extra": 1, "soup.cook": 2}, extra=pen.new("food"), **cast) == "soup.extra":
         pen.say("soup.cook", **cast)
     praised = OneOf(*foods)

@@ -17,6 +17,7 @@ from data.storyworld.names import held_out_names, name_set
 from data.storyworld.pairing import STEPS
 from data.storyworld.questions import questions_about
 from data.tokenizer import train_tokenizer
+from tests.train.helpers import refusal, write_config
 
 TOKENIZER = train_tokenizer(TokenizerConfig(kind="byte"), [])
 WAYS = dict(zip(STEPS, map(mean, pairwise([*STEPS.values(), 1.0])), strict=True))  # the middle of each step
@@ -62,7 +63,7 @@ def test_a_step_comes_when_it_has_begun_and_then_mostly(step):
 
 def test_a_source_goes_from_easy_to_difficult():
     source = StoryworldSource(documents=40, validation_documents=40, chats="pairs")
-    config = DataConfig(source=source, records="conversations")
+    config = DataConfig(source=source, records="conversations", shuffle=False)
     for split, names in (("train", name_set()), ("validation", set(held_out_names()))):
         talks = list(documents(config, split))
         lengths = [len(talk.messages[0].content) for talk in talks]
@@ -70,9 +71,19 @@ def test_a_source_goes_from_easy_to_difficult():
         assert set(re.findall(r"[A-Z][a-z]+", " ".join(talk.messages[0].content for talk in talks[15:25]))) <= names
 
 
+def test_its_order_is_asked_for(tmp_path):
+    config = write_config(
+        tmp_path, data={"source": {"kind": "storyworld", "chats": "pairs"}, "records": "conversations"}
+    )
+    assert re.search(
+        r"chats: pairs goes from easy to difficult, in that order: set data.shuffle: false", refusal(config)
+    )
+
+
 def test_other_names_stand_in_every_part_of_an_answer():
     source = StoryworldSource(documents=30, validation_documents=1, chats="pairs", other_names=1.0)
-    for talk in list(documents(DataConfig(source=source, records="conversations"), "train"))[20:]:
+    config = DataConfig(source=source, records="conversations", shuffle=False)
+    for talk in list(documents(config, "train"))[20:]:
         text = " ".join(message.content for message in talk.messages)
         assert not set(re.findall(r"\b[A-Z][a-z]+\b", text)) & name_set()
         for message in talk.messages:

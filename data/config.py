@@ -66,6 +66,28 @@ class ClassWeights(Section):
     who_did: int = Field(1, ge=0, le=100, description="Weight of who did it.")
 
 
+class Drills(Section):
+    """Chats of one small task again and again, each as a share of all chats (data/storyworld/drills.py)."""
+
+    words: float = Field(0.0, ge=0, le=1, description="Known words are said again: heads learn to copy soonest so.")
+    pairs: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Who goes with what: eight words, names or sentences, then which name belongs to which thing.",
+    )
+    compare: float = Field(0.0, ge=0, le=1, description="Two names are compared: whether they are the same one.")
+    one_fact: float = Field(
+        0.0, ge=0, le=1, description="One sentence, and a question about it, mostly to be answered in a few words."
+    )
+
+    @model_validator(mode="after")
+    def _check_shares(self) -> Drills:
+        if (total := self.words + self.pairs + self.compare + self.one_fact) > 1:
+            raise ValueError(f"drills are shares of all chats, and these are {total:g} in all: make them 1 at most")
+        return self
+
+
 class StoryworldSource(Section):
     """The built-in corpus: stories that are made while you wait. Their entropy, the lowest possible loss, is known."""
 
@@ -78,11 +100,10 @@ class StoryworldSource(Section):
     level: Literal[1, 2] = Field(
         1, description="1 = short stories of three friends | 2 = longer stories, more friends."
     )
-    chats: Literal["mixed", "questions", "pairs"] = Field(
+    chats: Literal["mixed", "questions"] = Field(
         "mixed",
         description="With records: conversations. mixed = stories on request, questions, longer talks | questions = "
-        "many about each story, to answer well after little training | pairs = who goes with what, from two words to "
-        "short stories: set data.shuffle: false.",
+        "many about each story, to answer well after little training.",
     )
     questions: int = Field(8, ge=1, le=100, description="chats: questions. Questions about each story, at most.")
     told: float = Field(
@@ -95,12 +116,6 @@ class StoryworldSource(Section):
     told_weight: Literal[0, 1] = Field(
         0, description="chats: questions. 1: the stories that the assistant tells are trained on as well."
     )
-    crowds: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="chats: questions. Share of conversations about one sentence that is said of four people.",
-    )
     class_weights: ClassWeights = Field(
         ClassWeights(), description="chats: questions. How often which class of questions is asked, after the first."
     )
@@ -110,17 +125,8 @@ class StoryworldSource(Section):
         lt=1,
         description="Share of documents that are random words, told repeatedly: heads learn to copy. Chats, too.",
     )
-    compared: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="Share of the chats of repeats in which two names are compared instead (is it the same one?).",
-    )
-    one_fact: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="Share of the chats of repeats that ask about one sentence each instead, mostly for a few words.",
+    drills: Drills = Field(
+        Drills(), description="With records: conversations. Chats that train one small skill, beside the others."
     )
     checked: float = Field(
         0.0,
@@ -145,14 +151,6 @@ class StoryworldSource(Section):
     def _check_recall(self) -> StoryworldSource:
         if self.recall is not None and self.repeats:
             raise ValueError("repeats and recall are two kinds of documents: set repeats: 0.0, or recall: null")
-        return self
-
-    @model_validator(mode="after")
-    def _check_drills(self) -> StoryworldSource:
-        if self.compared + self.one_fact > 1:
-            raise ValueError(
-                f"compared and one_fact are shares of one whole, and {self.compared + self.one_fact:g} in all"
-            )
         return self
 
 
@@ -301,9 +299,6 @@ class DataConfig(Section):
         le=MOST_ROW,
         description="Tokens in a row: the longest text the model sees at once in training.",
     )
-    shuffle: Annotated[bool, Meaning.ROWS] = Field(
-        True, description="false: rows keep the order of the source, for one that goes from easy to difficult."
-    )
     isolate_documents: Annotated[bool, Meaning.ROWS] = Field(
         False, description="true: documents that share a row cannot see each other."
     )
@@ -326,12 +321,6 @@ class DataConfig(Section):
     on_bad_record: Literal["stop", "skip"] = Field(
         "stop", description="stop: name file, line and reason | skip: list them, and stop above 1 %."
     )
-
-    @model_validator(mode="after")
-    def _check_order(self) -> DataConfig:
-        if self.shuffle and isinstance(self.source, StoryworldSource) and self.source.chats == "pairs":
-            raise ValueError("source.chats: pairs goes from easy to difficult, in that order: set data.shuffle: false")
-        return self
 
     @model_validator(mode="after")
     def _check_packing(self) -> DataConfig:

@@ -25,6 +25,7 @@ from configs.run_keys import TrackingConfig
 from data.config import (
     ClassWeights,
     DataConfig,
+    Drills,
     FilesSource,
     HubSource,
     MixPart,
@@ -84,6 +85,7 @@ def sections() -> list[tuple[str, type[BaseModel], str]]:
         ("data", DataConfig, "data"),
         ("data.source, kind: storyworld", StoryworldSource, "data.source"),
         ("data.source.class_weights", ClassWeights, "data.source.class_weights"),
+        ("data.source.drills", Drills, "data.source.drills"),
         ("data.source.recall", RecallDocuments, "data.source.recall"),
         ("data.source, kind: files", FilesSource, "data.source"),
         ("data.source, kind: hub", HubSource, "data.source"),

@@ -110,22 +110,19 @@ def _renamed(conversation: Conversation, rng: Random) -> Conversation:
 
 
 def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool) -> dict[str, Any]:
-    """A conversation about a story; or one that repeats random words, compares two, or asks about one sentence each."""
-    from data.storyworld import ask_crowd, compare, converse, one_fact, pair_off, say_again
+    """A conversation about a story; or one of `repeats`, or of the drills, whose shares are drawn."""
+    from data.storyworld import converse, say_again
+    from data.storyworld.drills import DRILLS
 
-    if source.chats == "pairs":
-        of_all = source.documents if split == "train" else source.validation_documents
-        return pair_off(source.seed, index, split, index / of_all)
     if repeats:
-        drawn = Random(f"compared {source.seed} {index}").random()
-        drills = ((compare, source.compared), (one_fact, source.compared + source.one_fact))
-        drill = next((drill for drill, most in drills if drawn < most), say_again)
-        return drill(source.seed, index, split)
+        return say_again(source.seed, index, split)
+    drawn = Random(f"drills {source.seed} {index}").random()
+    for name, share in source.drills:
+        drawn -= share
+        if drawn < 0:
+            return DRILLS[name](source.seed, index, split)
     if source.chats == "mixed":
         return converse(source.seed, index, split, source.level)
-    weights = source.class_weights.model_dump()
-    if Random(f"crowds {source.seed} {index}").random() < source.crowds:
-        return ask_crowd(source.seed, index, split, source.questions, weights)
     return converse(
         source.seed,
         index,
@@ -135,7 +132,7 @@ def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool
         most=source.questions,
         told=source.told,
         told_weight=source.told_weight,
-        weights=weights,
+        weights=source.class_weights.model_dump(),
         checked=source.checked,
     )
 

@@ -11,9 +11,8 @@ induction heads, `recall` documents that ask for what they said.
 """
 
 from .conversations import converse
-from .crowds import ask_crowd
 from .draw import draw_question
-from .drills import compare, one_fact, say_again
+from .drills import compare, one_fact, say_again, say_words
 from .mentions import Antecedent, align, antecedents
 from .names import renamed
 from .pairing import pair_off
@@ -36,7 +35,6 @@ __all__ = [
     "Story",
     "align",
     "antecedents",
-    "ask_crowd",
     "compare",
     "converse",
     "draw_question",
@@ -50,6 +48,7 @@ __all__ = [
     "renamed",
     "repeated",
     "say_again",
+    "say_words",
     "tell",
     "tell_many",
 ]

@@ -4,19 +4,20 @@ Each is `{"conversations": [{"role", "content"}, ...], "meta": {...}}`. Validati
 training text holds. The same arguments give the same conversation on every machine.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
 from .conversations import Message, asked_about, pick, turn
-from .lexicon import Pool, lexicon
-from .names import held_out_names, names
+from .pairing import pair_off
 from .questions import judged, place_sorts, worded
-from .repeats import REPEATED_WORDS, another, repeated
+from .repeats import REPEATED_WORDS, repeated
 from .story import Split
+from .vocabulary import known_words, names_for, some, words_of
 from .wordings import feelings, wordings
 
 AGAIN = 5  # how often the assistant repeats words in one conversation
+KNOWN_WORDS = range(3, 17)  # how many words it repeats, where these are known ones
 COMPARED = 14  # how often it compares two names, or two places
 FACTS = 12  # how often it answers a question about one sentence
 
@@ -28,6 +29,20 @@ def say_again(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
         words = repeated(seed, AGAIN * index + number, REPEATED_WORDS, held_out=split == "validation").words
         turn(messages, " ".join(words), " ".join(words))
     return {"conversations": messages, "meta": {"kind": "again", "questions": []}}
+
+
+def say_words(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
+    """The assistant repeats words of the stories, AGAIN times others.
+
+    Most are one token, and no two are alike, so the token before says which one comes next. A name is three tokens, and
+    its first one stands for many names. From words, heads learn to copy in half of the steps (EXPERIMENTS.md).
+    """
+    rng = Random(f"words {split} {seed} {index}")
+    messages: list[Message] = []
+    for _ in range(AGAIN):
+        words = some(known_words(), KNOWN_WORDS[int(rng.random() * len(KNOWN_WORDS))], rng)
+        turn(messages, " ".join(words), " ".join(words))
+    return {"conversations": messages, "meta": {"kind": "words", "questions": []}}
 
 
 def compare(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
@@ -85,21 +100,10 @@ def _fact(name: str, rng: Random) -> tuple[str, str, str, str]:
     return pick(rng, facts[kind]).format(**values), asked, place, f"{values['Place']}."
 
 
-def words_of(role: str, part: str) -> Mapping[str, Mapping[str, str]]:
-    """Every word that the lexicon offers for a role, with each of its forms."""
-    pool = lexicon().roles[role][part]
-    assert isinstance(pool, Pool)
-    return pool.texts
-
-
-def names_for(split: Split) -> Sequence[str]:
-    """Names that texts of this split may hold."""
-    return held_out_names() if split == "validation" else names()
-
-
-def some(pool: Sequence[str], count: int, rng: Random) -> list[str]:
-    """`count` of the pool, no two alike."""
-    found: list[str] = []
-    for _ in range(count):
-        found.append(another(pool, set(found), rng))
-    return found
+# data.source.drills names them.
+DRILLS: Mapping[str, Callable[[int, int, Split], dict[str, Any]]] = {
+    "words": say_words,
+    "pairs": pair_off,
+    "compare": compare,
+    "one_fact": one_fact,
+}

@@ -1,17 +1,15 @@
-"""Conversations in which the assistant says who goes with what, from easy to difficult.
+"""Conversations in which the assistant says who goes with what.
 
 In a story the name comes first ("Folen had a ladder"), and the ladder is what is asked about. An induction head finds
 what comes *after* a word. To find what came before takes two heads, each of no use without the other, and a name is
-three tokens long. All at once this is not learned; in these steps it is (EXPERIMENTS.md):
+three tokens long. So the same is asked in four ways, from the easiest on. What is learned from one helps the next:
 
     words    "mole net. fox ladder."               "ladder fox."   animals, each of them one token
     names    "Falwa net. Folen ladder."            "ladder Folen."
     inline   "Folen the mole had a red ladder."    "ladder Folen."
     worded   the same, said in several ways        "Who had the ladder? So it was Folen."
-    asked    questions about short texts (crowds.py)
 
-In all but the last step only the names are trained on. Which thing comes next cannot be known, and a loss on it hides
-what is to be learned.
+Only the names are trained on. Which thing comes next cannot be known, and a loss on it hides what is to be learned.
 """
 
 from collections.abc import Sequence
@@ -19,32 +17,27 @@ from random import Random
 from typing import Any
 
 from .conversations import Message, pick
-from .crowds import ask_crowd
-from .drills import names_for, some, words_of
 from .story import Split
+from .vocabulary import names_for, some, words_of
 from .wordings import wordings
 
-STEPS = {"words": 0.0, "names": 0.365, "inline": 0.6, "worded": 0.81, "asked": 0.93}  # where on the way each begins
-NEWEST = 0.6  # share of the conversations that are of the newest step
-TOLD, QUESTIONS = 8, 6  # of one conversation, at most
+WAYS = ("words", "names", "inline", "worded")
+TOLD = 8  # of one conversation
 
 
-def pair_off(seed: int, index: int, split: Split = "train", way: float = 1.0) -> dict[str, Any]:
-    """Conversation number `index`, where the share `way` of the whole course is done, 0 to 1.
+def pair_off(seed: int, index: int, split: Split = "train", way: str | None = None) -> dict[str, Any]:
+    """Conversation number `index`, in one of WAYS, drawn unless given.
 
     Validation conversations have names that no training text holds. The same arguments give the same conversation on
     every machine.
     """
     rng = Random(f"pairs {split} {seed} {index}")
-    begun = [step for step, begin in STEPS.items() if begin <= way]
-    step = begun[-1] if rng.random() < NEWEST else pick(rng, begun)
-    if step == "asked":
-        return ask_crowd(seed, index, split, QUESTIONS)
-    if step in ("words", "names"):
-        told = bare(names_for(split) if step == "names" else sorted(words_of("friend", "kind")), rng)
+    way = way or pick(rng, WAYS)
+    if way in ("words", "names"):
+        told = bare(names_for(split) if way == "names" else sorted(words_of("friend", "kind")), rng)
     else:
-        told = sentences(names_for(split), step == "worded", rng)
-    return {"conversations": said_back(told, rng), "meta": {"kind": step, "questions": []}}
+        told = sentences(names_for(split), way == "worded", rng)
+    return {"conversations": said_back(told, rng), "meta": {"kind": way, "questions": []}}
 
 
 Told = list[tuple[str, str, str]]  # what is said, how it is asked about, and who it was

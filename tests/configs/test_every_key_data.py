@@ -18,6 +18,7 @@ from data.config import DataConfig, HubSource, TokenizerConfig
 from data.packing import IGNORED
 from data.prepare import SPLITS, describe, prepare, source_identity
 from data.reading.sources import read
+from data.storyworld.drills import DRILLS
 from data.storyworld.questions import KINDS
 from data.tokenizer import train_tokenizer
 from tests.configs.every_key import Change, each, keys_of, shows, together
@@ -82,6 +83,7 @@ class SourceChange:
 STORIES = {"kind": "storyworld", "documents": 12, "validation_documents": 4}
 ASKED = STORIES | {"chats": "questions"}
 WEIGHED = ASKED | {"documents": 24, "validation_documents": 24, "class_weights": {"who_has": 3}}
+DRILLED = STORIES | {"drills": {}}
 RECALL = STORIES | {"recall": {"people": 2}}
 FILES = {"kind": "files", "path": "stories.jsonl"}
 PLAIN = {"kind": "files", "path": ["other.txt", "text.txt"]}
@@ -100,9 +102,7 @@ SOURCES = [
     *(SourceChange(f"class_weights.{kind}", 30, BOTH, WEIGHED, "conversations") for kind in KINDS),
     SourceChange("other_names", 1.0, "training", STORIES),
     SourceChange("repeats", 0.5, BOTH, STORIES),
-    SourceChange("compared", 1.0, BOTH, STORIES | {"repeats": 0.5}, "conversations"),
-    SourceChange("one_fact", 1.0, BOTH, STORIES | {"repeats": 0.5}, "conversations"),
-    SourceChange("crowds", 1.0, BOTH, ASKED, "conversations"),
+    *(SourceChange(f"drills.{drill}", 0.5, BOTH, DRILLED, "conversations") for drill in DRILLS),
     SourceChange("checked", 1.0, BOTH, ASKED, "conversations"),
     SourceChange("recall", {"people": 2}, BOTH, STORIES),
     SourceChange("recall.people", 3, BOTH, RECALL),
@@ -240,7 +240,6 @@ CHANGES = each(
             ("data.tokenizer={kind: pretrained, path: byte}",),
         ),
         Change("data.sequence_length", 16, "rows, trained, epoch"),
-        Change("data.shuffle", False, "trained"),
         Change("data.isolate_documents", True, "documents"),
         Change("data.restart_positions", True, "positions", ("data.isolate_documents=true",)),
         Change("data.validation_fraction", 0.5, f"{TEXTS}, {ROWS}"),

@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from configs.meaning import Meaning, Section, keys_that, meanings
+from data.storyworld.drills import DRILLS
 from data.storyworld.questions import KINDS
 from model.config import ModelConfig
 from model.positions.scaling import RopeScaling
@@ -14,7 +15,7 @@ from train.config import RunConfig, load_run_config
 IDENTITY = {
     "": "seed init_from distill dpo grpo lora",
     "data": "drop_duplicates isolate_documents on_bad_record records restart_positions rows_joined sequence_length "
-    "shuffle too_long validation_fraction source.kind tokenizer.kind tokenizer.train_bytes tokenizer.vocab_size",
+    "too_long validation_fraction source.kind tokenizer.kind tokenizer.train_bytes tokenizer.vocab_size",
     "model": "attention attention_bias attention_dropout gated_mlp head_dim hidden_act hidden_dropout hidden_size "
     "intermediate_size kv_lora_rank layer_types loadable_elsewhere max_position_embeddings mlp_bias no_rope_layers "
     "norm norm_position num_attention_heads num_hidden_layers num_key_value_heads position_embedding q_lora_rank "
@@ -25,8 +26,9 @@ IDENTITY = {
     "train.optimizer": "adamw_lr betas embedding_lr eps lr momentum name weight_decay",
 }
 OF_A_SOURCE = {
-    "demo": "chats checked compared crowds documents level one_fact other_names questions recall repeats seed told "
-    "told_weight validation_documents " + " ".join(f"class_weights.{kind}" for kind in KINDS),
+    "demo": "chats checked documents level other_names questions recall repeats seed told "
+    "told_weight validation_documents "
+    + " ".join([*(f"class_weights.{kind}" for kind in KINDS), *(f"drills.{drill}" for drill in DRILLS)]),
     "shakespeare_char": "document_start max_records separator text_field",
     "124m": "data_files document_start max_records name revision split streaming subset text_field validation_split",
 }
@@ -58,7 +60,7 @@ BOOKKEEPING = (
 )
 ROWS = (
     "tokenizer tokenizer.kind tokenizer.vocab_size tokenizer.train_bytes tokenizer.path sequence_length "
-    "isolate_documents restart_positions rows_joined shuffle too_long"
+    "isolate_documents restart_positions rows_joined too_long"
 )
 
 

@@ -5,9 +5,10 @@ from collections import Counter
 
 from data.config import DataConfig, StoryworldSource
 from data.reading.sources import documents
-from data.storyworld import compare, one_fact
+from data.storyworld import compare, one_fact, say_words, tell
 from data.storyworld.names import held_out_names, name_set
 from data.storyworld.questions import place_sorts
+from data.storyworld.vocabulary import known_words
 from data.storyworld.wordings import feelings
 from tests.train.helpers import refusal, write_config
 
@@ -47,9 +48,9 @@ QUESTION = r"(?:Now tell me: |My question is: )?(?P<asked>(?:Where|How)[^.?]*\?)
 ASKED = re.compile(rf"(?:{BEFORE})?(?P<told>[^.]*)\. {QUESTION}")
 
 
-def drills(**shares):
-    """How many of 60 chats, of which half are drills, compare, repeat, ask about one sentence."""
-    source = StoryworldSource(documents=60, validation_documents=1, chats="questions", repeats=0.5, **shares)
+def drills(repeats=0.0, **shares):
+    """How many of 60 chats compare, repeat, ask about one sentence."""
+    source = StoryworldSource(documents=60, validation_documents=1, chats="questions", repeats=repeats, drills=shares)
     talks = list(documents(DataConfig(source=source, records="conversations"), "train"))
     assert len(talks) == 60
     first = [[message.content for message in talk.messages[:2]] for talk in talks]
@@ -57,19 +58,34 @@ def drills(**shares):
     return compared, sum(user == reply for user, reply in first), sum(bool(ASKED.fullmatch(user)) for user, _ in first)
 
 
-def test_chats_of_repeats_are_other_drills_where_it_is_asked_for():
-    assert drills() == (0, 30, 0)
-    assert drills(compared=1.0) == (30, 0, 0)
-    assert drills(one_fact=1.0) == (0, 0, 30)
-    found = drills(compared=0.3, one_fact=0.4)
-    assert sum(found) == 30
-    assert min(found) > 2
+def test_drills_are_shares_of_the_chats():
+    assert drills(repeats=0.5) == (0, 30, 0)
+    assert drills(compare=1.0) == (60, 0, 0)
+    assert drills(words=1.0) == (0, 60, 0)
+    assert drills(one_fact=1.0) == (0, 0, 60)
+    found = drills(compare=0.3, words=0.3, one_fact=0.3)
+    assert 40 < sum(found) < 60
+    assert min(found) > 6
 
 
 def test_shares_of_drills_that_are_more_than_all_are_refused(tmp_path):
-    source = {"kind": "storyworld", "repeats": 0.5, "compared": 0.7, "one_fact": 0.5}
+    source = {"kind": "storyworld", "drills": {"words": 0.7, "pairs": 0.5}}
     said = refusal(write_config(tmp_path, data={"source": source}))
-    assert "compared and one_fact are shares of one whole, and 1.2 in all" in said
+    assert "drills are shares of all chats, and these are 1.2 in all: make them 1 at most" in said
+
+
+def test_words_that_are_said_again_are_known_and_no_two_alike():
+    stories = " ".join(tell(0, index, level=2).text for index in range(400))
+    words = set(re.findall(r"[a-z]+", stories))
+    for index in range(20):
+        texts = [message["content"] for message in say_words(0, index)["conversations"]]
+        for told, reply in zip(texts[::2], texts[1::2], strict=True):
+            assert told == reply
+            assert len(set(told.split())) == len(told.split()) >= 3
+    known = set(known_words())
+    assert set(told.split()) <= known
+    assert len(known & words) > 0.9 * len(known)
+    assert say_words(0, 1) == say_words(0, 1) != say_words(1, 1)
 
 
 def test_one_sentence_is_asked_about_and_the_answer_is_what_it_says():

@@ -244,6 +244,11 @@ class ModelConfig(Section):
         lt=1,
         description="Share of the embedding's and the layers' output set to zero at random in training.",
     )
+    initialization: Annotated[Literal["random", "mimetic"], Meaning.FREE_AT_START] = Field(
+        "random",
+        description="First weights of attention: random, and its output zero | mimetic: keys equal queries and outputs "
+        "mirror values, so that heads look at like tokens and copy them. Then they learn to copy sooner.",
+    )
     loadable_elsewhere: Annotated[bool, Meaning.FREE_AT_START, Meaning.STRUCTURE] = Field(
         True,
         description="true: only parts that one architecture of transformers has together | false: any parts; only "
@@ -285,6 +290,8 @@ class ModelConfig(Section):
         check_experts(self)
         if problem := wrong_latent(self):
             raise ValueError(problem)
+        if self.initialization == "mimetic" and self.attention == "mla":
+            raise ValueError("initialization: mimetic needs attention: heads; mla has no matrix of keys: use random")
         check_windows(self)
         check_positions(self)
         check_biases(self)

@@ -26,6 +26,7 @@ from model.latent_attention import LatentAttention
 from model.layer import LAYERS
 from model.loss import IGNORED, cross_entropy_sum
 from model.masks import Mask, MaskSpec, real_tokens
+from model.mimetic import start_mimetic
 from model.norm import make_norm
 from model.positions.learned import make_positions
 from model.positions.rope import make_rotary_embedding
@@ -86,6 +87,8 @@ class Decoder(nn.Module):
         """
         for layer in self.layers:
             layer.reset_parameters()  # type: ignore[operator]
+        if self.config.initialization == "mimetic":
+            start_mimetic(self.layers)
         self.norm.reset_parameters()
         embeddings, hidden = self.embed_tokens.weight, self.config.hidden_size
         std = min(0.02, 1 / hidden) if self.config.tie_word_embeddings else 1.0
@@ -203,7 +206,8 @@ class LanguageModel(nn.Module):
         """Random start at which every token is equally likely, so that the loss is ln(vocab_size).
 
         The output projections of the layers are zero: at first the model is its embedding and its head, and the
-        layers grow into the residual stream (Zhang et al. 2019, Fixup, arXiv 1901.09321). An untied head is small.
+        layers grow into the residual stream (Zhang et al. 2019, Fixup, arXiv 1901.09321). An untied head is small. With
+        `initialization: mimetic` attention writes from the start, so the loss is only near ln(vocab_size).
         """
         self.model.reset_parameters()
         if not self.config.tie_word_embeddings:

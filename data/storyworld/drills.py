@@ -57,8 +57,9 @@ def compare(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
     for number in range(COMPARED):
         is_place, so = rng.random() < 1 / 4, rng.random() < 1 / 2
         one, other = (places if is_place else people)[2 * number : 2 * number + 2]
-        asked = f"It was {one}. Was it {one if so else other}?"
-        turn(messages, asked, judged(one, is_place, "yes" if so else "no"))
+        candidate = one if so else other
+        asked = f"It was {one}. Was it {candidate}?"
+        turn(messages, asked, judged(candidate, one, is_place, "yes" if so else "no"))
     return {"conversations": messages, "meta": {"kind": "compare", "questions": []}}
 
 

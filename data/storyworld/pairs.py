@@ -56,13 +56,14 @@ def wrong_answer(story: Story, question: Question, short: bool, rng: Random) -> 
 
 
 def misjudged(story: Story, question: Question, rng: Random) -> str:
-    """ "It was Belna, so no." where yes is right; where no is right, that it was so."""
+    """ "Tiko? It was Belna, so no." where yes is right; where no is right, that it was so."""
     about_place = question.text.split()[0] != "Is" and " who " not in question.text
     possible = places_of(story) if about_place else names_of(story)
     named = sorted((one for one in possible if one in question.text), key=question.text.find)
     if question.answer == "no":
-        return judged(named[0], about_place, "yes")
-    return judged(pick(rng, [one for one in possible if one not in named] or ["somebody else"]), about_place, "no")
+        return judged(named[0], named[0], about_place, "yes")
+    others = [one for one in possible if one not in named] or ["somebody else"]
+    return judged(named[0], pick(rng, others), about_place, "no")
 
 
 def capital(text: str) -> str:

@@ -247,8 +247,9 @@ def ask_yes_no(story: Story) -> Iterator[Question]:
 def yes_no(question: Question, candidate: str) -> list[Question]:
     """The question as one that is answered by yes or no, in all its wordings (none for "What happened first?").
 
-    As a sentence the answer first says what was read, and then judges: "It was Tiko, so no." That is learned sooner
-    than "No, it was Tiko.", where the comparison must be done before anything is said (EXPERIMENTS.md).
+    As a sentence the answer first says who was asked about and who it was, and then judges: "Belna? It was Tiko, so
+    no." So both names stand side by side, where a head that sees a few tokens can compare them. "No, it was Tiko."
+    would have to be judged before anything is said (EXPERIMENTS.md).
     """
     is_it, so = question.text.removesuffix("?"), candidate == question.answer
     if match := fullmatch(r"Who (.*)", is_it):
@@ -258,13 +259,14 @@ def yes_no(question: Question, candidate: str) -> list[Question]:
     else:
         return []
     short = "yes" if so else "no"
-    sentence = judged(question.answer, question.kind == "where", short)
+    sentence = judged(candidate, question.answer, question.kind == "where", short)
     return [Question("yes_no", text, short, sentence, ("yes", "no")) for text in texts]
 
 
-def judged(found: str, is_place: bool, short: str) -> str:
-    """ "It was Tiko, so no." or "By the river, so no." """
-    return f"{found[0].upper() + found[1:] if is_place else f'It was {found}'}, so {short}."
+def judged(candidate: str, found: str, is_place: bool, short: str) -> str:
+    """ "Belna? It was Tiko, so no." or "In the barn? By the river, so no." """
+    first, then = (place[0].upper() + place[1:] for place in (candidate, found))
+    return f"{first}? {then if is_place else f'It was {found}'}, so {short}."
 
 
 ASKERS: dict[str, Callable[[Story], Iterator[Question]]] = {

@@ -85,6 +85,7 @@ CHANGES = each(
         Change("model.tie_word_embeddings", False, f"{ALL}, tied"),
         Change("model.attention_dropout", 0.5, IN_TRAINING),
         Change("model.hidden_dropout", 0.5, IN_TRAINING),
+        Change("model.initialization", "mimetic", LOGITS),
         Change("model.attn_implementation", "eager", "kernel"),
     ]
 )

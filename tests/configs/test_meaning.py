@@ -17,8 +17,8 @@ IDENTITY = {
     "data": "drop_duplicates isolate_documents on_bad_record records restart_positions rows_joined sequence_length "
     "too_long validation_fraction source.kind tokenizer.kind tokenizer.train_bytes tokenizer.vocab_size",
     "model": "attention attention_bias attention_dropout gated_mlp head_dim hidden_act hidden_dropout hidden_size "
-    "intermediate_size kv_lora_rank layer_types loadable_elsewhere max_position_embeddings mlp_bias no_rope_layers "
-    "norm norm_position num_attention_heads num_hidden_layers num_key_value_heads position_embedding q_lora_rank "
+    "initialization intermediate_size kv_lora_rank layer_types loadable_elsewhere max_position_embeddings mlp_bias "
+    "no_rope_layers norm norm_position num_attention_heads num_hidden_layers num_key_value_heads position_embedding q_lora_rank "
     "qk_nope_head_dim qk_norm qk_rope_head_dim qkv_bias rms_norm_eps rope_interleave rope_scaling rope_theta "
     "sliding_window tie_word_embeddings v_head_dim num_experts num_experts_per_tok moe_intermediate_size "
     "norm_topk_prob router_aux_loss_coef decoder_sparse_step mlp_only_layers scale_attn_weights",
@@ -42,7 +42,7 @@ TENSORS = {
     "lora": "rank target_modules",
 }
 FREE_AT_START = (
-    "attn_implementation attention_dropout hidden_dropout loadable_elsewhere max_position_embeddings "
+    "attn_implementation attention_dropout hidden_dropout initialization loadable_elsewhere max_position_embeddings "
     "router_aux_loss_coef"
 )
 TOKENIZER = "vocab_size bos_token_id eos_token_id pad_token_id"

@@ -33,7 +33,7 @@ def test_names_are_compared_with_nothing_else_said_twice():
         for question, reply in zip(texts[::2], texts[1::2], strict=True):
             one, other = re.fullmatch(r"It was (.*)\. Was it (.*)\?", question).groups()
             assert reply.lower() in (
-                f"{w}{one}, so {'yes' if one == other else 'no'}.".lower() for w in ("It was ", "")
+                f"{other}? {w}{one}, so {'yes' if one == other else 'no'}.".lower() for w in ("It was ", "")
             )
             assert told.count(one) == 1 + (one == other)
             said[one == other] += 1

@@ -10,6 +10,7 @@ from torch import nn
 
 from model import LanguageModel, ModelConfig
 from model.loss import CHUNK, cross_entropy_sum, log_probs
+from model.mimetic import STRENGTH
 from tests.conftest import random_model, tiny_config
 
 
@@ -208,3 +209,25 @@ def test_a_layer_of_ones_own_says_its_groups_and_adds_its_losses(checkpointing):
     assert loss.item() == pytest.approx(expected.item() + added * count.item(), rel=1e-5)
     loss.backward()
     assert mlp.router.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("kv_heads", ["mha", "gqa", "mqa"])
+def test_with_mimetic_weights_keys_are_queries_and_what_is_read_is_written(kv_heads):
+    torch.manual_seed(0)
+    lm = LanguageModel(tiny_config(num_attention_heads=4, num_key_value_heads=kv_heads, initialization="mimetic"))
+    for layer in lm.model.layers:
+        attention = layer.self_attn
+        D, x = attention.head_dim, torch.randn(3, lm.config.hidden_size)
+        groups = lm.config.num_key_value_groups
+        queries, keys = attention.q_proj(x).unflatten(-1, (-1, D)), attention.k_proj(x).unflatten(-1, (-1, D))
+        assert torch.equal(queries[:, ::groups], keys)
+        read = attention.v_proj(x).unflatten(-1, (-1, D)).repeat_interleave(groups, dim=1).flatten(1)
+        along = (attention.o_proj(read) * x).sum(-1)  # of what is written, the part that is the token itself
+        torch.testing.assert_close(along, STRENGTH * read.square().sum(-1))
+    plain = LanguageModel(tiny_config(num_attention_heads=4, num_key_value_heads=kv_heads))
+    assert not plain.model.layers[0].self_attn.o_proj.weight.any()
+
+
+def test_mimetic_weights_need_heads():
+    with pytest.raises(ValueError, match="initialization: mimetic needs attention: heads"):
+        tiny_config(attention="mla", num_key_value_heads="mha", qk_norm=False, initialization="mimetic")

@@ -12,6 +12,7 @@ only `document_ids` separate documents. They are never guessed from positions th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -84,8 +85,18 @@ class Sequences:
     real_queries: Tensor | None = None
 
 
-# What a backend reads: a boolean tensor (B or 1, 1, T, S), FlexAttention's blocks, lengths; None = causal, nothing else
-Mask = Tensor | BlockMask | Sequences | None
+class Band(NamedTuple):
+    """A window's mask, for chunks of C queries that each see two chunks of keys (model/backends/banded.py).
+
+    visible (B * chunks, 1, C, 2 C) boolean; size: C.
+    """
+
+    visible: Tensor
+    size: int
+
+
+# What a backend reads: a boolean tensor (B or 1, 1, T, S), FlexAttention's blocks, lengths, a band; None = causal alone
+Mask = Tensor | BlockMask | Sequences | Band | None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@
     flash           PyTorch's flash kernel and only that; masks become lengths                  (flash.py)
     flash3, flash4  the same on FlashAttention-3 / -4, where installed
     flex            FlexAttention: masks as code, compiled into the kernel                      (flex.py)
-    sdpa            torch.nn.functional.scaled_dot_product_attention; PyTorch picks the kernel  (sdpa.py)
+    sdpa            torch.nn.functional.scaled_dot_product_attention; PyTorch picks the kernel  (sdpa.py);
+                    on a CPU, sliding windows are computed in chunks                            (banded.py)
     sdpa_math, sdpa_efficient, sdpa_cudnn   one of its other kernels
     blocked         bfloat16 matrix products over blocks of queries, for training on a CPU      (blocked.py)
     varlen          documents laid end to end even where there is one a row                     (varlen.py)
@@ -24,10 +25,11 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from model.attention import AttentionFunction, eager
+from model.backends.banded import any_kernel_or_banded, band_or_mask
 from model.backends.blocked import LONGEST, blocked
 from model.backends.flash import flash, lengths_or_mask
 from model.backends.flex import block_mask, flex
-from model.backends.sdpa import any_kernel, only
+from model.backends.sdpa import only
 from model.backends.varlen import sequences, varlen
 from model.masks import Mask, MaskSpec, boolean_mask
 
@@ -156,7 +158,7 @@ BACKENDS: dict[str, Backend] = {
     "flex": Backend(flex, block_mask, _flex_limits),
     "flash3": Backend(flash("FA3"), lengths_or_mask, _newer_flash_limits("flash_attn_interface", (9,))),
     "flash4": Backend(flash("FA4"), lengths_or_mask, _newer_flash_limits("flash_attn.cute", (9, 10))),
-    "sdpa": Backend(any_kernel),
+    "sdpa": Backend(any_kernel_or_banded, band_or_mask),
     "sdpa_efficient": Backend(only(SDPBackend.EFFICIENT_ATTENTION), limits=_cuda_limits),
     "sdpa_cudnn": Backend(only(SDPBackend.CUDNN_ATTENTION), limits=_cudnn_limits),
     "sdpa_math": Backend(only(SDPBackend.MATH)),

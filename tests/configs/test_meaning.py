@@ -18,7 +18,8 @@ IDENTITY = {
     "too_long validation_fraction source.kind tokenizer.kind tokenizer.train_bytes tokenizer.vocab_size",
     "model": "attention attention_bias attention_dropout gated_mlp head_dim hidden_act hidden_dropout hidden_size "
     "initialization intermediate_size kv_lora_rank layer_types loadable_elsewhere max_position_embeddings mlp_bias "
-    "no_rope_layers norm norm_position num_attention_heads num_hidden_layers num_key_value_heads position_embedding q_lora_rank "
+    "no_rope_layers norm norm_position num_attention_heads num_hidden_layers num_key_value_heads position_embedding "
+    "q_lora_rank "
     "qk_nope_head_dim qk_norm qk_rope_head_dim qkv_bias rms_norm_eps rope_interleave rope_scaling rope_theta "
     "sliding_window tie_word_embeddings v_head_dim num_experts num_experts_per_tok moe_intermediate_size "
     "norm_topk_prob router_aux_loss_coef decoder_sparse_step mlp_only_layers scale_attn_weights",

@@ -70,11 +70,11 @@ class Drills(Section):
     """Chats of one small task again and again, each as a share of all chats (data/storyworld/drills.py)."""
 
     words: float = Field(0.0, ge=0, le=1, description="Known words are said again: heads learn to copy soonest so.")
+    word_pairs: float = Field(
+        0.0, ge=0, le=1, description="Who goes with what: eight animals, each with a thing, then whose each thing is."
+    )
     pairs: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="Who goes with what: eight words, names or sentences, then which name belongs to which thing.",
+        0.0, ge=0, le=1, description="The same with names, alone or in sentences. It is learned after word_pairs."
     )
     compare: float = Field(0.0, ge=0, le=1, description="Two names are compared: whether they are the same one.")
     one_fact: float = Field(
@@ -83,7 +83,7 @@ class Drills(Section):
 
     @model_validator(mode="after")
     def _check_shares(self) -> Drills:
-        if (total := self.words + self.pairs + self.compare + self.one_fact) > 1:
+        if (total := sum(share for _, share in self)) > 1:
             raise ValueError(f"drills are shares of all chats, and these are {total:g} in all: make them 1 at most")
         return self
 

@@ -15,7 +15,7 @@ from .draw import draw_question
 from .drills import compare, one_fact, say_again, say_words
 from .mentions import Antecedent, align, antecedents
 from .names import renamed
-from .pairing import pair_off
+from .pairing import pair_off, pair_words
 from .pairs import prefer
 from .pen import Choice, Fact, Mention
 from .questions import Question, questions_about
@@ -40,6 +40,7 @@ __all__ = [
     "draw_question",
     "one_fact",
     "pair_off",
+    "pair_words",
     "parse",
     "prefer",
     "questions_about",

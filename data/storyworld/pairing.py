@@ -2,10 +2,11 @@
 
 In a story the name comes first ("Folen had a ladder"), and the ladder is what is asked about. An induction head finds
 what comes *after* a word. To find what came before takes two heads, each of no use without the other, and a name is
-three tokens long. So the same is asked in four ways, from the easiest on. What is learned from one helps the next:
+three tokens long. With words of one token for the names it is learned in a few hundred steps, and after that with
+names as well. With names from the beginning, or both at once, it often is not (EXPERIMENTS.md):
 
-    words    "mole net. fox ladder."               "ladder fox."   animals, each of them one token
-    names    "Falwa net. Folen ladder."            "ladder Folen."
+    words    "mole net. fox ladder."               "ladder fox."   animals; data.source.drills.word_pairs
+    names    "Falwa net. Folen ladder."            "ladder Folen."                data.source.drills.pairs
     inline   "Folen the mole had a red ladder."    "ladder Folen."
     worded   the same, said in several ways        "Who had the ladder? So it was Folen."
 
@@ -21,12 +22,17 @@ from .story import Split
 from .vocabulary import names_for, some, words_of
 from .wordings import wordings
 
-WAYS = ("words", "names", "inline", "worded")
+WAYS = ("names", "inline", "worded")
 TOLD = 8  # of one conversation
 
 
+def pair_words(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
+    """Conversation number `index` about animals and things. The same arguments give the same one on every machine."""
+    return pair_off(seed, index, split, "words")
+
+
 def pair_off(seed: int, index: int, split: Split = "train", way: str | None = None) -> dict[str, Any]:
-    """Conversation number `index`, in one of WAYS, drawn unless given.
+    """Conversation number `index`, about names: in one of WAYS, drawn unless given.
 
     Validation conversations have names that no training text holds. The same arguments give the same conversation on
     every machine.

@@ -9,9 +9,10 @@ from data.chat import TRAINED, encode_conversations
 from data.config import DataConfig, StoryworldSource, TokenizerConfig
 from data.reading.records import conversation_of
 from data.reading.sources import documents
-from data.storyworld import pair_off
+from data.storyworld import pair_off, pair_words
 from data.storyworld.names import held_out_names, name_set
 from data.storyworld.pairing import WAYS
+from data.storyworld.vocabulary import words_of
 from data.tokenizer import train_tokenizer
 
 TOKENIZER = train_tokenizer(TokenizerConfig(kind="byte"), [])
@@ -29,7 +30,7 @@ def trained_on(talk) -> list[str]:
     return [TOKENIZER.decode(part, skip_special_tokens=False) for part in found]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["words", *WAYS])
 def test_only_who_it_was_is_trained_on_and_it_is_who_was_told(way):
     for index in range(20):
         talk = pair_off(0, index, way=way)
@@ -47,12 +48,18 @@ def test_only_who_it_was_is_trained_on_and_it_is_who_was_told(way):
 def test_each_way_comes_as_often_and_names_are_of_the_split():
     ways = Counter(pair_off(0, index)["meta"]["kind"] for index in range(200))
     assert sorted(ways) == sorted(WAYS)
-    assert min(ways.values()) > 30
+    assert min(ways.values()) > 40
     for split, names in (("train", name_set()), ("validation", set(held_out_names()))):
         for index in range(20):
             told = pair_off(0, index, split, "names")["conversations"][0]["content"]
             assert set(re.findall(r"[A-Z]\w+", told)) <= names
     assert pair_off(0, 1) == pair_off(0, 1) != pair_off(1, 1)
+
+
+def test_animals_are_as_in_stories():
+    for index in range(5):
+        told = pair_words(0, index, "validation")["conversations"][0]["content"]
+        assert {pair.split()[0] for pair in told.rstrip(".").split(". ")} <= set(words_of("friend", "kind"))
 
 
 def test_other_names_stand_in_every_part_of_an_answer():

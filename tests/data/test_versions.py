@@ -19,6 +19,7 @@ from data.storyworld import (
     draw_question,
     one_fact,
     pair_off,
+    pair_words,
     recall,
     repeated,
     say_again,
@@ -47,7 +48,10 @@ def sample_of_the_world() -> list:
     chats = [converse(3, i, split, level) for split in SPLITS for level in (1, 2) for i in range(10)]
     chats += [converse(3, i, "train", 1, "questions") for i in range(5)]
     chats += [
-        drill(3, i, split) for drill in (compare, one_fact, say_again, say_words) for split in SPLITS for i in range(2)
+        drill(3, i, split)
+        for drill in (compare, one_fact, say_again, say_words, pair_words)
+        for split in SPLITS
+        for i in range(2)
     ]
     chats += [pair_off(3, i, split) for split in SPLITS for i in range(20)]
     questions = [draw_question(3, i, "validation", level)[1] for level in (1, 2) for i in range(14)]

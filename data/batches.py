@@ -84,7 +84,7 @@ def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_ste
         return DocumentRows(*measures) if split == "train" else HeldOutRows(*measures)
     of_pairs = config.records == "pairs" and split == "validation"
     try:
-        rows = (ChosenRows if of_pairs else ConversationRows)(*measures, config.too_long)
+        rows = (ChosenRows if of_pairs else ConversationRows)(*measures, config.too_long, not config.shuffle)
     except ValueError as error:
         raise InputError(f"data.sequence_length: {error}, {split} part: raise it") from None
     if split == "train" and config.isolate_documents:
@@ -115,6 +115,7 @@ class TrainBatches:
     """The training batches of a run. `batch(k)` can be asked for in any order.
 
     isolate_documents: batches have document_ids. restart_positions: batches have position_ids of their own.
+    shuffle: False reads every epoch's rows in their own order.
     """
 
     def __init__(
@@ -125,9 +126,10 @@ class TrainBatches:
         seed: int,
         isolate_documents: bool = False,
         restart_positions: bool = False,
+        shuffle: bool = True,
     ):
         self.rows, self.tokenizer, self.rows_per_batch, self.seed = rows, tokenizer, rows_per_batch, seed
-        self.packed_as = (isolate_documents, restart_positions)
+        self.packed_as, self.shuffle = (isolate_documents, restart_positions), shuffle
         self._order = lru_cache(maxsize=2)(self._draw_order)
 
     def batch(self, k: int, rank: int = 0, world_size: int = 1) -> Batch:
@@ -165,6 +167,8 @@ class TrainBatches:
                 yield batch
 
     def _draw_order(self, epoch: int) -> tuple[int, np.ndarray]:
+        if not self.shuffle:
+            return 0, np.arange(self.rows.per_epoch)
         generator = np.random.default_rng([self.seed, epoch])
         return int(generator.integers(self.rows.offsets)), generator.permutation(self.rows.per_epoch)
 

@@ -70,12 +70,11 @@ class Drills(Section):
     """Chats of one small task again and again, each as a share of all chats (data/storyworld/drills.py)."""
 
     words: float = Field(0.0, ge=0, le=1, description="Known words are said again: heads learn to copy soonest so.")
-    word_pairs: float = Field(
+    pair_words: float = Field(
         0.0, ge=0, le=1, description="Who goes with what: eight animals, each with a thing, then whose each thing is."
     )
-    pairs: float = Field(
-        0.0, ge=0, le=1, description="The same with names, alone or in sentences. It is learned after word_pairs."
-    )
+    pair_names: float = Field(0.0, ge=0, le=1, description="The same with names, alone or in sentences.")
+    ask_pairs: float = Field(0.0, ge=0, le=1, description="The same, said and asked in several ways.")
     compare: float = Field(0.0, ge=0, le=1, description="Two names are compared: whether they are the same one.")
     one_fact: float = Field(
         0.0, ge=0, le=1, description="One sentence, and a question about it, mostly to be answered in a few words."
@@ -86,6 +85,15 @@ class Drills(Section):
         if (total := sum(share for _, share in self)) > 1:
             raise ValueError(f"drills are shares of all chats, and these are {total:g} in all: make them 1 at most")
         return self
+
+
+class CourseStep(Section):
+    """One step of a course."""
+
+    weight: float = Field(
+        1.0, ge=1 / MOST_FACTOR, le=MOST_FACTOR, description="Share of the documents, relative to the other steps."
+    )
+    drills: Drills = Field(Drills(), description="Instead of the drills of the source.")
 
 
 class StoryworldSource(Section):
@@ -127,6 +135,12 @@ class StoryworldSource(Section):
     )
     drills: Drills = Field(
         Drills(), description="With records: conversations. Chats that train one small skill, beside the others."
+    )
+    course: list[CourseStep] = Field(
+        [],
+        max_length=100,
+        description="Steps from easy to difficult, each with drills of its own. Empty = the same drills all the way. "
+        "Needs data.shuffle: false.",
     )
     checked: float = Field(
         0.0,
@@ -299,6 +313,9 @@ class DataConfig(Section):
         le=MOST_ROW,
         description="Tokens in a row: the longest text the model sees at once in training.",
     )
+    shuffle: Annotated[bool, Meaning.ROWS] = Field(
+        True, description="false: rows keep the order of the source, for one that goes from easy to difficult."
+    )
     isolate_documents: Annotated[bool, Meaning.ROWS] = Field(
         False, description="true: documents that share a row cannot see each other."
     )
@@ -321,6 +338,13 @@ class DataConfig(Section):
     on_bad_record: Literal["stop", "skip"] = Field(
         "stop", description="stop: name file, line and reason | skip: list them, and stop above 1 %."
     )
+
+    @model_validator(mode="after")
+    def _check_order(self) -> DataConfig:
+        parts = [part.source for part in self.source.parts] if isinstance(self.source, MixSource) else [self.source]
+        if self.shuffle and any(isinstance(part, StoryworldSource) and part.course for part in parts):
+            raise ValueError("source.course goes from easy to difficult, in that order: set data.shuffle: false")
+        return self
 
     @model_validator(mode="after")
     def _check_packing(self) -> DataConfig:

@@ -179,7 +179,7 @@ def batches_of(
     packed_as = (config.isolate_documents, config.restart_positions)
     if split == "validation":
         return validation_batches(rows[split], data.tokenizer, 1, *packed_as)
-    batches = TrainBatches(rows[split], data.tokenizer, 1, seed, *packed_as)
+    batches = TrainBatches(rows[split], data.tokenizer, 1, seed, *packed_as, config.shuffle)
     return (batches.batch(k) for k in count())
 
 

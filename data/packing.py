@@ -170,15 +170,23 @@ def documents_are_rows(stream: TokenStream, length: int, bos_id: int) -> bool:
 
 class ConversationRows:
     """Conversations, packed whole. One that is longer than a row is cut after the last assistant turn that fits.
-    It is left out where not even the first turn fits, or with too_long="drop".
+    It is left out where not even the first turn fits, or with too_long="drop". in_order: a row holds neighbours, at
+    the price of more padding.
 
     `cut`, `dropped`: how many. `sizes`: the tokens of each conversation that are in a row. `members`: the
     conversations of each row. Raises ValueError when no conversation is left.
     """
 
     def __init__(
-        self, stream: TokenStream, length: int, bos_id: int, pad_id: int, too_long: Literal["truncate", "drop"]
+        self,
+        stream: TokenStream,
+        length: int,
+        bos_id: int,
+        pad_id: int,
+        too_long: Literal["truncate", "drop"],
+        in_order: bool = False,
     ):
+        self._fit = next_fit if in_order else best_fit
         self.stream, self.pad_id, self.offsets, self._longest = stream, pad_id, 1, length
         starts = conversation_starts(stream, bos_id)
         sizes = np.diff(starts, append=len(stream))
@@ -196,7 +204,7 @@ class ConversationRows:
     def join(self, rows: int) -> float:
         """Join this many rows into one from now on. Returns the share of real tokens in an epoch."""
         self.length = self._longest * rows
-        self.members = best_fit(self.sizes, self.length)
+        self.members = self._fit(self.sizes, self.length)
         self.per_epoch = len(self.members)
         return float(self.sizes.sum()) / (self.per_epoch * self.length)
 
@@ -224,6 +232,19 @@ def conversation_starts(stream: TokenStream, bos_id: int) -> np.ndarray:
     """(N,) positions of the bos tokens."""
     parts = [(at, min(SCAN, len(stream) - at)) for at in range(0, len(stream), SCAN)]
     return np.concatenate([np.flatnonzero(stream.read(*part) == bos_id) + part[0] for part in parts])
+
+
+def next_fit(sizes: np.ndarray, capacity: int) -> list[list[int]]:
+    """The items in each row, in their order: a row ends where the next does not fit. Those of size 0 are left out."""
+    rows: list[list[int]] = [[]]
+    room = capacity
+    for item in np.flatnonzero(sizes).tolist():
+        if sizes[item] > room:
+            rows.append([])
+            room = capacity
+        rows[-1].append(item)
+        room -= int(sizes[item])
+    return rows
 
 
 def best_fit(sizes: np.ndarray, capacity: int) -> list[list[int]]:

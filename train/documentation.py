@@ -24,6 +24,7 @@ from configs.meaning import fields
 from configs.run_keys import TrackingConfig
 from data.config import (
     ClassWeights,
+    CourseStep,
     DataConfig,
     Drills,
     FilesSource,
@@ -86,6 +87,7 @@ def sections() -> list[tuple[str, type[BaseModel], str]]:
         ("data.source, kind: storyworld", StoryworldSource, "data.source"),
         ("data.source.class_weights", ClassWeights, "data.source.class_weights"),
         ("data.source.drills", Drills, "data.source.drills"),
+        ("data.source.course, each step", CourseStep, "data.source.course.N"),
         ("data.source.recall", RecallDocuments, "data.source.recall"),
         ("data.source, kind: files", FilesSource, "data.source"),
         ("data.source, kind: hub", HubSource, "data.source"),

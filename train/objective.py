@@ -127,7 +127,7 @@ class TextBatches(BatchSource):
             )
         restart = config.data.restart_positions or rows.length > config.data.sequence_length
         packed_as = (config.data.isolate_documents, restart)
-        self.batches = self.Batches(rows, data.tokenizer, wanted, config.seed, *packed_as)
+        self.batches = self.Batches(rows, data.tokenizer, wanted, config.seed, *packed_as, config.data.shuffle)
         self.rows_per_batch, self.row_length = wanted, rows.length
         self._share, self._pin = (world.rank, world.size), device.type == "cuda"
         if isinstance(rows, ConversationRows):

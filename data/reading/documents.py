@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import time
+from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from configs.command import InputError
-from data.config import DataConfig, FilesSource, HubSource, StoryworldSource
+from data.config import DataConfig, Drills, FilesSource, HubSource, StoryworldSource
 from data.fingerprints import Seen, fingerprint, number_of
 from data.reading import files, hub
 from data.reading.files import Record
@@ -117,7 +119,7 @@ def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool
     if repeats:
         return say_again(source.seed, index, split)
     drawn = Random(f"drills {source.seed} {index}").random()
-    for name, share in source.drills:
+    for name, share in drills_at(source, index, split):
         drawn -= share
         if drawn < 0:
             return DRILLS[name](source.seed, index, split)
@@ -135,6 +137,17 @@ def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool
         weights=source.class_weights.model_dump(),
         checked=source.checked,
     )
+
+
+def drills_at(source: StoryworldSource, index: int, split: Split) -> Drills:
+    """Those of the source, or of the step of its course that document `index` is in; held-out ones are of the last."""
+    if not source.course:
+        return source.drills
+    if split == "validation":
+        return source.course[-1].drills
+    ends = list(accumulate(step.weight for step in source.course))
+    done = (index + 0.5) / source.documents * ends[-1]
+    return source.course[min(bisect(ends, done), len(ends) - 1)].drills
 
 
 def _number_of(content: str | Conversation | Pair) -> int:

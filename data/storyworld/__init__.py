@@ -12,10 +12,9 @@ induction heads, `recall` documents that ask for what they said.
 
 from .conversations import converse
 from .draw import draw_question
-from .drills import compare, one_fact, say_again, say_words
+from .drills import DRILLS, say_again
 from .mentions import Antecedent, align, antecedents
 from .names import renamed
-from .pairing import pair_off, pair_words
 from .pairs import prefer
 from .pen import Choice, Fact, Mention
 from .questions import Question, questions_about
@@ -24,6 +23,7 @@ from .repeats import REPEATED_WORDS, Repeated, repeated
 from .story import Story, parse, read, tell, tell_many
 
 __all__ = [
+    "DRILLS",
     "REPEATED_WORDS",
     "Antecedent",
     "Choice",
@@ -35,12 +35,8 @@ __all__ = [
     "Story",
     "align",
     "antecedents",
-    "compare",
     "converse",
     "draw_question",
-    "one_fact",
-    "pair_off",
-    "pair_words",
     "parse",
     "prefer",
     "questions_about",
@@ -49,7 +45,6 @@ __all__ = [
     "renamed",
     "repeated",
     "say_again",
-    "say_words",
     "tell",
     "tell_many",
 ]

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from .conversations import Message, asked_about, pick, turn
-from .pairing import pair_off, pair_words
+from .pairing import ask_pairs, pair_names, pair_words
 from .questions import judged, place_sorts, worded
 from .repeats import REPEATED_WORDS, repeated
 from .story import Split
@@ -104,8 +104,9 @@ def _fact(name: str, rng: Random) -> tuple[str, str, str, str]:
 # data.source.drills names them.
 DRILLS: Mapping[str, Callable[[int, int, Split], dict[str, Any]]] = {
     "words": say_words,
-    "word_pairs": pair_words,
-    "pairs": pair_off,
+    "pair_words": pair_words,
+    "pair_names": pair_names,
+    "ask_pairs": ask_pairs,
     "compare": compare,
     "one_fact": one_fact,
 }

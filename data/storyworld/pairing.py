@@ -1,14 +1,13 @@
-"""Conversations in which the assistant says who goes with what.
+"""Conversations in which the assistant says who goes with what, in three steps.
 
 In a story the name comes first ("Folen had a ladder"), and the ladder is what is asked about. An induction head finds
 what comes *after* a word. To find what came before takes two heads, each of no use without the other, and a name is
-three tokens long. With words of one token for the names it is learned in a few hundred steps, and after that with
-names as well. With names from the beginning, or both at once, it often is not (EXPERIMENTS.md):
+three tokens long. All at once this is not learned. One step after another, each takes a few hundred training steps:
 
-    words    "mole net. fox ladder."               "ladder fox."   animals; data.source.drills.word_pairs
-    names    "Falwa net. Folen ladder."            "ladder Folen."                data.source.drills.pairs
-    inline   "Folen the mole had a red ladder."    "ladder Folen."
-    worded   the same, said in several ways        "Who had the ladder? So it was Folen."
+    pair_words   "mole net. fox ladder."               "ladder fox."     animals, each of them one token
+    pair_names   "Falwa net. Folen ladder."            "ladder Folen."
+                 "Folen the mole had a red ladder."    "ladder Folen."
+    ask_pairs    all of these, and more wordings       "Who had the ladder? So it was Folen."
 
 Only the names are trained on. Which thing comes next cannot be known, and a loss on it hides what is to be learned.
 """
@@ -22,51 +21,57 @@ from .story import Split
 from .vocabulary import names_for, some, words_of
 from .wordings import wordings
 
-WAYS = ("names", "inline", "worded")
 TOLD = 8  # of one conversation
-
-
-def pair_words(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
-    """Conversation number `index` about animals and things. The same arguments give the same one on every machine."""
-    return pair_off(seed, index, split, "words")
-
-
-def pair_off(seed: int, index: int, split: Split = "train", way: str | None = None) -> dict[str, Any]:
-    """Conversation number `index`, about names: in one of WAYS, drawn unless given.
-
-    Validation conversations have names that no training text holds. The same arguments give the same conversation on
-    every machine.
-    """
-    rng = Random(f"pairs {split} {seed} {index}")
-    way = way or pick(rng, WAYS)
-    if way in ("words", "names"):
-        told = bare(names_for(split) if way == "names" else sorted(words_of("friend", "kind")), rng)
-    else:
-        told = sentences(names_for(split), way == "worded", rng)
-    return {"conversations": said_back(told, rng), "meta": {"kind": way, "questions": []}}
-
-
 Told = list[tuple[str, str, str]]  # what is said, how it is asked about, and who it was
 
 
-def bare(people: Sequence[str], rng: Random) -> Told:
-    """Two words each."""
-    pairs = zip(some(people, TOLD, rng), some(sorted(words_of("thing", "")), TOLD, rng), strict=True)
-    return [(f"{name} {thing}.", thing, name) for name, thing in pairs]
+def pair_words(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
+    """Conversation number `index` about animals and their things: two words each, asked about by the thing alone.
+
+    Here and below, validation conversations have names that no training text holds, and the same arguments give the
+    same conversation on every machine.
+    """
+    rng = Random(f"pair words {split} {seed} {index}")
+    return talk("pair words", pairs(animals(), ["{name} {thing}."], ["{thing}"], rng), rng)
 
 
-def sentences(people: Sequence[str], in_several_ways: bool, rng: Random) -> Told:
-    """A sentence each; asked about by the bare word unless `in_several_ways`."""
-    said, found = wordings("conversations")["pairs"], []
-    for _, thing, name in bare(people, rng):
+def pair_names(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
+    """The same with names, half of the conversations in whole sentences."""
+    rng = Random(f"pair names {split} {seed} {index}")
+    told = "{name} {thing}." if rng.random() < 1 / 2 else wordings("conversations")["pairs"]["told"][0]
+    return talk("pair names", pairs(names_for(split), [told], ["{thing}"], rng), rng)
+
+
+def ask_pairs(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
+    """The same with words between the thing and the answer: "Who had the ladder? So it was". A fifth is of animals."""
+    rng = Random(f"ask pairs {split} {seed} {index}")
+    said = wordings("conversations")["pairs"]
+    people, told = animals(), ["{name} {thing}."]
+    if rng.random() > 1 / 5:
+        people = names_for(split)
+        told = [told, said["told"][:1], said["told"]][int(rng.random() * 3)]
+    return talk("ask pairs", pairs(people, told, said["back"], rng), rng)
+
+
+def animals() -> Sequence[str]:
+    """What somebody of a story may be."""
+    return sorted(words_of("friend", "kind"))
+
+
+def pairs(people: Sequence[str], told: Sequence[str], asked: Sequence[str], rng: Random) -> Told:
+    """Eight of the people, each with a thing, in some of the wordings."""
+    found: Told = []
+    for name, thing in zip(some(people, TOLD, rng), some(sorted(words_of("thing", "")), TOLD, rng), strict=True):
         values = {"name": name, "thing": thing}
         for role, part in (("friend", "kind"), ("friend", "trait"), ("thing", "colour")):
             forms = words_of(role, part)
             values |= forms[pick(rng, sorted(forms))]
-        told = pick(rng, said["told"]) if in_several_ways else said["told"][0]
-        asked = pick(rng, said["back"]) if in_several_ways else "{thing}"
-        found.append((told.format(**values), asked.format(**values), name))
+        found.append((pick(rng, told).format(**values), pick(rng, asked).format(**values), name))
     return found
+
+
+def talk(kind: str, told: Told, rng: Random) -> dict[str, Any]:
+    return {"conversations": said_back(told, rng), "meta": {"kind": kind, "questions": []}}
 
 
 def said_back(told: Told, rng: Random) -> list[Message]:

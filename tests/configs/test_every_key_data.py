@@ -103,6 +103,7 @@ SOURCES = [
     SourceChange("other_names", 1.0, "training", STORIES),
     SourceChange("repeats", 0.5, BOTH, STORIES),
     *(SourceChange(f"drills.{drill}", 0.5, BOTH, DRILLED, "conversations") for drill in DRILLS),
+    SourceChange("course", [{"drills": {"words": 0.5}}], BOTH, STORIES, "conversations"),
     SourceChange("checked", 1.0, BOTH, ASKED, "conversations"),
     SourceChange("recall", {"people": 2}, BOTH, STORIES),
     SourceChange("recall.people", 3, BOTH, RECALL),
@@ -139,6 +140,7 @@ def of_source(change: SourceChange, mixed: bool) -> list[str]:
 def documents(source: dict[str, Any], records: str, mixed: bool) -> dict[str, Any]:
     source = {"kind": "mix", "parts": [{"source": source}]} if mixed else source
     overrides = [f"data.source={json.dumps(source)}", f"data.records={records}", "data.validation_fraction=0.3"]
+    overrides += ["data.shuffle=false"]  # else a course is refused; it changes rows, not documents
     found = list(read(validate(DataConfig, load_config("tiny.yaml", overrides), "data")))
     return {
         "training": [document.content for document in found if document.split == "train"],
@@ -155,6 +157,24 @@ def test_it_changes_which_documents_are_read(change, mixed):
     changed = change.source[section] | {key: change.value} if section else change.value
     after = documents(change.source | {section or key: changed}, change.records, mixed)
     together(Change(of_source(change, mixed), change.value, change.seen)).check(before, after)
+
+
+COURSE = ("weight", *(f"drills.{drill}" for drill in DRILLS))
+
+
+@shows(*(f"data.source.{'mix.parts.source.' * mixed}storyworld.course.{key}" for mixed in (0, 1) for key in COURSE))
+@pytest.mark.parametrize("mixed", [False, True], ids=["alone", "in a mix"])
+@pytest.mark.parametrize("drill", DRILLS)
+def test_a_step_of_a_course_has_its_own_drills_and_length(drill, mixed):
+    def training(weight, share):
+        course = [{"weight": weight, "drills": {drill: share}}, {"drills": {}}]
+        return documents(STORIES | {"course": course}, "conversations", mixed)["training"]
+
+    plain, short, long = training(1.0, 0.0), training(1.0, 1.0), training(3.0, 1.0)
+    changed = [[one != other for one, other in zip(plain, found, strict=True)] for found in (short, long)]
+    half = len(plain) // 2
+    assert changed[0] == [True] * half + [False] * half
+    assert sum(changed[1]) == 0.75 * len(plain)
 
 
 @shows("data.source.kind", "data.source.mix.parts.source.kind")
@@ -240,6 +260,7 @@ CHANGES = each(
             ("data.tokenizer={kind: pretrained, path: byte}",),
         ),
         Change("data.sequence_length", 16, "rows, trained, epoch"),
+        Change("data.shuffle", False, "trained"),
         Change("data.isolate_documents", True, "documents"),
         Change("data.restart_positions", True, "positions", ("data.isolate_documents=true",)),
         Change("data.validation_fraction", 0.5, f"{TEXTS}, {ROWS}"),

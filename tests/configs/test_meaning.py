@@ -15,7 +15,7 @@ from train.config import RunConfig, load_run_config
 IDENTITY = {
     "": "seed init_from distill dpo grpo lora",
     "data": "drop_duplicates isolate_documents on_bad_record records restart_positions rows_joined sequence_length "
-    "too_long validation_fraction source.kind tokenizer.kind tokenizer.train_bytes tokenizer.vocab_size",
+    "shuffle too_long validation_fraction source.kind tokenizer.kind tokenizer.train_bytes tokenizer.vocab_size",
     "model": "attention attention_bias attention_dropout gated_mlp head_dim hidden_act hidden_dropout hidden_size "
     "initialization intermediate_size kv_lora_rank layer_types loadable_elsewhere max_position_embeddings mlp_bias "
     "no_rope_layers norm norm_position num_attention_heads num_hidden_layers num_key_value_heads position_embedding "
@@ -27,7 +27,7 @@ IDENTITY = {
     "train.optimizer": "adamw_lr betas embedding_lr eps lr momentum name weight_decay",
 }
 OF_A_SOURCE = {
-    "demo": "chats checked documents level other_names questions recall repeats seed told "
+    "demo": "chats checked course documents level other_names questions recall repeats seed told "
     "told_weight validation_documents "
     + " ".join([*(f"class_weights.{kind}" for kind in KINDS), *(f"drills.{drill}" for drill in DRILLS)]),
     "shakespeare_char": "document_start max_records separator text_field",
@@ -61,7 +61,7 @@ BOOKKEEPING = (
 )
 ROWS = (
     "tokenizer tokenizer.kind tokenizer.vocab_size tokenizer.train_bytes tokenizer.path sequence_length "
-    "isolate_documents restart_positions rows_joined too_long"
+    "isolate_documents restart_positions rows_joined shuffle too_long"
 )
 
 

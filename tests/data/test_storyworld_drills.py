@@ -5,7 +5,8 @@ from collections import Counter
 
 from data.config import DataConfig, StoryworldSource
 from data.reading.sources import documents
-from data.storyworld import compare, one_fact, say_words, tell
+from data.storyworld import tell
+from data.storyworld.drills import compare, one_fact, say_words
 from data.storyworld.names import held_out_names, name_set
 from data.storyworld.questions import place_sorts
 from data.storyworld.vocabulary import known_words
@@ -69,7 +70,7 @@ def test_drills_are_shares_of_the_chats():
 
 
 def test_shares_of_drills_that_are_more_than_all_are_refused(tmp_path):
-    source = {"kind": "storyworld", "drills": {"words": 0.7, "pairs": 0.5}}
+    source = {"kind": "storyworld", "drills": {"words": 0.7, "pair_names": 0.5}}
     said = refusal(write_config(tmp_path, data={"source": source}))
     assert "drills are shares of all chats, and these are 1.2 in all: make them 1 at most" in said
 

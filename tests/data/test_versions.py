@@ -13,19 +13,7 @@ from data.chat_template import CHAT_TEMPLATE, CHAT_TEMPLATE_DIGESTS, CHAT_TEMPLA
 from data.config import DataConfig, StoryworldSource, TokenizerConfig
 from data.prepare import dependencies
 from data.reading.records import conversation_of
-from data.storyworld import (
-    compare,
-    converse,
-    draw_question,
-    one_fact,
-    pair_off,
-    pair_words,
-    recall,
-    repeated,
-    say_again,
-    say_words,
-    tell,
-)
+from data.storyworld import DRILLS, converse, draw_question, recall, repeated, say_again, tell
 from data.storyworld.version import STORYWORLD_DIGESTS, STORYWORLD_VERSION
 from data.tokenizer import train_tokenizer
 
@@ -47,13 +35,8 @@ def sample_of_the_world() -> list:
     held_out_names = [story("validation", 2, i, held_out_names=True) for i in range(5)]
     chats = [converse(3, i, split, level) for split in SPLITS for level in (1, 2) for i in range(10)]
     chats += [converse(3, i, "train", 1, "questions") for i in range(5)]
-    chats += [
-        drill(3, i, split)
-        for drill in (compare, one_fact, say_again, say_words, pair_words)
-        for split in SPLITS
-        for i in range(2)
-    ]
-    chats += [pair_off(3, i, split) for split in SPLITS for i in range(20)]
+    drills = (*DRILLS.values(), say_again)
+    chats += [drill(3, i, split) for drill in drills for split in SPLITS for i in range(5)]
     questions = [draw_question(3, i, "validation", level)[1] for level in (1, 2) for i in range(14)]
     repeats = [repeated(3, i, words=range(4, 41), held_out=held_out).text for i in range(5) for held_out in (0, 1)]
     facts = [recall(3, i, held_out, facets=3).text for i in range(5) for held_out in (False, True)]

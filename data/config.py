@@ -75,6 +75,9 @@ class Drills(Section):
     )
     pair_names: float = Field(0.0, ge=0, le=1, description="The same with names, alone or in sentences.")
     ask_pairs: float = Field(0.0, ge=0, le=1, description="The same, said and asked in several ways.")
+    crowds: float = Field(
+        0.0, ge=0, le=1, description="Questions about one sentence of a story that is said of four people."
+    )
     compare: float = Field(0.0, ge=0, le=1, description="Two names are compared: whether they are the same one.")
     one_fact: float = Field(
         0.0, ge=0, le=1, description="One sentence, and a question about it, mostly to be answered in a few words."

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from .conversations import Message, asked_about, pick, turn
+from .crowds import ask_crowd
 from .pairing import ask_pairs, pair_names, pair_words
 from .questions import judged, place_sorts, worded
 from .repeats import REPEATED_WORDS, repeated
@@ -19,6 +20,7 @@ from .wordings import feelings, wordings
 AGAIN = 5  # how often the assistant repeats words in one conversation
 KNOWN_WORDS = range(3, 17)  # how many words it repeats, where these are known ones
 COMPARED = 14  # how often it compares two names, or two places
+FEW = 4  # names, or places, of these comparisons where they come again
 FACTS = 12  # how often it answers a question about one sentence
 
 
@@ -48,15 +50,18 @@ def say_words(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
 def compare(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
     """The assistant says whether two names are the same, or two places.
 
-    Nothing else in it is said twice, so that a head which finds what was said before can do it.
+    In a third of the conversations nothing else is said twice, so that a head which finds what was said before can do
+    it. In the others the same FEW names come again and again, as in a story: only the two side by side count.
     """
     rng = Random(f"compare {split} {seed} {index}")
-    people = some(names_for(split), 2 * COMPARED, rng)
-    places = some(sorted(frozenset.union(*place_sorts().values())), 2 * COMPARED, rng)
+    few = rng.random() < 2 / 3
+    people = some(names_for(split), FEW if few else 2 * COMPARED, rng)
+    places = some(sorted(frozenset.union(*place_sorts().values())), FEW if few else 2 * COMPARED, rng)
     messages: list[Message] = []
     for number in range(COMPARED):
         is_place, so = rng.random() < 1 / 4, rng.random() < 1 / 2
-        one, other = (places if is_place else people)[2 * number : 2 * number + 2]
+        pool = places if is_place else people
+        one, other = some(pool, 2, rng) if few else pool[2 * number : 2 * number + 2]
         candidate = one if so else other
         asked = f"It was {one}. Was it {candidate}?"
         turn(messages, asked, judged(candidate, one, is_place, "yes" if so else "no"))
@@ -107,6 +112,7 @@ DRILLS: Mapping[str, Callable[[int, int, Split], dict[str, Any]]] = {
     "pair_words": pair_words,
     "pair_names": pair_names,
     "ask_pairs": ask_pairs,
+    "crowds": ask_crowd,
     "compare": compare,
     "one_fact": one_fact,
 }

@@ -79,6 +79,9 @@ class Drills(Section):
         0.0, ge=0, le=1, description="Questions about one sentence of a story that is said of four people."
     )
     compare: float = Field(0.0, ge=0, le=1, description="Two names are compared: whether they are the same one.")
+    judge: float = Field(
+        0.0, ge=0, le=1, description="The same in an answer whose names are drawn: only yes or no is trained on."
+    )
     one_fact: float = Field(
         0.0, ge=0, le=1, description="One sentence, and a question about it, mostly to be answered in a few words."
     )

@@ -18,11 +18,7 @@ from .story import Split, Story, finished
 
 PEOPLE = 4
 QUESTIONS = 14  # about each, at most
-WEIGHTS = {"who_has": 2, "where": 4, "who_wanted": 6}  # else most would be yes or no, which can be asked in most ways
-    "who_has": 2,
-    "where": 4,
-    "who_wanted": 6,
-}  # yes or no can be asked in the most ways, and would be most of all
+WEIGHTS = {"who_has": 2, "where": 4, "who_wanted": 6, "yes_no": 6}  # how often which class is asked
 
 
 def crowd(seed: int, index: int, split: Split = "train") -> Story:

@@ -4,7 +4,7 @@ Each is `{"conversations": [{"role", "content"}, ...], "meta": {...}}`. Validati
 training text holds. The same arguments give the same conversation on every machine.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import Any
 
@@ -20,7 +20,7 @@ from .wordings import feelings, wordings
 AGAIN = 5  # how often the assistant repeats words in one conversation
 KNOWN_WORDS = range(3, 17)  # how many words it repeats, where these are known ones
 COMPARED = 14  # how often it compares two names, or two places
-FEW = 4  # names, or places, of these comparisons where they come again
+FEW = 4  # names, or places, where they come again
 FACTS = 12  # how often it answers a question about one sentence
 
 
@@ -50,22 +50,46 @@ def say_words(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
 def compare(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
     """The assistant says whether two names are the same, or two places.
 
-    In a third of the conversations nothing else is said twice, so that a head which finds what was said before can do
-    it. In the others the same FEW names come again and again, as in a story: only the two side by side count.
+    Nothing else in it is said twice, so that a head which finds what was said before can do it.
     """
     rng = Random(f"compare {split} {seed} {index}")
-    few = rng.random() < 2 / 3
+    messages: list[Message] = []
+    for candidate, found, is_place in _to_compare(rng, split, few=False):
+        answer = judged(candidate, found, is_place, "yes" if candidate == found else "no")
+        turn(messages, f"It was {found}. Was it {candidate}?", answer)
+    return {"conversations": messages, "meta": {"kind": "compare", "questions": []}}
+
+
+def judge(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
+    """The same question about what the assistant has just said, which cannot be known: "Tiko? It was Belna, so no."
+
+    Only "yes" and "no" are trained on, and only the two names side by side say which it is. In most of these
+    conversations the same few names come again and again, as in a story. What `compare` teaches is not enough there: in
+    stories it is a coin (EXPERIMENTS.md).
+    """
+    rng = Random(f"judge {split} {seed} {index}")
+    messages: list[Message] = []
+    asked = wordings("conversations")["judged"]
+    for candidate, found, is_place in _to_compare(rng, split, few=rng.random() < 0.7):
+        answer = judged(candidate, found, is_place, "yes" if candidate == found else "no")
+        before, _, word = answer.removesuffix(".").rpartition(" ")
+        parts = [
+            {"type": "text", "text": text, "weight": int(text == f" {word}")} for text in (before, f" {word}", ".")
+        ]
+        turn(messages, pick(rng, asked[:2] if is_place else asked).format(candidate=candidate), "")
+        messages[-1]["content"] = parts
+    return {"conversations": messages, "meta": {"kind": "judge", "questions": []}}
+
+
+def _to_compare(rng: Random, split: Split, few: bool) -> Iterator[tuple[str, str, bool]]:
+    """(who is asked about, who it was, whether they are places), half of them equal. few: the same names again."""
     people = some(names_for(split), FEW if few else 2 * COMPARED, rng)
     places = some(sorted(frozenset.union(*place_sorts().values())), FEW if few else 2 * COMPARED, rng)
-    messages: list[Message] = []
     for number in range(COMPARED):
         is_place, so = rng.random() < 1 / 4, rng.random() < 1 / 2
         pool = places if is_place else people
-        one, other = some(pool, 2, rng) if few else pool[2 * number : 2 * number + 2]
-        candidate = one if so else other
-        asked = f"It was {one}. Was it {candidate}?"
-        turn(messages, asked, judged(candidate, one, is_place, "yes" if so else "no"))
-    return {"conversations": messages, "meta": {"kind": "compare", "questions": []}}
+        found, other = some(pool, 2, rng) if few else pool[2 * number : 2 * number + 2]
+        yield found if so else other, found, is_place
 
 
 def one_fact(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
@@ -114,5 +138,6 @@ DRILLS: Mapping[str, Callable[[int, int, Split], dict[str, Any]]] = {
     "ask_pairs": ask_pairs,
     "crowds": ask_crowd,
     "compare": compare,
+    "judge": judge,
     "one_fact": one_fact,
 }

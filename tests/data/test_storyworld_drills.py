@@ -6,7 +6,7 @@ from collections import Counter
 from data.config import DataConfig, StoryworldSource
 from data.reading.sources import documents
 from data.storyworld import tell
-from data.storyworld.drills import compare, one_fact, say_words
+from data.storyworld.drills import compare, judge, one_fact, say_words
 from data.storyworld.names import held_out_names, name_set
 from data.storyworld.questions import place_sorts
 from data.storyworld.vocabulary import known_words
@@ -26,23 +26,38 @@ def test_repeats_are_conversations_too_where_conversations_are_made():
     assert len({talk.messages[0].content for talk in again}) == 4
 
 
-def test_two_names_are_compared_that_come_nowhere_else_or_again_and_again():
-    again = Counter()
-    for index in range(60):
+def test_names_are_compared_with_nothing_else_said_twice():
+    for index in range(20):
         texts = [message["content"] for message in compare(0, index)["conversations"]]
         told = " ".join(texts[::2])
         said = Counter()
         for question, reply in zip(texts[::2], texts[1::2], strict=True):
             one, other = re.fullmatch(r"It was (.*)\. Was it (.*)\?", question).groups()
-            so = "yes" if one == other else "no"
-            assert reply.lower() in [f"{other}? {w}{one}, so {so}.".lower() for w in ("It was ", "")]
+            assert reply.lower() in (
+                f"{other}? {w}{one}, so {'yes' if one == other else 'no'}.".lower() for w in ("It was ", "")
+            )
+            assert told.count(one) == 1 + (one == other)
             said[one == other] += 1
-            again[index] += told.count(one) > 1 + (one == other)
         assert min(said.values()) >= 1
-    assert 10 < sum(not again[index] for index in range(60)) < 30
-    assert sum(again[index] > 7 for index in range(60)) > 30
     assert compare(0, 1) == compare(0, 1) != compare(1, 1)
     assert set(re.findall(r"\w+", str(compare(0, 1, "validation")))) & set(held_out_names())
+
+
+def test_only_yes_or_no_is_trained_on_and_the_two_names_decide():
+    came, names = Counter(), Counter()
+    for index in range(60):
+        messages = judge(0, index)["conversations"]
+        for question, reply in zip(messages[::2], messages[1::2], strict=True):
+            before, word, end = [(part["text"], part["weight"]) for part in reply["content"]]
+            one, other = re.fullmatch(r"(.*)\? (?:It was )?(.*), so", before[0]).groups()
+            assert one.lower() in question["content"].lower()
+            assert word == (" yes" if one.lower() == other.lower() else " no", 1)
+            assert (before[1], end) == (0, (".", 0))
+            came[word] += 1
+            names[index, one] += 1
+    assert min(came.values()) > 0.4 * came.total()
+    assert 25 < sum(max(n for (at, _), n in names.items() if at == index) > 2 for index in range(60)) < 60
+    assert judge(0, 1) == judge(0, 1) != judge(1, 1)
 
 
 BEFORE = r"Answer in a few words\. |Read this story and answer in a few words\. |Read this story\. |Here is a story: |"

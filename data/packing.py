@@ -23,6 +23,7 @@ from configs.command import InputError
 from data.chat import MAY_END, TRAINED
 
 SCAN = 1 << 22  # tokens looked through at a time
+NEIGHBORS = 64  # conversations that are packed together where their order is kept
 
 
 class TokenStream:
@@ -170,8 +171,8 @@ def documents_are_rows(stream: TokenStream, length: int, bos_id: int) -> bool:
 
 class ConversationRows:
     """Conversations, packed whole. One that is longer than a row is cut after the last assistant turn that fits.
-    It is left out where not even the first turn fits, or with too_long="drop". in_order: a row holds neighbours, at
-    the price of more padding.
+    It is left out where not even the first turn fits, or with too_long="drop". in_order: a row holds conversations
+    that follow each other, or nearly so, at the price of a little more padding.
 
     `cut`, `dropped`: how many. `sizes`: the tokens of each conversation that are in a row. `members`: the
     conversations of each row. Raises ValueError when no conversation is left.
@@ -186,7 +187,7 @@ class ConversationRows:
         too_long: Literal["truncate", "drop"],
         in_order: bool = False,
     ):
-        self._fit = next_fit if in_order else best_fit
+        self._fit = fit_in_order if in_order else best_fit
         self.stream, self.pad_id, self.offsets, self._longest = stream, pad_id, 1, length
         starts = conversation_starts(stream, bos_id)
         sizes = np.diff(starts, append=len(stream))
@@ -234,16 +235,11 @@ def conversation_starts(stream: TokenStream, bos_id: int) -> np.ndarray:
     return np.concatenate([np.flatnonzero(stream.read(*part) == bos_id) + part[0] for part in parts])
 
 
-def next_fit(sizes: np.ndarray, capacity: int) -> list[list[int]]:
-    """The items in each row, in their order: a row ends where the next does not fit. Those of size 0 are left out."""
-    rows: list[list[int]] = [[]]
-    room = capacity
-    for item in np.flatnonzero(sizes).tolist():
-        if sizes[item] > room:
-            rows.append([])
-            room = capacity
-        rows[-1].append(item)
-        room -= int(sizes[item])
+def fit_in_order(sizes: np.ndarray, capacity: int) -> list[list[int]]:
+    """The items in each row, nearly in order: best fit among NEIGHBORS at a time. Those of size 0 are left out."""
+    rows: list[list[int]] = []
+    for start in range(0, len(sizes), NEIGHBORS):
+        rows += [[start + item for item in row] for row in best_fit(sizes[start : start + NEIGHBORS], capacity)]
     return rows
 
 

@@ -8,8 +8,10 @@ three tokens long. All at once this is not learned. One step after another, each
     pair_names   "Falwa net. Folen ladder."            "ladder Folen."
                  "Folen the mole had a red ladder."    "ladder Folen."
     ask_pairs    all of these, and more wordings       "Who had the ladder? So it was Folen."
+                 "Folen hid under the bridge."         "Where did Folen hide? under the bridge."
 
-Only the names are trained on. Which thing comes next cannot be known, and a loss on it hides what is to be learned.
+Only the names (or the places) are trained on. Which thing comes next cannot be known, and a loss on it hides what is to
+be learned.
 """
 
 from collections.abc import Sequence
@@ -17,11 +19,13 @@ from random import Random
 from typing import Any
 
 from .conversations import Message, pick
+from .questions import place_sorts
 from .story import Split
 from .vocabulary import names_for, some, words_of
 from .wordings import wordings
 
 TOLD = 8  # of one conversation
+BARE = ("{name} {thing}.",)
 Told = list[tuple[str, str, str]]  # what is said, how it is asked about, and who it was
 
 
@@ -32,25 +36,30 @@ def pair_words(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
     same conversation on every machine.
     """
     rng = Random(f"pair words {split} {seed} {index}")
-    return talk("pair words", pairs(animals(), ["{name} {thing}."], ["{thing}"], rng), rng)
+    return talk("pair words", pairs(animals(), BARE, ["{thing}"], rng), rng)
 
 
 def pair_names(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
     """The same with names, half of the conversations in whole sentences."""
     rng = Random(f"pair names {split} {seed} {index}")
-    told = "{name} {thing}." if rng.random() < 1 / 2 else wordings("conversations")["pairs"]["told"][0]
-    return talk("pair names", pairs(names_for(split), [told], ["{thing}"], rng), rng)
+    told = BARE if rng.random() < 1 / 2 else wordings("conversations")["pairs"]["told"][:1]
+    return talk("pair names", pairs(names_for(split), told, ["{thing}"], rng), rng)
 
 
 def ask_pairs(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
-    """The same with words between the thing and the answer: "Who had the ladder? So it was". A fifth is of animals."""
+    """The same with words between the thing and the answer: "Who had the ladder? So it was". A sixth is of animals.
+
+    A third asks by the name instead: "Folen hid under the bridge." "Where did Folen hide? Under the bridge."
+    """
     rng = Random(f"ask pairs {split} {seed} {index}")
     said = wordings("conversations")["pairs"]
-    people, told = animals(), ["{name} {thing}."]
-    if rng.random() > 1 / 5:
-        people = names_for(split)
-        told = [told, said["told"][:1], said["told"]][int(rng.random() * 3)]
-    return talk("ask pairs", pairs(people, told, said["back"], rng), rng)
+    way = int(rng.random() * 6)
+    if way < 2:
+        return talk("ask pairs", hidden(names_for(split), rng), rng)
+    if way == 2:
+        return talk("ask pairs", pairs(animals(), BARE, said["back"], rng), rng)
+    told = (BARE, said["told"][:1], said["told"])[way - 3]
+    return talk("ask pairs", pairs(names_for(split), told, said["back"], rng), rng)
 
 
 def animals() -> Sequence[str]:
@@ -59,15 +68,35 @@ def animals() -> Sequence[str]:
 
 
 def pairs(people: Sequence[str], told: Sequence[str], asked: Sequence[str], rng: Random) -> Told:
-    """Eight of the people, each with a thing, in some of the wordings."""
-    found: Told = []
-    for name, thing in zip(some(people, TOLD, rng), some(sorted(words_of("thing", "")), TOLD, rng), strict=True):
-        values = {"name": name, "thing": thing}
-        for role, part in (("friend", "kind"), ("friend", "trait"), ("thing", "colour")):
-            forms = words_of(role, part)
-            values |= forms[pick(rng, sorted(forms))]
-        found.append((pick(rng, told).format(**values), pick(rng, asked).format(**values), name))
-    return found
+    """Eight of the people, each with a thing, in some of the wordings; which thing is told, and whose it is."""
+    things = some(sorted(words_of("thing", "")), TOLD, rng)
+    return [
+        (pick(rng, told).format(**values), pick(rng, asked).format(**values), values["name"])
+        for values in (
+            described(name, rng) | {"thing": thing} for name, thing in zip(some(people, TOLD, rng), things, strict=True)
+        )
+    ]
+
+
+def hidden(people: Sequence[str], rng: Random) -> Told:
+    """Eight of the people, each in another place; who is told, and where that is."""
+    said, places = wordings("conversations")["pairs"], some(sorted(frozenset.union(*place_sorts().values())), TOLD, rng)
+    return [
+        (pick(rng, said["hid"]).format(**values), pick(rng, said["where"]).format(**values), place)
+        for values, place in (
+            (described(name, rng) | {"place": place}, place)
+            for name, place in zip(some(people, TOLD, rng), places, strict=True)
+        )
+    ]
+
+
+def described(name: str, rng: Random) -> dict[str, str]:
+    """A name with a kind, a trait and a colour, in all their forms."""
+    values = {"name": name}
+    for role, part in (("friend", "kind"), ("friend", "trait"), ("thing", "colour")):
+        forms = words_of(role, part)
+        values |= forms[pick(rng, sorted(forms))]
+    return values
 
 
 def talk(kind: str, told: Told, rng: Random) -> dict[str, Any]:

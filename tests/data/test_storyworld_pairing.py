@@ -45,7 +45,10 @@ def test_only_who_it_was_is_trained_on_and_it_is_who_was_told(step):
         assert len(names) == len(told) == len(set(names)) == 8
         for name, asked in zip(names, re.split("|".join(rf"{name}\." for name in names), said), strict=False):
             (about,) = [one for one in told if re.search(rf"\b{name.strip()}\b", one)]
-            assert about.split()[-1] in asked, "the thing that is asked about stands last in its sentence"
+            if name[1].isupper() or step != "ask_pairs" or name.strip() in words_of("friend", "kind"):
+                assert about.split()[-1] in asked, "the thing that is asked about stands last in its sentence"
+            else:
+                assert set(re.findall(r"[A-Z]\w+", about)) & set(re.findall(r"[A-Z]\w+", asked)) - {"Where", "With"}
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -55,7 +58,7 @@ def test_names_are_of_the_split_and_animals_of_the_stories(step):
         came = Counter()
         for index in range(60):
             told = STEPS[step](0, index, split)["conversations"][0]["content"]
-            found = set(re.findall(r"[A-Z][a-z]+", told)) - {"What", "In", "For"}
+            found = set(re.findall(r"[A-Z][a-z]+", told)) - {"What", "In", "For", "With"}
             assert found <= names
             came[bool(found)] += 1
             assert found or {pair.split()[0] for pair in told.rstrip(".").split(". ")} <= animals

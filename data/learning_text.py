@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from data.chat import segments
-from data.config import DataConfig, FilesSource
+from data.config import DataConfig, Drills, FilesSource, StoryworldSource
 from data.reading import sources
 from data.reading.documents import files_of
 from data.reading.file_bytes import COMPRESSED
@@ -20,10 +20,14 @@ PACKED = 4  # how much larger than its file a compressed text may be, about
 
 def tokenizer_texts(config: DataConfig) -> Iterator[str]:
     """What a tokenizer learns from: for char everything; for bpe about train_bytes of the training part. From files
-    they are spread evenly over all of the text; from other sources they are the first ones."""
+    they are spread evenly over all of the text; from other sources they are the first ones, of the built-in world without drills."""
     kind, wanted = config.tokenizer.kind, config.tokenizer.train_bytes
     if kind in ("byte", "pretrained"):
         return
+    if kind == "bpe" and isinstance(config.source, StoryworldSource):
+        # drills are the same few words again and again: cut by what they hold, a story would be in crumbs
+        stories = config.source.model_copy(update={"drills": Drills(), "course": []})
+        config = config.model_copy(update={"source": stories})
     share = _share(config.source, wanted) if kind == "bpe" else 1.0
     seen = taken = 0
     for document in sources.read(config):

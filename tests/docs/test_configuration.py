@@ -29,9 +29,11 @@ def test_the_committed_files_are_the_generated_ones():
 def test_every_key_of_a_run_has_a_row_and_every_row_is_a_key():
     rows = re.findall(r"^\| `([a-z_.N]+)` ", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     known = {".".join(path) for path in key_paths(RunConfig)}
-    # what stands in a list has a number in its path, and a part of a mix is a source like any other
+    # what stands in a list has a number in its path; a part of a mix is a source like any other, and so are the drills
+    # of a step
     found = {row.replace(".N", "") for row in rows if row not in ("extends", "texts", "name", "text")} | {"name"}
-    assert {key for key in known if not key.startswith("data.source.parts.source.")} == found
+    like_others = ("data.source.parts.source.", "data.source.course.drills.")
+    assert {key for key in known if not key.startswith(like_others)} == found
 
 
 def test_every_row_has_a_sentence_and_what_the_key_takes():

@@ -20,7 +20,8 @@ PACKED = 4  # how much larger than its file a compressed text may be, about
 
 def tokenizer_texts(config: DataConfig) -> Iterator[str]:
     """What a tokenizer learns from: for char everything; for bpe about train_bytes of the training part. From files
-    they are spread evenly over all of the text; from other sources they are the first ones, of the built-in world without drills."""
+    they are spread evenly over all of the text; from other sources they are the first ones, of the built-in world
+    without its drills."""
     kind, wanted = config.tokenizer.kind, config.tokenizer.train_bytes
     if kind in ("byte", "pretrained"):
         return

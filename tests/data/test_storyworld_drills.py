@@ -3,7 +3,8 @@
 import re
 from collections import Counter
 
-from data.config import DataConfig, StoryworldSource
+from data.config import CourseStep, DataConfig, Drills, StoryworldSource
+from data.learning_text import tokenizer_texts
 from data.reading.sources import documents
 from data.storyworld import tell
 from data.storyworld.drills import compare, judge, one_fact, say_words
@@ -140,3 +141,12 @@ def test_the_same_arguments_give_the_same_facts_and_held_out_names_are_in_valida
     said = lambda split: set(re.findall(r"\w+", str([one_fact(0, index, split) for index in range(20)])))  # noqa: E731
     assert said("validation") & set(held_out_names())
     assert not said("train") & set(held_out_names())
+
+
+def test_a_tokenizer_learns_from_the_stories_and_not_from_the_drills():
+    source = StoryworldSource(documents=30, validation_documents=1, chats="questions")
+    tokenizer = {"kind": "bpe", "vocab_size": 512, "train_bytes": 10_000}
+    plain = DataConfig(source=source, records="conversations", tokenizer=tokenizer)
+    for changes in ({"drills": Drills(words=1.0)}, {"course": [CourseStep(drills=Drills(pair_words=1.0))]}):
+        drilled = plain.model_copy(update={"source": source.model_copy(update=changes), "shuffle": False})
+        assert list(tokenizer_texts(drilled)) == list(tokenizer_texts(plain))

@@ -20,19 +20,21 @@ def questions_to_draw(data: DataConfig) -> Draw:
     """A function that draws a question of the training text. Raises InputError where there is none."""
     source = data.source
     if isinstance(source, StoryworldSource):
-        return lambda rng: _about_a_story(source, rng)
+        return _about_a_story(source)
     found = [question for one in documents(data, "train") if (question := question_of(one)) is not None]
     if not found:
         raise InputError("data.source: no training conversation ends with an answer of the assistant to a question")
     return lambda rng: rng.choice(found)
 
 
-def _about_a_story(source: StoryworldSource, rng: Random) -> Asked | None:
-    found = list(questions_in(_told(source, rng.randrange(source.documents))))
-    return rng.choice(found) if found else None
+def _about_a_story(source: StoryworldSource) -> Draw:
+    @lru_cache(maxsize=4096)
+    def told(index: int) -> dict[str, Any]:
+        """A training conversation; making one takes longer than answering it."""
+        return talk_about(source, index, "train", repeats=False)
 
+    def draw(rng: Random) -> Asked | None:
+        found = list(questions_in(told(rng.randrange(source.documents))))
+        return rng.choice(found) if found else None
 
-@lru_cache(maxsize=4096)
-def _told(source: StoryworldSource, index: int) -> dict[str, Any]:
-    """A training conversation; making one takes longer than answering it."""
-    return talk_about(source, index, "train", repeats=False)
+    return draw

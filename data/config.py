@@ -73,9 +73,6 @@ class Drills(Section):
     pair_words: float = Field(
         0.0, ge=0, le=1, description="Who goes with what: eight animals, each with a thing, then whose each thing is."
     )
-    pair_words_apart: float = Field(
-        0.0, ge=0, le=1, description="The same in short sentences: words stand between an animal and its thing."
-    )
     pair_names: float = Field(0.0, ge=0, le=1, description="The same with names, alone or in sentences.")
     ask_pairs: float = Field(0.0, ge=0, le=1, description="The same, said and asked in several ways.")
     crowds: float = Field(

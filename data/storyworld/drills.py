@@ -10,7 +10,7 @@ from typing import Any
 
 from .conversations import Message, asked_about, pick, turn
 from .crowds import ask_crowd
-from .pairing import ask_pairs, pair_names, pair_words, pair_words_apart
+from .pairing import ask_pairs, pair_names, pair_words
 from .questions import judged, place_sorts, worded
 from .repeats import REPEATED_WORDS, repeated
 from .story import Split
@@ -134,7 +134,6 @@ def _fact(name: str, rng: Random) -> tuple[str, str, str, str]:
 DRILLS: Mapping[str, Callable[[int, int, Split], dict[str, Any]]] = {
     "words": say_words,
     "pair_words": pair_words,
-    "pair_words_apart": pair_words_apart,
     "pair_names": pair_names,
     "ask_pairs": ask_pairs,
     "crowds": ask_crowd,

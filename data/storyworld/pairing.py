@@ -5,7 +5,6 @@ what comes *after* a word. To find what came before takes two heads, each of no 
 three tokens long. All at once this is not learned. One step after another, each takes a few hundred training steps:
 
     pair_words   "mole net. fox ladder."               "ladder fox."     animals, each of them one token
-    ... apart    "fox had a red ladder."               "ladder fox."
     pair_names   "Falwa net. Folen ladder."            "ladder Folen."
                  "Folen the mole had a red ladder."    "ladder Folen."
     ask_pairs    all of these, and more wordings       "Who had the ladder? So it was Folen."
@@ -38,14 +37,6 @@ def pair_words(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
     """
     rng = Random(f"pair words {split} {seed} {index}")
     return talk("pair words", pairs(animals(), BARE, ["{thing}"], rng), rng)
-
-
-def pair_words_apart(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
-    """The same with words between an animal and its thing. Without it, one seed of two does not learn pair_names."""
-    rng = Random(f"pair words apart {split} {seed} {index}")
-    apart = wordings("conversations")["pairs"]["apart"]
-    told = apart if rng.random() < 1 / 2 else apart[:1]
-    return talk("pair words apart", pairs(animals(), told, ["{thing}"], rng), rng)
 
 
 def pair_names(seed: int, index: int, split: Split = "train") -> dict[str, Any]:

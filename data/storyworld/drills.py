@@ -14,7 +14,7 @@ from .pairing import ask_pairs, pair_names, pair_words
 from .questions import judged, place_sorts, worded
 from .repeats import REPEATED_WORDS, repeated
 from .story import Split
-from .vocabulary import known_words, names_for, some, words_of
+from .vocabulary import known_words, names_for, places, some, words_of
 from .wordings import feelings, wordings
 
 AGAIN = 5  # how often the assistant repeats words in one conversation
@@ -84,10 +84,10 @@ def judge(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
 def _to_compare(rng: Random, split: Split, few: bool) -> Iterator[tuple[str, str, bool]]:
     """(who is asked about, who it was, whether they are places), half of them equal. few: the same names again."""
     people = some(names_for(split), FEW if few else 2 * COMPARED, rng)
-    places = some(sorted(frozenset.union(*place_sorts().values())), FEW if few else 2 * COMPARED, rng)
+    somewhere = some(places(), FEW if few else 2 * COMPARED, rng)
     for number in range(COMPARED):
         is_place, so = rng.random() < 1 / 4, rng.random() < 1 / 2
-        pool = places if is_place else people
+        pool = somewhere if is_place else people
         found, other = some(pool, 2, rng) if few else pool[2 * number : 2 * number + 2]
         yield found if so else other, found, is_place
 

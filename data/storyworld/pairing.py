@@ -19,9 +19,8 @@ from random import Random
 from typing import Any
 
 from .conversations import Message, pick
-from .questions import place_sorts
 from .story import Split
-from .vocabulary import names_for, some, words_of
+from .vocabulary import names_for, places, some, words_of
 from .wordings import wordings
 
 TOLD = 8  # of one conversation
@@ -69,25 +68,32 @@ def animals() -> Sequence[str]:
 
 def pairs(people: Sequence[str], told: Sequence[str], asked: Sequence[str], rng: Random) -> Told:
     """Eight of the people, each with a thing, in some of the wordings; which thing is told, and whose it is."""
-    things = some(sorted(words_of("thing", "")), TOLD, rng)
-    return [
-        (pick(rng, told).format(**values), pick(rng, asked).format(**values), values["name"])
-        for values in (
-            described(name, rng) | {"thing": thing} for name, thing in zip(some(people, TOLD, rng), things, strict=True)
-        )
-    ]
+    return eight(people, "thing", sorted(words_of("thing", "")), told, asked, "name", rng)
 
 
 def hidden(people: Sequence[str], rng: Random) -> Told:
     """Eight of the people, each in another place; who is told, and where that is."""
-    said, places = wordings("conversations")["pairs"], some(sorted(frozenset.union(*place_sorts().values())), TOLD, rng)
-    return [
-        (pick(rng, said["hid"]).format(**values), pick(rng, said["where"]).format(**values), place)
-        for values, place in (
-            (described(name, rng) | {"place": place}, place)
-            for name, place in zip(some(people, TOLD, rng), places, strict=True)
-        )
-    ]
+    said = wordings("conversations")["pairs"]
+    return eight(people, "place", places(), said["hid"], said["where"], "place", rng)
+
+
+def eight(
+    people: Sequence[str],
+    role: str,
+    pool: Sequence[str],
+    told: Sequence[str],
+    asked: Sequence[str],
+    answer: str,
+    rng: Random,
+) -> Told:
+    """Eight people, each with one of the pool in this role, told and asked in some of the wordings. answer: the role
+    of what is answered."""
+    found: Told = []
+    others = some(pool, TOLD, rng)
+    for name, other in zip(some(people, TOLD, rng), others, strict=True):
+        values = described(name, rng) | {role: other}
+        found.append((pick(rng, told).format(**values), pick(rng, asked).format(**values), values[answer]))
+    return found
 
 
 def described(name: str, rng: Random) -> dict[str, str]:

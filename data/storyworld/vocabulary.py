@@ -6,6 +6,7 @@ from random import Random
 
 from .lexicon import Pool, lexicon
 from .names import held_out_names, names
+from .questions import place_sorts
 from .repeats import another
 from .story import Split
 
@@ -22,6 +23,11 @@ def known_words() -> tuple[str, ...]:
     """Every single word that stories may have for somebody or something: "fox", "kite", "red", "river"."""
     pools = [pool for parts in lexicon().roles.values() for pool in parts.values() if isinstance(pool, Pool)]
     return tuple(sorted({word for pool in pools for word in pool.texts if word.isalpha() and word.islower()}))
+
+
+def places() -> list[str]:
+    """Every place, as it answers "where": "by the river"."""
+    return sorted(frozenset.union(*place_sorts().values()))
 
 
 def names_for(split: Split) -> Sequence[str]:

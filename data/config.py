@@ -70,10 +70,9 @@ class Drills(Section):
     """Chats of one small task again and again, each as a share of all chats (data/storyworld/drills.py)."""
 
     words: float = Field(0.0, ge=0, le=1, description="Known words are said again: heads learn to copy soonest so.")
-    pair_words: float = Field(
-        0.0, ge=0, le=1, description="Who goes with what: eight animals, each with a thing, then whose each thing is."
+    pairs: float = Field(
+        0.0, ge=0, le=1, description="Who goes with what: eight names, each with a thing, then whose each thing is."
     )
-    pair_names: float = Field(0.0, ge=0, le=1, description="The same with names, alone or in sentences.")
     ask_pairs: float = Field(0.0, ge=0, le=1, description="The same, said and asked in several ways.")
     crowds: float = Field(
         0.0, ge=0, le=1, description="Questions about one sentence of a story that is said of four people."

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import Any
 
-from .conversations import Message, asked_about, pick, turn
+from .conversations import Message, asked_about, pick, turn, weighted
 from .crowds import ask_crowd
-from .pairing import ask_pairs, pair_names, pair_words
+from .pairing import ask_pairs, pairs
 from .questions import judged, place_sorts, worded
 from .repeats import REPEATED_WORDS, repeated
 from .story import Split
@@ -73,11 +73,8 @@ def judge(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
     for candidate, found, is_place in _to_compare(rng, split, few=rng.random() < 0.7):
         answer = judged(candidate, found, is_place, "yes" if candidate == found else "no")
         before, _, word = answer.removesuffix(".").rpartition(" ")
-        parts = [
-            {"type": "text", "text": text, "weight": int(text == f" {word}")} for text in (before, f" {word}", ".")
-        ]
         turn(messages, pick(rng, asked[:2] if is_place else asked).format(candidate=candidate), "")
-        messages[-1]["content"] = parts
+        messages[-1]["content"] = weighted([(before, 0), (f" {word}", 1), (".", 0)])
     return {"conversations": messages, "meta": {"kind": "judge", "questions": []}}
 
 
@@ -133,8 +130,7 @@ def _fact(name: str, rng: Random) -> tuple[str, str, str, str]:
 # data.source.drills names them.
 DRILLS: Mapping[str, Callable[[int, int, Split], dict[str, Any]]] = {
     "words": say_words,
-    "pair_words": pair_words,
-    "pair_names": pair_names,
+    "pairs": pairs,
     "ask_pairs": ask_pairs,
     "crowds": ask_crowd,
     "compare": compare,

@@ -88,7 +88,7 @@ def test_drills_are_shares_of_the_chats():
 
 
 def test_shares_of_drills_that_are_more_than_all_are_refused(tmp_path):
-    source = {"kind": "storyworld", "drills": {"words": 0.7, "pair_names": 0.5}}
+    source = {"kind": "storyworld", "drills": {"words": 0.7, "pairs": 0.5}}
     said = refusal(write_config(tmp_path, data={"source": source}))
     assert "drills are shares of all chats, and these are 1.2 in all: make them 1 at most" in said
 
@@ -147,6 +147,6 @@ def test_a_tokenizer_learns_from_the_stories_and_not_from_the_drills():
     source = StoryworldSource(documents=30, validation_documents=1, chats="questions")
     tokenizer = {"kind": "bpe", "vocab_size": 512, "train_bytes": 10_000}
     plain = DataConfig(source=source, records="conversations", tokenizer=tokenizer)
-    for changes in ({"drills": Drills(words=1.0)}, {"course": [CourseStep(drills=Drills(pair_words=1.0))]}):
+    for changes in ({"drills": Drills(words=1.0)}, {"course": [CourseStep(drills=Drills(pairs=1.0))]}):
         drilled = plain.model_copy(update={"source": source.model_copy(update=changes), "shuffle": False})
         assert list(tokenizer_texts(drilled)) == list(tokenizer_texts(plain))

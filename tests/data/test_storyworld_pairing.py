@@ -1,4 +1,4 @@
-"""Who goes with what: eight words, names or sentences, and then which name belongs to which thing."""
+"""Who goes with what: eight names, alone or in sentences, and then which of them belongs to which thing."""
 
 import re
 from collections import Counter
@@ -10,8 +10,7 @@ from data.config import DataConfig, StoryworldSource, TokenizerConfig
 from data.reading.records import conversation_of
 from data.reading.sources import documents
 from data.storyworld.names import held_out_names, name_set
-from data.storyworld.pairing import ask_pairs, pair_names, pair_words
-from data.storyworld.vocabulary import words_of
+from data.storyworld.pairing import TOLD, ask_pairs, pairs
 from data.tokenizer import train_tokenizer
 from tests.train.helpers import refusal, write_config
 
@@ -30,40 +29,60 @@ def trained_on(talk) -> list[str]:
     return [TOKENIZER.decode(part, skip_special_tokens=False) for part in found]
 
 
-STEPS = {"pair_words": pair_words, "pair_names": pair_names, "ask_pairs": ask_pairs}
+DRILLS = {"pairs": pairs, "ask_pairs": ask_pairs}
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_only_who_it_was_is_trained_on_and_it_is_who_was_told(step):
+def said_in(talk) -> str:
+    """What the assistant says, with brackets around what is trained on."""
+    (_, assistant) = talk["conversations"]
+    return "".join("[" * part["weight"] + part["text"] + "]" * part["weight"] for part in assistant["content"])
+
+
+@pytest.mark.parametrize("drill", DRILLS)
+def test_only_who_it_was_is_trained_on(drill):
     for index in range(30):
-        talk = STEPS[step](0, index)
-        user, assistant = talk["conversations"]
-        *names, end = trained_on(talk)
+        talk = DRILLS[drill](0, index)
+        *trained, end = trained_on(talk)
         assert end == "<|im_end|>"
-        said = "".join(part["text"] for part in assistant["content"])
-        told = user["content"].rstrip(".").split(". ")
-        assert len(names) == len(told) == len(set(names)) == 8
-        for name, asked in zip(names, re.split("|".join(rf"{name}\." for name in names), said), strict=False):
-            (about,) = [one for one in told if re.search(rf"\b{name.strip()}\b", one)]
-            if name[1].isupper() or step != "ask_pairs" or name.strip() in words_of("friend", "kind"):
-                assert about.split()[-1] in asked, "the thing that is asked about stands last in its sentence"
-            else:
-                assert set(re.findall(r"[A-Z]\w+", about)) & set(re.findall(r"[A-Z]\w+", asked)) - {"Where", "With"}
+        assert trained == re.findall(r"\[(.*?)\]", said_in(talk))
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_names_are_of_the_split_and_animals_of_the_stories(step):
-    animals = set(words_of("friend", "kind"))
+@pytest.mark.parametrize("drill", DRILLS)
+def test_what_is_answered_is_what_was_told_and_half_of_it_is_said_again(drill):
+    again = Counter()
+    for index in range(100):
+        said = said_in(DRILLS[drill](0, index))
+        sentences = re.findall(r"[A-Z][^.]*\.", said)[:TOLD]
+        rest = said.removeprefix(" ".join(sentences)).strip()
+        answers = re.findall(r"\[ ([^\]]*)\]\.", rest)
+        assert len(set(answers)) == len(answers) == TOLD
+        plain = [re.sub(r"\[.*?\]", "", sentence) for sentence in sentences]
+        for answer, asked in zip(answers, re.split(r"\[[^\]]*\]\.", rest), strict=False):
+            (told,) = [one for one in plain if re.search(rf"\b{answer}\b", one)]
+            before, _, echo = re.sub(r"\]", "", asked).partition("[ ")
+            if answer in name_set():  # asked about by the thing, which stands last
+                assert told.rstrip(".").split()[-1] in before
+            else:  # asked about by the name
+                assert set(re.findall(r"[A-Z]\w+", told)) & set(re.findall(r"[A-Z]\w+", before)) & name_set()
+            assert not echo or echo.startswith(answer), "what is said again in a question is its answer"
+            again["asked", bool(echo)] += 1
+        for sentence, one in zip(sentences, plain, strict=True):
+            (name,) = set(re.findall(r"\b[A-Z]\w+", one)) & name_set()
+            assert re.findall(r"\[ (.*?)\]", sentence) in ([], [name])
+            again["told", "[" in sentence] += 1
+    assert 300 < again["told", True] < 500 > again["told", False] > 300
+    assert again["asked", True] in (range(200, 400) if drill == "ask_pairs" else (0,))
+
+
+@pytest.mark.parametrize("drill", DRILLS)
+def test_names_are_of_the_split(drill):
     for split, names in (("train", name_set()), ("validation", set(held_out_names()))):
-        came = Counter()
         for index in range(60):
-            told = STEPS[step](0, index, split)["conversations"][0]["content"]
-            found = set(re.findall(r"[A-Z][a-z]+", told)) - {"What", "In", "For", "With"}
-            assert found <= names
-            came[bool(found)] += 1
-            assert found or {pair.split()[0] for pair in told.rstrip(".").split(". ")} <= animals
-        assert sorted(came) == {"pair_words": [False], "pair_names": [True], "ask_pairs": [False, True]}[step]
-    assert STEPS[step](0, 1) == STEPS[step](0, 1) != STEPS[step](1, 1)
+            said = said_in(DRILLS[drill](0, index, split))
+            found = set(re.findall(r"\b[A-Z]\w+", said)) - {"What", "In", "For", "With", "Who", "So", "It"}
+            assert found - {"The", "That", "Where", "Was"} <= names
+            assert len(found & names) == TOLD
+    assert DRILLS[drill](0, 1) == DRILLS[drill](0, 1) != DRILLS[drill](1, 1)
 
 
 def test_other_names_stand_in_every_part_of_an_answer():
@@ -79,7 +98,7 @@ def test_other_names_stand_in_every_part_of_an_answer():
 
 
 def test_a_course_goes_from_step_to_step_and_what_is_held_out_is_of_the_last():
-    course = [{"weight": 1.0, "drills": {"pair_words": 1.0}}, {"weight": 3.0, "drills": {"compare": 1.0}}]
+    course = [{"weight": 1.0, "drills": {"pairs": 1.0}}, {"weight": 3.0, "drills": {"compare": 1.0}}]
     source = StoryworldSource(documents=40, validation_documents=4, course=course)
     config = DataConfig(source=source, records="conversations", shuffle=False)
     kinds = ["Was it" in talk.messages[0].content for talk in documents(config, "train")]

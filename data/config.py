@@ -77,6 +77,7 @@ class Drills(Section):
     crowds: float = Field(
         0.0, ge=0, le=1, description="Questions about one sentence of a story that is said of four people."
     )
+    told_crowds: float = Field(0.0, ge=0, le=1, description="The same, told by the assistant, who says names again.")
     compare: float = Field(0.0, ge=0, le=1, description="Two names are compared: whether they are the same one.")
     judge: float = Field(
         0.0, ge=0, le=1, description="The same in an answer whose names are drawn: only yes or no is trained on."
@@ -128,6 +129,13 @@ class StoryworldSource(Section):
     )
     told_weight: Literal[0, 1] = Field(
         0, description="chats: questions. 1: the stories that the assistant tells are trained on as well."
+    )
+    echoed: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="chats: questions. Share of the told stories in which names are said again where something is said "
+        "of them. Only these names are trained on.",
     )
     class_weights: ClassWeights = Field(
         ClassWeights(), description="chats: questions. How often which class of questions is asked, after the first."

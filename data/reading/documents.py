@@ -134,6 +134,7 @@ def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool
         most=source.questions,
         told=source.told,
         told_weight=source.told_weight,
+        echoed=source.echoed,
         weights=source.class_weights.model_dump(),
         checked=source.checked,
     )

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from .draw import as_yes_no, draw_question
+from .echoes import with_echoes
 from .questions import KINDS, OPEN_KINDS, Question, questions_about
 from .story import Split, Story, tell
 from .wordings import wordings
@@ -35,6 +36,7 @@ def converse(
     told_weight: int = 0,
     weights: Mapping[str, int] = WEIGHTS_OF_CLASSES,
     checked: float = 0.0,
+    echoed: float = 0.0,
 ) -> dict[str, Any]:
     """Conversation number `index`, in the form that OpenAI and MiniMind use, with one more key, "meta":
 
@@ -50,6 +52,8 @@ def converse(
     weights:   how often a class of question is asked there, of those that the story has; 1 where it is not named
     checked:   share of these answers after which the same is asked as yes or no: only comparing is left to do. That
                may be one question more than `most`
+    echoed:    share of the stories that the assistant tells in which names are said again (echoes.py); only these names
+               are trained on, whatever `told_weight` says
 
     Where the first of many questions is to be answered in a few words, so are the others.
 
@@ -83,6 +87,8 @@ def converse(
         turn(messages, request, story.text)
         if by_assistant:
             messages[-1]["weight"] = told_weight
+            if echoed and rng.random() < echoed:
+                messages[-1] = {"role": "assistant", "content": with_echoes(story, rng)}
     more: list[Question] = []
     if kind == "turns":
         more = [question, *more_questions(story, question, rng)]
@@ -99,11 +105,6 @@ def converse(
 
 def turn(messages: list[Message], user: str, assistant: str) -> None:
     messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
-
-
-def weighted(parts: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-    """The content of a message of which some parts are trained on (1), and some are not (0)."""
-    return [{"type": "text", "text": text, "weight": weight} for text, weight in parts]
 
 
 def pick(rng: Random, options: Sequence[str]) -> str:

@@ -10,11 +10,13 @@ from typing import Any
 
 from .author import Author
 from .conversations import Message, ask, many_questions, noted, pick, turn
+from .echoes import with_echoes
 from .lexicon import lexicon
 from .pen import Pen
 from .plots import GAVE, one_hides
 from .questions import questions_about
 from .story import Split, Story, finished
+from .wordings import wordings
 
 PEOPLE = 4
 QUESTIONS = 14  # about each, at most
@@ -36,16 +38,32 @@ def ask_crowd(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
     Validation conversations have names that no training text holds. The same arguments give the same conversation on
     every machine.
     """
-    story = crowd(seed, index, split)
     rng = Random(f"ask crowd {split} {seed} {index}")
+    return _talk(crowd(seed, index, split), rng, told=False)
+
+
+def tell_crowd(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
+    """The same, but the assistant tells the crowd, and says names again (echoes.py)."""
+    rng = Random(f"tell crowd {split} {seed} {index}")
+    return _talk(crowd(seed, index, split), rng, told=True)
+
+
+def _talk(story: Story, rng: Random, told: bool) -> dict[str, Any]:
     every = questions_about(story)
     kind = pick(rng, sorted({question.kind for question in every}))
     possible = [question for question in every if question.kind == kind]
     first = possible[int(rng.random() * len(possible))]
     messages: list[Message] = []
-    prompt, answer = ask(story, first, rng)
-    turn(messages, prompt, answer)
-    answered, shortly = [noted(first, messages)], answer == first.answer
+    if told:
+        messages.append({"role": "user", "content": wordings("conversations")["crowd"]})
+        messages.append({"role": "assistant", "content": with_echoes(story, rng)})
+        shortly = rng.random() < 1 / 2
+        turn(messages, first.text, first.answer if shortly else first.sentence)
+    else:
+        prompt, answer = ask(story, first, rng)
+        turn(messages, prompt, answer)
+        shortly = answer == first.answer
+    answered = [noted(first, messages)]
     for one in many_questions(story, first, rng, QUESTIONS, WEIGHTS, 0.0):
         turn(messages, one.text, one.answer if shortly else one.sentence)
         answered.append(noted(one, messages))

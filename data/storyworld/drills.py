@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import Any
 
-from .conversations import Message, asked_about, pick, turn, weighted
-from .crowds import ask_crowd
+from .conversations import Message, asked_about, pick, turn
+from .crowds import ask_crowd, tell_crowd
+from .echoes import weighted
 from .pairing import ask_pairs, pairs
 from .questions import judged, place_sorts, worded
 from .repeats import REPEATED_WORDS, repeated
@@ -133,6 +134,7 @@ DRILLS: Mapping[str, Callable[[int, int, Split], dict[str, Any]]] = {
     "pairs": pairs,
     "ask_pairs": ask_pairs,
     "crowds": ask_crowd,
+    "told_crowds": tell_crowd,
     "compare": compare,
     "judge": judge,
     "one_fact": one_fact,

@@ -18,14 +18,14 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-from .conversations import Message, pick, weighted
+from .conversations import Message, pick
+from .echoes import AGAIN, weighted
 from .story import Split
 from .vocabulary import names_for, places, some, words_of
 from .wordings import wordings
 
 TOLD = 8  # pairs in one conversation
 BARE = ("{name} {thing}.",)
-AGAIN = 1 / 2  # how often the answer is said again
 
 
 class Pair(NamedTuple):

@@ -8,5 +8,5 @@ STORYWORLD_DIGESTS = {
     2: "3ca225f72585b8c1",
     3: "55bfd30b2fbd4703",
     4: "7bb1527d88d8e9a2",
-    5: "d6f5de66034d02a7",
+    5: "1be1050668e7765d",
 }

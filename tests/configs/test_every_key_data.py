@@ -99,6 +99,7 @@ SOURCES = [
     SourceChange("questions", 4, BOTH, ASKED, "conversations"),
     SourceChange("told", 1.0, BOTH, ASKED, "conversations"),
     SourceChange("told_weight", 1, BOTH, ASKED | {"told": 1.0}, "conversations"),
+    SourceChange("echoed", 1.0, BOTH, ASKED | {"told": 1.0}, "conversations"),
     *(SourceChange(f"class_weights.{kind}", 30, BOTH, WEIGHED, "conversations") for kind in KINDS),
     SourceChange("other_names", 1.0, "training", STORIES),
     SourceChange("repeats", 0.5, BOTH, STORIES),

@@ -28,7 +28,7 @@ IDENTITY = {
 }
 OF_A_SOURCE = {
     "demo": "chats checked course documents level other_names questions recall repeats seed told "
-    "told_weight validation_documents "
+    "told_weight echoed validation_documents "
     + " ".join([*(f"class_weights.{kind}" for kind in KINDS), *(f"drills.{drill}" for drill in DRILLS)]),
     "shakespeare_char": "document_start max_records separator text_field",
     "124m": "data_files document_start max_records name revision split streaming subset text_field validation_split",

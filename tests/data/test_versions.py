@@ -35,6 +35,7 @@ def sample_of_the_world() -> list:
     held_out_names = [story("validation", 2, i, held_out_names=True) for i in range(5)]
     chats = [converse(3, i, split, level) for split in SPLITS for level in (1, 2) for i in range(10)]
     chats += [converse(3, i, "train", 1, "questions") for i in range(5)]
+    chats += [converse(3, i, "train", 1, "questions", told=1.0, echoed=1.0) for i in range(5)]
     drills = (*DRILLS.values(), say_again)
     chats += [drill(3, i, split) for drill in drills for split in SPLITS for i in range(5)]
     questions = [draw_question(3, i, "validation", level)[1] for level in (1, 2) for i in range(14)]

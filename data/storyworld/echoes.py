@@ -1,0 +1,62 @@
+"""A story in which a name is said again where something has been said of it: "a slice of cheese Dulmo."
+
+What a question asks about a thing, a reader must have noted at the thing: whose it is, who wants it. Only these names
+have a loss, so this is what is learned, in the words of stories. `pairing.py` does the same with words alone.
+"""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from .pen import Fact, Mention
+from .story import Story
+
+NEAR = 200  # characters before, in which the name and the thing must stand
+AGAIN = 1 / 2  # share of the names that are said again: where they are not, they must be noted all the same
+
+
+def with_echoes(story: Story, rng: Random) -> list[dict[str, Any]]:
+    """The text of a story in parts, with some of the names of `echoes` in it."""
+    parts: list[tuple[str, int]] = []
+    start = 0
+    for at, name in sorted(echoes(story).items()):
+        if rng.random() < AGAIN:
+            parts += [(story.text[start:at], 0), (f" {name}", 1)]
+            start = at
+    return weighted([*parts, (story.text[start:], 0)])
+
+
+def echoes(story: Story) -> dict[int, str]:
+    """Where in the text which name can be said again: after a thing that somebody has or wants, or before a place where
+    somebody or something is. Only where the name came shortly before, so that it can be known."""
+    numbers = {texts[""]: number for number, texts in enumerate(story.entities) if "" in texts}
+    found: dict[int, str] = {}
+    for fact in story.facts:
+        of = about(fact)
+        if of is None or of[0] not in numbers:
+            continue
+        name, what = of
+        near = [one for one in story.mentions if fact.at - NEAR < one.end <= fact.at]
+        said = [one for one in near if one.entity == numbers[what] and one.form not in ("colour", "a_colour")]
+        if said:
+            at = said[-1].start - 1 if fact.kind == "at" else said[-1].end
+            if any(named(story, one, name) and at - NEAR < one.start < at for one in story.mentions):
+                found.setdefault(at, name)
+    return found
+
+
+def about(fact: Fact) -> tuple[str, str] | None:
+    """Who or what a fact is about, and what it says of it: a thing, or a place."""
+    if fact.kind in ("has", "wants") and "thing" in fact.values:
+        return fact.values["who"], fact.values["thing"]
+    return (fact.values["what"], fact.values["place"]) if fact.kind == "at" else None
+
+
+def named(story: Story, mention: Mention, name: str) -> bool:
+    """Whether this is the name itself, and not "he" or "the fox"."""
+    return story.text[mention.start : mention.end] == name
+
+
+def weighted(parts: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+    """The content of a message of which some parts are trained on (1), and some are not (0)."""
+    return [{"type": "text", "text": text, "weight": weight} for text, weight in parts]

@@ -1,0 +1,75 @@
+"""A story in which names are said again: where it says something of them, and nowhere else."""
+
+import re
+from random import Random
+
+import pytest
+
+from data.config import DataConfig, StoryworldSource
+from data.reading.sources import documents
+from data.storyworld import converse
+from data.storyworld.crowds import crowd, tell_crowd
+from data.storyworld.echoes import NEAR, echoes, with_echoes
+from data.storyworld.questions import questions_about
+from data.storyworld.story import tell
+
+STORIES = [tell(0, index) for index in range(150)] + [crowd(0, index) for index in range(40)]
+
+
+def test_a_name_is_said_again_after_what_it_has_or_wants_and_before_where_it_is():
+    came = {"thing": 0, "place": 0}
+    for story in STORIES:
+        of = {kind: [fact.values for fact in story.facts if fact.kind == kind] for kind in ("has", "wants", "at")}
+        forms = {texts[""]: set(texts.values()) for texts in story.entities if "" in texts}
+        for at, name in echoes(story).items():
+            before, after = story.text[:at], story.text[at:]
+            assert re.search(rf"\b{name}\b", before[-NEAR:]), "it can be known"
+            owned = [one["thing"] for one in of["has"] + of["wants"] if one["who"] == name and "thing" in one]
+            stays = [form for one in of["at"] if one["what"] == name for form in forms[one["place"]]]
+            is_thing = any(before.endswith(thing) for thing in owned)
+            assert is_thing or any(after[1:].lower().startswith(form.lower()) for form in stays)
+            came["thing" if is_thing else "place"] += 1
+    assert min(came.values()) > 100
+
+
+def test_half_of_the_names_are_said_again_and_only_these_have_a_loss():
+    said = possible = 0
+    for number, story in enumerate(STORIES):
+        parts = with_echoes(story, Random(number))
+        assert "".join(part["text"] for part in parts if not part["weight"]) == story.text
+        again = [part["text"].strip() for part in parts if part["weight"]]
+        assert set(again) <= set(echoes(story).values())
+        said, possible = said + len(again), possible + len(echoes(story))
+    assert 0.4 < said / possible < 0.6
+
+
+@pytest.mark.parametrize("told_weight", [0, 1])
+def test_of_the_stories_that_the_assistant_tells_some_have_echoes(told_weight):
+    how = {"kind": "questions", "told": 1.0, "told_weight": told_weight}
+    plain = [converse(0, index, **how) for index in range(40)]
+    some = [converse(0, index, **how, echoed=0.5) for index in range(40)]
+    told = [[one for one in talk["conversations"] if isinstance(one["content"], list)] for talk in some]
+    assert 10 < sum(map(bool, told)) < 30
+    assert all(one["weight"] == told_weight for talk in plain for one in talk["conversations"] if "weight" in one)
+    assert not any("weight" in one for several in told for one in several), "its parts have weights of their own"
+    assert {len(several) for several in told} == {0, 1}
+
+
+def test_a_told_crowd_is_answered_as_it_was_told():
+    for index in range(40):
+        talk, story = tell_crowd(1, index), crowd(1, index)
+        right = {question.text: question for question in questions_about(story)}
+        messages, noted = talk["conversations"], talk["meta"]["questions"]
+        assert "".join(part["text"] for part in messages[1]["content"] if not part["weight"]) == story.text
+        assert noted
+        for one in noted:
+            question = right[messages[one["message"] - 1]["content"]]
+            assert messages[one["message"]]["content"] in (question.answer, question.sentence)
+
+
+def test_the_configuration_says_how_many():
+    source = StoryworldSource(documents=20, validation_documents=1, chats="questions", told=1.0, echoed=1.0)
+    talks = documents(DataConfig(source=source, records="conversations"), "train")
+    with_parts = [any(len(message.parts) > 1 for message in talk.messages) for talk in talks]
+    assert len(with_parts) == 20
+    assert sum(with_parts) > 10

@@ -82,7 +82,8 @@ def read_checkpoint(path: str | Path, read: Callable[[Path], Result]) -> Result:
         try:
             return read(directory)
         except Exception:
-            if directory == Path(path) or _identity(directory) == before:
+            gone = before is None or _identity(directory) != before  # None: gone before it could be looked at
+            if directory == Path(path) or not gone:
                 raise
     raise DamagedFile(f"{path}: its run removes every checkpoint before it can be read: give one of its checkpoints")
 

@@ -83,6 +83,16 @@ def test_what_is_damaged_and_stays_is_refused_at_once(tmp_path):
     assert asked == [folder]
 
 
+def test_one_that_is_gone_before_it_is_looked_at_is_followed_by_the_next_one(tmp_path, monkeypatch):
+    """As it went once on a busy machine: `latest` had named it, and the run removed it."""
+    there = tmp_path / "checkpoints/step_00000002"
+    there.mkdir(parents=True)
+    (there / "config.json").write_text("{}")
+    named = iter([tmp_path / "checkpoints/step_00000001", there])
+    monkeypatch.setattr("configs.checkpoints.checkpoint_directory", lambda path: next(named))
+    assert read_checkpoint(tmp_path, lambda directory: (directory / "config.json").read_text()) == "{}"
+
+
 def test_a_run_that_is_always_faster_ends_in_a_line(tmp_path):
     latest, steps = tmp_path / "checkpoints/latest", iter(range(1, 1000))
 

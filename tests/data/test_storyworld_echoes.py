@@ -12,6 +12,7 @@ from data.storyworld.crowds import crowd, tell_crowd
 from data.storyworld.echoes import NEAR, echoes, with_echoes
 from data.storyworld.questions import questions_about
 from data.storyworld.story import tell
+from train.methods.asking import questions_to_draw
 
 STORIES = [tell(0, index) for index in range(150)] + [crowd(0, index) for index in range(40)]
 
@@ -73,3 +74,11 @@ def test_the_configuration_says_how_many():
     with_parts = [any(len(message.parts) > 1 for message in talk.messages) for talk in talks]
     assert len(with_parts) == 20
     assert sum(with_parts) > 10
+
+
+def test_what_reinforcement_learning_asks_about_has_no_echoes():
+    source = StoryworldSource(documents=20, validation_documents=1, chats="questions", told=1.0, echoed=1.0)
+    draw, rng = questions_to_draw(DataConfig(source=source, records="conversations")), Random(0)
+    asked = [one for one in (draw(rng) for _ in range(20)) if one is not None]
+    assert len(asked) > 10
+    assert all(isinstance(message["content"], str) for one in asked for message in one.messages)

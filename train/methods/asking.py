@@ -28,6 +28,8 @@ def questions_to_draw(data: DataConfig) -> Draw:
 
 
 def _about_a_story(source: StoryworldSource) -> Draw:
+    source = source.model_copy(update={"echoed": 0.0})  # names that are said again would give answers away
+
     @lru_cache(maxsize=4096)
     def told(index: int) -> dict[str, Any]:
         """A training conversation; making one takes longer than answering it."""

@@ -74,6 +74,8 @@ class Drills(Section):
         0.0, ge=0, le=1, description="Who goes with what: eight names, each with a thing, then whose each thing is."
     )
     ask_pairs: float = Field(0.0, ge=0, le=1, description="The same, said and asked in several ways.")
+    by_name: float = Field(0.0, ge=0, le=1, description="The other way round: what each name goes with.")
+    ask_by_name: float = Field(0.0, ge=0, le=1, description="The same in sentences, and where somebody hid.")
     crowds: float = Field(
         0.0, ge=0, le=1, description="Questions about one sentence of a story that is said of four people."
     )

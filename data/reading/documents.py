@@ -113,8 +113,9 @@ def _renamed(conversation: Conversation, rng: Random) -> Conversation:
 
 def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool) -> dict[str, Any]:
     """A conversation about a story; or one of `repeats`, or of the drills, whose shares are drawn."""
-    from data.storyworld import converse, say_again
+    from data.storyworld import converse, interview, say_again
     from data.storyworld.drills import DRILLS
+    from data.storyworld.interviews import Asked
 
     if repeats:
         return say_again(source.seed, index, split)
@@ -125,19 +126,15 @@ def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool
             return DRILLS[name](source.seed, index, split)
     if source.chats == "mixed":
         return converse(source.seed, index, split, source.level)
-    return converse(
-        source.seed,
-        index,
-        split,
-        source.level,
-        "questions",
+    asked = Asked(
         most=source.questions,
         told=source.told,
         told_weight=source.told_weight,
-        echoed=source.echoed,
         weights=source.class_weights.model_dump(),
         checked=source.checked,
+        echoed=source.echoed,
     )
+    return interview(source.seed, index, split, source.level, asked=asked)
 
 
 def drills_at(source: StoryworldSource, index: int, split: Split) -> Drills:

@@ -5,14 +5,15 @@ bits. On average over stories, no language model can pay less than that sum, so 
 Names and songs are invented at random: predicting them means looking back and copying.
 
 A story knows what is true in it (`facts`), so there are questions with known answers (`questions_about`,
-`draw_question`), conversations about them (`converse`), and pairs of a right and a wrong answer (`prefer`). It knows
-which word stands for which (`antecedents`, and `align` for any tokenizer). `repeated` gives documents for finding
-induction heads, `recall` documents that ask for what they said.
+`draw_question`), conversations about them (`converse`, `interview`), and pairs of a right and a wrong answer
+(`prefer`). It knows which word stands for which (`antecedents`, and `align` for any tokenizer). `repeated` gives
+documents for finding induction heads, `recall` documents that ask for what they said.
 """
 
 from .conversations import converse
 from .draw import draw_question
 from .drills import DRILLS, say_again
+from .interviews import interview
 from .mentions import Antecedent, align, antecedents
 from .names import renamed
 from .pairs import prefer
@@ -37,6 +38,7 @@ __all__ = [
     "antecedents",
     "converse",
     "draw_question",
+    "interview",
     "parse",
     "prefer",
     "questions_about",

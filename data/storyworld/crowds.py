@@ -9,8 +9,9 @@ from random import Random
 from typing import Any
 
 from .author import Author
-from .conversations import Message, ask, many_questions, noted, pick, turn
+from .conversations import Message, asked_about, noted, pick, turn
 from .echoes import with_echoes
+from .interviews import Asked, many_questions
 from .lexicon import lexicon
 from .pen import Pen
 from .plots import GAVE, one_hides
@@ -19,8 +20,7 @@ from .story import Split, Story, finished
 from .wordings import wordings
 
 PEOPLE = 4
-QUESTIONS = 14  # about each, at most
-WEIGHTS = {"who_has": 2, "where": 4, "who_wanted": 6, "yes_no": 6}  # how often which class is asked
+ASKED = Asked(most=14, weights={"who_has": 2, "where": 4, "who_wanted": 6, "yes_no": 6})
 
 
 def crowd(seed: int, index: int, split: Split = "train") -> Story:
@@ -54,18 +54,16 @@ def _talk(story: Story, rng: Random, told: bool) -> dict[str, Any]:
     possible = [question for question in every if question.kind == kind]
     first = possible[int(rng.random() * len(possible))]
     messages: list[Message] = []
+    shortly = rng.random() < 1 / 2
     if told:
         messages.append({"role": "user", "content": wordings("conversations")["crowd"]})
         messages.append({"role": "assistant", "content": with_echoes(story, rng)})
-        shortly = rng.random() < 1 / 2
-        turn(messages, first.text, first.answer if shortly else first.sentence)
+        turn(messages, first.text, first.reply(shortly))
     else:
-        prompt, answer = ask(story, first, rng)
-        turn(messages, prompt, answer)
-        shortly = answer == first.answer
+        turn(messages, asked_about(story.text, first.text, shortly, rng), first.reply(shortly))
     answered = [noted(first, messages)]
-    for one in many_questions(story, first, rng, QUESTIONS, WEIGHTS, 0.0):
-        turn(messages, one.text, one.answer if shortly else one.sentence)
+    for one in many_questions(story, first, rng, ASKED):
+        turn(messages, one.text, one.reply(shortly))
         answered.append(noted(one, messages))
     return {"conversations": messages, "meta": {"kind": "crowd", "plot": story.plot, "questions": answered}}
 

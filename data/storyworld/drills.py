@@ -11,7 +11,7 @@ from typing import Any
 from .conversations import Message, asked_about, pick, turn
 from .crowds import ask_crowd, tell_crowd
 from .echoes import weighted
-from .pairing import ask_pairs, pairs
+from .pairing import ask_by_name, ask_pairs, by_name, pairs
 from .questions import judged, place_sorts, worded
 from .repeats import REPEATED_WORDS, repeated
 from .story import Split
@@ -133,6 +133,8 @@ DRILLS: Mapping[str, Callable[[int, int, Split], dict[str, Any]]] = {
     "words": say_words,
     "pairs": pairs,
     "ask_pairs": ask_pairs,
+    "by_name": by_name,
+    "ask_by_name": ask_by_name,
     "crowds": ask_crowd,
     "told_crowds": tell_crowd,
     "compare": compare,

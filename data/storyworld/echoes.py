@@ -27,29 +27,40 @@ def with_echoes(story: Story, rng: Random) -> list[dict[str, Any]]:
 
 
 def echoes(story: Story) -> dict[int, str]:
-    """Where in the text which name can be said again: after a thing that somebody has or wants, or before a place where
-    somebody or something is. Only where the name came shortly before, so that it can be known."""
-    numbers = {texts[""]: number for number, texts in enumerate(story.entities) if "" in texts}
+    """Where in the text which name can be said again: after a thing that somebody has or wants, and after the first
+    word of a feeling, or of the place where somebody or something is. Only where the name came shortly before, so that
+    it can be known."""
     found: dict[int, str] = {}
     for fact in story.facts:
-        of = about(fact)
-        if of is None or of[0] not in numbers:
-            continue
-        name, what = of
-        near = [one for one in story.mentions if fact.at - NEAR < one.end <= fact.at]
-        said = [one for one in near if one.entity == numbers[what] and one.form not in ("colour", "a_colour")]
-        if said:
-            at = said[-1].start - 1 if fact.kind == "at" else said[-1].end
+        if about := told_of(story, fact):
+            name, at = about
             if any(named(story, one, name) and at - NEAR < one.start < at for one in story.mentions):
                 found.setdefault(at, name)
     return found
 
 
-def about(fact: Fact) -> tuple[str, str] | None:
-    """Who or what a fact is about, and what it says of it: a thing, or a place."""
+def told_of(story: Story, fact: Fact) -> tuple[str, int] | None:
+    """Who or what a fact is about, and where its name can be said again; None where that is not to be found."""
+    if fact.kind == "feels":
+        return fact.values["who"], fact.at - len(fact.values["feeling"]) + first_word(fact.values["feeling"])
     if fact.kind in ("has", "wants") and "thing" in fact.values:
-        return fact.values["who"], fact.values["thing"]
-    return (fact.values["what"], fact.values["place"]) if fact.kind == "at" else None
+        name, what = fact.values["who"], fact.values["thing"]
+    elif fact.kind == "at":
+        name, what = fact.values["what"], fact.values["place"]
+    else:
+        return None
+    number = next((number for number, texts in enumerate(story.entities) if texts.get("") == what), None)
+    near = [one for one in story.mentions if one.entity == number and fact.at - NEAR < one.end <= fact.at]
+    near = [one for one in near if one.form not in ("colour", "a_colour")]
+    if not near:
+        return None
+    last = near[-1]
+    return name, last.start + first_word(story.text[last.start : last.end]) if fact.kind == "at" else last.end
+
+
+def first_word(text: str) -> int:
+    """The length of its first word."""
+    return len(text.partition(" ")[0])
 
 
 def named(story: Story, mention: Mention, name: str) -> bool:

@@ -4,13 +4,15 @@ In a story the name comes first ("Folen had a ladder"), and the ladder is what i
 what comes *after* a word. To find what came before takes two heads, each of no use without the other. So in half of the
 sentences, and of the questions, the answer is said again where it can first be known, which takes only one of the two:
 
-    pairs      "Falwa net Falwa. Folen ladder."           "ladder Folen. net Falwa."
-               "Folen the mole had a red ladder Folen."   "ladder Folen."
-    ask_pairs  all of these, in more wordings             "Who had the ladder Folen? So it was Folen."
-               "Folen hid Folen under the bridge."        "Where did Folen hide? under the bridge."
+    pairs        "Falwa net Falwa. Folen ladder."          "ladder Folen. net Falwa."
+                 "Folen the mole had a red ladder Folen."  "ladder Folen."
+    ask_pairs    all of these, in more wordings            "Who had the ladder Folen? So it was Folen."
+    by_name      "Folen the mole ladder Folen."            "Folen ladder."
+    ask_by_name  "Folen hid under Folen the bridge."       "Where did Folen under the bridge hide? under the bridge."
 
-Only the names (or the places) are trained on. Which thing comes next cannot be known, and a loss on it hides what is to
-be learned. Without what is said again neither is learned, but for a course in small steps, and then not with every seed
+Only the names (or what is asked for) are trained on. Which thing comes next cannot be known, and a loss on it hides
+what is to be learned. Without what is said again neither is learned, but for a course in small steps, and then not with
+every seed. What a name goes with is learned after whose a thing is, and bare before it is asked in words
 (EXPERIMENTS.md).
 """
 
@@ -31,7 +33,7 @@ BARE = ("{name} {thing}.",)
 class Pair(NamedTuple):
     """What is said of somebody, in two parts, and how it is asked about, likewise: each is cut where the echo belongs.
 
-    told:   ("Folen the mole had a red ladder", ".") or ("Folen hid", " under the bridge.")
+    told:   ("Folen the mole had a red ladder", ".") or ("Folen hid under", " the bridge.")
     asked:  ("Who had the ladder", "? So it was") or ("Where did Folen", " hide?")
     """
 
@@ -53,39 +55,60 @@ def pairs(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
 
 
 def ask_pairs(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
-    """The same with words between the thing and the answer: "Who had the ladder? So it was".
-
-    A third asks by the name instead: "Folen hid under the bridge." "Where did Folen hide? Under the bridge."
-    """
+    """The same with words between the thing and the answer: "Who had the ladder? So it was"."""
     rng = Random(f"ask pairs {split} {seed} {index}")
     said = wordings("conversations")["pairs"]
-    if rng.random() < 1 / 3:
-        return said_back("ask pairs", hidden(names_for(split), rng), rng)
     told = (BARE, said["told"][:1], said["told"], said["told"])[int(rng.random() * 4)]
     return said_back("ask pairs", owners(names_for(split), told, said["back"], rng), rng)
 
 
-def owners(people: Sequence[str], told: Sequence[str], asked: Sequence[str], rng: Random) -> list[Pair]:
-    """Some of the people, each with a thing, which is asked about."""
+def by_name(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
+    """People and their things, asked about by the name alone. What comes right after a name is not always the thing."""
+    rng = Random(f"by name {split} {seed} {index}")
+    told = wordings("conversations")["pairs"]["bare"]
+    return said_back("by name", owners(names_for(split), told, ["{name}"], rng, by_name=True), rng)
+
+
+def ask_by_name(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
+    """The same in sentences and questions, and half of them about places: "Where did Folen hide?" """
+    rng = Random(f"ask by name {split} {seed} {index}")
+    if rng.random() < 1 / 2:
+        return said_back("ask by name", hidden(names_for(split), rng), rng)
+    said = wordings("conversations")["pairs"]
+    told = said["told" if rng.random() < 1 / 2 else "bare"]
+    return said_back("ask by name", owners(names_for(split), told, said["had"], rng, by_name=True), rng)
+
+
+def owners(
+    people: Sequence[str], told: Sequence[str], asked: Sequence[str], rng: Random, by_name: bool = False
+) -> list[Pair]:
+    """Some of the people, each with a thing. The thing is asked about, or with `by_name` who has it."""
     found = []
     things = some(sorted(words_of("thing", "")), TOLD, rng)
     for name, thing in zip(some(people, TOLD, rng), things, strict=True):
         values = described(name, rng) | {"thing": thing}
         sentence, question = pick(rng, told).format(**values), pick(rng, asked).format(**values)
-        found.append(Pair(cut(sentence, thing), cut(question, thing), name, name))
+        about, answer = (name, thing) if by_name else (thing, name)
+        found.append(Pair(cut(sentence, thing), cut(question, about), name, answer))
     return found
 
 
 def hidden(people: Sequence[str], rng: Random) -> list[Pair]:
-    """Some of the people, each in another place; it is asked where they are."""
+    """Some of the people, each in another place; it is asked where they are.
+
+    The name is said again *in* the place, where its first word can be found by the name that is noted there.
+    """
     found = []
     said = wordings("conversations")["pairs"]
     for name, place in zip(some(people, TOLD, rng), some(places(), TOLD, rng), strict=True):
-        values = described(name, rng) | {"place": place}
-        before, _, _ = pick(rng, said["hid"]).format(**values).rpartition(f" {place}")
-        question = pick(rng, said["where"]).format(**values)
-        found.append(Pair((before, f" {place}."), cut(question, name), name, place))
+        sentence = pick(rng, said["hid"]).format(**described(name, rng), place=place)
+        question = pick(rng, said["where"]).format(name=name)
+        found.append(Pair(cut(sentence, first_word(place)), cut(question, name), name, place))
     return found
+
+
+def first_word(text: str) -> str:
+    return text.partition(" ")[0]
 
 
 def cut(text: str, word: str) -> tuple[str, str]:

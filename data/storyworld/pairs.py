@@ -3,7 +3,7 @@
 from random import Random
 from typing import Any
 
-from .conversations import OTHER_BOOK, ask, ask_for, pick, turn
+from .conversations import OTHER_BOOK, ask_for, asked_about, pick, turn
 from .draw import draw_question
 from .questions import KINDS, Question, judged, names_of, places_of
 from .story import Split, Story
@@ -23,14 +23,14 @@ def prefer(
         held_out_names = split == "validation"
     story, question = draw_question(3 * OTHER_BOOK + seed, index, split, level, pick(rng, KINDS), held_out_names)
     prompt: list[dict[str, str]] = []
+    text, shortly = question.text, False
     if rng.random() < 1 / 3:
         turn(prompt, ask_for(story, rng)[0], story.text)
-        text, right = question.text, question.sentence
     else:
-        text, right = ask(story, question, rng)
+        shortly = rng.random() < 1 / 2
+        text = asked_about(story.text, text, shortly, rng)
     prompt.append({"role": "user", "content": text})
-    short = right == question.answer
-    wrong = wrong_answer(story, question, short, rng)
+    right, wrong = question.reply(shortly), wrong_answer(story, question, shortly, rng)
     return {
         "prompt": prompt,
         "chosen": [{"role": "assistant", "content": right}],
@@ -38,13 +38,13 @@ def prefer(
     }
 
 
-def wrong_answer(story: Story, question: Question, short: bool, rng: Random) -> str:
+def wrong_answer(story: Story, question: Question, shortly: bool, rng: Random) -> str:
     """A wrong candidate, in short or in the sentence of the right one."""
     wrong = pick(rng, [one for one in question.candidates if one != question.answer])
-    if short:
-        return wrong
     if question.kind == "yes_no":
         return misjudged(story, question, rng)
+    if shortly:
+        return wrong
     for right, other in ((question.answer, wrong), (capital(question.answer), capital(wrong))):
         if question.kind == "feeling":  # it stands last
             head, found, tail = question.sentence.rpartition(right)

@@ -24,7 +24,7 @@ from data.batches import IGNORED, Batch
 from data.chat import TRAINED, encode_conversations
 from data.config import StoryworldSource
 from data.reading.records import checked_conversation
-from data.storyworld import Story, converse, tell
+from data.storyworld import Story, interview, tell
 from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer
 from eval.attention.controls import LOGITS, rises_without_each
@@ -160,7 +160,7 @@ def measure(
 def right_answers(tokenizer: Tokenizer, source: StoryworldSource) -> Text:
     """Held-out conversations with many questions each; what the assistant says is counted."""
     talks = [
-        converse(source.seed, index, "validation", source.level, "questions", held_out_names=False)["conversations"]
+        interview(source.seed, index, "validation", source.level, held_out_names=False)["conversations"]
         for index in range(CONVERSATIONS)
     ]
     encoded = encode_conversations(tokenizer, [checked_conversation(one) for one in talks])

@@ -10,7 +10,7 @@ from data.config import DataConfig, StoryworldSource, TokenizerConfig
 from data.reading.records import conversation_of
 from data.reading.sources import documents
 from data.storyworld.names import held_out_names, name_set
-from data.storyworld.pairing import TOLD, ask_pairs, pairs
+from data.storyworld.pairing import TOLD, ask_by_name, ask_pairs, by_name, pairs
 from data.tokenizer import train_tokenizer
 from tests.train.helpers import refusal, write_config
 
@@ -29,7 +29,7 @@ def trained_on(talk) -> list[str]:
     return [TOKENIZER.decode(part, skip_special_tokens=False) for part in found]
 
 
-DRILLS = {"pairs": pairs, "ask_pairs": ask_pairs}
+DRILLS = {"pairs": pairs, "ask_pairs": ask_pairs, "by_name": by_name, "ask_by_name": ask_by_name}
 
 
 def said_in(talk) -> str:
@@ -39,7 +39,7 @@ def said_in(talk) -> str:
 
 
 @pytest.mark.parametrize("drill", DRILLS)
-def test_only_who_it_was_is_trained_on(drill):
+def test_only_what_is_asked_for_is_trained_on(drill):
     for index in range(30):
         talk = DRILLS[drill](0, index)
         *trained, end = trained_on(talk)
@@ -60,18 +60,20 @@ def test_what_is_answered_is_what_was_told_and_half_of_it_is_said_again(drill):
         for answer, asked in zip(answers, re.split(r"\[[^\]]*\]\.", rest), strict=False):
             (told,) = [one for one in plain if re.search(rf"\b{answer}\b", one)]
             before, _, echo = re.sub(r"\]", "", asked).partition("[ ")
-            if answer in name_set():  # asked about by the thing, which stands last
-                assert told.rstrip(".").split()[-1] in before
-            else:  # asked about by the name
+            if "by_name" in drill:
                 assert set(re.findall(r"[A-Z]\w+", told)) & set(re.findall(r"[A-Z]\w+", before)) & name_set()
+            else:  # asked about by the thing, which stands last
+                assert told.rstrip(".").split()[-1] in before
             assert not echo or echo.startswith(answer), "what is said again in a question is its answer"
             again["asked", bool(echo)] += 1
+            again["place"] += " " in answer
         for sentence, one in zip(sentences, plain, strict=True):
             (name,) = set(re.findall(r"\b[A-Z]\w+", one)) & name_set()
             assert re.findall(r"\[ (.*?)\]", sentence) in ([], [name])
             again["told", "[" in sentence] += 1
     assert 300 < again["told", True] < 500 > again["told", False] > 300
-    assert again["asked", True] in (range(200, 400) if drill == "ask_pairs" else (0,))
+    assert again["asked", True] in (range(200, 400) if drill.startswith("ask") else (0,))
+    assert again["place"] in (range(200, 600) if drill == "ask_by_name" else (0,))
 
 
 @pytest.mark.parametrize("drill", DRILLS)

@@ -13,7 +13,8 @@ from data.chat_template import CHAT_TEMPLATE, CHAT_TEMPLATE_DIGESTS, CHAT_TEMPLA
 from data.config import DataConfig, StoryworldSource, TokenizerConfig
 from data.prepare import dependencies
 from data.reading.records import conversation_of
-from data.storyworld import DRILLS, converse, draw_question, recall, repeated, say_again, tell
+from data.storyworld import DRILLS, converse, draw_question, interview, recall, repeated, say_again, tell
+from data.storyworld.interviews import Asked
 from data.storyworld.version import STORYWORLD_DIGESTS, STORYWORLD_VERSION
 from data.tokenizer import train_tokenizer
 
@@ -34,8 +35,8 @@ def sample_of_the_world() -> list:
     stories = [story(split, level, i) for split in SPLITS for level in (1, 2) for i in range(20)]
     held_out_names = [story("validation", 2, i, held_out_names=True) for i in range(5)]
     chats = [converse(3, i, split, level) for split in SPLITS for level in (1, 2) for i in range(10)]
-    chats += [converse(3, i, "train", 1, "questions") for i in range(5)]
-    chats += [converse(3, i, "train", 1, "questions", told=1.0, echoed=1.0) for i in range(5)]
+    chats += [interview(3, i) for i in range(5)]
+    chats += [interview(3, i, asked=Asked(told=1.0, echoed=1.0)) for i in range(5)]
     drills = (*DRILLS.values(), say_again)
     chats += [drill(3, i, split) for drill in drills for split in SPLITS for i in range(5)]
     questions = [draw_question(3, i, "validation", level)[1] for level in (1, 2) for i in range(14)]

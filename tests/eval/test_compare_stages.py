@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from data.config import StoryworldSource, TokenizerConfig
-from data.storyworld import converse, tell
+from data.storyworld import converse, interview, tell
 from data.tokenizer import train_tokenizer
 from eval.compare import stages
 from eval.compare.runs import group, read_runs
@@ -78,7 +78,7 @@ def test_what_is_asked_is_what_the_assistant_says():
     told = [message["content"] for i in range(8) for message in converse(0, i, "validation")["conversations"]]
     tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=512), told)
     found = stages.right_answers(tokenizer, source)
-    talk = converse(0, 0, "validation", kind="questions", held_out_names=False)["conversations"]
+    talk = interview(0, 0, "validation", held_out_names=False)["conversations"]
     said = "".join(f"{one['content']}<|im_end|>" for one in talk if one["role"] == "assistant")
     assert tokenizer.backend.decode(found.ids[0][found.counted[0]].tolist(), skip_special_tokens=False) == said
     stories = stages.whole_texts(tokenizer, [tell(0, 0, "validation").text])

@@ -12,7 +12,7 @@ import torch
 from data.chat import TRAINED, encode_conversations, prompt_ids
 from data.config import StoryworldSource, TokenizerConfig
 from data.reading.records import conversation_of
-from data.storyworld import converse
+from data.storyworld import converse, interview
 from data.storyworld.names import held_out_names, name_set
 from data.storyworld.questions import KINDS
 from data.tokenizer import train_tokenizer
@@ -175,7 +175,7 @@ def test_names_are_of_the_form_that_was_asked_for():
 @pytest.mark.slow
 def test_a_model_that_knows_two_conversations_by_heart_answers_all_their_questions(tokenizer):
     lm = LanguageModel(tiny_config(vocab_size=tokenizer.vocab_size, max_position_embeddings=1024))
-    pairs = [converse(0, index, "validation", kind="questions") for index in (4, 5)]  # sentences
+    pairs = [interview(0, index, "validation") for index in (4, 5)]  # sentences
     asked = [question for pair in pairs for question in questions_in(pair)]
     assert len(asked) == 16
     before = score(asked, ask(lm, tokenizer, asked))["all"]

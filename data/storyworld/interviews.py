@@ -76,7 +76,11 @@ def interview(
 
 
 def many_questions(story: Story, first: Question, rng: Random, asked: Asked) -> list[Question]:
-    """More questions about the story than the first, of any kind that it has, none of them asked before."""
+    """More questions about the story than the first, of any kind that it has, none of them asked before.
+
+    Yes or no is asked of every candidate alike, so the name that is offered says nothing about the answer. Where yes is
+    right half of the time, models learn to repeat that name (EXPERIMENTS.md).
+    """
     more: list[Question] = []
     of_kind: dict[str, list[Question]] = {}
     for question in questions_about(story):
@@ -84,9 +88,6 @@ def many_questions(story: Story, first: Question, rng: Random, asked: Asked) -> 
     kinds = [kind for kind in of_kind for _ in range(asked.weights.get(kind, 1))]
     for _ in range(3 * asked.most):
         found = of_kind[pick(rng, kinds)]
-        if found[0].kind == "yes_no":
-            answer = pick(rng, ("yes", "no"))
-            found = [question for question in found if question.answer == answer]
         one = found[int(rng.random() * len(found))]
         if not any(repeats(one.text, before.text) for before in (first, *more)):
             more.append(one)

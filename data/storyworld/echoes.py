@@ -27,15 +27,15 @@ def with_echoes(story: Story, rng: Random) -> list[dict[str, Any]]:
 
 
 def echoes(story: Story) -> dict[int, str]:
-    """Where in the text which name can be said again: after a thing that somebody has or wants, and after the first
-    word of a feeling, or of the place where somebody or something is. Only where the name came shortly before, so that
-    it can be known."""
+    """Where in the text which name can be said again: after a thing that somebody has, wants or gave away, and after
+    the first word of a feeling, or of the place where somebody or something is. Only where the name came shortly
+    before, so that it can be known. Who gave it goes before who has it now: that comes again at the end."""
     found: dict[int, str] = {}
     for fact in story.facts:
         if about := told_of(story, fact):
             name, at = about
             if any(named(story, one, name) and at - NEAR < one.start < at for one in story.mentions):
-                found.setdefault(at, name)
+                found[at] = name if fact.kind == "did" else found.get(at, name)
     return found
 
 
@@ -45,6 +45,8 @@ def told_of(story: Story, fact: Fact) -> tuple[str, int] | None:
         return fact.values["who"], fact.at - len(fact.values["feeling"]) + first_word(fact.values["feeling"])
     if fact.kind in ("has", "wants") and "thing" in fact.values:
         name, what = fact.values["who"], fact.values["thing"]
+    elif fact.kind == "did" and "who_did" in fact.values:
+        name, what = fact.values["who"], fact.values["who_did"].partition("|")[0].removesuffix("?").split()[-1]
     elif fact.kind == "at":
         name, what = fact.values["what"], fact.values["place"]
     else:

@@ -81,6 +81,11 @@ def turn(messages: list[Message], user: str, assistant: str) -> None:
     messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
 
 
+def weighted(parts: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+    """The content of a message of which some parts are trained on (1), and some are not (0)."""
+    return [{"type": "text", "text": text, "weight": weight} for text, weight in parts]
+
+
 def pick(rng: Random, options: Sequence[str]) -> str:
     return options[int(rng.random() * len(options))]
 

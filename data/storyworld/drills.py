@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import Any
 
-from .conversations import Message, asked_about, pick, turn
+from .conversations import Message, asked_about, pick, turn, weighted
 from .crowds import ask_crowd, tell_crowd
-from .echoes import weighted
 from .pairing import ask_by_name, ask_pairs, by_name, pairs
 from .questions import judged, place_sorts, worded
 from .repeats import REPEATED_WORDS, repeated

@@ -4,10 +4,10 @@ What a question asks about a thing, a reader must have noted at the thing: whose
 have a loss, so this is what is learned, in the words of stories. `pairing.py` does the same with words alone.
 """
 
-from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+from .conversations import weighted
 from .pen import Fact, Mention
 from .story import Story
 
@@ -68,8 +68,3 @@ def first_word(text: str) -> int:
 def named(story: Story, mention: Mention, name: str) -> bool:
     """Whether this is the name itself, and not "he" or "the fox"."""
     return story.text[mention.start : mention.end] == name
-
-
-def weighted(parts: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-    """The content of a message of which some parts are trained on (1), and some are not (0)."""
-    return [{"type": "text", "text": text, "weight": weight} for text, weight in parts]

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-from .conversations import Message, pick
-from .echoes import AGAIN, weighted
+from .conversations import Message, pick, weighted
+from .echoes import AGAIN
 from .story import Split
 from .vocabulary import names_for, places, some, words_of
 from .wordings import wordings

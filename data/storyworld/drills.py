@@ -61,7 +61,7 @@ def compare(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
 
 
 def judge(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
-    """The same question about what the assistant has just said, which cannot be known: "Tiko? It was Belna, so no."
+    """The same question about what the assistant has just said, which cannot be known: "It was Belna. Tiko? No."
 
     Only "yes" and "no" are trained on, and only the two names side by side say which it is. In most of these
     conversations the same few names come again and again, as in a story. What `compare` teaches is not enough there: in

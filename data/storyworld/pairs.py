@@ -56,7 +56,7 @@ def wrong_answer(story: Story, question: Question, shortly: bool, rng: Random) -
 
 
 def misjudged(story: Story, question: Question, rng: Random) -> str:
-    """ "Tiko? It was Belna, so no." where yes is right; where no is right, that it was so."""
+    """ "It was Belna. Tiko? No." where yes is right; where no is right, that it was so."""
     about_place = question.text.split()[0] != "Is" and " who " not in question.text
     possible = places_of(story) if about_place else names_of(story)
     named = sorted((one for one in possible if one in question.text), key=question.text.find)

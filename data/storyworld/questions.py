@@ -255,9 +255,9 @@ def ask_yes_no(story: Story) -> Iterator[Question]:
 def yes_no(question: Question, candidate: str) -> list[Question]:
     """The question as one that is answered by yes or no, in all its wordings (none for "What happened first?").
 
-    As a sentence the answer first says who was asked about and who it was, and then judges: "Belna? It was Tiko, so
-    no." So both names stand side by side, where a head that sees a few tokens can compare them. "No, it was Tiko."
-    would have to be judged before anything is said (EXPERIMENTS.md).
+    The answer first says who it was, and judges after both names stand side by side, where a head that sees a few
+    tokens can compare them: "It was Tiko. Belna? No." Where "Belna?" came first, it was often said again in place of
+    the right name, and "No, it was Tiko." would have to be judged before anything is said (EXPERIMENTS.md).
     """
     is_it, so = question.text.removesuffix("?"), candidate == question.answer
     if match := fullmatch(r"Who (.*)", is_it):
@@ -272,9 +272,9 @@ def yes_no(question: Question, candidate: str) -> list[Question]:
 
 
 def judged(candidate: str, found: str, is_place: bool, short: str) -> str:
-    """ "Belna? It was Tiko, so no." or "In the barn? By the river, so no." """
+    """ "It was Tiko. Belna? No." or "By the river. In the barn? No." """
     first, then = (place[0].upper() + place[1:] for place in (candidate, found))
-    return f"{first}? {then if is_place else f'It was {found}'}, so {short}."
+    return f"{then if is_place else f'It was {found}'}. {first}? {short.capitalize()}."
 
 
 ASKERS: dict[str, Callable[[Story], Iterator[Question]]] = {

@@ -9,5 +9,5 @@ STORYWORLD_DIGESTS = {
     3: "55bfd30b2fbd4703",
     4: "7bb1527d88d8e9a2",
     5: "1be1050668e7765d",
-    6: "6d35a804856cbe63",
+    6: "1e8759fa9883addb",
 }

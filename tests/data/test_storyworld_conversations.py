@@ -161,7 +161,7 @@ def test_who_asks_for_a_few_words_gets_them_until_the_end():
         for question in one["meta"]["questions"]:
             reply = one["conversations"][question["message"]]["content"]
             if question["kind"] == "yes_no":  # in a few words, too, it is said who it was
-                assert reply.endswith(f", so {question['answer']}.")
+                assert reply.endswith(f"? {question['answer'].capitalize()}.")
             else:
                 assert (reply == question["answer"]) == few
         styles[few] += 1
@@ -237,7 +237,7 @@ def test_a_checked_answer_is_asked_for_again_as_yes_or_no():
                 assert repeats(texts[number - 1], texts[number]) or before["kind"] == "where"
                 reply = one["conversations"][question["message"]]["content"]
                 assert before["answer"].lower() in reply.lower()
-                assert reply.endswith(f", so {question['answer']}.")
+                assert reply.endswith(f"? {question['answer'].capitalize()}.")
                 so = before["answer"] in texts[number]
                 assert question["answer"] == ("yes" if so else "no")
                 said[question["answer"]] += 1

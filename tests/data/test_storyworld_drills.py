@@ -35,7 +35,7 @@ def test_names_are_compared_with_nothing_else_said_twice():
         for question, reply in zip(texts[::2], texts[1::2], strict=True):
             one, other = re.fullmatch(r"It was (.*)\. Was it (.*)\?", question).groups()
             assert reply.lower() in (
-                f"{other}? {w}{one}, so {'yes' if one == other else 'no'}.".lower() for w in ("It was ", "")
+                f"{w}{one}. {other}? {'yes' if one == other else 'no'}.".lower() for w in ("It was ", "")
             )
             assert told.count(one) == 1 + (one == other)
             said[one == other] += 1
@@ -50,9 +50,9 @@ def test_only_yes_or_no_is_trained_on_and_the_two_names_decide():
         messages = judge(0, index)["conversations"]
         for question, reply in zip(messages[::2], messages[1::2], strict=True):
             before, word, end = [(part["text"], part["weight"]) for part in reply["content"]]
-            one, other = re.fullmatch(r"(.*)\? (?:It was )?(.*), so", before[0]).groups()
+            other, one = re.fullmatch(r"(?:It was )?(.*)\. (.*)\?", before[0]).groups()
             assert one.lower() in question["content"].lower()
-            assert word == (" yes" if one.lower() == other.lower() else " no", 1)
+            assert word == (" Yes" if one.lower() == other.lower() else " No", 1)
             assert (before[1], end) == (0, (".", 0))
             came[word] += 1
             names[index, one] += 1

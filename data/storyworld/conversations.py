@@ -45,7 +45,6 @@ def converse(
     kind = kind or pick(rng, [one for one, n in zip(CONVERSATION_KINDS, WEIGHTS, strict=True) for _ in range(n)])
     if held_out_names is None:
         held_out_names = split == "validation"
-    more: list[Question] = []
     if kind == "tell":
         story = tell(2 * OTHER_BOOK + seed, index, split, level, held_out_names)
     else:
@@ -61,12 +60,11 @@ def converse(
         request, contains = ask_for(story, rng)
         turn(messages, request, story.text)
     if kind == "turns":
-        more = [question, *more_questions(story, question, rng)]
-    for one in more:
-        turn(messages, one.text, one.sentence)
-        answered.append(noted(one, messages))
-    if kind == "turns" and rng.random() < 1 / 4:
-        turn(messages, *(pick(rng, wordings("conversations")[key]) for key in ("thanks", "welcome")))
+        for one in (question, *more_questions(story, question, rng)):
+            turn(messages, one.text, one.sentence)
+            answered.append(noted(one, messages))
+        if rng.random() < 1 / 4:
+            turn(messages, *(pick(rng, wordings("conversations")[key]) for key in ("thanks", "welcome")))
     meta = {"kind": kind, "plot": story.plot, "contains": contains, "questions": answered}
     return {"conversations": messages, "meta": meta}
 

@@ -42,7 +42,7 @@ def echoes(story: Story) -> dict[int, str]:
 def told_of(story: Story, fact: Fact) -> tuple[str, int] | None:
     """Who or what a fact is about, and where its name can be said again; None where that is not to be found."""
     if fact.kind == "feels":
-        return fact.values["who"], fact.at - len(fact.values["feeling"]) + first_word(fact.values["feeling"])
+        return fact.values["who"], fact.at - len(fact.values["feeling"]) + len(first_word(fact.values["feeling"]))
     if fact.kind in ("has", "wants") and "thing" in fact.values:
         name, what = fact.values["who"], fact.values["thing"]
     elif fact.kind == "did" and "who_did" in fact.values:
@@ -57,12 +57,12 @@ def told_of(story: Story, fact: Fact) -> tuple[str, int] | None:
     if not near:
         return None
     last = near[-1]
-    return name, last.start + first_word(story.text[last.start : last.end]) if fact.kind == "at" else last.end
+    return name, last.start + len(first_word(story.text[last.start : last.end])) if fact.kind == "at" else last.end
 
 
-def first_word(text: str) -> int:
-    """The length of its first word."""
-    return len(text.partition(" ")[0])
+def first_word(text: str) -> str:
+    """ "by" of "by the river": where something is said of somebody, it is known from this word on."""
+    return text.partition(" ")[0]
 
 
 def named(story: Story, mention: Mention, name: str) -> bool:

@@ -21,7 +21,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from .conversations import Message, pick, weighted
-from .echoes import AGAIN
+from .echoes import AGAIN, first_word
 from .story import Split
 from .vocabulary import names_for, places, some, words_of
 from .wordings import wordings
@@ -82,7 +82,7 @@ def ask_by_name(seed: int, index: int, split: Split = "train") -> dict[str, Any]
 def owners(
     people: Sequence[str], told: Sequence[str], asked: Sequence[str], rng: Random, by_name: bool = False
 ) -> list[Pair]:
-    """Some of the people, each with a thing. The thing is asked about, or with `by_name` who has it."""
+    """Some of the people, each with a thing. It is asked by the thing who has it, or with `by_name` what each has."""
     found = []
     things = some(sorted(words_of("thing", "")), TOLD, rng)
     for name, thing in zip(some(people, TOLD, rng), things, strict=True):
@@ -103,12 +103,9 @@ def hidden(people: Sequence[str], rng: Random) -> list[Pair]:
     for name, place in zip(some(people, TOLD, rng), some(places(), TOLD, rng), strict=True):
         sentence = pick(rng, said["hid"]).format(**described(name, rng), place=place)
         question = pick(rng, said["where"]).format(name=name)
-        found.append(Pair(cut(sentence, first_word(place)), cut(question, name), name, place))
+        at = sentence.rindex(place) + len(first_word(place))
+        found.append(Pair((sentence[:at], sentence[at:]), cut(question, name), name, place))
     return found
-
-
-def first_word(text: str) -> str:
-    return text.partition(" ")[0]
 
 
 def cut(text: str, word: str) -> tuple[str, str]:

@@ -70,6 +70,7 @@ def test_what_is_answered_is_what_was_told_and_half_of_it_is_said_again(drill):
         for sentence, one in zip(sentences, plain, strict=True):
             (name,) = set(re.findall(r"\b[A-Z]\w+", one)) & name_set()
             assert re.findall(r"\[ (.*?)\]", sentence) in ([], [name])
+            assert not re.search(r"\]\w", sentence), "a word is not cut"
             again["told", "[" in sentence] += 1
     assert 300 < again["told", True] < 500 > again["told", False] > 300
     assert again["asked", True] in (range(200, 400) if drill.startswith("ask") else (0,))

@@ -259,8 +259,9 @@ def test_an_installed_chinese_font_is_found_though_matplotlib_does_not_know_it()
 
 def test_labels_are_cut_by_the_width_that_they_take():
     assert drawing.shorten("averyverylongtoken") == "averyverylo…"
-    assert drawing.shorten("世界和平世界和平") == "世界和平世…"
     assert drawing.shorten("short") == "short"
+    if drawing._cjk_file() is not None:  # without a font for them, codes stand in their place
+        assert drawing.shorten("世界和平世界和平") == "世界和平世…"
 
 
 # Scores

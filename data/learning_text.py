@@ -27,7 +27,7 @@ def tokenizer_texts(config: DataConfig) -> Iterator[str]:
         return
     if kind == "bpe" and isinstance(config.source, StoryworldSource):
         # drills are the same few words again and again: cut by what they hold, a story would be in crumbs
-        stories = config.source.model_copy(update={"drills": Drills(), "course": []})
+        stories = config.source.model_copy(update={"drills": Drills(), "course": [], "validation_documents": 0})
         config = config.model_copy(update={"source": stories})
     share = _share(config.source, wanted) if kind == "bpe" else 1.0
     seen = taken = 0

@@ -16,6 +16,7 @@ from functools import cache
 import pytest
 import torch
 
+from configs import cores
 from model import memory
 from tests.train.helpers import REPOSITORY, write_config
 from train import meters
@@ -343,7 +344,7 @@ def test_what_only_some_systems_tell_is_asked_with_a_fallback(tmp_path, monkeypa
     monkeypatch.delattr(os, "sysconf_names", raising=False)
     assert hardware.device_memory("cpu") is None  # Windows
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    assert sweep._cores() == os.cpu_count()
+    assert cores.usable_cores() == os.cpu_count()
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import time
-from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from configs.command import InputError
-from data.config import DataConfig, Drills, FilesSource, HubSource, StoryworldSource
+from data.config import DataConfig, FilesSource, HubSource, StoryworldSource
 from data.fingerprints import Seen, fingerprint, number_of
 from data.reading import files, hub
 from data.reading.files import Record
 from data.reading.ledger import Document, Ledger, Split
 from data.reading.pairs import Pair, pair_of
 from data.reading.records import BadRecord, Conversation, conversation_of, text_of
+from data.reading.tellers import Counts, told
 
 FEW_HELD_OUT = 5  # documents; where a hash would hold out fewer on average, the share depends on chance
 SEARCH_SECONDS = 2.0  # of searching for document_start, beside what its text may take
@@ -67,85 +64,11 @@ def documents_of(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[Do
 
 
 def _storyworld(source: StoryworldSource, config: DataConfig, ledger: Ledger) -> Iterator[Document]:
-    counts: dict[Split, int] = {"validation": source.validation_documents, "train": source.documents}
-    for split, count in counts.items():
-        for index in range(count):
-            ledger.records += 1
-            ledger.advance(1, "records")
-            content = _invented(source, index, split, config.records)
-            yield Document(content, split, f"storyworld, {split} {index}", _number_of(content))
-
-
-def _invented(source: StoryworldSource, index: int, split: Split, records: str) -> str | Conversation | Pair:
-    """A story, a conversation about one, a pair of answers, facts and questions, or (evenly spread) repeated words."""
-    from data.storyworld import REPEATED_WORDS, prefer, recall, renamed, repeated, tell
-
-    rng = Random(f"names {source.seed} {index}")
-    other_names = split == "train" and rng.random() < source.other_names
-    repeats = int((index + 1) * source.repeats) > int(index * source.repeats)
-    if records == "pairs":
-        return pair_of(prefer(source.seed, index, split, source.level))
-    if records == "conversations":
-        conversation = conversation_of(talk_about(source, index, split, repeats))
-        return _renamed(conversation, rng) if other_names else conversation
-    if source.recall is not None:
-        return recall(source.seed, index, held_out=split == "validation", **source.recall.model_dump()).text
-    if repeats:
-        text = repeated(source.seed, index, words=REPEATED_WORDS, held_out=split == "validation").text
-    else:
-        text = tell(source.seed, index, split, source.level).text
-    return renamed([text], rng)[0] if other_names else text
-
-
-def _renamed(conversation: Conversation, rng: Random) -> Conversation:
-    """The same with names of other forms."""
-    from data.storyworld import renamed
-
-    parts = [message.parts or ((message.content, 1),) for message in conversation.messages]
-    texts = iter(renamed([text for several in parts for text, _ in several], rng))
-    messages = []
-    for message, several in zip(conversation.messages, parts, strict=True):
-        other = tuple((next(texts), weight) for _, weight in several)
-        content = "".join(text for text, _ in other)
-        messages.append(replace(message, content=content, parts=other if message.parts else ()))
-    return replace(conversation, messages=tuple(messages))
-
-
-def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool) -> dict[str, Any]:
-    """A conversation about a story; or one of `repeats`, or of the drills, whose shares are drawn."""
-    from data.storyworld import converse, interview, say_again
-    from data.storyworld.drills import DRILLS
-    from data.storyworld.interviews import Asked
-
-    if repeats:
-        return say_again(source.seed, index, split)
-    drawn = Random(f"drills {source.seed} {index}").random()
-    for name, share in drills_at(source, index, split):
-        drawn -= share
-        if drawn < 0:
-            return DRILLS[name](source.seed, index, split)
-    if source.chats == "mixed":
-        return converse(source.seed, index, split, source.level)
-    asked = Asked(
-        most=source.questions,
-        told=source.told,
-        told_weight=source.told_weight,
-        weights=source.class_weights.model_dump(),
-        checked=source.checked,
-        echoed=source.echoed,
-    )
-    return interview(source.seed, index, split, source.level, asked=asked)
-
-
-def drills_at(source: StoryworldSource, index: int, split: Split) -> Drills:
-    """Those of the source, or of the step of its course that document `index` is in; held-out ones are of the last."""
-    if not source.course:
-        return source.drills
-    if split == "validation":
-        return source.course[-1].drills
-    ends = list(accumulate(step.weight for step in source.course))
-    done = (index + 0.5) / source.documents * ends[-1]
-    return source.course[min(bisect(ends, done), len(ends) - 1)].drills
+    counts: Counts = {"validation": source.validation_documents, "train": source.documents}
+    for split, index, content in told(source, config.records, counts):
+        ledger.records += 1
+        ledger.advance(1, "records")
+        yield Document(content, split, f"storyworld, {split} {index}", _number_of(content))
 
 
 def _number_of(content: str | Conversation | Pair) -> int:

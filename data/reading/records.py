@@ -264,6 +264,8 @@ def _list(value: Any, what: str, of_what: str) -> list:
 
 def _check_json(value: Any, what: str) -> None:
     """Refuse what a table can hold and JSON cannot (dates, bytes)."""
+    if not value:  # as nearly always
+        return
     try:
         _checked(json.dumps(value, ensure_ascii=False), what)
     except (TypeError, RecursionError) as error:

@@ -6,10 +6,10 @@ wrong one that the story also holds. `questions_about` lists all that can be ask
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, pairwise
 from re import fullmatch, sub
+from typing import NamedTuple
 
 from .lexicon import Pool, lexicon
 from .pen import Fact
@@ -21,8 +21,7 @@ OPEN_KINDS = ("who_has", "where", "who_wanted", "who_said", "first", "who_did") 
 TIME = r"( (?:at the end of the story|in the end|first|last on the way out|after the [a-z ]+))?"  # stands last
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """A question about a story.
 
     kind:       one of KINDS. "first" asks for the order of events, and "who_did" for a deed whatever its order
@@ -248,27 +247,30 @@ def ask_yes_no(story: Story) -> Iterator[Question]:
     """Every question of who and where, with each of its candidates offered as the answer."""
     for kind in OPEN_KINDS:
         for question in open_to_doubt(story, kind):
-            for candidate in question.candidates:
-                yield from yes_no(question, candidate)
+            yield from yes_no(question, question.candidates)
 
 
-def yes_no(question: Question, candidate: str) -> list[Question]:
-    """The question as one that is answered by yes or no, in all its wordings (none for "What happened first?").
+def yes_no(question: Question, candidates: Sequence[str]) -> list[Question]:
+    """The question as one that is answered by yes or no, in all its wordings (none for "What happened first?"), about
+    each of these candidates.
 
     The answer first says who it was, and judges after both names stand side by side, where a head that sees a few
     tokens can compare them: "It was Tiko. Belna? No." Where "Belna?" came first, it was often said again in place of
     the right name, and "No, it was Tiko." would have to be judged before anything is said (EXPERIMENTS.md).
     """
-    is_it, so = question.text.removesuffix("?"), candidate == question.answer
-    if match := fullmatch(r"Who (.*)", is_it):
-        texts = [f"Was it {candidate} who {match[1]}?", f"Is it true that {candidate} {match[1]}?"]
-    elif match := fullmatch(rf"Where (was|did) (.*?){TIME}", is_it):
-        texts = [f"{match[1].capitalize()} {match[2]} {candidate}{match[3] or ''}?"]
+    text, is_place = question.text.removesuffix("?"), question.kind == "where"
+    if match := fullmatch(r"Who (.*)", text):
+        forms = ["Was it {} who " + match[1] + "?", "Is it true that {} " + match[1] + "?"]
+    elif match := fullmatch(rf"Where (was|did) (.*?){TIME}", text):
+        forms = [f"{match[1].capitalize()} {match[2]} {{}}{match[3] or ''}?"]
     else:
         return []
-    short = "yes" if so else "no"
-    sentence = judged(candidate, question.answer, question.kind == "where", short)
-    return [Question("yes_no", text, short, sentence, ("yes", "no")) for text in texts]
+    made = []
+    for candidate in candidates:
+        short = "yes" if candidate == question.answer else "no"
+        sentence = judged(candidate, question.answer, is_place, short)
+        made += [Question("yes_no", form.format(candidate), short, sentence, ("yes", "no")) for form in forms]
+    return made
 
 
 def judged(candidate: str, found: str, is_place: bool, short: str) -> str:

@@ -1,6 +1,6 @@
 """Stories and what they cost: `tell` writes one, `parse` recovers its choices from the text alone."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import fsum
@@ -50,7 +50,7 @@ class Story:
     def people(self) -> dict[int, str]:
         """The names of all that have one, by number of the entity, in the order in which the story names them."""
         numbers = {texts[""]: number for number, texts in enumerate(self.entities) if "" in texts}
-        return {numbers[choice.option]: choice.option for choice in self.choices if choice.kind == "name"}
+        return {numbers[name]: name for name in names_in(self.choices)}
 
     @property
     def bits(self) -> float:
@@ -101,12 +101,19 @@ def tell(
     story than without). The same arguments give the same story on every machine. Raises ValueError for an
     unknown split, level or plot.
     """
+    author, plot = drafted(seed, index, split, level, held_out_names, plot)
+    return finished(author, author.text, plot)
+
+
+def drafted(
+    seed: int, index: int, split: Split, level: int, held_out_names: bool, plot: str | None
+) -> tuple[Author, str]:
+    """The pen that has told a story of `tell`, and its plot; `finished` makes the story of both."""
     if split not in get_args(Split):
         raise ValueError(f"unknown split {split!r}: use 'train' or 'validation'")
     book = f"storyworld {split} {seed} {index}" + (f" level {level}" if level > 1 else "")
     author = Author(lexicon(), Random(book if plot is None else f"{book} {plot}"), held_out_names)
-    plot = tell_with(author, level, plot)
-    return finished(author, author.text, plot)
+    return author, tell_with(author, level, plot)
 
 
 def tell_many(
@@ -142,6 +149,11 @@ def finished(pen: Pen, text: str, plot: str) -> Story:
     mentions = tuple(Mention(start, end, numbers[id(who.chosen)], form) for start, end, who, form in pen.mentioned)
     facts = tuple(Fact(at, kind, resolved(kind, values)) for at, kind, values in pen.noted)
     return Story(text, tuple(pen.choices), plot, facts, mentions, tuple(entity.texts for entity in pen.entities))
+
+
+def names_in(choices: Iterable[Choice]) -> list[str]:
+    """The names that were chosen, in the order in which the story names them."""
+    return [choice.option for choice in choices if choice.kind == "name"]
 
 
 def key_of(fact: Fact) -> tuple[str, ...]:

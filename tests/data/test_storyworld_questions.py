@@ -94,7 +94,7 @@ def test_answers_can_be_found_in_the_story(stories):
 def test_every_question_of_who_and_where_is_answered_yes_once(stories):
     for story in stories[:100]:
         for question in questions_about(story):
-            made = [yes_no(question, candidate) for candidate in question.candidates]
+            made = [yes_no(question, [candidate]) for candidate in question.candidates]
             if question.kind in ("where", "who_has", "who_said", "who_did"):
                 assert all(made)
                 assert [all(q.answer == "yes" for q in group) for group in made].count(True) == 1

@@ -9,8 +9,8 @@ from typing import Any
 
 from configs.command import InputError
 from data.config import DataConfig, StoryworldSource
-from data.reading.documents import talk_about
 from data.reading.sources import documents
+from data.reading.world import talk_about
 from eval.questions import Asked, question_of, questions_in
 
 Draw = Callable[[Random], Asked | None]  # None: there is no question in what was drawn

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from configs.cores import usable_cores
 
 if TYPE_CHECKING:
     from train.sweep.plan import PlannedRun
@@ -26,7 +27,7 @@ class Process:
 
     def __init__(self, config: str, run: PlannedRun, jobs: int, group: str):
         alone = jobs == 1
-        threads = int(os.environ.get("OMP_NUM_THREADS") or _cores())
+        threads = int(os.environ.get("OMP_NUM_THREADS") or usable_cores())
         share = {} if alone else {"OMP_NUM_THREADS": str(max(1, threads // jobs)), "PYTHONIOENCODING": "utf-8"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", run.script, config, *run.overrides, *["--trust-hooks"] * run.trust_hooks],
@@ -80,9 +81,3 @@ class Adopted:
             return False
         self._looked = time.monotonic()
         return not holder(self.directory)
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)  # not on macOS
-    return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -1,36 +1,84 @@
 #!/usr/bin/env bash
-# Measures everything that needs a GPU, the most important first: bash measure_gpu.sh [python]
-# Tables go to the terminal and to $OUT (default gpu_measurements/). Copy the figures into EXPERIMENTS.md.
+# Measures what needs a GPU:  bash measure_gpu.sh [part ...]
+#   correct   the tests that need CUDA, and every attention backend against float64      (2 minutes of an H100)
+#   speed     training: attention backends, sizes, transformers beside ours; writing     (4 minutes)
+#   answers   configs/reader.yaml, questions, GRPO, rollouts                             (4 minutes)
+#   ladder    from a beginner's loop upwards, on the text of $TEXT                       (5 minutes)
+#   whole     configs/ten_minutes.yaml, on the text of $TEXT                             (11 minutes)
+# Without a part: the first three. Each command's output goes to the terminal and to $OUT (gpu_measurements/), its time
+# and exit code to $OUT/commands.txt. $PYTHON is python3. Copy the figures into EXPERIMENTS.md.
 set -uo pipefail
 cd "$(dirname "$0")"
-PYTHON=${1:-python3}
-OUT=${OUT:-gpu_measurements}
-export HF_HUB_OFFLINE=1 WANDB_MODE=offline
+PYTHON=${PYTHON:-python3} OUT=${OUT:-gpu_measurements} TEXT=${TEXT:-}
+export HF_HUB_OFFLINE=1 WANDB_MODE=offline PYTHONUNBUFFERED=1 TQDM_DISABLE=1
 mkdir -p "$OUT"
+[ $# -gt 0 ] || set -- correct speed answers
 
 measure() { # name, seconds at most, command …
-    local name=$1 limit=$2
+    local name=$1 limit=$2 began=$SECONDS code
     shift 2
     echo "== $name: $*"
-    timeout "$limit" "$@" 2>&1 | tee "$OUT/$name.txt"
+    timeout "$limit" "$@" > "$OUT/$name.txt" 2>&1
+    code=$?
+    tail -n 30 "$OUT/$name.txt"
+    echo "$name: $((SECONDS - began)) s, exit code $code" | tee -a "$OUT/commands.txt"
 }
 
-local_text="data.source={kind: files, path: ../shared/data/tinystories_samples}"
-measure correct 400 "$PYTHON" -m pytest -q tests/train/test_cuda.py tests/model -m "not slow"
-measure backends 120 "$PYTHON" -m train.doctor configs/124m.yaml  # each against float64, packed documents or not
-for backend in flash flash3 flash4 flex sdpa; do # training on packed documents, which 124m.yaml isolates
-    for compile in false true; do
-        measure "documents_${backend}_compile_$compile" 90 "$PYTHON" -m benchmarks.throughput configs/124m.yaml \
-            model.attn_implementation=$backend train.compile=$compile
+throughput() { # name, arguments …
+    measure "$1" 120 "$PYTHON" -m benchmarks.throughput "${@:2}" --seconds "${STEPS_S:-8}"
+}
+
+training() { # each backend on packed documents, which 124m.yaml isolates; then sizes and switches
+    local rows=(train.micro_batch_size=32)
+    throughput 124m configs/124m.yaml
+    for backend in flash varlen flex sdpa; do
+        throughput "124m_$backend" configs/124m.yaml "${rows[@]}" model.attn_implementation=$backend train.compile=true
     done
+    throughput 124m_not_compiled configs/124m.yaml "${rows[@]}" train.compile=false
+    throughput 124m_one_text configs/124m.yaml "${rows[@]}" data.isolate_documents=false
+    throughput 26m configs/26m.yaml
+    throughput 26m_rows configs/26m.yaml train.micro_batch_size=128
+}
+
+correct() {
+    measure tests 240 "$PYTHON" -m pytest -q -n 8 -p no:cacheprovider tests/train/test_cuda.py
+    measure doctor 150 "$PYTHON" -m train.doctor configs/124m.yaml
+}
+
+speed() {
+    training
+    measure versus_transformers 120 "$PYTHON" -m benchmarks.throughput configs/26m.yaml --versus transformers --rounds 5
+    measure decode 150 "$PYTHON" -m benchmarks.throughput --decode --versus transformers --rounds 3
+    measure attention 120 "$PYTHON" -m benchmarks.throughput --attention --rounds 5 --lengths 1024 4096
+}
+
+answers() {
+    measure reader 180 "$PYTHON" -m train.pretrain configs/reader.yaml tracking.wandb=disabled
+    measure reader_sft 300 "$PYTHON" -m train.sft configs/reader_sft.yaml tracking.wandb=disabled
+    measure questions 60 "$PYTHON" -m eval.questions runs/reader_sft
+    measure rollouts 120 "$PYTHON" -m benchmarks.rollouts runs/reader_sft --device cuda
+    measure grpo 120 "$PYTHON" -m train.grpo configs/grpo_reader.yaml tracking.wandb=disabled train.max_steps=100
+}
+
+text() {
+    [ -n "$TEXT" ] || { echo "name a text first: TEXT=folder bash measure_gpu.sh $1"; exit 2; }
+    source="data.source={kind: files, path: $TEXT}"
+}
+
+ladder() {
+    text ladder
+    measure ladder 500 "$PYTHON" -m benchmarks.throughput configs/26m.yaml --ladder "$source" --seconds 10
+}
+
+whole() {
+    text whole
+    measure ten_minutes 900 "$PYTHON" -m train.pretrain configs/ten_minutes.yaml "$source"
+}
+
+for part in "$@"; do
+    case $part in
+        correct | speed | answers | ladder | whole) "$part" ;;
+        *) echo "no part is called '$part': use correct, speed, answers, ladder, whole" && exit 2 ;;
+    esac
 done
-measure speed_124m 120 "$PYTHON" -m benchmarks.throughput configs/124m.yaml
-measure speed_26m 120 "$PYTHON" -m benchmarks.throughput configs/26m.yaml
-measure versus_transformers 300 "$PYTHON" -m benchmarks.throughput configs/124m.yaml --versus transformers
-measure attention 200 "$PYTHON" -m benchmarks.throughput --attention
-measure decode 200 "$PYTHON" -m benchmarks.throughput --decode --versus transformers
-measure ladder 400 "$PYTHON" -m benchmarks.throughput configs/26m.yaml --ladder "$local_text"
-measure profile_124m 120 "$PYTHON" -m benchmarks.throughput configs/124m.yaml --profile "$OUT/profile"
-measure bf16 240 "$PYTHON" -m train.pretrain configs/demo.yaml name=gpu_bf16 train.precision=bf16
-measure fp32 240 "$PYTHON" -m train.pretrain configs/demo.yaml name=gpu_fp32 train.precision=fp32
-measure ten_minutes 900 "$PYTHON" -m train.pretrain configs/ten_minutes.yaml "$local_text"
+cat "$OUT/commands.txt"

@@ -1,8 +1,8 @@
 """How fast are rollouts? `python -m benchmarks.rollouts runs/sft_demo`: ours, and transformers' `generate` beside it.
 
 Both answer the same questions, several times each, padded on the left, at temperature 1 and without a filter. No answer
-ends early, so that both write equally many tokens. They take turns; the medians are of processor time in one thread,
-which other programs disturb less than the clock.
+ends early, so that both write equally many tokens. They take turns. On a CPU the medians are of processor time in one
+thread, which other programs disturb less than the clock; with `--device cuda`, of the clock.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--group-size", type=whole("--group-size", 1, MOST_QUESTIONS), default=8)
     parser.add_argument("--tokens", type=whole("--tokens", 1, MOST_ROW), default=24, help="of each answer")
     parser.add_argument("--rounds", type=whole("--rounds", 1, MOST_ROUNDS), default=5)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     given = parser.parse_args()
     from itertools import islice
 
@@ -36,10 +37,11 @@ def main() -> int:
     from model import generate, left_pad
 
     torch.set_num_threads(1)
-    lm, tokenizer = open_model(given.run, "cpu")
-    theirs = in_transformers(lm, dtype=torch.float32).eval()
+    lm, tokenizer = open_model(given.run, given.device)
+    theirs = in_transformers(lm, dtype=torch.float32).eval().to(given.device)
     asked = islice(held_out_questions(source_of(given.run)), given.questions)
     ids, real = left_pad([prompt_ids(tokenizer, question.messages) for question in asked], tokenizer.pad_id)
+    ids, real = ids.to(given.device), real.to(given.device)
     drawn = {"num_return_sequences": given.group_size, "attention_mask": real, "max_new_tokens": given.tokens}
     drawn |= {"temperature": 1.0}
     endless = {"do_sample": True, "top_k": 0, "top_p": 1.0, "eos_token_id": None, "pad_token_id": tokenizer.pad_id}
@@ -52,7 +54,7 @@ def main() -> int:
     with torch.no_grad():
         shapes = {tuple(call().shape) for call in ways.values()}
         assert len(shapes) == 1, shapes  # equally many tokens
-        seconds = alternate(ways, given.rounds, ids.device, 600, CLOCKS["cpu"])
+        seconds = alternate(ways, given.rounds, ids.device, 600, CLOCKS["cpu" if given.device == "cpu" else "wall"])
     written = len(ids) * given.group_size * given.tokens
     print(
         f"{len(ids)} questions of up to {ids.shape[1]} tokens, {given.group_size} answers of {given.tokens} tokens each"
@@ -60,7 +62,8 @@ def main() -> int:
     rows = [
         [name, f"{written / took:,.0f}", f"{seconds['transformers'] / took:.2f}x"] for name, took in seconds.items()
     ]
-    print(table(["", "tokens/s of one core", "transformers / this"], rows))
+    where = "tokens/s of one core" if given.device == "cpu" else f"tokens/s, {torch.cuda.get_device_name()}"
+    print(table(["", where, "transformers / this"], rows))
     return 0
 
 

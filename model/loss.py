@@ -105,7 +105,8 @@ class _CrossEntropySum(torch.autograd.Function):
                 largest, of_target = logits.amax(dim=-1, keepdim=True), logits.gather(1, target)
                 exponentials = logits.sub_(largest).exp_()
                 total = exponentials.sum(dim=-1, keepdim=True)
-                loss += ((total.log() + largest - of_target) * wanted).sum()
+                # not in place: PyTorch 2.11 compiles a sum in place, if it is the output, to gradients of zero
+                loss = loss + ((total.log() + largest - of_target) * wanted).sum()
                 if gradients:  # softmax - one_hot(label), nothing where the label is ignored
                     gradient = exponentials.mul_(wanted / total).scatter_add_(1, target, -wanted).to(dtype)
                     hidden_grads.append((gradient @ head).to(hidden.dtype))

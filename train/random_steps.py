@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from train.optimizer import build_optimizers
 from train.run import micro_batch_rows
 
 DOCUMENT = 150  # tokens; about as long as a story, where documents are isolated
+DIFFERENT = 4  # steps, before their tokens come again
 Step = Callable[[], object]
 Ours = tuple[Step, LanguageModel, list[torch.optim.Optimizer]]
 
@@ -45,21 +47,19 @@ class Shape:
         return parts
 
 
-@dataclass
 class NewTokens:
-    """The micro-batches of a step, of other tokens each time: a router sends them elsewhere, and groups of other sizes
-    can take longer (model.experts)."""
+    """The micro-batches of a step, of other tokens than the step before: a router sends them elsewhere, and groups of
+    other sizes can take longer (model.experts). They are made once, because a GPU waits while documents are found."""
 
-    shape: Shape
-    device: torch.device
-    steps: int = 0
+    def __init__(self, shape: Shape, device: torch.device):
+        self.steps = cycle([shape.batches(device, seed) for seed in range(DIFFERENT)])
+        self.parts = shape.rows // shape.at_once
 
     def __len__(self) -> int:
-        return self.shape.rows // self.shape.at_once
+        return self.parts
 
     def __iter__(self) -> Iterator[dict[str, Tensor | None]]:
-        self.steps += 1
-        return iter(self.shape.batches(self.device, self.steps))
+        return iter(next(self.steps))
 
 
 def _documents(begins: Tensor, isolated: bool) -> dict[str, Tensor | None]:

@@ -200,7 +200,8 @@ def choose_attention(here: Situation, avoid: Mapping[str, str] = MappingProxyTyp
     sdpa serves everything. On a CPU that trains in bfloat16, blocked is faster (EXPERIMENTS.md). On a GPU, faster ones
     are tried in turn, on small tensors against the formula: the newest flash kernel that is installed first. Where
     documents or windows hide something, also PyTorch's own, then flex; both skip what is hidden. Without them, that is
-    sdpa's first choice anyway. eager is what is left where even sdpa is to be avoided.
+    sdpa's first choice anyway. In float32 it is sdpa: there is no flash kernel, and flex, compiled with a model, read
+    memory that was not its own (an H100, PyTorch 2.11). eager is what is left where even sdpa is to be avoided.
     """
     reasons = {
         "blocked": f"fastest in bfloat16 on a CPU; PyTorch's kernel for rows of more than {LONGEST} tokens",
@@ -208,7 +209,7 @@ def choose_attention(here: Situation, avoid: Mapping[str, str] = MappingProxyTyp
         "eager": "the formula itself, which is the slowest",
     }
     candidates = []
-    if here.device == "cuda":
+    if here.device == "cuda" and here.dtype in HALF:
         candidates = ["flash4", "flash3", *(["flash", "flex"] if here.documents or here.windows else [])]
     elif here.device == "cpu" and here.gradients and why_not("blocked", here) is None:
         candidates = ["blocked"]

@@ -64,5 +64,10 @@ def flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | Tensor | None, dropo
 
 @cache
 def flex_kernel_compiled():
-    """FlexAttention as one fused kernel; uncompiled, it writes out every score."""
-    return torch.compile(flex_kernel, dynamic=False)
+    """FlexAttention as one fused kernel; uncompiled, it writes out every score.
+
+    It is compiled once for each kind of mask, and for each length until PyTorch takes the length as a variable. After
+    eight times PyTorch would stop, and write out every score.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+    return torch.compile(flex_kernel)

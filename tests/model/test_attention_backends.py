@@ -158,5 +158,6 @@ def test_auto_on_a_gpu_takes_the_first_that_passes_and_says_what_it_skipped(monk
     backend, reason = choose_attention(packed)
     assert backend == "flex"
     assert "not flash: failed in a trial (RuntimeError: no kernel image)" in reason
+    assert choose_attention(replace(packed, dtype=torch.float32))[0] == "sdpa"  # flex passed, and failed compiled
     trials["flex"] = "failed in a trial (RuntimeError: out of registers)"
     assert choose_attention(packed)[0] == "sdpa"

@@ -36,6 +36,16 @@ def _fresh_compiler():
     torch._dynamo.reset()
 
 
+def assert_same_training(loss, expected, lm, tolerance):
+    """The loss and every gradient: PyTorch 2.11 compiled gradients of zero, with the right loss."""
+    parameters = list(lm.parameters())
+    both = ([x, *torch.autograd.grad(x, parameters)] for x in (loss, expected))
+    for found, wanted in zip(*both, strict=True):
+        assert torch.allclose(
+            found, wanted, rtol=tolerance, atol=tolerance * max(0.1, float(wanted.detach().abs().max()))
+        )
+
+
 @pytest.mark.parametrize(
     "changes",
     [{}, MIXED, OLMO2, SMOLLM3, LATENT, GPT2],
@@ -53,10 +63,9 @@ def test_training_is_one_graph_that_is_never_compiled_again(backend, packed, cha
     for _ in range(4):
         ids = torch.randint(0, 192, (2, 32))
         documents = torch.randint(0, 4, (2, 32)).sort().values if packed else None
-        loss, count = step(ids, labels=ids, document_ids=documents)
-        (loss / count).backward()
+        loss, _ = step(ids, labels=ids, document_ids=documents)
         expected, _ = lm(ids, labels=ids, document_ids=documents)
-        assert torch.allclose(loss, expected, rtol=1e-5)
+        assert_same_training(loss, expected, lm, 1e-4)
     assert counter.frame_count == 1
 
 
@@ -70,10 +79,9 @@ def test_training_in_blocks_of_bfloat16_is_one_graph_too(packed):
         ids = torch.randint(0, 192, (2, 32))
         documents = torch.randint(0, 4, (2, 32)).sort().values if packed else None
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss, count = step(ids, labels=ids, document_ids=documents)
+            loss, _ = step(ids, labels=ids, document_ids=documents)
             expected, _ = lm(ids, labels=ids, document_ids=documents)
-        (loss / count).backward()
-        assert torch.allclose(loss, expected, rtol=1e-3)
+        assert_same_training(loss, expected, lm, 2e-2)
     assert counter.frame_count == 1
 
 
@@ -97,13 +105,12 @@ def test_lengths_in_place_of_a_mask_are_one_graph_too(told, padded):
         real = torch.arange(32) < torch.tensor([[25 + i], [32]]) if padded else None
         labels = ids if real is None else ids.where(real, -100)
         starts = torch.from_numpy(document_starts(documents.numpy())) if told else None
-        gradients = []
+        losses = {}
         for name, model in (("eager", lm), ("varlen", step)):
             lm.set_attn_implementation(name)
-            loss, _ = model(ids, labels=labels, attention_mask=real, document_ids=documents, document_starts=starts)
-            gradients.append([loss, *torch.autograd.grad(loss, list(lm.parameters()))])
-        for expected, found in zip(*gradients, strict=True):
-            assert torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.detach().abs().max()))
+            told_too = {"attention_mask": real, "document_ids": documents, "document_starts": starts}
+            losses[name], _ = model(ids, labels=labels, **told_too)
+        assert_same_training(losses["varlen"], losses["eager"], lm, 1e-3)
     assert counter.frame_count == 1
 
 

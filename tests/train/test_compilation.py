@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.processes import exit_code
-from tests.train.helpers import metrics, pretrain, write_config
+from tests.train.helpers import metrics, pretrain, refusal, write_config
 from tests.train.worlds import trace
 from train.machine import compilation, device, timing
 from train.optimizer import Muon
@@ -125,6 +125,18 @@ def test_a_compiler_that_fails_is_an_error_only_where_it_was_asked_for(tmp_path,
         in pretrain(plain(tmp_path, compile=True), code=2).stderr
     )
     assert "compile is off: it failed here (RuntimeError: no such instruction)" in pretrain(plain(tmp_path)).stdout
+
+
+def test_a_gpu_that_fails_while_compiling_ends_the_run_because_nothing_works_on_it_any_more(tmp_path, monkeypatch):
+    def broken(model, dynamic):
+        def forward(**batch):
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nand ten lines more")
+
+        return forward
+
+    monkeypatch.setattr(torch, "compile", broken)
+    said = refusal(plain(tmp_path, compile=True))
+    assert "failed in a compiled step (CUDA error: an illegal memory access was encountered): train with" in said
 
 
 def compiled_on_two_threads(config, name):

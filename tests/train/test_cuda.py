@@ -34,9 +34,10 @@ def test_every_backend_trains_packed_documents(tmp_path, backend, compiled):
     assert losses[-1] < losses[0] - 1
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_stopped_run_resumes_exactly(tmp_path, precision):
-    changes = {"model": {"hidden_dropout": 0.2}, "train": TRAINED | {"precision": precision, "micro_batch_size": 4}}
+@pytest.mark.parametrize(("precision", "compiled"), [("fp32", False), ("fp16", False), ("bf16", False), ("bf16", True)])
+def test_a_stopped_run_resumes_exactly(tmp_path, precision, compiled):
+    switches = {"precision": precision, "compile": compiled, "micro_batch_size": 4}
+    changes = {"model": {"hidden_dropout": 0.2}, "train": TRAINED | switches}
     config = write_config(tmp_path, **changes)
     assert run_world(1, pretrain_rank, config, ["name=whole"]) == [0]
     for stop in (1, 5, 9):

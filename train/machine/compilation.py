@@ -170,6 +170,11 @@ def _compile(run: Run, stopped: Callable[[], int]) -> nn.Module:
             within_memory(run, lambda: _forward_backward(run, model, _micro_batch(run)))
     except InputError:
         raise
+    except torch.AcceleratorError as error:  # from here on, whatever this process asks of the GPU fails
+        raise InputError(
+            f"the GPU failed in a compiled step ({str(error).splitlines()[0]}): train with train.compile=false, or with "
+            f"another model.attn_implementation than {run.device.attention}"
+        ) from None
     except Exception as error:
         if stopped():
             return run.lm

@@ -172,8 +172,8 @@ def _compile(run: Run, stopped: Callable[[], int]) -> nn.Module:
         raise
     except torch.AcceleratorError as error:  # from here on, whatever this process asks of the GPU fails
         raise InputError(
-            f"the GPU failed in a compiled step ({str(error).splitlines()[0]}): train with train.compile=false, or with "
-            f"another model.attn_implementation than {run.device.attention}"
+            f"the GPU failed in a compiled step ({str(error).splitlines()[0]}): train with train.compile=false, or "
+            f"with another model.attn_implementation than {run.device.attention}"
         ) from None
     except Exception as error:
         if stopped():

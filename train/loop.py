@@ -82,7 +82,8 @@ def _train(run: Run, stopped: Signal) -> None:
         is_last = was_over  # and not progress >= 1: if compiling took all the minutes, one step is still taken
         while not is_last:
             before = time.perf_counter()
-            batch = next(upcoming)
+            with run.device.autocast():  # a source may let the model write
+                batch = next(upcoming)
             waited = time.perf_counter() - before
             counts = count(run, batch, stopped())
             if counts.signal:
@@ -221,7 +222,7 @@ def report_initial_loss(run: Run) -> None:
     """The loss before the first step. An untrained model should find every token equally likely."""
 
     def measure() -> tuple[torch.Tensor, int]:
-        batch = run.source.batch(0, run.lm).split(min(8, run.state.micro_rows))[0]
+        batch = run.first_batch().split(min(8, run.state.micro_rows))[0]
         with run.device.autocast():
             loss_sum, _ = run.objective.loss(run.lm, batch.to(run.device.device))
         return loss_sum, run.objective.count(batch)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from data.batches import Batch
 from data.packing import Rows
 from data.prepare import PreparedData
 from eval.hooks import EvalEvent
@@ -83,6 +84,11 @@ class Run:
     def rows_joined(self) -> int:
         """How many rows of data.sequence_length a row of this run is made of."""
         return max(1, self.source.row_length // self.config.data.sequence_length)
+
+    def first_batch(self) -> Batch:
+        """Batch 0. As in training, a source that lets the model write does it in the precision of the run."""
+        with self.device.autocast():
+            return self.source.batch(0, self.lm)
 
     def forget_gradients(self) -> None:
         """Free them: the next backward pass makes new ones."""

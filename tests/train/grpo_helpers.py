@@ -67,6 +67,11 @@ def same(question, reply: str) -> float:
     return 1.0
 
 
+def in_16_bits(question, reply: str) -> float:
+    """Earned where the model writes in 16 bits, as a run with bf16 computes."""
+    return float(torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16)
+
+
 def raising(question, reply: str) -> float:
     raise KeyError("nothing\nto see")
 

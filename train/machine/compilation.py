@@ -123,7 +123,7 @@ def _trial(run: Run) -> tuple[float, float]:
     """A step that computes only its first micro-batch, which counts for all. The update moves nothing."""
     number, device = run.source.rows_per_batch / run.world.size / run.state.micro_rows, run.device.device
     try:
-        batch = timed(lambda: run.source.batch(0, run.lm), device)
+        batch = timed(run.first_batch, device)
         micro_batch = _micro_batch(run)
         passes = timed(lambda: _forward_backward(run, run.lm, micro_batch), device)
         update = timed(lambda: _update_nothing(run), device)
@@ -192,7 +192,7 @@ def _compile(run: Run, stopped: Callable[[], int]) -> nn.Module:
 
 
 def _micro_batch(run: Run) -> Batch:
-    return run.source.batch(0, run.lm).split(run.state.micro_rows)[0].to(run.device.device)
+    return run.first_batch().split(run.state.micro_rows)[0].to(run.device.device)
 
 
 def _forward_backward(run: Run, model: nn.Module, batch: Batch) -> None:

@@ -10,8 +10,8 @@
     blocked         bfloat16 matrix products over blocks of queries, for training on a CPU      (blocked.py)
     varlen          documents laid end to end even where there is one a row                     (varlen.py)
 
-All give the same numbers. Tested on a CPU: eager, sdpa, flash, sdpa_math, blocked, flex (forward). Need CUDA and are
-not tested yet: flash on a GPU, flash3, flash4, sdpa_efficient, sdpa_cudnn, varlen, gradients of flex.
+All give the same numbers. Tested on a CPU: eager, sdpa, flash, sdpa_math, blocked, flex (forward). Trained with on a
+GPU (an H100): eager, sdpa, flash, flex, varlen. Not tested yet: flash3, flash4, sdpa_efficient, sdpa_cudnn.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Blocks of 128 x 128 scores in which nothing is visible are never computed, so packed documents and windows save time.
 Dong et al. 2024 (arXiv 2412.05496). On a CPU it has no gradients and is not compiled (by itself it would compile, but
-inside a compiled model PyTorch 2.13 fails). On CUDA it is compiled; that is not tested on a GPU yet.
+inside a compiled model PyTorch 2.13 fails). On CUDA it is compiled; use it in 16 bits (model/backends/choice.py).
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -307,7 +308,7 @@ def test_wandb_that_fails_is_no_reason_not_to_train(monkeypatch, tmp_path):
     ("requirement", "words"),
     [
         ("nothing-is-called-so>=1", "nothing-is-called-so is missing"),
-        ("torch<1", f"torch {torch.__version__} is not <1: python -m pip install -r requirements.txt"),
+        ("torch<1", f"torch {version('torch')} is not <1: python -m pip install -r requirements.txt"),
     ],
 )
 def test_a_package_that_is_missing_or_old_is_named(monkeypatch, requirement, words):

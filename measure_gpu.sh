@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Measures what needs a GPU:  bash measure_gpu.sh [part ...]
-#   correct   the tests that need CUDA, and every attention backend against float64      (2 minutes of an H100)
-#   speed     training: attention backends, sizes, transformers beside ours; writing     (4 minutes)
-#   answers   configs/reader.yaml, questions, GRPO, rollouts                             (4 minutes)
-#   ladder    from a beginner's loop upwards, on the text of $TEXT                       (5 minutes)
-#   whole     configs/ten_minutes.yaml, on the text of $TEXT                             (11 minutes)
-# Without a part: the first three. Each command's output goes to the terminal and to $OUT (gpu_measurements/), its time
+#   correct   the tests that need CUDA, and every attention backend against float64
+#   speed     training: attention backends, sizes, transformers beside ours; writing
+#   answers   configs/reader.yaml, questions, GRPO, rollouts
+#   ladder    from a beginner's loop upwards, on the text of $TEXT
+#   whole     configs/ten_minutes.yaml, on the text of $TEXT
+# Without a part: the first three. Most of the time goes into compiling, a minute or more for each shape, so run nothing
+# beside. Each command's output goes to the terminal and to $OUT (gpu_measurements/), its time
 # and exit code to $OUT/commands.txt. $PYTHON is python3. Copy the figures into EXPERIMENTS.md.
 set -uo pipefail
 cd "$(dirname "$0")"
@@ -18,14 +19,14 @@ measure() { # name, seconds at most, command …
     local name=$1 limit=$2 began=$SECONDS code
     shift 2
     echo "== $name: $*"
-    timeout "$limit" "$@" > "$OUT/$name.txt" 2>&1
+    timeout -k 10 "$limit" "$@" > "$OUT/$name.txt" 2>&1
     code=$?
     tail -n 30 "$OUT/$name.txt"
     echo "$name: $((SECONDS - began)) s, exit code $code" | tee -a "$OUT/commands.txt"
 }
 
 throughput() { # name, arguments …
-    measure "$1" 120 "$PYTHON" -m benchmarks.throughput "${@:2}" --seconds "${STEPS_S:-8}"
+    measure "$1" 240 "$PYTHON" -m benchmarks.throughput "${@:2}" --seconds "${STEPS_S:-8}"
 }
 
 training() { # each backend on packed documents, which 124m.yaml isolates; then sizes and switches
@@ -42,22 +43,22 @@ training() { # each backend on packed documents, which 124m.yaml isolates; then 
 
 correct() {
     measure tests 240 "$PYTHON" -m pytest -q -n 8 -p no:cacheprovider tests/train/test_cuda.py
-    measure doctor 150 "$PYTHON" -m train.doctor configs/124m.yaml
+    measure doctor 240 "$PYTHON" -m train.doctor configs/124m.yaml
 }
 
 speed() {
     training
-    measure versus_transformers 120 "$PYTHON" -m benchmarks.throughput configs/26m.yaml --versus transformers --rounds 5
-    measure decode 150 "$PYTHON" -m benchmarks.throughput --decode --versus transformers --rounds 3
-    measure attention 120 "$PYTHON" -m benchmarks.throughput --attention --rounds 5 --lengths 1024 4096
+    measure versus_transformers 300 "$PYTHON" -m benchmarks.throughput configs/26m.yaml --versus transformers
+    measure decode 300 "$PYTHON" -m benchmarks.throughput --decode --versus transformers --rounds 3
+    measure attention 300 "$PYTHON" -m benchmarks.throughput --attention --rounds 5 --lengths 1024 4096
 }
 
 answers() {
-    measure reader 180 "$PYTHON" -m train.pretrain configs/reader.yaml tracking.wandb=disabled
-    measure reader_sft 300 "$PYTHON" -m train.sft configs/reader_sft.yaml tracking.wandb=disabled
+    measure reader 600 "$PYTHON" -m train.pretrain configs/reader.yaml tracking.wandb=disabled
+    measure reader_sft 900 "$PYTHON" -m train.sft configs/reader_sft.yaml tracking.wandb=disabled
     measure questions 60 "$PYTHON" -m eval.questions runs/reader_sft
     measure rollouts 120 "$PYTHON" -m benchmarks.rollouts runs/reader_sft --device cuda
-    measure grpo 120 "$PYTHON" -m train.grpo configs/grpo_reader.yaml tracking.wandb=disabled train.max_steps=100
+    measure grpo 300 "$PYTHON" -m train.grpo configs/grpo_reader.yaml tracking.wandb=disabled train.max_steps=100
 }
 
 text() {
@@ -67,7 +68,7 @@ text() {
 
 ladder() {
     text ladder
-    measure ladder 500 "$PYTHON" -m benchmarks.throughput configs/26m.yaml --ladder "$source" --seconds 10
+    measure ladder 900 "$PYTHON" -m benchmarks.throughput configs/26m.yaml --ladder "$source" --seconds 10
 }
 
 whole() {

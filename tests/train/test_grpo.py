@@ -262,9 +262,9 @@ def test_it_earns_more_and_goes_on_exactly_after_a_stop(run):
 
 def test_the_model_writes_in_the_precision_in_which_it_trains(run):
     """Flash attention on a GPU refuses float32, so a run with bf16 stopped at its first answers."""
-    config = grpo_config(run, grpo={"reward": f"{HERE}:in_16_bits"}, train={"max_steps": 1, "precision": "bf16"})
+    config = grpo_config(run, grpo={"reward": f"{HERE}:in_16_bits"}, train={"max_steps": 2, "precision": "bf16"})
     pretrain(config, "name=bf16", "--trust-hooks", script=grpo.main)
-    assert [line["reward"] for line in metrics(run.parent / "bf16") if line["split"] == "train"] == [1.0]
+    assert [line["reward"] for line in metrics(run.parent / "bf16") if line["split"] == "train"] == [1.0, 1.0]
 
 
 def test_a_stop_between_steps_on_the_same_answers_changes_nothing(run):

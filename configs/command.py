@@ -18,6 +18,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 from configs.shown_text import escape
@@ -37,12 +38,24 @@ class InputWarning(UserWarning):
 def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     """Run a command: exit code 0 when it is done, one clear line and exit code 2 for bad input."""
     warnings.showwarning = _shown(warnings.showwarning)
+    _keep_compiled_code_apart()
     with guarded():
         try:
             code = _code_of(command)
         finally:  # argparse ends the process by itself
             sys.stdout.flush()
     sys.exit(code)
+
+
+def _keep_compiled_code_apart() -> None:
+    """A folder for torch.compile that belongs to the kernels which ATEN_CPU_CAPABILITY asks for. PyTorch 2.13 has one
+    for all of them, and with code that was compiled for others a loss came out at half its value (EXPERIMENTS.md)."""
+    if kernels := os.environ.get("ATEN_CPU_CAPABILITY"):
+        import getpass
+        import tempfile
+
+        folder = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}_{kernels}"
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 
 def _code_of(command: Callable[[], int | None]) -> int:

@@ -18,12 +18,7 @@ from pathlib import Path
 from benchmarks.busy import burn
 
 # three libraries choose their kernels for the processor, each by its own variable, when they are loaded
-WITHOUT_AVX512 = {
-    "ATEN_CPU_CAPABILITY": "avx2",
-    "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    "TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir()) / "headlight-compiled-avx2"),  # docs/faq.md says why
-}
+WITHOUT_AVX512 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 
 
 def main() -> int:

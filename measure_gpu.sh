@@ -12,8 +12,16 @@ set -uo pipefail
 cd "$(dirname "$0")"
 PYTHON=${PYTHON:-python3} OUT=${OUT:-gpu_measurements} TEXT=${TEXT:-}
 export HF_HUB_OFFLINE=1 WANDB_MODE=offline PYTHONUNBUFFERED=1 TQDM_DISABLE=1
-mkdir -p "$OUT"
 [ $# -gt 0 ] || set -- correct speed answers
+for part in "$@"; do
+    case $part in
+        correct | speed | answers) ;;
+        ladder | whole) [ -n "$TEXT" ] || { echo "$part reads a text: TEXT=folder bash measure_gpu.sh $part" && exit 2; } ;;
+        *) echo "no part is called '$part': use correct, speed, answers, ladder, whole" && exit 2 ;;
+    esac
+done
+mkdir -p "$OUT"
+: > "$OUT/commands.txt"
 
 measure() { # name, seconds at most, command …
     local name=$1 limit=$2 began=$SECONDS code
@@ -61,25 +69,17 @@ answers() {
     measure grpo 300 "$PYTHON" -m train.grpo configs/grpo_reader.yaml tracking.wandb=disabled train.max_steps=100
 }
 
-text() {
-    [ -n "$TEXT" ] || { echo "name a text first: TEXT=folder bash measure_gpu.sh $1"; exit 2; }
-    source="data.source={kind: files, path: $TEXT}"
-}
-
 ladder() {
-    text ladder
-    measure ladder 900 "$PYTHON" -m benchmarks.throughput configs/26m.yaml --ladder "$source" --seconds 10
+    measure ladder 900 "$PYTHON" -m benchmarks.throughput configs/26m.yaml --ladder \
+        "data.source={kind: files, path: $TEXT}" --seconds 10
 }
 
 whole() {
-    text whole
-    measure ten_minutes 900 "$PYTHON" -m train.pretrain configs/ten_minutes.yaml "$source"
+    measure ten_minutes 900 "$PYTHON" -m train.pretrain configs/ten_minutes.yaml \
+        "data.source={kind: files, path: $TEXT}"
 }
 
 for part in "$@"; do
-    case $part in
-        correct | speed | answers | ladder | whole) "$part" ;;
-        *) echo "no part is called '$part': use correct, speed, answers, ladder, whole" && exit 2 ;;
-    esac
+    "$part"
 done
 cat "$OUT/commands.txt"

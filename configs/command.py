@@ -50,12 +50,15 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
 def _keep_compiled_code_apart() -> None:
     """A folder for torch.compile that belongs to the kernels which ATEN_CPU_CAPABILITY asks for. PyTorch 2.13 has one
     for all of them, and with code that was compiled for others a loss came out at half its value (EXPERIMENTS.md)."""
-    if kernels := os.environ.get("ATEN_CPU_CAPABILITY"):
-        import getpass
+    before = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+    is_default = not before or Path(before).name.startswith("torchinductor_")  # PyTorch writes its own there
+    if is_default and (kernels := os.environ.get("ATEN_CPU_CAPABILITY")):
+        import re
         import tempfile
 
-        folder = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}_{kernels}"
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+        user = os.getuid() if hasattr(os, "getuid") else "user"
+        folder = Path(tempfile.gettempdir()) / f"headlight_compiled_{user}_{re.sub(r'[^a-z0-9]', '_', kernels.lower())}"
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
 def _code_of(command: Callable[[], int | None]) -> int:

@@ -146,6 +146,8 @@ def _flex_limits(here: Situation) -> str | None:
         return f"has no kernel on {here.device}: use sdpa"
     if here.dropout:
         return NO_DROPOUT
+    if here.device == "cuda" and here.compiled and here.dtype not in HALF:
+        return "failed on a GPU in float32, compiled with a model: use sdpa, or train.precision: bf16"
     if here.gradients and here.device == "cpu":
         return "has no gradients on CPU: train with sdpa, or use torch.no_grad()"
     return None

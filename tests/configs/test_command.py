@@ -41,7 +41,7 @@ def test_after_ctrl_c_it_was_stopped_and_nothing_else(name):
 
 
 @pytest.mark.parametrize("asked", [None, "avx2"])
-@pytest.mark.parametrize("folder", [None, "mine"])
+@pytest.mark.parametrize("folder", [None, "mine", "/tmp/torchinductor_me"])
 def test_other_kernels_have_compiled_code_of_their_own(monkeypatch, asked, folder):
     """With one folder for all, a loss that was compiled for AVX-512 came out at half of its value."""
     given = {"ATEN_CPU_CAPABILITY": asked, "TORCHINDUCTOR_CACHE_DIR": folder}
@@ -50,7 +50,7 @@ def test_other_kernels_have_compiled_code_of_their_own(monkeypatch, asked, folde
     found = []
     with pytest.raises(SystemExit):
         exit_on_bad_input(lambda: found.append(os.environ.get("TORCHINDUCTOR_CACHE_DIR")))
-    if folder or not asked:
-        assert found == [folder]
-    else:
+    if asked and folder != "mine":  # PyTorch's own default comes from a program that compiled and started this one
         assert found[0].endswith("_avx2")
+    else:
+        assert found == [folder]

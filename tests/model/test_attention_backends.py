@@ -37,6 +37,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
         ("sdpa_cudnn", Situation("cuda", torch.float32, 64), "16 bits, not in float32"),
         ("flex", Situation("cpu", torch.float32, 64, gradients=True), "no gradients on CPU: train with sdpa"),
         ("flex", Situation("cuda", HALF, 64, dropout=0.1), "no dropout: use sdpa, or attention_dropout: 0"),
+        ("flex", Situation("cuda", torch.float32, 64, compiled=True), "failed on a GPU in float32, compiled"),
         ("blocked", Situation("cuda", HALF, 64), "is for CPUs: use sdpa"),
         ("blocked", Situation("cpu", HALF, 64, dropout=0.1), "no dropout: use sdpa, or attention_dropout: 0"),
         (

@@ -36,14 +36,16 @@ def _fresh_compiler():
     torch._dynamo.reset()
 
 
-def assert_same_training(loss, expected, lm, tolerance):
-    """The loss and every gradient: PyTorch 2.11 compiled gradients of zero, with the right loss."""
+def assert_same_training(loss, expected, lm, of_loss, of_gradients):
+    """The loss and every gradient: PyTorch 2.11 compiled gradients of zero, with the right loss.
+
+    Gradients may differ by that share of their largest entry, or of 0.1: that of a bias of the keys is zero but for
+    rounding, because a constant in all scores of a row changes nothing.
+    """
+    assert torch.allclose(loss, expected, rtol=of_loss)
     parameters = list(lm.parameters())
-    both = ([x, *torch.autograd.grad(x, parameters)] for x in (loss, expected))
-    for found, wanted in zip(*both, strict=True):
-        assert torch.allclose(
-            found, wanted, rtol=tolerance, atol=tolerance * max(0.1, float(wanted.detach().abs().max()))
-        )
+    for found, wanted in zip(*(torch.autograd.grad(x, parameters) for x in (loss, expected)), strict=True):
+        assert float((found - wanted).abs().max()) <= of_gradients * max(0.1, float(wanted.abs().max()))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,7 @@ def test_training_is_one_graph_that_is_never_compiled_again(backend, packed, cha
         documents = torch.randint(0, 4, (2, 32)).sort().values if packed else None
         loss, _ = step(ids, labels=ids, document_ids=documents)
         expected, _ = lm(ids, labels=ids, document_ids=documents)
-        assert_same_training(loss, expected, lm, 1e-4)
+        assert_same_training(loss, expected, lm, 1e-5, 1e-4)
     assert counter.frame_count == 1
 
 
@@ -81,7 +83,7 @@ def test_training_in_blocks_of_bfloat16_is_one_graph_too(packed):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss, _ = step(ids, labels=ids, document_ids=documents)
             expected, _ = lm(ids, labels=ids, document_ids=documents)
-        assert_same_training(loss, expected, lm, 2e-2)
+        assert_same_training(loss, expected, lm, 1e-3, 2e-2)
     assert counter.frame_count == 1
 
 
@@ -110,7 +112,7 @@ def test_lengths_in_place_of_a_mask_are_one_graph_too(told, padded):
             lm.set_attn_implementation(name)
             told_too = {"attention_mask": real, "document_ids": documents, "document_starts": starts}
             losses[name], _ = model(ids, labels=labels, **told_too)
-        assert_same_training(losses["varlen"], losses["eager"], lm, 1e-3)
+        assert_same_training(losses["varlen"], losses["eager"], lm, 1e-3, 1e-3)
     assert counter.frame_count == 1
 
 

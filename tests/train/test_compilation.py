@@ -128,13 +128,11 @@ def test_a_compiler_that_fails_is_an_error_only_where_it_was_asked_for(tmp_path,
 
 
 def test_a_gpu_that_fails_while_compiling_ends_the_run_because_nothing_works_on_it_any_more(tmp_path, monkeypatch):
-    def broken(model, dynamic):
-        def forward(**batch):
-            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nand ten lines more")
+    def failed(device):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nand ten lines more")
 
-        return forward
-
-    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(torch, "compile", lambda model, dynamic: model)
+    monkeypatch.setattr("train.machine.compilation.synchronize", failed)
     said = refusal(plain(tmp_path, compile=True))
     assert "failed in a compiled step (CUDA error: an illegal memory access was encountered): train with" in said
 

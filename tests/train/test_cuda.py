@@ -40,6 +40,8 @@ def test_a_stopped_run_resumes_exactly(tmp_path, precision, compiled):
     changes = {"model": {"hidden_dropout": 0.2}, "train": TRAINED | switches}
     config = write_config(tmp_path, **changes)
     assert run_world(1, pretrain_rank, config, ["name=whole"]) == [0]
+    losses = [m["loss"] for m in metrics(tmp_path / "runs/whole") if m["split"] == "val"]
+    assert losses[-1] < losses[0] - 1  # runs that learn nothing would be equal too
     for stop in (1, 5, 9):
         assert run_world(1, pretrain_rank, config, [], stop) == [143]
     assert run_world(1, pretrain_rank, config, []) == [0]

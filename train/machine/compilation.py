@@ -19,7 +19,7 @@ from data.batches import Batch
 from train.machine.device import FEW_STEPS, resolve_attention
 from train.machine.findings import recall
 from train.machine.load import in_words, share_of_others
-from train.machine.timing import timed
+from train.machine.timing import synchronize, timed
 from train.run import Run
 from train.step import random_state, set_random_state, within_memory
 
@@ -168,6 +168,7 @@ def _compile(run: Run, stopped: Callable[[], int]) -> nn.Module:
     try:
         with run.tracker.doing("compiling"):
             within_memory(run, lambda: _forward_backward(run, model, _micro_batch(run)))
+            synchronize(run.device.device)  # an error of a GPU comes when somebody waits for it
     except InputError:
         raise
     except torch.AcceleratorError as error:  # from here on, whatever this process asks of the GPU fails

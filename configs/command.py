@@ -53,12 +53,10 @@ def _keep_compiled_code_apart() -> None:
     before = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
     is_default = not before or Path(before).name.startswith("torchinductor_")  # PyTorch writes its own there
     if is_default and (kernels := os.environ.get("ATEN_CPU_CAPABILITY")):
-        import re
-        import tempfile
+        import platformdirs
 
-        user = os.getuid() if hasattr(os, "getuid") else "user"
-        folder = Path(tempfile.gettempdir()) / f"headlight_compiled_{user}_{re.sub(r'[^a-z0-9]', '_', kernels.lower())}"
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+        cache = platformdirs.user_cache_path("headlight", appauthor=False)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache / f"compiled_{''.join(filter(str.isalnum, kernels))}")
 
 
 def _code_of(command: Callable[[], int | None]) -> int:

@@ -6,8 +6,8 @@
 #   ladder    from a beginner's loop upwards, on the text of $TEXT
 #   whole     configs/ten_minutes.yaml, on the text of $TEXT
 # Without a part: the first three. Most of the time goes into compiling, a minute or more for each shape, so run nothing
-# beside. Each command's output goes to the terminal and to $OUT (gpu_measurements/), its time
-# and exit code to $OUT/commands.txt. $PYTHON is python3. Copy the figures into EXPERIMENTS.md.
+# beside. Each command's output goes to the terminal and to $OUT (gpu_measurements/), its time and exit code to
+# $OUT/commands.txt. $PYTHON is python3. Copy the figures into EXPERIMENTS.md.
 set -uo pipefail
 cd "$(dirname "$0")"
 PYTHON=${PYTHON:-python3} OUT=${OUT:-gpu_measurements} TEXT=${TEXT:-}
@@ -37,7 +37,7 @@ throughput() { # name, arguments …
     measure "$1" 240 "$PYTHON" -m benchmarks.throughput "${@:2}" --seconds "${STEPS_S:-8}"
 }
 
-training() { # each backend on packed documents, which 124m.yaml isolates; then sizes and switches
+speed() { # each backend on packed documents, which 124m.yaml isolates; then sizes and switches
     local rows=(train.micro_batch_size=32)
     throughput 124m configs/124m.yaml
     for backend in flash varlen flex sdpa; do
@@ -47,18 +47,14 @@ training() { # each backend on packed documents, which 124m.yaml isolates; then 
     throughput 124m_one_text configs/124m.yaml "${rows[@]}" data.isolate_documents=false
     throughput 26m configs/26m.yaml
     throughput 26m_rows configs/26m.yaml train.micro_batch_size=128
+    measure versus_transformers 300 "$PYTHON" -m benchmarks.throughput configs/26m.yaml --versus transformers
+    measure decode 300 "$PYTHON" -m benchmarks.throughput --decode --versus transformers --rounds 3
+    measure attention 300 "$PYTHON" -m benchmarks.throughput --attention --rounds 5 --lengths 1024 4096
 }
 
 correct() {
     measure tests 240 "$PYTHON" -m pytest -q -n 8 -p no:cacheprovider tests/train/test_cuda.py
     measure doctor 240 "$PYTHON" -m train.doctor configs/124m.yaml
-}
-
-speed() {
-    training
-    measure versus_transformers 300 "$PYTHON" -m benchmarks.throughput configs/26m.yaml --versus transformers
-    measure decode 300 "$PYTHON" -m benchmarks.throughput --decode --versus transformers --rounds 3
-    measure attention 300 "$PYTHON" -m benchmarks.throughput --attention --rounds 5 --lengths 1024 4096
 }
 
 answers() {

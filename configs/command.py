@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from configs.cache import cache_folder
 from configs.shown_text import escape
 from configs.streams import guard, guarded
 
@@ -53,10 +54,8 @@ def _keep_compiled_code_apart() -> None:
     before = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
     is_default = not before or Path(before).name.startswith("torchinductor_")  # PyTorch writes its own there
     if is_default and (kernels := os.environ.get("ATEN_CPU_CAPABILITY")):
-        import platformdirs
-
-        cache = platformdirs.user_cache_path("headlight", appauthor=False)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache / f"compiled_{''.join(filter(str.isalnum, kernels))}")
+        folder = cache_folder() / f"compiled_{''.join(filter(str.isalnum, kernels))}"
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
 def _code_of(command: Callable[[], int | None]) -> int:

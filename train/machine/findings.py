@@ -14,15 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
-import platformdirs
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
+from configs.cache import cache_folder
 from configs.command import InputError
 from configs.read_back import read_json
 from train.machine.processor import cpu_capabilities, cpu_kernels
 
-FOLDER = "HEADLIGHT_CACHE"
 MOST_BYTES = 1_000_000
 
 
@@ -68,13 +67,8 @@ def remember(findings: Findings) -> bool:
     return True
 
 
-def place() -> Path:
-    """The folder of these files."""
-    return Path(os.environ.get(FOLDER) or platformdirs.user_cache_path("headlight", appauthor=False))
-
-
 def _file() -> Path:
-    return place() / f"machine-{hashlib.sha256(_machine().encode()).hexdigest()[:16]}.json"
+    return cache_folder() / f"machine-{hashlib.sha256(_machine().encode()).hexdigest()[:16]}.json"
 
 
 def _machine() -> str:

@@ -28,7 +28,7 @@ def complete(
 ) -> str:
     """The prompt and its continuation, up to the end of the document; or, chat: the answer to the prompt.
 
-    begin_document puts the first token of a document in front, as training did; an empty prompt needs it.
+    begin_document puts the first token of a document in front, if the model has one; an empty prompt needs it.
     Raises InputError for a prompt that fills the context.
     """
     import torch
@@ -38,8 +38,7 @@ def complete(
     if chat and prompt:
         ids = prompt_ids(tokenizer, [{"role": "user", "content": prompt}])
     else:
-        ids = tokenizer.encode(prompt)
-        ids = [tokenizer.bos_id, *ids] if begin_document or not ids else ids
+        ids = tokenizer.begin(prompt) if begin_document or not prompt else tokenizer.encode(prompt)
     longest = lm.config.max_position_embeddings
     if len(ids) >= longest:
         raise InputError(f"the prompt has {len(ids)} tokens, the context {longest}: shorten it")

@@ -93,7 +93,7 @@ def text_ids(served: Reads, prompt: str | list[int]) -> list[int]:
     """A prompt to be continued: the first token, then the text; or the very ids that were given. Raises ApiError."""
     if isinstance(prompt, str):
         try:
-            return [served.tokenizer.bos_id, *served.tokenizer.encode(prompt)]
+            return served.tokenizer.begin(prompt)
         except ValueError as error:
             raise ApiError(400, f"prompt: {error}") from None
     highest = served.lm.lm_head.out_features

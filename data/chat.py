@@ -87,10 +87,10 @@ def _for_template(source: str, messages: Sequence[Message], given: Sequence[Mess
         fields: dict[str, Any] = {"role": message.role, "content": message.content}
         others = raw if isinstance(raw, dict) else {}
         fields |= {name: others[name] for name in ("name", "tool_call_id") if others.get(name) is not None}
-        if message.reasoning_content and splits_thoughts:
-            fields["reasoning_content"] = message.reasoning_content
-        elif message.reasoning_content and isinstance(others.get("content"), str) and "</think>" in others["content"]:
-            fields["content"] = others["content"]  # such a template cuts the thoughts out itself, if it wants to
+        if splits_thoughts:
+            fields |= {"reasoning_content": message.reasoning_content} if message.reasoning_content else {}
+        elif isinstance(others.get("content"), str):
+            fields["content"] = others["content"]  # with its <think>…</think>: the template does what it wants with it
         if message.tool_calls:
             calls = others.get("tool_calls")
             ids = [one.get("id") for one in calls] if isinstance(calls, list) else [None] * len(message.tool_calls)
@@ -130,9 +130,9 @@ def prompt_ids(
 ) -> list[int]:
     """The ids of a conversation up to where the assistant answers, written by the model's own chat template.
 
-    Of a model of ours they are exactly the ids that precede this answer in training. variables: for the template;
-    ours knows enable_thinking, which begins the thoughts. Raises BadRecord; InputError for a model that has neither
-    a template nor our special tokens.
+    For Headlight's own models they are exactly the ids that precede this answer in training. variables: for the
+    template; ours knows enable_thinking, which begins the thoughts. Raises BadRecord; InputError for a model that has
+    neither a template nor our special tokens.
     """
     conversation = checked_conversation(messages, tools)
     tools = tools if not isinstance(tools, str) else ()

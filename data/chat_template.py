@@ -25,7 +25,7 @@ CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text(encodi
 # record the new digest; tests/data/test_versions.py says which. A comment needs no new version.
 CHAT_TEMPLATE_VERSION = 1
 CHAT_TEMPLATE_DIGESTS = {1: "954ab88876cda5aa"}
-# Marks inside a rendered text: nobody can type them, as nobody knows this number
+# Begins the marks inside a rendered text. No message can hold it, because this number is drawn for each process
 PRIVATE = f"\ufdd0{secrets.token_hex(8)}"
 BLOCK = f"{PRIVATE}|\ufdd1"  # where a {% generation %} block begins, and where it ends
 
@@ -55,7 +55,8 @@ class ChatTemplate:
 
     def source(self, tools: Any = None) -> str:
         """The Jinja text for a conversation with these tools."""
-        return self.sources.get("tool_use" if tools else "default") or self.sources["default"]
+        found = self.sources.get("tool_use" if tools else "default") or self.sources.get("default")
+        return found or next(iter(self.sources.values()))
 
     def render(self, messages: Sequence[dict], tools: Sequence[dict] | None = None, **variables: Any) -> list[Piece]:
         """The conversation in pieces; their joined texts are what transformers' apply_chat_template writes.

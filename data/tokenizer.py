@@ -57,15 +57,29 @@ class Tokenizer:
         self.pad_id, self.bos_id, self.eos_id = (self.special_id(self.roles[role]) for role in ROLES)
         added = self.backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        specials = [added[token_id].content for token_id in self.special_ids]
-        self.our_chat = ChatTemplate({"default": CHAT_TEMPLATE}, self.roles, {*specials, *SPECIAL_TOKENS})
-        sources, named = (settings.chat_template, settings.named_tokens) if settings else ({}, {})
-        self.chat = ChatTemplate(sources, named, specials) if sources else self.our_chat
+        self._settings = settings
         self.model_ends: list[int] = []  # as transformers' generate takes them from generation_config.json
         self.first_ids = [self.bos_id]
         if settings is not None:  # what transformers puts before a text: tokenizer.json says it
-            begun = self.backend.encode("a", add_special_tokens=True).ids
-            self.first_ids = list(itertools.takewhile(self.special_ids.__contains__, begun))
+            begun = self.backend.encode("a", add_special_tokens=True)
+            self.first_ids = begun.ids[: begun.special_tokens_mask.index(0)]
+
+    @cached_property
+    def our_chat(self) -> ChatTemplate:
+        """Our own chat template, which all training uses."""
+        return ChatTemplate({"default": CHAT_TEMPLATE}, self.roles, {*self._specials, *SPECIAL_TOKENS})
+
+    @cached_property
+    def chat(self) -> ChatTemplate:
+        """The chat template that the model is prompted with: the one that it brings, or else ours."""
+        if self._settings is None or not self._settings.chat_template:
+            return self.our_chat
+        return ChatTemplate(self._settings.chat_template, self._settings.named_tokens, self._specials)
+
+    @property
+    def _specials(self) -> list[str]:
+        added = self.backend.get_added_tokens_decoder()
+        return [added[token_id].content for token_id in self.special_ids]
 
     def special_id(self, token: str) -> int:
         """The id of a special token. Raises InputError if there is no such token."""

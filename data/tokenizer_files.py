@@ -36,6 +36,9 @@ class Settings(BaseModel):
     bos_token: str | Token | None = None
     eos_token: str | Token | None = None
     unk_token: str | Token | None = None
+    sep_token: str | Token | None = None
+    cls_token: str | Token | None = None
+    mask_token: str | Token | None = None
     chat_template: dict[str, str] = {}
 
     @field_validator("chat_template", mode="before")
@@ -43,7 +46,7 @@ class Settings(BaseModel):
     def _by_name(cls, value: Any) -> Any:
         if isinstance(value, list):
             return {one.name: one.template for one in map(NamedTemplate.model_validate, value)}
-        return {} if value is None else {"default": value} if isinstance(value, str) else value
+        return {} if not value else {"default": value} if isinstance(value, str) else value
 
     @property
     def named_tokens(self) -> dict[str, str]:

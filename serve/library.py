@@ -59,7 +59,7 @@ class Library:
         self._loaded: OrderedDict[str, Served] = OrderedDict()
         self._lock = threading.Lock()
         if not self.runs() and not RunFolder(folder).runs():  # one that has just begun can be watched
-            what = "is no model directory and holds no run"
+            what = "is not a model directory and holds no run"
             raise InputError(f"{folder}: {what}: train one first, for example with `make demo`")
 
     def runs(self) -> dict[str, Path]:

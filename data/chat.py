@@ -62,7 +62,7 @@ def _pieces(
     Where an answer begins, and what follows "<think>⏎", is a piece of its own, as prompts end there. Raises BadRecord.
     """
     tools = tools or conversation.tools
-    messages = _for_template(chat.source(tools), conversation.messages, given or conversation.messages)
+    messages = _for_template(chat, conversation.messages, given or conversation.messages, tools)
     try:
         pieces = chat.render(messages, tools, **variables)
     except CannotRender as error:
@@ -77,25 +77,30 @@ def _pieces(
     return [piece for piece in result if piece.text]
 
 
-def _for_template(source: str, messages: Sequence[Message], given: Sequence[Message | dict]) -> list[dict[str, Any]]:
+def _for_template(
+    chat: ChatTemplate, messages: Sequence[Message], given: Sequence[Message | dict], tools: Sequence[dict]
+) -> list[dict[str, Any]]:
     """Messages as templates expect them; how exactly depends on what this one looks at."""
-    splits_thoughts = "reasoning_content" in source
-    # arguments are an object for most; some take JSON text as well, or alone, which they join with +
-    takes_text = re.search(r"arguments['\"\]]*\s*(is (not )?string|\+)", source) is not None
+    source = chat.source(tools)
+    # where <think> is special, a template cannot see it in a message: thoughts are given apart, if it looks for them
+    splits_thoughts = "<think>" in chat.specials and "reasoning_content" in source
+    # most templates want arguments as an object; some join them with +, as JSON text; some take both as they come
+    takes_both = re.search(r"arguments['\"\]]* is (not )?string", source) is not None
+    wanted = None if takes_both else str if re.search(r"arguments['\"\]]* *\+", source) else dict
     result = []
     for message, raw in zip(messages, given, strict=True):
         fields: dict[str, Any] = {"role": message.role, "content": message.content}
         others = raw if isinstance(raw, dict) else {}
         fields |= {name: others[name] for name in ("name", "tool_call_id") if others.get(name) is not None}
-        if splits_thoughts:
-            fields |= {"reasoning_content": message.reasoning_content} if message.reasoning_content else {}
-        elif isinstance(others.get("content"), str):
-            fields["content"] = others["content"]  # with its <think>…</think>: the template does what it wants with it
+        if not splits_thoughts and isinstance(others.get("content"), str):
+            fields["content"] = others["content"]
+        if message.reasoning_content and (splits_thoughts or fields["content"] == message.content):
+            fields["reasoning_content"] = message.reasoning_content
         if message.tool_calls:
             calls = others.get("tool_calls")
             ids = [one.get("id") for one in calls] if isinstance(calls, list) else [None] * len(message.tool_calls)
             fields["tool_calls"] = [
-                {"type": "function", "function": call | {"arguments": _arguments(call["arguments"], takes_text)}}
+                {"type": "function", "function": call | {"arguments": _arguments(call["arguments"], wanted)}}
                 | ({"id": number} if number else {})
                 for call, number in zip(message.tool_calls, ids, strict=True)
             ]
@@ -103,10 +108,10 @@ def _for_template(source: str, messages: Sequence[Message], given: Sequence[Mess
     return result
 
 
-def _arguments(arguments: Any, as_text: bool) -> Any:
-    if isinstance(arguments, str):  # JSON text stays as it was written
-        return arguments if as_text else json.loads(arguments)
-    return json.dumps(arguments, ensure_ascii=False) if as_text else arguments
+def _arguments(arguments: Any, wanted: type | None) -> Any:
+    if wanted is dict and isinstance(arguments, str):
+        return json.loads(arguments)
+    return json.dumps(arguments, ensure_ascii=False) if wanted is str and isinstance(arguments, dict) else arguments
 
 
 def encode_conversations(

@@ -10,11 +10,14 @@ import tokenizers
 import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from configs.command import InputError
 from data import load_tokenizer
 from data.chat import prompt_ids
 from data.reading.records import BadRecord
+from data.tokenizer import Tokenizer
+from data.tokenizer_files import Settings
 from eval.chat.session import open_conversation
 from eval.opening import open_model
 from eval.samples import complete
@@ -57,14 +60,21 @@ REAL = {
 }  # fmt: skip
 
 
+def byte_level(specials):
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("h", "i"), ("Ġ", "t"), ("Ċ", "Ċ"), ("Ċ", "h")]
+    vocabulary = {token: i for i, token in enumerate([*letters, *map("".join, merges)])}
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend.add_special_tokens(list(specials))
+    return backend
+
+
 @pytest.fixture
 def directory(tmp_path, request):
     """A directory with the special tokens and the settings of one of REAL."""
     settings, specials, _ = REAL[request.param]
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    backend.add_special_tokens(specials)
+    backend = byte_level(specials)
     ends = [backend.token_to_id(token) for token in specials[1:]]
     save(random_model(tiny_config(vocab_size=320, eos_token_id=ends)), tmp_path)
     backend.save(str(tmp_path / "tokenizer.json"))
@@ -152,14 +162,7 @@ CHATS = {
 def family(tmp_path, request):
     """A model directory of a family, as transformers reads it, with random weights."""
     template, specials, others, bos, eos, begins, has_space = FAMILIES[request.param]
-    if has_space:
-        backend = sentencepiece_like("prepend")
-    else:
-        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-        merges = [("h", "i"), ("Ġ", "t"), ("Ċ", "Ċ"), ("Ċ", "h")]
-        vocabulary = {token: i for i, token in enumerate([*letters, *map("".join, merges)])}
-        backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
-        backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend = sentencepiece_like("prepend") if has_space else byte_level([])
     backend.add_special_tokens(specials)
     backend.add_tokens(others)
     if begins:
@@ -200,6 +203,30 @@ def test_a_foreign_model_is_prompted_as_transformers_prompts_it(family):
                 assert prompt_ids(tokenizer, messages, tools or (), **variables) == expected
     for text in ("hi there", " hi", "你好\n\nhi", "x"):
         assert tokenizer.begin(text) == reference(text).input_ids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chat", CHATS)
+def test_every_template_that_trl_has_writes_what_it_writes_for_transformers(chat):
+    tokens, (messages, tools) = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}, CHATS[chat]
+    refused = 0
+    for file in IN_TRL.glob("*.jinja"):
+        source = file.read_text(encoding="utf-8")
+        tokenizer = Tokenizer(byte_level(tokens.values()), tokens, Settings(chat_template=source, **tokens))
+        options = {"tools": tools, "chat_template": source, "add_generation_prompt": True, **tokens}
+        try:
+            try:
+                ((expected,), _) = render_jinja_template([messages], **options)
+            except TypeError:  # it wants arguments as JSON text
+                ((expected,), _) = render_jinja_template([[USER, *called('{"tz": "Köln"}')]], **options)
+        except Exception:  # no system message, no tools, no such arguments
+            refused += 1
+            with pytest.raises(BadRecord, match="refuses"):
+                prompt_ids(tokenizer, messages, tools or ())
+        else:
+            written = tokenizer.decode(prompt_ids(tokenizer, messages, tools or ()), skip_special_tokens=False)
+            assert written == expected, file.name
+    assert refused < 20
 
 
 def test_a_chat_with_a_foreign_model_is_what_transformers_would_answer(family):

@@ -170,8 +170,8 @@ class Tokenizer:
                 raise ValueError(_half_of("".join(whole for whole, _ in some))) from None
             for (_, ends), one in zip(some, encoded, strict=True):
                 ids = known[np.array(one.ids, dtype=np.int64)]
-                last = np.array([max(begin, end - 1) for begin, end in one.offsets], dtype=np.int64)
-                real = ids >= 0
+                begins, stops = np.array(one.offsets, dtype=np.int64).reshape(-1, 2).T
+                last, real = np.maximum(begins, stops - 1), ids >= 0
                 result.append((ids[real].astype(np.uint32), np.searchsorted(ends, last[real], "right")))
             some, size = [], 0
         return result

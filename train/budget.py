@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from configs.bounds import MOST_FACTOR, number
 from configs.command import InputError, exit_on_bad_input
 from configs.tables import table
+from data.config import HubSource, MixSource
 from model.config import ModelConfig
 from train.config import RunConfig, load_run_config
 from train.machine.hardware import device_memory, known_peak
@@ -75,8 +76,9 @@ def _prepared_vocabulary(run: RunConfig) -> int | None:
     from data.manifest import read_manifest
     from data.prepare import dependencies
 
-    manifests = sorted(Path(run.output_dir).glob(".prepared/*/manifest.json"))
-    if "'hub'" in str(run.data.source.model_dump()) or not manifests:  # which version the Hub has, the network knows
+    source, manifests = run.data.source, sorted(Path(run.output_dir).glob(".prepared/*/manifest.json"))
+    parts = [part.source for part in source.parts] if isinstance(source, MixSource) else [source]
+    if not manifests or any(isinstance(part, HubSource) for part in parts):  # the Hub's version, the network knows
         return None
     try:
         wanted = dependencies(run.data, Path(run.output_dir))

@@ -58,7 +58,7 @@ def number_of_processes(config: RunConfig, parts: int | None = None) -> int:
     if wanted != "auto":
         if wanted > 1 and not on_cpu:
             raise InputError(
-                f"train.processes is {wanted}, which is for CPUs: on GPUs start torchrun (docs/hardware.md)"
+                f"train.processes is {wanted}, which is for CPUs: on GPUs start torchrun (docs/scaling_out.md)"
             )
         return wanted
     if not on_cpu:

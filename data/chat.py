@@ -129,13 +129,15 @@ def prompt_ids(
     continued: bool = False,
 ) -> list[int]:
     """The ids of a conversation up to where the assistant answers (enable_thinking: begins to think). They are
-    exactly the ids that precede this answer in training. continued: the last message is an answer that goes on.
+    exactly the ids that precede this answer in training. continued: the last message is an answer to be continued.
     Raises BadRecord."""
     conversation = checked_conversation(messages, tools)
     pieces = segments(conversation, tokenizer.bos_token)
     if continued:
         if conversation.messages[-1].role != "assistant" or enable_thinking:
-            raise BadRecord("only a message of the assistant can go on, and not with enable_thinking: it has begun")
+            raise BadRecord(
+                "only a message of the assistant can be continued, and one that has begun: no enable_thinking"
+            )
         pieces = pieces[:-2]  # without the end of its turn
     else:
         pieces += [Segment("<|im_start|>", True, 0), Segment("assistant\n", False, 0)]

@@ -83,7 +83,7 @@ def chat_ids(
 ) -> list[int]:
     """A conversation up to where the assistant answers. A model that was not trained on chats continues its text.
 
-    template: values of the chat template's variables. continued: the last message is an answer that goes on.
+    template: values of the chat template's variables. continued: the last message is an answer to be continued.
     Raises ApiError for messages of another form, and for what this model's template does not have.
     """
     flat = [message | {"content": _text_of(message.get("content"))} for message in messages]

@@ -74,7 +74,7 @@ def pair_of(record: Any) -> Pair:
         if prompt and prompt[-1].role != "system":
             _check_apart(prompt[-1].content, answers, names)
         else:
-            question, answers = _split(*answers, fields)
+            question, answers = _split(answers, fields)
             prompt = (*prompt, Message("user", question))
         answers = [[{"role": "assistant", "content": answer}] for answer in answers]
     given = [_answer(answer, name) for name, answer in zip(names, answers, strict=True)]
@@ -121,7 +121,7 @@ def _check_apart(question: str, answers: Sequence[str], names: tuple[str, str]) 
         )
 
 
-def _split(chosen: str, rejected: str, fields: dict) -> tuple[str, list[str]]:
+def _split(answers: Sequence[str], fields: dict) -> tuple[str, list[str]]:
     """Texts that hold the prompt: it is what both begin with, up to the last white space before two answers."""
     texts = {name: value for name, value in fields.items() if isinstance(value, str) and name not in READ}
     if unread := [name for name, text in texts.items() if len(text.split()) > 1]:
@@ -129,12 +129,12 @@ def _split(chosen: str, rejected: str, fields: dict) -> tuple[str, list[str]]:
             f"has no prompt that is known, but a text in `{unread[0]}`: name it `prompt` if it is that, otherwise "
             "leave it out"
         )
-    both = [text.rstrip() for text in (chosen, rejected)]
+    both = [text.rstrip() for text in answers]
     alike = next((i for i, (a, b) in enumerate(zip(*both, strict=False)) if a != b), min(map(len, both)))
-    common = re.sub(r"\S*$", "", chosen[:alike]).rstrip()
+    common = re.sub(r"\S*$", "", both[0][:alike]).rstrip()
     if not common:
         raise _nothing_shared("chosen", "rejected")
-    return common, [text[len(common) :].lstrip() for text in (chosen, rejected)]
+    return common, [text[len(common) :].lstrip() for text in answers]
 
 
 def _answer(answer: Any, name: str) -> Conversation:

@@ -98,7 +98,7 @@ def _prompt(fields: dict) -> tuple[Messages, tuple[dict, ...]]:
             raise BadRecord('has no `input` with messages: give {"messages": […]}')
         given, tools = messages_in({"messages": there["messages"]}), tools_in(there) or tools_in(fields)
     else:
-        given, tools = asked_in(fields), tools_in(fields)
+        given, tools = asked_in({name: value for name, value in fields.items() if value != ""}), tools_in(fields)
         lists = [fields[name] for name in LISTS if name in fields]
         if not given and lists:
             given = messages_in({"messages": lists[0]})

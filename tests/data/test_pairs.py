@@ -103,6 +103,7 @@ def whole(*before: str) -> dict:
         # only the answers hold it
         (whole("Hi", "Hello", "Who?") | {"system": "Be kind."}, ["S: Be kind.", "Hi", "Hello", "Who?"]),
         ({"chosen": SUNG, "rejected": SLEPT}, ["Who? I"]),
+        ({"prompt": "", "chosen": SUNG, "rejected": SLEPT}, ["Who? I"]),
         ({"chosen": SUNG, "rejected": SLEPT, "system": "Be kind."}, ["S: Be kind.", "Who? I"]),
         ({"chosen": LONG, "rejected": SHORT}, ["Capital of Peru?"]),
         ({"chosen": SHORT, "rejected": LONG}, ["Capital of Peru?"]),

@@ -187,7 +187,7 @@ def messages_in(fields: dict) -> list[dict]:
     answer = next((name for name in ANSWERS if name in fields), "output" if "instruction" in fields else None)
     if answer is None or not any(name in fields for name in QUESTIONS):
         layouts = "see docs/data_formats.md for the layouts that are known"
-        remedy = "set data.records: text" if "text" in fields else layouts
+        remedy = "set data.records: text" if "text" in fields else _inside(fields) or layouts
         raise BadRecord(f"holds no conversation (it has {_names(fields)}): {remedy}")
     if isinstance(fields.get("prompt"), list) and isinstance(fields[answer], list):
         return asked_in(fields) + messages_in({"messages": fields[answer]})
@@ -365,8 +365,16 @@ def _why_no_text(record: dict, text_field: str) -> str:
     try:
         conversation_of(record)
     except BadRecord:
-        return f"{missing}: name the one with the text in data.source.text_field"
+        return f"{missing}: {_inside(record) or 'name the one with the text in data.source.text_field'}"
     return f"{missing}: it is a conversation, so set data.records: conversations (or data.source.text_field)"
+
+
+def _inside(record: dict) -> str:
+    """Advice for an object that holds the records of a whole file."""
+    name = next(
+        (name for name, value in record.items() if isinstance(value, list) and isinstance([*value, 0][0], dict)), ""
+    )
+    return name and f"if the records are in `{name}`, write that list alone into the file, or call it `data`"
 
 
 def _names(record: dict) -> str:

@@ -365,7 +365,8 @@ def _why_no_text(record: dict, text_field: str) -> str:
     try:
         conversation_of(record)
     except BadRecord:
-        return f"{missing}: {_inside(record) or 'name the one with the text in data.source.text_field'}"
+        remedy = "name the one with the text in data.source.text_field"
+        return f"{missing}: {'; or, '.join(filter(None, [remedy, _inside(record)]))}"
     return f"{missing}: it is a conversation, so set data.records: conversations (or data.source.text_field)"
 
 

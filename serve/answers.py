@@ -9,18 +9,21 @@ from typing import Any, Protocol
 
 from data.chat import prompt_ids
 from data.reading.records import BadRecord
+from data.reply import Delta, Reply
 from data.tokenizer import Tokenizer
 from model import LanguageModel
 from model.decoding.sampling import Sampling
 from serve.batching import End, Request, Token, TooManyRequests
 from serve.errors import ApiError
 from serve.library import Library, Served
-from serve.text import Piecewise
 
 
 @dataclass(frozen=True)
 class Question:
-    """One prompt in ids, and how it is to be answered. seeds: one for each answer; None: at random."""
+    """One prompt in ids, and how it is to be answered. seeds: one for each answer; None: at random.
+
+    is_chat: the answer may hold thoughts. has_tools: it may hold tool calls.
+    """
 
     token_ids: list[int]
     max_new_tokens: int
@@ -28,6 +31,7 @@ class Question:
     seeds: Sequence[int | None]
     stops: Sequence[str] = ()
     top: int | None = None
+    is_chat: bool = False
     has_tools: bool = False
 
 
@@ -36,7 +40,7 @@ class Answer:
     """An answer so far. finish_reason: None until its end, then OpenAI's stop, length or tool_calls."""
 
     index: int
-    written: Piecewise
+    reply: Reply
     tokens: list[Token] = field(default_factory=list)
     finish_reason: str | None = None
 
@@ -46,7 +50,7 @@ class Piece:
     """What came of one answer: new text, and the tokens behind it."""
 
     answer: Answer
-    text: str
+    new: Delta
     tokens: list[Token]
 
 
@@ -137,8 +141,9 @@ async def answers(library: Library, served: Served, questions: Sequence[Question
                 room, tell = question.max_new_tokens, teller(index)
                 request = Request(question.token_ids, room, question.sampling, stops, tell, seed, question.top)
                 _submit(library, served, request)
-                written = Piecewise(served.tokenizer, question.stops, question.has_tools)
-                running[index] = (request, Answer(index, written))
+                kind = {"is_chat": question.is_chat, "tools": question.has_tools}
+                reply = Reply(served.tokenizer, question.token_ids, stops=question.stops, **kind)
+                running[index] = (request, Answer(index, reply))
         while running:
             index, event = await events.get()
             if index in running:
@@ -170,12 +175,13 @@ def _taken(answer: Answer, event: Token | End) -> Piece:
     if isinstance(event, End):
         if event.reason == "error":
             raise ApiError(500, event.message, "server_error")
+        new = answer.reply.end()
         answer.finish_reason = "length" if event.reason == "length" else "stop"
-        if answer.finish_reason == "stop" and answer.written.called:
+        if answer.finish_reason == "stop" and answer.reply.tool_calls:
             answer.finish_reason = "tool_calls"
-        return Piece(answer, answer.written.end(), [])
+        return Piece(answer, new, [])
     answer.tokens.append(event)
-    text = answer.written.add(event.id)
-    if answer.written.stopped:
+    new = answer.reply.add(event.id)
+    if answer.reply.stopped:
         answer.finish_reason = "stop"
-    return Piece(answer, text, [event])
+    return Piece(answer, new, [event])

@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from configs.command import InputError
+from data.reply import Reply
 from data.tokenizer import Tokenizer
 from serve.answers import Answer, Piece, Question, answers, chat_ids, room_for, text_ids
 from serve.batching import Token
@@ -47,7 +48,7 @@ def router(library: Library, limits: Limits) -> APIRouter:
         tools = [] if asked.tool_choice == "none" else asked.tools or []
         ids = chat_ids(served, asked.messages, tools)
         room = asked.most_tokens(limits.max_new_tokens)
-        question = _question(served, asked, ids, room, asked.top, bool(tools))
+        question = _question(served, asked, ids, room, asked.top, served.is_chat, bool(tools))
         shape = _Chat(served, f"chatcmpl-{secrets.token_hex(12)}", asked.top is not None)
         return await _respond(library, served, [question], asked, shape, request, limits)
 
@@ -93,6 +94,7 @@ def _question(
     ids: list[int],
     room: tuple[int | None, int],
     top: int | None,
+    is_chat: bool = False,
     has_tools: bool = False,
 ) -> Question:
     try:
@@ -101,7 +103,7 @@ def _question(
         raise ApiError(400, str(error)) from None
     n, seed = asked.n or 1, asked.seed
     seeds = [None if seed is None else (seed + SEED_STEP * number) % 2**63 for number in range(n)]
-    return Question(ids, room_for(served, ids, *room), sampling, seeds, asked.stops, top, has_tools)
+    return Question(ids, room_for(served, ids, *room), sampling, seeds, asked.stops, top, is_chat, has_tools)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -133,23 +135,30 @@ class _Chat(_Shape):
     whole, part = "chat.completion", "chat.completion.chunk"
 
     def choice(self, answer: Answer) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": answer.written.text, "refusal": None}
-        if calls := answer.written.tool_calls():
-            message |= {"tool_calls": calls, "content": answer.written.text or None}
+        reply = answer.reply
+        message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
+        if reply.reasoning_content:
+            message["reasoning_content"] = reply.reasoning_content
+        if reply.tool_calls:
+            message |= {"tool_calls": _calls(reply), "content": reply.content or None}
         log_probs = {"content": _listed(answer.tokens, self.tokenizer)} if self.with_log_probs else None
-        reason = _reason(answer, calls)
+        reason = answer.finish_reason
         return {"index": answer.index, "message": message, "logprobs": log_probs, "finish_reason": reason}
 
     def delta(self, piece: Piece, is_first: bool) -> dict[str, Any]:
-        answer, calls = piece.answer, list[dict[str, Any]]()
-        changed: dict[str, Any] = {"role": "assistant"} if is_first else {}
-        if piece.text or is_first:
-            changed["content"] = piece.text
-        if answer.finish_reason is not None and (calls := answer.written.tool_calls()):
-            changed["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
+        answer, new = piece.answer, piece.new
+        changed: dict[str, Any] = {"role": "assistant", "content": ""} if is_first else {}
+        changed |= {name: text for name, text in new._asdict().items() if text}
+        if answer.finish_reason is not None and answer.reply.tool_calls:
+            changed["tool_calls"] = [{"index": number, **call} for number, call in enumerate(_calls(answer.reply))]
         log_probs = {"content": _listed(piece.tokens, self.tokenizer)} if self.with_log_probs else None
-        reason = _reason(answer, calls)
+        reason = answer.finish_reason
         return {"index": answer.index, "delta": changed, "logprobs": log_probs, "finish_reason": reason}
+
+
+def _calls(reply: Reply) -> list[dict[str, Any]]:
+    """An answer's tool calls in OpenAI's form."""
+    return [{"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": call} for call in reply.tool_calls]
 
 
 class _Text(_Shape):
@@ -161,10 +170,10 @@ class _Text(_Shape):
         self.ends: dict[int, int] = {}  # of each answer's text so far, in characters: where its next token begins
 
     def choice(self, answer: Answer) -> dict[str, Any]:
-        return self._choice(answer, self._before(answer) + answer.written.text, answer.tokens)
+        return self._choice(answer, self._before(answer) + answer.reply.content, answer.tokens)
 
     def delta(self, piece: Piece, is_first: bool) -> dict[str, Any]:
-        return self._choice(piece.answer, self._before(piece.answer) * is_first + piece.text, piece.tokens)
+        return self._choice(piece.answer, self._before(piece.answer) * is_first + piece.new.content, piece.tokens)
 
     def _before(self, answer: Answer) -> str:
         return self.said[answer.index // self.n] if self.said else ""
@@ -186,11 +195,6 @@ class _Text(_Shape):
         start = self.ends.get(answer.index, len(self._before(answer)))
         *begins, self.ends[answer.index] = itertools.accumulate(map(len, newest), initial=start)
         return begins
-
-
-def _reason(answer: Answer, calls: list[dict[str, Any]]) -> str | None:
-    """A tool call that could not be read is none."""
-    return "stop" if answer.finish_reason == "tool_calls" and not calls else answer.finish_reason
 
 
 def _listed(tokens: list[Token], tokenizer: Tokenizer) -> list[dict[str, Any]]:
@@ -253,7 +257,7 @@ async def _events(
                 answer = piece.answer
                 is_first = answer.index not in found
                 found[answer.index] = answer
-                if piece.text or piece.tokens or answer.finish_reason or is_first:
+                if any(piece.new) or piece.tokens or answer.finish_reason or is_first:
                     yield event(head | {"choices": [shape.delta(piece, is_first)]} | usage)
                 piece = await within(anext(pieces, None), until - asyncio.get_running_loop().time())
         except ApiError as error:  # the status was sent long ago

@@ -121,7 +121,9 @@ def test_an_answer_ends_with_its_stop_token(address, monkeypatch):
     _, tokens, _ = answer(address, run="chat", messages=SAID, max_tokens=5)
     ids = [token["id"] for token in tokens]
     monkeypatch.setattr("data.tokenizer.Tokenizer.stop_ids", property(lambda tokenizer: [ids[3]]))
-    assert answer(address, run="chat", messages=SAID, max_tokens=5)[1:] == (tokens[: ids.index(ids[3]) + 1], "stop")
+    _, told, end = answer(address, run="chat", messages=SAID, max_tokens=5)
+    assert ([token["id"] for token in told], end) == (ids[: ids.index(ids[3]) + 1], "stop")
+    assert [token["content"] for token in told[-1:]] == [""]
 
 
 # heads

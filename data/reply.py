@@ -67,7 +67,6 @@ class Reply:
             self.thinking = mark == THINK_END
             for token in opened:  # the answer may still bring line ends that belong to the special token
                 self.add(token)
-            self.end()
             self.ids, self.reasoning_content, self.content, self.stopped, self._given = [], "", "", False, (0, 0)
             self._text = TextStream(tokenizer)
 

@@ -4,8 +4,8 @@
              reasoning_content      content                calls
 
 Whatever the model answered is taken apart here, so that what is compared, shown and sent back is what training had.
-Parts are told by the ids of the special tokens, which no text can have. A special token that is out of place, a call
-that was cut and one that cannot be read stay in the content, as text.
+The ids of the special tokens, which no text can have, say where a part begins. A special token that is out of place, a
+call that was cut and one that cannot be read stay in the content, as text.
 """
 
 from __future__ import annotations

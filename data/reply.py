@@ -36,9 +36,9 @@ class Reply:
     tool_calls: those that can be read, {"name": …, "arguments": JSON text, as it was written} each.
     thinking: whether thoughts have begun and not ended. stopped: whether one of `stops` was met.
 
-    prompt: the ids before the answer; they may have opened the thoughts. stops: texts at which the content ends; they
-    are not part of it. tools: whether calls are taken out of the content. is_chat: False for a text's continuation,
-    which is all content.
+    prompt: the ids before the answer; they may have opened the thoughts. stops: texts at which the content ends, once
+    the answer has more than `least` tokens; they are not part of it. tools: whether calls are taken out of the content.
+    is_chat: False for a text's continuation, which is all content.
     """
 
     def __init__(
@@ -47,10 +47,11 @@ class Reply:
         prompt: Sequence[int] = (),
         *,
         stops: Sequence[str] = (),
+        least: int = 0,
         tools: bool = False,
         is_chat: bool = True,
     ):
-        self.tokenizer, self.stops, self.tools = tokenizer, stops, tools
+        self.tokenizer, self.stops, self.least, self.tools = tokenizer, stops, least, tools
         ids = {mark: tokenizer.backend.token_to_id(mark) for mark in MARKS if is_chat}  # a foreign model may have none
         self._marks = {token: mark for mark, token in ids.items() if token is not None}
         self.ids, self.calls, self.tool_calls = list[int](), list[str](), list[dict[str, str]]()
@@ -136,7 +137,8 @@ class Reply:
             self._call += piece
         else:
             before, self.content = len(self.content), self.content + piece
-            places = [self.content.find(stop, max(0, before - len(stop) + 1)) for stop in self.stops]
+            stops = self.stops if len(self.ids) > self.least else ()
+            places = [self.content.find(stop, max(0, before - len(stop) + 1)) for stop in stops]
             met = [at for at in places if at >= 0]
             if met:
                 self.content, self.stopped = self.content[: min(met)], True

@@ -166,3 +166,19 @@ def test_thoughts_and_calls_come_apart_and_sent_back_they_are_the_ids_of_trainin
     ends = [len(prompt_ids(tokenizer, WEATHER[:number], [FUNCTION])) for number in (1, 3)]
     assert prompts[:2] == [trained[:end] for end in ends]
     assert prompts[2][: len(trained)] == trained
+
+
+@pytest.mark.parametrize(
+    ("said", "extra", "reasoning"),
+    [
+        ([], {"chat_template_kwargs": {"enable_thinking": True}}, "要查一下。"),  # the prompt opens the thoughts
+        ([{**WEATHER[1], "tool_calls": [], "content": "我"}], {"continue_final_message": True}, ""),
+        ([{**WEATHER[1], "tool_calls": [], "content": ""}], {"continue_final_message": True}, ""),
+    ],
+)
+def test_an_answer_that_was_begun_is_taken_apart_as_well(client, said, extra, reasoning):
+    extra |= {"add_generation_prompt": not said} if said else {}
+    message, _ = asked_by(client, False, messages=[WEATHER[0], *said], tools=TOOLS, extra_body=extra)
+    assert message.get("reasoning_content") == (reasoning or None)
+    assert (said[0]["content"] if said else "") + message["content"] == WEATHER[1]["content"]
+    assert len(message["tool_calls"]) == 1

@@ -346,7 +346,8 @@ def test_thoughts_are_taken_apart_before_an_answer_is_compared_and_shown(tmp_pat
     config = {"name": "sft", "model": model, "data": data | {"tokenizer": tokenizer}, "train": train, "eval": shown}
     said = pretrain(write_config(tmp_path, **config)).stdout
     run = tmp_path / "runs/sft"
-    assert f"writes “{asked} → Tiko has it.”" in said
+    assert "Tiko has it.”" in said
+    assert "The ball: Tiko." not in said
     last = json.loads((run / "samples.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert (last["text"], last["reasoning_content"]) == ("Tiko has it.", "The ball: Tiko.")
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from data.chat import prompt_ids
 from data.reading.records import BadRecord
+from data.reply import Delta, Reply
 from data.text_stream import TextStream
 from data.tokenizer import Tokenizer
 from model import LanguageModel
@@ -17,15 +18,15 @@ from model.decoding.sampling import Sampling
 from serve.batching import End, Event, Prompt, Request, Token, TooManyRequests
 from serve.errors import ApiError
 from serve.library import Library, Served
-from serve.text import Piecewise
 
 TEMPLATE_SWITCHES = ("enable_thinking",)  # variables of data/chat_template.jinja that a client may set
 
 
 @dataclass(frozen=True)
 class Question:
-    """One prompt in ids, and how it is to be answered. seeds: one for each answer; None: at random. of_prompt: with the
-    log-probabilities of the prompt. min_new_tokens: before that, neither a stop id nor a stop text ends the answer."""
+    """One prompt in ids, and how it is to be answered. seeds: one for each answer; None: at random. is_chat: the answer
+    may hold thoughts. has_tools: it may hold tool calls. of_prompt: with the log-probabilities of the prompt.
+    min_new_tokens: before that, neither a stop id nor a stop text ends the answer."""
 
     token_ids: list[int]
     max_new_tokens: int
@@ -34,6 +35,7 @@ class Question:
     stop_ids: frozenset[int]
     stops: Sequence[str] = ()
     top: int | None = None
+    is_chat: bool = False
     has_tools: bool = False
     of_prompt: bool = False
     min_new_tokens: int = 0
@@ -45,7 +47,7 @@ class Answer:
     tokens, if they are asked for. ended_by: the stop id, if there is one, which is not among the answer's tokens."""
 
     index: int
-    written: Piecewise
+    reply: Reply
     tokens: list[Token] = field(default_factory=list)
     read: list[Token] = field(default_factory=list)
     ended_by: list[Token] = field(default_factory=list)
@@ -57,7 +59,7 @@ class Piece:
     """What came of one answer: new text, and the tokens behind it."""
 
     answer: Answer
-    text: str
+    new: Delta
     tokens: list[Token]
 
 
@@ -166,8 +168,9 @@ async def answers(library: Library, served: Served, questions: Sequence[Question
                     *(seed, question.top, question.of_prompt, least),
                 )
                 _submit(library, served, request)
-                written = Piecewise(served.tokenizer, question.stops, question.has_tools, least)
-                running[index] = (request, Answer(index, written))
+                kind = {"is_chat": question.is_chat, "tools": question.has_tools}
+                reply = Reply(served.tokenizer, question.token_ids, stops=question.stops, least=least, **kind)
+                running[index] = (request, Answer(index, reply))
         while running:
             index, event = await events.get()
             if index in running:
@@ -201,19 +204,20 @@ def _taken(tokenizer: Tokenizer, answer: Answer, event: Event) -> Piece:
         for token in event.tokens:
             answer.read.append(token._replace(offset=offset))
             offset += len(stream.add(token.id))
-        return Piece(answer, "", [])
+        return Piece(answer, Delta("", ""), [])
     if isinstance(event, End):
         if event.reason == "error":
             raise ApiError(500, event.message, "server_error")
-        answer.finish_reason = "length" if event.reason == "length" else "stop"
-        if answer.finish_reason == "stop" and answer.written.called:
-            answer.finish_reason = "tool_calls"
         if event.token is not None:
-            answer.ended_by = [event.token._replace(offset=len(answer.written.text))]
-        return Piece(answer, answer.written.end(), [])
-    event = event._replace(offset=len(answer.written.text))
+            answer.ended_by = [event.token._replace(offset=len(answer.reply.content))]
+        new = answer.reply.end()
+        answer.finish_reason = "length" if event.reason == "length" else "stop"
+        if answer.finish_reason == "stop" and answer.reply.tool_calls:
+            answer.finish_reason = "tool_calls"
+        return Piece(answer, new, [])
+    event = event._replace(offset=len(answer.reply.content))
     answer.tokens.append(event)
-    text = answer.written.add(event.id)
-    if answer.written.stopped:
+    new = answer.reply.add(event.id)
+    if answer.reply.stopped:
         answer.finish_reason = "stop"
-    return Piece(answer, text, [event])
+    return Piece(answer, new, [event])

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from configs.command import InputError
+from data.reply import Reply
 from data.tokenizer import Tokenizer
 from serve.answers import Answer, Piece, Question, answers, chat_ids, room_for, text_ids
 from serve.batching import Token
@@ -46,7 +47,7 @@ def router(library: Library, limits: Limits) -> APIRouter:
         tools = [] if asked.tool_choice == "none" else asked.tools or []
         ids = chat_ids(served, asked.messages, tools, asked.template, bool(asked.continue_final_message))
         room = asked.most_tokens(limits.max_new_tokens)
-        question = _question(served, asked, ids, room, asked.top, has_tools=bool(tools))
+        question = _question(served, asked, ids, room, asked.top, is_chat=served.is_chat, has_tools=bool(tools))
         shape = _Chat(served, f"chatcmpl-{secrets.token_hex(12)}", asked.top is not None)
         return await _respond(library, served, [question], asked, shape, request, limits)
 
@@ -92,6 +93,7 @@ def _question(
     ids: list[int],
     room: tuple[int | None, int],
     top: int | None,
+    is_chat: bool = False,
     has_tools: bool = False,
     of_prompt: bool = False,
 ) -> Question:
@@ -106,7 +108,7 @@ def _question(
     stop_ids |= frozenset(() if asked.ignore_eos else served.tokenizer.stop_ids)
     n, seed = asked.n or 1, asked.seed
     seeds = [None if seed is None else (seed + SEED_STEP * number) % 2**63 for number in range(n)]
-    return Question(ids, new, sampling, seeds, stop_ids, asked.stops, top, has_tools, of_prompt, least)
+    return Question(ids, new, sampling, seeds, stop_ids, asked.stops, top, is_chat, has_tools, of_prompt, least)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -138,23 +140,30 @@ class _Chat(_Shape):
     whole, part = "chat.completion", "chat.completion.chunk"
 
     def choice(self, answer: Answer) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": answer.written.text, "refusal": None}
-        if calls := answer.written.tool_calls():
-            message |= {"tool_calls": calls, "content": answer.written.text or None}
+        reply = answer.reply
+        message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
+        if reply.reasoning_content:
+            message["reasoning_content"] = reply.reasoning_content
+        if reply.tool_calls:
+            message |= {"tool_calls": _calls(reply), "content": reply.content or None}
         log_probs = {"content": _listed(answer.tokens, self.tokenizer)} if self.with_log_probs else None
-        reason = _reason(answer, calls)
+        reason = answer.finish_reason
         return {"index": answer.index, "message": message, "logprobs": log_probs, "finish_reason": reason}
 
     def delta(self, piece: Piece, is_first: bool) -> dict[str, Any]:
-        answer, calls = piece.answer, list[dict[str, Any]]()
-        changed: dict[str, Any] = {"role": "assistant"} if is_first else {}
-        if piece.text or is_first:
-            changed["content"] = piece.text
-        if answer.finish_reason is not None and (calls := answer.written.tool_calls()):
-            changed["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
+        answer, new = piece.answer, piece.new
+        changed: dict[str, Any] = {"role": "assistant", "content": ""} if is_first else {}
+        changed |= {name: text for name, text in new._asdict().items() if text}
+        if answer.finish_reason is not None and answer.reply.tool_calls:
+            changed["tool_calls"] = [{"index": number, **call} for number, call in enumerate(_calls(answer.reply))]
         log_probs = {"content": _listed(piece.tokens, self.tokenizer)} if self.with_log_probs else None
-        reason = _reason(answer, calls)
+        reason = answer.finish_reason
         return {"index": answer.index, "delta": changed, "logprobs": log_probs, "finish_reason": reason}
+
+
+def _calls(reply: Reply) -> list[dict[str, Any]]:
+    """An answer's tool calls in OpenAI's form."""
+    return [{"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": call} for call in reply.tool_calls]
 
 
 class _Text(_Shape):
@@ -165,10 +174,10 @@ class _Text(_Shape):
         self.said, self.n = said, n
 
     def choice(self, answer: Answer) -> dict[str, Any]:
-        return self._choice(answer, answer.written.text, answer.tokens, with_prompt=True)
+        return self._choice(answer, answer.reply.content, answer.tokens, with_prompt=True)
 
     def delta(self, piece: Piece, is_first: bool) -> dict[str, Any]:
-        return self._choice(piece.answer, piece.text, piece.tokens, with_prompt=is_first)
+        return self._choice(piece.answer, piece.new.content, piece.tokens, with_prompt=is_first)
 
     def _choice(self, answer: Answer, text: str, tokens: list[Token], with_prompt: bool) -> dict[str, Any]:
         said, log_probs = self.said[answer.index // self.n] if self.said else "", None
@@ -195,11 +204,6 @@ class _Text(_Shape):
             name = _named(self.tokenizer, likely)
             top[f"token_id:{likely}" if name in top else name] = _finite(log_prob)
         return top
-
-
-def _reason(answer: Answer, calls: list[dict[str, Any]]) -> str | None:
-    """A tool call that could not be read is none."""
-    return "stop" if answer.finish_reason == "tool_calls" and not calls else answer.finish_reason
 
 
 def _listed(tokens: list[Token], tokenizer: Tokenizer) -> list[dict[str, Any]]:
@@ -275,7 +279,7 @@ async def _events(
                 answer = piece.answer
                 is_first = answer.index not in found
                 found[answer.index] = answer
-                if piece.text or piece.tokens or answer.finish_reason or is_first:
+                if any(piece.new) or piece.tokens or answer.finish_reason or is_first:
                     yield event(head | {"choices": [shape.delta(piece, is_first)]} | usage)
                 piece = await within(anext(pieces, None), until - asyncio.get_running_loop().time())
         except ApiError as error:  # the status was sent long ago

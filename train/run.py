@@ -206,9 +206,7 @@ def micro_batch_rows(config: RunConfig, device: Device, world_size: int = 1) -> 
 
 def typed(script: str) -> str:
     """The command of this process, as somebody typed it; it continues the run after a stop."""
-    if tuple(Path(sys.argv[0]).with_suffix("").parts[-2:]) != tuple(
-        script.split(".")
-    ):  # a program calls train.pretrain
+    if sys.argv[0] != f"python -m {script}":  # as `exit_on_bad_input` sets it; here a program calls train.pretrain
         return f"python -m {script}"
     launcher = ["python"]
     if "TORCHELASTIC_RUN_ID" in os.environ:

@@ -69,17 +69,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--hide-sink", action="store_true", help="leave the first token out of the picture")
     parser.add_argument("--svg", action="store_true", help="draw .svg, not .png")
     add_device_option(parser)
-    return parser.parse_args()
+    given = parser.parse_args()
+    if isinstance(given.head, list) and len(given.head) != 2:
+        raise InputError("--head: give a score, or a layer and a head: --head induction, --head 3,1")
+    return given
 
 
 def _head(text: str) -> str | list[int]:
-    """A score's name, or a layer and a head. Raises InputError."""
-    if text[:1].isalpha():
-        return text.replace("-", "_")
-    place = numbers("--head", 0, MOST_HEADS - 1)(text)
-    if len(place) != 2:
-        raise InputError("--head: give a score, or a layer and a head: --head induction, --head 3,1")
-    return place
+    """A score's name, or numbers. Raises InputError."""
+    return text.replace("-", "_") if text[:1].isalpha() else numbers("--head", 0, MOST_HEADS - 1)(text)
 
 
 def from_snapshots(run: Path, out: Path) -> list[Path]:

@@ -70,7 +70,8 @@ def held_out_loss(event: EvalEvent, max_tokens: int | None) -> float:
 def harder(event: EvalEvent) -> str:
     """Why the last loss is above that of training, where the built-in world makes it so."""
     source = event.data_config.source
-    if not (event.is_last and event.data_config.records == "text" and getattr(source, "repeats", 0)):
+    is_text = event.data_config.records == "text"
+    if not (event.is_last and is_text and isinstance(source, StoryworldSource) and source.repeats):
         return ""
     share = f"{100 * source.repeats:.0f} % of the documents"
     return f"   (harder than training: {share} are random words, here with names that training never has)"

@@ -6,7 +6,6 @@ import os
 import shlex
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -185,9 +184,7 @@ def open_run(
 
 def typed(script: str) -> str:
     """The command of this process, as somebody typed it; it continues the run after a stop."""
-    if tuple(Path(sys.argv[0]).with_suffix("").parts[-2:]) != tuple(
-        script.split(".")
-    ):  # a program calls train.pretrain
+    if sys.argv[0] != f"python -m {script}":  # as `exit_on_bad_input` sets it; here a program calls train.pretrain
         return f"python -m {script}"
     launcher = ["python"]
     if "TORCHELASTIC_RUN_ID" in os.environ:

@@ -38,6 +38,8 @@ class InputWarning(UserWarning):
 
 def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     """Run a command: exit code 0 when it is done, one clear line and exit code 2 for bad input."""
+    if spec := sys.modules["__main__"].__spec__:  # what argparse calls the program; from Python 3.14 on by itself
+        sys.argv[0] = f"python -m {spec.name.removesuffix('.__main__')}"
     warnings.showwarning = _shown(warnings.showwarning)
     _keep_compiled_code_apart()
     with guarded():
@@ -83,9 +85,9 @@ def _code_of(command: Callable[[], int | None]) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Python's MemoryError, and torch's errors that mean the same."""
+    """Python's MemoryError, torch's on a GPU, and what torch raises on a CPU: a plain RuntimeError that says so."""
     names = {kind.__name__ for kind in type(error).__mro__}
-    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "DefaultCPUAllocator" in str(error)
 
 
 def _shown(others: Callable[..., None]) -> Callable[..., None]:

@@ -131,18 +131,31 @@ def encode_conversations(
 
 
 def prompt_ids(
-    tokenizer: Tokenizer, messages: Sequence[Message | dict], tools: Sequence[dict] = (), **variables: Any
+    tokenizer: Tokenizer,
+    messages: Sequence[Message | dict],
+    tools: Sequence[dict] = (),
+    continued: bool = False,
+    **variables: Any,
 ) -> list[int]:
     """The ids of a conversation up to where the assistant answers, written by the model's own chat template.
 
     For Headlight's own models they are exactly the ids that precede this answer in training. variables: for the
-    template; ours knows enable_thinking, which begins the thoughts. Raises BadRecord; InputError for a model that has
-    neither a template nor our special tokens.
+    template; ours knows enable_thinking, which begins the thoughts. continued: the last message is an answer to be
+    continued. Raises BadRecord; InputError for a model that has neither a template nor our special tokens.
     """
     conversation = checked_conversation(messages, tools)
     tools = tools if not isinstance(tools, str) else ()
-    variables = {"add_generation_prompt": True} | variables
-    return _encoded(tokenizer, _pieces(tokenizer.chat, conversation, messages, tools, **variables))
+    variables = {"add_generation_prompt": not continued} | variables
+    pieces = _pieces(tokenizer.chat, conversation, messages, tools, **variables)
+    if continued:
+        if conversation.messages[-1].role != "assistant" or variables.get("enable_thinking"):
+            raise BadRecord(
+                "only a message of the assistant can be continued, and one that has begun: no enable_thinking"
+            )
+        ids = [tokenizer.backend.token_to_id(piece.text) if piece.special else -1 for piece in pieces]
+        ends = [at for at, token_id in enumerate(ids) if token_id == tokenizer.turn_end]
+        pieces = pieces[: ends[-1]] if ends else pieces  # without the end of its turn
+    return _encoded(tokenizer, pieces)
 
 
 def next_prompt_ids(tokenizer: Tokenizer, role: str, content: str) -> list[int]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -57,6 +58,14 @@ class ChatTemplate:
         """The Jinja text for a conversation with these tools."""
         found = self.sources.get("tool_use" if tools else "default") or self.sources.get("default")
         return found or next(iter(self.sources.values()))
+
+    @property
+    def variables(self) -> list[str]:
+        """What the template can be told besides a conversation: enable_thinking, for example."""
+        environment = _compiled(self.source()).environment
+        read = find_undeclared_variables(environment.parse(self.source()))
+        given = {"messages", "tools", "documents", "add_generation_prompt", *self.tokens, *environment.globals}
+        return sorted(read - given)
 
     def render(self, messages: Sequence[dict], tools: Sequence[dict] | None = None, **variables: Any) -> list[Piece]:
         """The conversation in pieces; their joined texts are what transformers' apply_chat_template writes.

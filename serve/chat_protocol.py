@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from configs.bounds import LEAST_DRAWN, MOST_POSITIONS, MOST_SEED, MOST_TEMPERATURE
-from configs.checkpoints import MOST_STEPS
+from configs.bounds import LEAST_DRAWN, MOST_POSITIONS, MOST_SEED, MOST_STEPS, MOST_TEMPERATURE
 from eval.attention.snapshots import Head
 from model.decoding.sampling import Sampling
 from serve.protocol import MOST_TOP
@@ -70,12 +69,14 @@ class Changed(ModelAsked):
 
 
 class Message(BaseModel):
-    """What somebody said."""
+    """What somebody said; of an answer also its thoughts and its tool calls, as they came."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Literal["system", "user", "assistant"]
     content: str
+    reasoning_content: str = ""
+    tool_calls: list[dict[str, str]] = []
 
 
 class AnswerAsked(Changed):

@@ -19,7 +19,7 @@ from configs.checkpoints import checkpoint_directory
 from configs.command import InputError
 from configs.loader import load_config
 from data.chat import end_of_turn_ids, next_prompt_ids, prompt_ids
-from data.text_stream import TextStream
+from data.reply import Reply
 from data.tokenizer import Tokenizer
 from eval.chat.loops import repeated_block
 from eval.opening import ends_turns, open_model, with_rope_options
@@ -51,7 +51,8 @@ class Turn:
 class Conversation:
     """Messages and answers, or, for a model that was not trained on chats, one text that both write.
 
-    turns: the ids of each turn, what ended it included. last: the Turn of the last answer, None before one.
+    turns: the ids of each turn, what ended it included. last: the Turn of the last answer, None before one. reply: that
+    answer, taken apart. thought: what came of its thoughts with the newest piece.
     forgotten: how many of the oldest turns the last `answer` left out, since the context was full.
     Settings may be changed between two answers. Raises ValueError for a temperature or top_p out of range.
     """
@@ -94,6 +95,7 @@ class Conversation:
         self.turns: list[list[int]] = []
         self._said: list[list[dict[str, str]]] = []  # the messages of each turn
         self.last: Turn | None = None
+        self.reply, self.thought = Reply(self.tokenizer), ""
         self.forgotten, self._answered, self._document_ended = 0, 0, False
         self.cache.clear()
 
@@ -120,6 +122,7 @@ class Conversation:
     def answer(self, text: str, role: str = "user") -> Generator[str, None, None]:
         """The answer to a message, or the text's continuation, piece by piece as decoded. Closing it ends the turn.
 
+        A piece is content: without thoughts, and without calls if there are tools. It is "" while only thoughts come.
         role: "user", or "tool" for what the model's calls gave.
 
         Raises ValueError, before anything is read, for an empty message and one that the context has no room for.
@@ -163,21 +166,24 @@ class Conversation:
     def _pieces(
         self, steps: Iterator[Any], prompt: list[int], new: list[int], asked: dict[str, str]
     ) -> Generator[str, None, None]:
-        reused, written, ended = self.cache.length, TextStream(self.tokenizer), "stopped"
-        ids = written.ids
+        reused, ended = self.cache.length, "stopped"
+        self.reply = Reply(self.tokenizer, prompt, tools=bool(self.tools), is_chat=self.is_chat)
+        ids = self.reply.ids
         try:
             for step in steps:
                 if (token := int(step)) in self.tokenizer.stop_ids:
                     ended = ""
                     break
-                if piece := written.add(token):
+                self.thought, piece = self.reply.add(token)
+                if self.thought or piece:
                     yield piece
                 if repeated_block(ids):
                     ended = "loops"
                     break
             else:
                 ended = "full" if len(prompt) + len(ids) >= self.context_length else "cut"
-            if rest := written.end():
+            self.thought, rest = self.reply.end()
+            if self.thought or rest:
                 yield rest
         finally:
             steps.close()  # type: ignore[attr-defined]  # a generator: now the cache knows what it has read

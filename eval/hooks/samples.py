@@ -10,7 +10,7 @@ from configs.read_back import append_line
 from configs.shown_text import escape
 from eval.hooks.event import EvalEvent, Hook, Outcome
 from eval.run_files import SAMPLES, read_samples
-from eval.samples import complete
+from eval.samples import complete, thinks
 
 SHOWN = 90  # characters of a sample that stand on the terminal
 
@@ -22,7 +22,7 @@ class Samples(Hook):
         answers = event.data_config.records != "text"
         many_documents = event.data.manifest["train"]["documents"] > 1
         for number, prompt in enumerate(event.config.prompts):
-            text = complete(
+            said = complete(
                 event.lm,
                 event.tokenizer,
                 prompt,
@@ -33,8 +33,11 @@ class Samples(Hook):
                 chat=answers,
             )
             if event.writes:
-                append_line(event.directory / SAMPLES, {"step": event.step, "prompt": prompt, "text": text})
+                line = {"step": event.step, "prompt": prompt, "text": said.content}
+                line |= {"reasoning_content": said.reasoning_content} if said.reasoning_content else {}
+                append_line(event.directory / SAMPLES, line)
             if number == 0:
+                text = said.content or thinks(said)  # it may have had tokens for thoughts alone
                 event.say(in_a_line(f"{prompt} → {text}" if answers and prompt else text))
 
     def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:

@@ -134,7 +134,7 @@ FAMILIES = {
     "Llama 3.1": ("llama3_1", LLAMA3, [], LLAMA3[0], LLAMA3[1], True, False),
     "DeepSeek-V3": ("deepseekv3", DEEPSEEK, [], DEEPSEEK[0], DEEPSEEK[1], False, False),
     "TinyLlama": (TINYLLAMA, ["<unk>", "<s>", "</s>"], [], "<s>", "</s>", True, True),
-    "Phi-3": ("phi3", ["<unk>", "<s>", "</s>", *PHI3], [], "<s>", "<|end|>", True, True),
+    "Phi-3": ("phi3", ["<unk>", "<s>", "</s>", *PHI3], [], "<s>", "</s>", True, True),
     "Gemma": ("gemma", ["<unk>", "<s>", "</s>", *GEMMA], [], "<s>", GEMMA[0], True, True),
 }
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -175,7 +175,7 @@ def family(tmp_path, request):
     else:
         settings["chat_template"] = template
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    ends = backend.token_to_id(eos)
+    ends = [backend.token_to_id(token) for token in (eos, "<|end|>" if request.param == "Phi-3" else eos)]
     lm = random_model(tiny_config(vocab_size=384, max_position_embeddings=1024, eos_token_id=ends))
     with torch.no_grad():  # the logits of all but these are 0
         lm.lm_head.weight[[i for i in range(384) if backend.id_to_token(i) not in ("h", "i", "t", "Ġt", ",")]] = 0
@@ -201,6 +201,9 @@ def test_a_foreign_model_is_prompted_as_transformers_prompts_it(family):
                     prompt_ids(tokenizer, messages, tools or (), **variables)
             else:
                 assert prompt_ids(tokenizer, messages, tools or (), **variables) == expected
+    begun = [USER, {"role": "assistant", "content": "hi there"}]
+    expected = reference.apply_chat_template(begun, continue_final_message=True, return_dict=False)
+    assert prompt_ids(tokenizer, begun, continued=True) == expected
     for text in ("hi there", " hi", "你好\n\nhi", "x"):
         assert tokenizer.begin(text) == reference(text).input_ids
 
@@ -242,7 +245,7 @@ def test_a_chat_with_a_foreign_model_is_what_transformers_would_answer(family):
         expected = reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         if len(messages) == 1:
             assert prompt == expected
-            assert complete(lm, tokenizer, text, 8, temperature=0.0, chat=True) == answer
+            assert complete(lm, tokenizer, text, 8, temperature=0.0, chat=True).content == answer
         assert tokenizer.decode(prompt, False) == tokenizer.decode(expected, False)  # what it drew keeps its ids
         messages.append({"role": "assistant", "content": answer})
 

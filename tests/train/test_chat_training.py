@@ -92,7 +92,7 @@ def test_samples_of_a_chat_are_answers(chat):
     assert {sample["prompt"] for sample in samples} == {"What is 2 and 2?", ""}
     assert not any("What is" in sample["text"] for sample in samples if sample["prompt"])
     lm, tokenizer = load(folder / "runs/sft"), load_tokenizer(folder / "runs/sft")
-    answer = complete(lm, tokenizer, "What is 2 and 2?", 8, temperature=0.0, chat=True)
+    answer = complete(lm, tokenizer, "What is 2 and 2?", 8, temperature=0.0, chat=True).content
     ids = torch.tensor([prompt_ids(tokenizer, [{"role": "user", "content": "What is 2 and 2?"}])])
     output = generate(lm, ids, 8, temperature=0.0, stop_ids=tokenizer.stop_ids)
     assert answer == tokenizer.decode(output[0, ids.shape[1] :].tolist())

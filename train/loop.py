@@ -11,6 +11,7 @@ from contextlib import closing, suppress
 import torch
 
 from configs.command import InputError
+from eval.language_modeling import mean
 from train import trace
 from train.machine.compilation import compiled, in_fixed_order
 from train.machine.distributed import wrap
@@ -161,6 +162,8 @@ def read_figures(run: Run, is_last: bool) -> None:
 def examine(run: Run, reading: Reading) -> None:
     """Log a step that was skipped, or whose loss stands out. Raises NonFiniteLoss if it is one too many."""
     figures, state = reading.figures, run.state
+    if not figures.trained:  # a row of padding, or of a first token alone
+        return
     rows = f"rows {figures.rows[0]} to {figures.rows[1]}"
     values = {"loss": reading.loss, "grad_norm": reading.grad_norm, "rows": list(figures.rows)}
     if not (math.isfinite(reading.loss) and math.isfinite(reading.grad_norm)):
@@ -222,7 +225,8 @@ def report_initial_loss(run: Run) -> None:
     """The loss before the first step. An untrained model should find every token equally likely."""
 
     def measure() -> tuple[torch.Tensor, int]:
-        batch = run.first_batch().split(min(8, run.state.micro_rows))[0]
+        parts = run.first_batch().split(min(8, run.state.micro_rows))
+        batch = next((part for part in parts if run.objective.count(part)), parts[0])
         with run.device.autocast():
             loss_sum, _ = run.objective.loss(run.lm, batch.to(run.device.device))
         return loss_sum, run.objective.count(batch)
@@ -232,7 +236,8 @@ def report_initial_loss(run: Run) -> None:
     expected, vocabulary = "", run.data.tokenizer.vocab_size
     if isinstance(run.objective, NextToken):
         expected = f", and ln(vocabulary {vocabulary:,}) = {math.log(vocabulary):.4f}"
-    run.tracker.say(f"step 0: loss {float(loss_sum) / max(1, counted):.4f}{expected}")
+    loss, _ = mean([(float(loss_sum), counted)])
+    run.tracker.say(f"step 0: loss {loss:.4f}{expected}")
 
 
 def save(run: Run, needed: bool, at_stop: bool = False) -> None:

@@ -131,7 +131,7 @@ class TextBatches(BatchSource):
         self.rows_per_batch, self.row_length = wanted, rows.length
         self._share, self._pin = (world.rank, world.size), device.type == "cuda"
         if isinstance(rows, ConversationRows):
-            self.notes = too_long(rows, config.data)
+            self.notes = too_long(rows, config.data, "train")
 
     def rows(self, config: RunConfig, data: PreparedData) -> Any:
         """What an epoch reads (data.packing.Rows)."""

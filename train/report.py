@@ -13,6 +13,8 @@ import torch
 from configs.command import InputError
 from configs.read_back import DamagedFile, read_name
 from configs.shown_text import code, fenced, markdown
+from data.batches import too_long
+from data.packing import ConversationRows
 from data.prepare import describe
 from eval.attention.render import VIEWER
 from eval.hooks import Outcome
@@ -44,6 +46,7 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
         _in_words(world),
         describe(run.data),
         run.source.notes,
+        too_long(run.held_out, c.data, "validation") if isinstance(run.held_out, ConversationRows) else "",
         f"resumed from {checkpoint}, step {run.state.step:,}" if checkpoint is not None else "",
         *map(in_words, run.state.breaks),
     ]

@@ -123,7 +123,7 @@ def test_joined_rows_train_on_the_same_tokens(chat):
     assert max(shares[1]) < 0.06
     assert "left out" not in said  # every conversation fits
     short = pretrain(config, "name=cut", "data.sequence_length=64", "train.tokens_per_step=1024", "train.max_steps=1")
-    cut = re.search(r"of (\d+) conversations, (\d+) were cut at a turn and 0 left out, because", short.stdout)
+    cut = re.search(r"train: of (\d+) conversations, (\d+) were cut at a turn and 0 left out", short.stdout)
     assert cut is not None
     assert cut[1] == cut[2] != "0"
     run = load_run_config(config, ["data.sequence_length=96", "train.tokens_per_step=1536"])
@@ -134,8 +134,20 @@ def test_joined_rows_train_on_the_same_tokens(chat):
     assert "data.rows_joined (7) must divide the 8 rows of a step" in done.stderr
 
 
-def test_a_row_too_short_for_any_conversation_says_so(chat):
-    _, config = chat
-    done = pretrain(config, "name=short", "data.sequence_length=16", code=2)
-    assert "none of" in done.stderr
-    assert "conversations fits into a row of 16 tokens, train part: raise it" in done.stderr
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_where_no_trained_token_is_left_a_run_ends_in_a_line(chat, split):
+    """An answer of weight 0, and one behind a long question: cut after the first, nothing is left to train on."""
+    folder, config = chat
+    messages = [
+        {"role": "user", "content": "Sure?"},
+        {"role": "assistant", "content": "Yes.", "weight": 0},
+        {"role": "user", "content": "And then? " * 40},
+        {"role": "assistant", "content": "Late."},
+    ]
+    late = folder / "late.jsonl"
+    late.write_text("".join(json.dumps({"messages": [*messages]}) + "\n" for _ in range(40)))
+    paths = {"train": (late, folder / "chat.jsonl"), "validation": (folder / "chat.jsonl", late)}[split]
+    source = f"{{kind: files, path: {paths[0]}, validation_path: {paths[1]}}}"
+    done = pretrain(config, f"name=nothing-{split}", f"data.source={source}", code=2)
+    assert f"has an answer to train on within a row of 160 tokens, {split} part: raise it" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -184,8 +184,16 @@ def test_the_losses_where_they_are_known():
     assert float(preference_loss(ratios, lengths, DPOConfig(beta=0.25, loss="ipo"))) == 0.0
 
 
-def test_pairs_that_are_too_long_are_counted_once(tmp_path, base):
-    records = [{"prompt": f"{i}?", "chosen": "Yes" * (1 + 30 * (i % 4 == 0)), "rejected": "No"} for i in range(200)]
+@pytest.mark.parametrize("reason", ["too long", "weight 0"])
+def test_pairs_that_cannot_be_trained_on_are_counted_once(tmp_path, base, reason):
+    def answer(text, is_left_out):
+        bad = is_left_out and reason == "weight 0"
+        return [{"role": "assistant", "content": text * (1 + 30 * (is_left_out and not bad)), "weight": int(not bad)}]
+
+    records = []
+    for i in range(200):
+        prompt = [{"role": "user", "content": f"{i}?"}]
+        records.append({"prompt": prompt, "chosen": answer("Yes", i % 4 == 0), "rejected": answer("No", False)})
     done = pretrain(pair_config(tmp_path, base, records), script=main)
     [line] = [line for line in done.stdout.splitlines() if "pairs are left out" in line]
     assert re.search(r"^\d+ of 1\d\d pairs are left out, because a prompt with an answer is longer than", line)

@@ -231,6 +231,20 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path):
     assert metrics(tmp_path / "runs/tiny") == before
 
 
+def test_a_step_that_counts_no_token_has_no_loss_and_moves_nothing(tmp_path):
+    """The last row of an epoch holds one token, which nothing before it predicts, and is a step of its own."""
+    (tmp_path / "text.txt").write_text("x" * (4 * 32 + 1 - 2))  # with its first and its last token
+    (tmp_path / "held_out.txt").write_text("y" * 70)
+    source = {"kind": "files", "path": str(tmp_path / "text.txt"), "validation_path": str(tmp_path / "held_out.txt")}
+    train = {"tokens_per_step": 32, "max_steps": 6, "checkpoint_every": 1, "keep_last": 9}
+    data = {"source": source, "shuffle": False}
+    pretrain(write_config(tmp_path, data=data, train=train, eval={"hooks": []}))
+    losses = [line["loss"] for line in metrics(tmp_path / "runs/tiny") if line["split"] == "train"]
+    assert [step for step, loss in enumerate(losses, 1) if loss is None] == [5]
+    weights = [(tmp_path / f"runs/tiny/checkpoints/step_{k:08d}/model.safetensors").read_bytes() for k in (4, 5, 6)]
+    assert weights[0] == weights[1] != weights[2]
+
+
 BAD = [
     (["sed=1"], "command line `sed=1`: unknown key `sed`, did you mean `seed`?"),
     (["model.hiden_size=3"], "unknown key `model.hiden_size`, did you mean `model.hidden_size`?"),

@@ -51,6 +51,7 @@ class PairSource(TextBatches):
         if pairs.left_out:
             self.notes = (
                 f"{pairs.left_out:,} of {pairs.left_out + pairs.per_epoch:,} pairs are left out, because a prompt with "
-                f"an answer is longer than data.sequence_length ({config.data.sequence_length}): raise it to keep them"
+                f"an answer is longer than data.sequence_length ({config.data.sequence_length}), or an answer has "
+                "weight 0: raise it to keep the long ones"
             )
         return pairs

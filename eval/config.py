@@ -109,7 +109,9 @@ class EvalConfig(Section):
         description="storyworld: held-out stories compared at the end with the lowest possible loss.",
     )
     prompts: list[str] = Field(
-        [""], description='Texts that the model continues at every evaluation. "" begins a new document.'
+        [""],
+        description="Texts that the model continues at every evaluation, or questions where it learns conversations. "
+        '"" begins a new document, or asks a held-out question of the data.',
     )
     sample_tokens: int = Field(160, ge=1, le=MOST_QUESTIONS, description="Longest continuation in tokens.")
     temperature: float = Field(

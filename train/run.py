@@ -162,6 +162,7 @@ def open_run(
         rows = min(state.resolved.get("micro_batch_size") or rows, config.rows_per_step // world.size)
     state.before, state.resolved = state.resolved, decided_by(device, rows, world.size)
     state.micro_rows = max(1, rows * config.data.sequence_length // source.row_length)
+    state.micro_rows = min(state.micro_rows, max(1, source.rows_per_batch // world.size))
     state.forward = lm
     state.non_finite = torch.tensor(float(state.skipped), device=device.device)
     tracker = Tracker(config, state.step, state.seconds, state.wandb_id, world.is_first, owner)

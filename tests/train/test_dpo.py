@@ -205,7 +205,7 @@ def test_pairs_that_cannot_be_trained_on_are_counted_once(tmp_path, base, reason
         (["data.records=conversations"], main, "data.records is conversations, but fine-tuning needs pairs"),
         (["init_from=null"], main, "init_from: fine-tuning starts from a trained model: name a run"),
         (["init_from=nowhere"], main, "init_from: "),
-        (["train.tokens_per_step=96"], main, "train.tokens_per_step (96) holds no pair of answers"),
+        (["train.tokens_per_step=96"], main, "times 2, for both answers of a pair: use 192 or 384"),
         (["dpo.beta=0"], main, "dpo.beta"),
         (["train.parallel=fsdp2"], main, "train.parallel: "),
         ([], pretrain_main, "train.pretrain knows nothing of `data.records: pairs`: use python -m train.dpo"),

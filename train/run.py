@@ -101,6 +101,8 @@ class Run:
 
     def event(self, is_last: bool) -> EvalEvent:
         """This moment, for the hooks."""
+        resume, init_from = self.config.resume, self.config.init_from
+        base = init_from if resume in ("auto", "never") else resume
         return EvalEvent(
             step=self.state.step,
             tokens=self.state.tokens,
@@ -119,6 +121,7 @@ class Run:
             total_steps=self.config.max_steps,
             loss=self.meter.last.loss if self.meter.last else None,
             command=typed(self.script),
+            base=Path(base) if base else None,
         )
 
 

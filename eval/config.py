@@ -100,7 +100,7 @@ class EvalConfig(Section):
         65536, ge=2, le=MOST_TOKENS, description="Held-out tokens that an evaluation reads during training. null = all."
     )
     final_max_tokens: int | None = Field(
-        None, ge=2, le=MOST_TOKENS, description="Held-out tokens that the last evaluation reads. null = all."
+        262144, ge=2, le=MOST_TOKENS, description="Held-out tokens that the last evaluation reads. null = all."
     )
     floor_documents: int = Field(
         200,

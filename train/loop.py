@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 
 import torch
 
@@ -79,7 +79,8 @@ def _train(run: Run, stopped: Signal) -> None:
     run.lm.train()
     progress = agreed_progress(run)
     upcoming = run.source.upcoming(state.step, config.max_steps or sys.maxsize, run.lm)
-    with closing(upcoming):
+    with closing(upcoming), ExitStack() as first_step:
+        first_step.enter_context(run.tracker.doing(f"step {state.step + 1:,}"))
         is_last = was_over  # and not progress >= 1: if compiling took all the minutes, one step is still taken
         while not is_last:
             before = time.perf_counter()
@@ -91,6 +92,7 @@ def _train(run: Run, stopped: Signal) -> None:
                 raise Stopped(counts.signal)
             is_logged = _due(state.step + 1, config.train.log_every)
             figures = training_step(run, batch, counts, progress, waited, is_logged)
+            first_step.close()
             state.step += 1
             state.hooks_done = []  # of the step before, if a signal cut its hooks short and they are due no more
             state.tokens += counts.tokens
@@ -157,6 +159,21 @@ def read_figures(run: Run, is_last: bool) -> None:
     if logs:
         run.check_owner()
         run.tracker.log("train", state.step, state.tokens, state.seconds, meter.line())
+    say_how_long(run)
+
+
+def say_how_long(run: Run) -> None:
+    """Once, as soon as a few steps show it: the minutes to expect. train.doctor says them without a run."""
+    left = (run.config.max_steps or 0) - run.state.step
+    if left <= 0 or run.meter.pace_is_said or (seconds := run.meter.seconds_a_step()) is None:
+        return
+    run.meter.pace_is_said, minutes = True, left * seconds / 60
+    time_left = f"{minutes:.1f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
+    stop = "; Ctrl-C stops and saves" if minutes > 30 else ""
+    run.tracker.say(
+        f"step {run.state.step:>6,}   about {time_left} of training to go ({seconds:.3g} s a step); evaluations and "
+        f"checkpoints come on top{stop}"
+    )
 
 
 def examine(run: Run, reading: Reading) -> None:
@@ -209,7 +226,8 @@ def evaluate(run: Run, stopped: Signal, is_last: bool = False) -> None:
     raise_if_stopped(run, stopped)
     run.check_owner()
     state.saved_at = None  # what the hooks find is not in the checkpoint of this step, if there is one
-    with run.meter.apart("eval_s"), run.tracker.doing("evaluating"), run.device.autocast():
+    what = "the last evaluation" if is_last else "evaluating"
+    with run.meter.apart("eval_s"), run.tracker.doing(what), run.device.autocast():
         loss, is_complete = run.hooks.run(run.event(is_last), state.hooks_done, stopped)
     if state.step and loss is not None and math.isfinite(loss):
         best = state.best_loss if state.best_tokens == tokens else None

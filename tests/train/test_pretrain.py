@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import signal
 import subprocess
@@ -230,6 +231,21 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path):
     assert "step_00000012/model.safetensors is damaged: trying the checkpoint before it" in done.stderr
     assert "step_00000008" in done.stdout
     assert metrics(tmp_path / "runs/tiny") == before
+
+
+@pytest.mark.parametrize(("limit", "said_at"), [("ENOUGH_S", 2), ("SLOW_S", 1)])
+def test_a_run_says_how_long_it_takes_and_what_it_is_busy_with(tmp_path, monkeypatch, limit, said_at):
+    """After the step that warms up; if that one is slow, at once."""
+    monkeypatch.setattr(f"train.meters.{limit}", 0.0)
+    monkeypatch.setattr("configs.still_busy.SECONDS", 1e-3)
+    done = pretrain(write_config(tmp_path, eval={"final_max_tokens": 320}))
+    [(step, minutes)] = re.findall(r"step +(\d+)   about ([\d.]+) minutes of training to go", done.stdout)
+    assert (int(step), minutes) == (said_at, "0.0")
+    for what in ("step 1", "the last evaluation", "saving"):
+        assert f"… {what}, for " in done.stderr
+    result = json.loads((tmp_path / "runs/tiny/result.json").read_text(encoding="utf-8"))
+    assert result["val"]["held_out_tokens"] == 11 * 31  # whole rows
+    assert f"on {result['val']['held_out_tokens']} held-out tokens" in done.stdout
 
 
 def test_a_step_that_counts_no_token_has_no_loss_and_moves_nothing(tmp_path):

@@ -11,7 +11,6 @@ from contextlib import ExitStack, closing, suppress
 import torch
 
 from configs.command import InputError
-from eval.language_modeling import mean
 from train import trace
 from train.machine.compilation import compiled, in_fixed_order
 from train.machine.distributed import wrap
@@ -254,7 +253,7 @@ def report_initial_loss(run: Run) -> None:
     expected, vocabulary = "", run.data.tokenizer.vocab_size
     if isinstance(run.objective, NextToken):
         expected = f", and ln(vocabulary {vocabulary:,}) = {math.log(vocabulary):.4f}"
-    loss, _ = mean([(float(loss_sum), counted)])
+    loss = float(loss_sum) / counted if counted else math.nan
     run.tracker.say(f"step 0: loss {loss:.4f}{expected}")
 
 

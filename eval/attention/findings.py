@@ -73,11 +73,11 @@ def in_one_sentence(snapshots: Sequence[Snapshot]) -> str:
         chance = f", chance {level:.2f}" if level else ""
         learned = "learned to look at what followed the same token before, which is how a model copies"
         return f"Around step {change.step:,}, {name} {learned} (induction {before}{chance})."
-    before = float(snapshots[0].scores.get("induction", last.scores["induction"])[best])
-    numbers += f", was {before:.2f} at step {snapshots[0].step:,}" if len(snapshots) > 1 else ""
+    first = float(snapshots[0].scores.get("induction", last.scores["induction"])[best])
+    numbers += f", was {first:.2f} at step {snapshots[0].step:,}" if len(snapshots) > 1 else ""
     if level and score >= 10 * level:
         return f"From the first look on, {name} looks at what followed the same token before ({numbers})."
-    if level and before >= 10 * level:
+    if level and first >= 10 * level:
         return f"What followed the same token before: {name} looked at it at first, and does so less now ({numbers})."
     return f"No head has learned yet to look at what followed the same token before (the best: {name}, {numbers})."
 

@@ -188,12 +188,12 @@ def repeated_probe(
     ordinary = [token for token in range(tokenizer.vocab_size) if token not in tokenizer.special_ids]
     common = sorted(set(in_use).intersection(ordinary))
     pool = common if len(common) >= BLOCK_TOKENS else ordinary
-    size = min([BLOCK_TOKENS, (longest - 1) // copies, *map(len, blocks or [pool])])
+    size = min(BLOCK_TOKENS, (longest - 1) // copies, len(blocks[0] if blocks else pool))
     if size < 2:
         return None
     rng = Random("repeated tokens")
     blocks = blocks or [rng.sample(pool, size) for _ in range(BLOCK_ROWS[copies])]
-    rows = [[tokenizer.bos_id, *block[:size] * copies] for block in blocks[: BLOCK_ROWS[copies]]]
+    rows = [[tokenizer.bos_id, *list(block[:size]) * copies] for block in blocks[: BLOCK_ROWS[copies]]]
     return _probe(f"repeated_{copies}", tokenizer, rows, first=1, period=size, copies=copies)
 
 

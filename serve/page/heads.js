@@ -171,7 +171,7 @@ class Heads {
       this.live.append(this.form);
     }
     const ended = now.total && now.step >= now.total; // evaluated and drawn last; that can take minutes
-    const training = ended ? "Trained: the last evaluation, then the pictures." : "Training: new looks arrive by themselves.";
+    const training = ended ? "Trained: evaluating once more, then drawing." : "Training: new looks arrive by themselves.";
     const words = { training, finished: "Finished.", stopped: "Stopped before its end." };
     const step = `Step ${now.step ?? 0}${now.total ? ` of ${now.total}` : ""}, ${now.looks[0]} looks.`;
     this.status.textContent = `${words[now.state]} ${step}`;

@@ -44,14 +44,15 @@ class Entry(BaseModel):
 
 
 def checkpoint_directory(path: str | Path) -> Path:
-    """The directory of a model or of adapters: `path` itself, or the newest checkpoint of the run at `path`.
+    """The directory of a model or of adapters: `path` itself, the newest checkpoint of the run at `path`, or the one
+    that a run's `latest` or `best` names.
 
     Raises DamagedFile, a ValueError.
     """
     path = Path(path)
     if _is_model(path):
         return path
-    latest = path / "checkpoints" / "latest"
+    latest = path if is_pointer(path) else path / "checkpoints" / "latest"
     if not is_file(latest):
         raise DamagedFile(f"{path}: is neither a run (checkpoints/latest) nor a model directory (config.json)")
     name = ""
@@ -61,6 +62,11 @@ def checkpoint_directory(path: str | Path) -> Path:
             return latest.parent / name
         time.sleep(pause)
     raise DamagedFile(f"{latest}: names {name}, which does not exist: give a checkpoint directory instead")
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether this is a run's `latest` or `best`: a text file that names a checkpoint beside it."""
+    return path.name in ("latest", "best") and is_file(path)
 
 
 def is_adapter(directory: Path) -> bool:

@@ -38,6 +38,8 @@ class InputWarning(UserWarning):
 
 def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     """Run a command: exit code 0 when it is done, one clear line and exit code 2 for bad input."""
+    if spec := sys.modules["__main__"].__spec__:  # what argparse calls the program; from Python 3.14 on by itself
+        sys.argv[0] = f"python -m {spec.name.removesuffix('.__main__')}"
     warnings.showwarning = _shown(warnings.showwarning)
     _keep_compiled_code_apart()
     with guarded():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from configs.command import InputError
 from configs.meaning import fields
 from configs.paths import resolve
 from configs.read_back import read_text
+from configs.shown_text import did_you_mean
 from configs.yaml_text import LONGEST_KEY, MOST_DEPTH
 
 KeyPath = tuple[str, ...]
@@ -117,7 +117,11 @@ def _read_file(path: Path, into: LoadedConfig, seen: tuple[Path, ...], asked_by:
     if len(seen) == MOST_FILES:
         raise InputError(f"{asked_by}: `extends` leads through more than {MOST_FILES} files")
     if not path.exists():
-        raise InputError(f"{asked_by + ': ' if asked_by else ''}no such config file: {path}")
+        shipped = Path(__file__).parent
+        shipped = Path(shipped.name) if shipped.parent == Path.cwd() else shipped
+        files = {file.name: file for folder in (shipped, path.parent) for file in folder.glob("*.y*ml")}
+        nearest = did_you_mean(path.name, files)
+        raise InputError(f"{asked_by + ': ' if asked_by else ''}no such config file: {path}{nearest}")
     text = read_text(path, MOST_BYTES)
     try:
         root = yaml_text.compose(text)
@@ -222,8 +226,8 @@ def _explain(problem: Any, schema: type[BaseModel], prefix: KeyPath, loaded: Loa
         return f"{loaded.where(key)}: `{'.'.join(key)}` is missing", ""
     if problem["type"] == "union_tag_invalid":
         tag, tags = problem["ctx"]["tag"], re.findall(r"'(\w+)'", problem["ctx"]["expected_tags"])
-        close = "".join(f", did you mean {name}?" for name in difflib.get_close_matches(tag, tags, 1))
-        return f"{loaded.where(key)}: `{'.'.join(key)}.kind` is {_shown(tag)}: must be {' | '.join(tags)}{close}", ""
+        must = f"must be {' | '.join(tags)}{did_you_mean(tag, dict(zip(tags, tags, strict=True)))}"
+        return f"{loaded.where(key)}: `{'.'.join(key)}.kind` is {_shown(tag)}: {must}", ""
     if problem["type"] in ("model_attributes_type", "model_type", "dict_type"):
         return (
             f"{loaded.where(key)}: `{'.'.join(key)}` is {_shown(_get(loaded.values, key))}: ",
@@ -277,10 +281,8 @@ def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _nearest(key: KeyPath, known: list[KeyPath]) -> str:
-    siblings = [path for path in known if path[:-1] == _without_places(key[:-1])]
-    close = difflib.get_close_matches(key[-1], [path[-1] for path in siblings], n=1, cutoff=0.6)
-    if close:
-        return f", did you mean `{'.'.join((*key[:-1], close[0]))}`?"
-    elsewhere = [".".join(path) for path in known if path[-1] == key[-1]]
-    close = elsewhere[:1] or difflib.get_close_matches(".".join(key), [".".join(p) for p in known], 1, 0.0)
-    return f", did you mean `{close[0]}`?" if close else ""
+    beside = [path[-1] for path in known if path[:-1] == _without_places(key[:-1])]
+    anywhere = [".".join(path) for path in known if path[-1] == key[-1]][:1] or [".".join(path) for path in known]
+    return did_you_mean(key[-1], {last: f"`{'.'.join((*key[:-1], last))}`" for last in beside}) or did_you_mean(
+        ".".join(key), {name: f"`{name}`" for name in anywhere}, likeness=0
+    )

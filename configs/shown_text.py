@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import unicodedata
+from collections.abc import Mapping
 
 MARKS = {"\n": "⏎\n", "\t": "⇥", "\r": "␍"} | {mark: f"⟨U+{ord(mark):04X}⟩" for mark in "⟦⟧⟨⟩⏎⇥␍"}
 INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode categories
@@ -17,6 +19,15 @@ JOINERS = "\u200c\u200d"  # invisible too, but parts of Persian words and of emo
 def escape(text: str) -> str:
     """One line, with every character replaced that moves the cursor, changes colours or is invisible."""
     return "".join("⏎" if c == "\n" else _by_number(c) if _is_hidden(c) else c for c in text)
+
+
+def did_you_mean(name: str, names: Mapping[str, object], likeness: float = 0.6) -> str:
+    """The end of a sentence about a name that does not exist: the most similar one that does, or "".
+
+    names: name -> how it is written in the sentence. likeness: how similar it must be, from 0 to 1.
+    """
+    close = difflib.get_close_matches(name, names, 1, likeness)
+    return f", did you mean {names[close[0]]}?" if close else ""
 
 
 def plain(text: str) -> str:

@@ -212,7 +212,7 @@ class _WithText(Section):
 
 
 class FilesSource(_WithText):
-    """Local files: .txt .md .jsonl .json .csv .tsv .parquet, also as .gz and .zst."""
+    """Local files: .txt .md .jsonl .json .csv .tsv .parquet .arrow, also as .gz and .zst."""
 
     kind: Literal["files"] = Field(description="Local files.")
     path: Annotated[Paths, Meaning.MAY_CHANGE] = Field(

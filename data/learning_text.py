@@ -49,7 +49,7 @@ def _share(source: Any, wanted: int) -> float:
     if not isinstance(source, FilesSource) or source.max_records is not None:
         return 1.0
     found = files_of(source)
-    is_packed = any(file.suffix in {*COMPRESSED, ".parquet"} for file in found)
+    is_packed = any(file.suffix.lower() in {*COMPRESSED, ".parquet"} for file in found)
     size = sum(file.stat().st_size for file in found) * (PACKED if is_packed else 1)
     return wanted / max(1, size)
 

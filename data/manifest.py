@@ -67,6 +67,7 @@ class Read(BaseModel):
     bad: Count
     bad_records: list[str]
     parts: list[Part]
+    left_out: list[str] = []
     unseparated: Count = 0
 
 

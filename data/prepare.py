@@ -34,7 +34,7 @@ from data.reading.ledger import Ledger, Split
 from data.storyworld.version import STORYWORLD_VERSION
 from data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 SPLITS: tuple[Split, ...] = ("train", "validation")
 
 
@@ -278,6 +278,7 @@ def describe(prepared: PreparedData) -> str:
         lines += _parts(read["parts"])
     if notes:
         lines.append(", ".join(notes))
+    lines += [f"files left out: {files}" for files in read.get("left_out", ())]
     if prepared.manifest["source"]["kind"] in ("files", "hub"):  # where a hash may decide what is held out
         lines += _share(prepared.manifest)
     if read.get("unseparated"):

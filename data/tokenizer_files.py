@@ -10,7 +10,7 @@ from pathlib import Path
 import tokenizers
 from pydantic import BaseModel
 
-from configs.checkpoints import check_files, is_file, read_checkpoint
+from configs.checkpoints import check_files, is_file, is_pointer, read_checkpoint
 from configs.command import InputError
 from configs.read_back import read_json, read_text
 
@@ -38,7 +38,9 @@ def open_tokenizer(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settin
             raise InputError(f"{path}: holds no tokenizer.json: give a run, a checkpoint directory or the file itself")
         return file, *_read(file)
 
-    return read_checkpoint(path, read) if is_file(Path(path) / "checkpoints" / "latest") else read(Path(path))
+    path = Path(path)
+    named = is_pointer(path) or is_file(path / "checkpoints" / "latest")
+    return read_checkpoint(path, read) if named else read(path)
 
 
 def _read(file: Path) -> tuple[tokenizers.Tokenizer, Settings]:

@@ -45,6 +45,8 @@ def floor_lines(values: dict[str, Any]) -> list[str]:
     for head, suffix in zip(heads, ("", "_without_invented"), strict=True):
         model, floor = values[f"model{suffix}"], values[f"floor{suffix}"]
         lines.append(f"{head:<47} {model:.4f}   floor {floor:.4f}   gap {model - floor:+.4f}")
+    if values.get("random_words"):  # not in the result.json of an earlier version
+        left_out.append("(stories alone; the validation loss and its bits per byte are of the random words as well)")
     return lines + left_out
 
 

@@ -24,6 +24,7 @@ from configs.loader import load_config, validate
 from data.chat import prompt_ids
 from data.config import DataConfig, StoryworldSource
 from data.reading.records import Conversation
+from data.reply import read_reply
 from data.storyworld import converse
 from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer
@@ -42,7 +43,7 @@ class Asked:
 
     kind:       one of data.storyworld's KINDS
     messages:   everything before the reply, with the conversation's own earlier replies; the question comes last
-    reply:      what the assistant says there: the short answer, or a sentence with it
+    reply:      what the assistant says there, without thoughts: the short answer, or a sentence with it
     answer:     the short answer: "Tiko", "by the river", "yes"
     candidates: the short answers that a careless reader could give, `answer` among them
     tools:      the schemas of the tools that the conversation describes
@@ -101,11 +102,11 @@ def questions_in(conversation: dict[str, Any]) -> Iterator[Asked]:
 def question_of(conversation: Conversation) -> Asked | None:
     """The last question of any conversation: its right reply is the last one, whatever was called in between.
 
-    None where the assistant has not the last word.
+    None where the assistant has not the last word, or calls a tool with it.
     """
     messages = conversation.messages
     asked = max((at for at, message in enumerate(messages) if message.role == "user"), default=None)
-    if asked is None or messages[-1].role != "assistant":
+    if asked is None or messages[-1].role != "assistant" or messages[-1].tool_calls:
         return None
     reply = messages[-1].content
     return Asked("", tuple(map(asdict, messages[: asked + 1])), reply, reply, (reply,), conversation.tools)
@@ -160,13 +161,13 @@ def ask(
             kv_cache=kv_cache,
         )
         for i, row in zip(chosen, output[:, ids.shape[1] :].tolist(), strict=True):
-            end = next((at for at, token in enumerate(row) if token in tokenizer.stop_ids), None)
-            replies[i] = tokenizer.decode(row[:end]) + ("…" if end is None else "")
+            ended = any(token in tokenizer.stop_ids for token in row)
+            replies[i] = read_reply(tokenizer, row, prompts[i]).content + ("" if ended else "…")
     return replies
 
 
 def is_right(question: Asked, reply: str | None) -> bool:
-    """White space around it aside, the reply must be the right one to the letter."""
+    """White space around it aside, the reply must be the right one to the letter. Thoughts belong to neither."""
     return reply is not None and reply.strip() == question.reply.strip()
 
 

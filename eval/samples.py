@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from configs.bounds import LEAST_DRAWN, MOST_QUESTIONS, MOST_SEED, MOST_TEMPERATURE, number, whole
 from configs.command import InputError, exit_on_bad_input
 from data.chat import prompt_ids
+from data.reading.records import Message
+from data.reply import read_reply
 from data.tokenizer import Tokenizer
 from eval.opening import add_device_option, open_model
 
@@ -25,8 +28,8 @@ def complete(
     seed: int = 0,
     begin_document: bool = True,
     chat: bool = False,
-) -> str:
-    """The prompt and its continuation, up to the end of the document; or, chat: the answer to the prompt.
+) -> Message:
+    """The prompt and its continuation, up to the end of the document; or, chat: the answer to the prompt, taken apart.
 
     begin_document puts the first token of a document in front, as training did; an empty prompt needs it. A prompt of
     ids is taken as it is.
@@ -56,7 +59,15 @@ def complete(
         stop_ids=tokenizer.stop_ids,
         seed=seed,
     )
-    return tokenizer.decode(output[0, len(ids) if chat and prompt else 0 :].tolist())
+    written = output[0].tolist()
+    if chat and prompt:
+        return read_reply(tokenizer, written[len(ids) :], ids).message
+    return Message("assistant", tokenizer.decode(written))
+
+
+def thinks(message: Message) -> str:
+    """An answer's thoughts as they are shown beside it; "" without any."""
+    return f"(thinks: {message.reasoning_content})" if message.reasoning_content else ""
 
 
 def main() -> int:
@@ -78,10 +89,12 @@ def main() -> int:
     lm, tokenizer = open_model(given.run, given.device)
     try:
         options = (given.max_new_tokens, given.temperature, given.top_p, given.seed)
-        text = complete(lm, tokenizer, given.prompt, *options, chat=given.chat)
+        said = complete(lm, tokenizer, given.prompt, *options, chat=given.chat)
     except ValueError as error:
         raise InputError(str(error)) from None
-    print(text)
+    if said.reasoning_content:
+        print(thinks(said), file=sys.stderr)
+    print(said.content)
     return 0
 
 

@@ -20,7 +20,8 @@ KEY = "HEADLIGHT_API_KEY"  # of the environment, so that the key need not stand 
 
 def main() -> int:
     given = parse()
-    from serve.app import LOCAL, create_app, make_server  # they take a second
+    print(f"looking for models in {given.runs} …", flush=True)  # the imports below take seconds
+    from serve.app import LOCAL, create_app, make_server
     from serve.library import Library
     from serve.limits import Limits
 
@@ -46,7 +47,7 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     """The command line. Raises InputError."""
     form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m serve", description=__doc__, formatter_class=form)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("runs", type=Path, help="a folder of runs, or one run")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: 127.0.0.1, this machine")
     parser.add_argument("--port", type=whole("--port", 1, 65535), default=8000, metavar="N", help="(8000)")

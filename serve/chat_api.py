@@ -22,6 +22,7 @@ from fastapi.responses import StreamingResponse
 
 from configs.command import InputError
 from data.chat import prompt_ids
+from data.reply import Delta, Reply
 from data.text_stream import TextStream
 from eval.attention.capture import AttentionMaps
 from eval.attention.controls import scaled
@@ -118,9 +119,12 @@ def _question(opened: Opened, asked: QuestionAsked) -> dict[str, Any]:
 
 
 def _answer(opened: Opened, asked: AnswerAsked, limits: Limits) -> Iterator[dict[str, Any]]:
-    """The events of an answer: {"prompt": [tokens]}, {"token": …} each, {"end": "stop" or "length"}."""
+    """The events of an answer: {"prompt": [tokens]}, {"token": …} each, {"end": "stop" or "length"}.
+
+    Tokens of the answer and the end say what they add to its thoughts and to its content, the end also its tool calls.
+    """
     if asked.messages is not None:
-        prompt = chat_ids(opened, [message.model_dump() for message in asked.messages])
+        prompt = chat_ids(opened, [message.model_dump(exclude_defaults=True) for message in asked.messages])
     else:
         assert asked.prompt is not None
         prompt = text_ids(opened, asked.prompt)
@@ -129,8 +133,8 @@ def _answer(opened: Opened, asked: AnswerAsked, limits: Limits) -> Iterator[dict
     stops = opened.tokenizer.stop_ids
     ended = "stop" if asked.answer_ids and asked.answer_ids[-1] in stops else ""
     room = 0 if ended else room_for(opened, ids, None, min(asked.max_tokens, limits.max_new_tokens))
-    spoken = _Spoken(opened)
-    told = [spoken.token(token) for token in ids]
+    spoken = _Spoken(opened, prompt)
+    told = [spoken.token(token) for token in prompt] + [spoken.own_token(token) for token in asked.answer_ids]
     yield {"prompt": told[: len(prompt)], "answer": told[len(prompt) :]}
     with scaled(opened.lm, asked.factors):
         steps = choose(opened.lm, ids, room, asked.sampling, stops, asked.seed, asked.top)
@@ -140,23 +144,34 @@ def _answer(opened: Opened, asked: AnswerAsked, limits: Limits) -> Iterator[dict
             except StopIteration as end:
                 ended = end.value
             else:
-                yield {"token": spoken.token(choice.id) | _weight(opened, choice)}
-    yield {"end": ended}
+                yield {"token": spoken.own_token(choice.id) | _weight(opened, choice)}
+    yield {"end": ended} | spoken.end()
 
 
 class _Spoken:
     """Tokens as the page shows them, one after the other.
 
     text: what a token adds to the text: "" for a special token, and for a part of a character until its last one.
-    label: one readable string for the token alone.
+    label: one readable string for the token alone. is_thought: it belongs to the thoughts of the answer.
     """
 
-    def __init__(self, opened: Opened):
+    def __init__(self, opened: Opened, prompt: list[int]):
         self.tokenizer, self.written = opened.tokenizer, TextStream(opened.tokenizer)
+        self.reply = Reply(opened.tokenizer, prompt, tools=True, is_chat=opened.is_chat)
 
     def token(self, token: int) -> dict[str, Any]:
         text = self.written.add(token)
         return {"id": token, "text": text, "label": readable_tokens(self.tokenizer, [token])[0]}
+
+    def own_token(self, token: int) -> dict[str, Any]:
+        """A token of the answer."""
+        was_thinking, new = self.reply.thinking, Delta("", "")
+        if token not in self.tokenizer.stop_ids:
+            new = self.reply.add(token)
+        return self.token(token) | new._asdict() | {"is_thought": was_thinking or self.reply.thinking}
+
+    def end(self) -> dict[str, Any]:
+        return self.reply.end()._asdict() | {"tool_calls": self.reply.tool_calls}
 
 
 def _weight(opened: Opened, choice: Choice) -> dict[str, Any]:

@@ -69,12 +69,14 @@ class Changed(ModelAsked):
 
 
 class Message(BaseModel):
-    """What somebody said."""
+    """What somebody said; of an answer also its thoughts and its tool calls, as they came."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Literal["system", "user", "assistant"]
     content: str
+    reasoning_content: str = ""
+    tool_calls: list[dict[str, str]] = []
 
 
 class AnswerAsked(Changed):

@@ -31,7 +31,6 @@ RUNS += ["eval.long_context", "eval.quantised", "eval.tools"]
 OTHERS = [
     "model.convert_kv_heads",
     "model.export",
-    "train.scaling",
     "train.throughput",
     "train.documentation",
     "notebooks.execute",
@@ -54,6 +53,7 @@ def heavy_imports(*command: str) -> tuple[int, list[str]]:
     done = subprocess.run(asked, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=300)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "configs.command" in imported
+    assert done.stdout.startswith("usage: python -m ") or "--help" not in command
     return done.returncode, [name for name in HEAVY if name in imported]
 
 

@@ -19,6 +19,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from configs.command import exit_on_bad_input
 from configs.loader import load_config
 from configs.meaning import fields
 from configs.run_keys import TrackingConfig
@@ -292,4 +293,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    exit_on_bad_input(main)

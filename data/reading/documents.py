@@ -32,13 +32,19 @@ SLOWEST = 200_000  # characters a second that document_start must search
 def files_of(source: FilesSource, held_out: bool = False) -> list[Path]:
     """The files that are trained on, or the held-out ones; no file is both. Raises InputError if there are none."""
     validation = files.find(source.validation_path, "data.source.validation_path") if source.validation_path else []
-    if held_out:
-        return validation
+    return validation if held_out else _to_train_on(source, validation)[0]
+
+
+def _to_train_on(source: FilesSource, validation: list[Path]) -> tuple[list[Path], str]:
+    """The files that are trained on, and a few words about those that nobody reads."""
+    found, left_out = files.search(source.path, "data.source.path", train_only=True)
     taken = {file.resolve() for file in validation}
-    found = [file for file in files.find(source.path, "data.source.path") if file.resolve() not in taken]
+    found = [file for file in found if file.resolve() not in taken]
     if not found:
         raise InputError("data.source.path: names only files that validation_path names too: give others to train on")
-    return found
+    taken |= {file.resolve() for file in found}
+    left_out = {why: [file for file in some if file.resolve() not in taken] for why, some in left_out.items()}
+    return found, files.listed(left_out)
 
 
 def split_of(number: int, validation_fraction: float) -> Split:
@@ -51,6 +57,9 @@ def documents_of(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[Do
     if isinstance(source, StoryworldSource):
         yield from _storyworld(source, config, ledger)
         return
+    if isinstance(source, FilesSource):
+        validation = files_of(source, held_out=True)
+        ledger.left_out += [left_out] if (left_out := _to_train_on(source, validation)[1]) else []
     seen, fraction = Seen(), config.validation_fraction
     if (source.validation_path if isinstance(source, FilesSource) else source.validation_split) is not None:
         for document in _unique(_contents(source, True, config, ledger), seen, config, ledger):

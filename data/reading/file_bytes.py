@@ -79,12 +79,13 @@ class _Zst(io.RawIOBase):
 def opened(file: Path, on_read: Callable[[int], object] = lambda count: None) -> Iterator[Any]:
     """The bytes of a file, decompressed."""
     with io.BufferedReader(_Counted(file, on_read), BLOCK) as raw:
-        if file.suffix in COMPRESSED and not raw.peek(1):
+        packed = file.suffix.lower()
+        if packed in COMPRESSED and not raw.peek(1):
             raise EOFError("the file is empty")
-        if file.suffix == ".gz":
+        if packed == ".gz":
             with gzip.open(raw) as stream:
                 yield stream
-        elif file.suffix == ".zst":
+        elif packed == ".zst":
             yield io.BufferedReader(_Zst(raw), BLOCK)
         else:
             yield raw

@@ -1,4 +1,4 @@
-"""Which records does a local file hold? .txt .md .jsonl .json .csv .tsv .parquet, plain or as .gz or .zst.
+"""Which records does a local file hold? .txt .md .jsonl .json .csv .tsv .parquet .arrow, plain or as .gz or .zst.
 
 Every record comes with its place (`file:line`). So does one that cannot be read: the caller decides whether to stop or
 to skip it. Whatever makes the rest of a file unreadable (a truncated .gz) raises InputError at once.
@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn
 
 from configs.command import InputError
 from configs.paths import resolve
@@ -23,8 +23,20 @@ from configs.read_back import is_deep
 from configs.still_busy import still_busy
 from data.reading.file_bytes import BLOCK, COMPRESSED, clear_errors, opened
 
+if TYPE_CHECKING:
+    import pyarrow
+
 PLAIN = {".txt", ".md"}
-KINDS = [".txt", ".md", ".jsonl", ".json", ".csv", ".tsv", ".parquet"]
+KINDS = [".txt", ".md", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow"]
+# What a folder holds beside its records: what `datasets` and the Hub write there. cache-….arrow: rows that `map` made.
+DESCRIPTIONS = re.compile(r"(config|dataset_infos?|dataset_dict|state)\.json|cache-.*\.arrow", re.IGNORECASE)
+CARD = "readme.md"
+# The names of parts that `datasets` knows: a word of a folder's or a file's name, between these signs.
+PARTS = {"train": "train|training", "validation": "validation|valid|dev|val", "test": "test|testing|eval|evaluation"}
+PART = re.compile(
+    rf"(?:^|[-._ 0-9])(?:{'|'.join(f'(?P<{part}>{words})' for part, words in PARTS.items())})(?:$|[-._ 0-9])",
+    re.IGNORECASE,
+)
 PIECE = 1 << 18  # bytes after which a long text is read in pieces
 ENDLESS = 1 << 21  # bytes; a piece without a good place to end ends here anyway
 ROWS = 1000  # rows of a .parquet file read at a time
@@ -60,34 +72,71 @@ def find(path: str | list[str], key: str) -> list[Path]:
 
     Raises InputError, with the config key, for a path that leads to no file.
     """
+    return search(path, key)[0]
+
+
+LeftOut = dict[str, list[Path]]  # why -> files
+
+
+def search(path: str | list[str], key: str, train_only: bool = False) -> tuple[list[Path], LeftOut]:
+    """The files that `find` gives, and those that were left out. train_only: what a folder names as its validation or
+    test part is left out as well."""
     found: dict[Path, Path] = {}
+    left_out: LeftOut = {}
     for one in [path] if isinstance(path, str) else path:
         try:
             with still_busy(f"looking for the files of {key}"):
-                expanded = sorted(_expand(one, key), key=lambda file: file.as_posix())
+                files = _expand(one, key, train_only, left_out)
         except OSError as error:
             raise InputError(f"{key}: {error.filename or one} cannot be searched: {error.strerror}") from None
-        for file in expanded:
+        for file in sorted(files, key=lambda file: file.as_posix()):
             found.setdefault(file.resolve(), file)
-    return list(found.values())
+    return list(found.values()), left_out
 
 
-def _expand(path: str, key: str) -> list[Path]:
+def listed(left_out: LeftOut) -> str:
+    """How many files were left out, why, and the first of them by name."""
+    lines = []
+    for why, files in left_out.items():
+        names = ", ".join(sorted(file.name for file in files)[:3]) + ", …" * (len(files) > 3)
+        lines += [f"{len(files):,} {why} ({names})"] * bool(files)
+    return ", ".join(lines)
+
+
+def _expand(path: str, key: str, train_only: bool, left_out: LeftOut) -> list[Path]:
     """The files that one path names. Raises InputError, and OSError for a folder that cannot be searched."""
     given, known = resolve(path, key), " ".join(KINDS)
     if given.is_file():
-        if kind_of(given) not in KINDS:
+        if suffix_of(given) not in KINDS:
             raise InputError(f"{key}: {path} is a {given.suffix or 'nameless kind of'} file: use one of {known}")
         return [given]
     if given.is_dir():
-        inside = list(_inside(given))
+        inside = sorted(_inside(given))
     elif given.exists():
         raise InputError(f"{key}: {path} is a pipe or a device, not a file: copy what it gives into a file first")
     else:
         inside = [Path(name) for name in glob.glob(str(given), recursive=True)]  # noqa: PTH207 (it knows absolute patterns)
-    files = [file for file in inside if file.is_file() and kind_of(file) in KINDS]
+    readable = [file for file in inside if suffix_of(file) in KINDS and file.is_file()]
+    is_all_notes = all(suffix_of(file) == ".md" for file in readable)  # then a README is one of them
+    files = []
+    for file in inside:
+        part = part_of(file.relative_to(given)) if given.is_dir() and train_only else "train"
+        if suffix_of(file) not in KINDS or not file.is_file():
+            why = "" if file.is_dir() and "**" in path else "of another kind"  # ** looks into folders
+        elif given.is_dir() and (DESCRIPTIONS.fullmatch(file.name) or (file.name.lower() == CARD and not is_all_notes)):
+            why = "that describe data"
+        else:
+            why = f"of the {part} part" if part != "train" else ""
+            files += [file] * (not why)
+        if why:
+            left_out.setdefault(why, []).append(file)
     if files:
         return files
+    if readable:
+        raise InputError(
+            f"{key}: the folder {path} holds no file to train on, only {listed(left_out)}: to read one all the same, "
+            "name it, or use a pattern"
+        )
     if given.is_dir():
         raise InputError(f"{key}: the folder {path} holds no file of these kinds: {known}")
     hint = ""
@@ -99,10 +148,22 @@ def _expand(path: str, key: str) -> list[Path]:
     raise InputError(f"{key}: no such file: {path}{hint}")
 
 
+def part_of(file: Path) -> str:
+    """validation or test, if the name of a folder on the way to a file says so, or its own; otherwise train."""
+    found = next(filter(None, map(PART.search, file.parts)), None)
+    return str(found.lastgroup) if found else "train"
+
+
 def _inside(folder: Path) -> Iterator[Path]:
-    """Every file of a folder and of the folders in it; none that is hidden. Raises OSError."""
-    for parent, folders, names in os.walk(folder, onerror=_raise):
+    """Every file of a folder and of the folders in it, links to folders included; none that is hidden. Raises
+    OSError."""
+    seen = set()  # a link may lead back
+    for parent, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
+        if Path(parent).resolve() in seen:
+            folders.clear()
+            continue
+        seen.add(Path(parent).resolve())
         yield from (Path(parent, name) for name in names if not name.startswith("."))
 
 
@@ -110,9 +171,14 @@ def _raise(error: OSError) -> NoReturn:
     raise error
 
 
+def suffix_of(file: Path) -> str:
+    """.jsonl for stories.jsonl, stories.JSONL and stories.jsonl.gz."""
+    return Path(file.stem if file.suffix.lower() in COMPRESSED else file.name).suffix.lower()
+
+
 def kind_of(file: Path) -> str:
-    """.jsonl for stories.jsonl and for stories.jsonl.gz."""
-    return Path(file.stem).suffix if file.suffix in COMPRESSED else file.suffix
+    """As suffix_of, where two names of one kind are one: .jsonl for stories.ndjson."""
+    return suffix_of(file).replace(".ndjson", ".jsonl")
 
 
 def records(
@@ -128,8 +194,8 @@ def records(
             yield from _jsonl(file, stream)
         elif kind == ".json":
             yield from _json(file, stream)
-        elif kind == ".parquet":
-            yield from _parquet(file, stream, column)
+        elif kind in (".parquet", ".arrow"):
+            yield from _table(file, stream, kind, column)
         else:
             yield from _csv(file, stream, "\t" if kind == ".tsv" else ",")
 
@@ -220,7 +286,8 @@ def _jsonl(file: Path, stream: BinaryIO) -> Iterator[Record]:
 
 
 def _json(file: Path, stream: Any) -> Iterator[Record]:
-    """[record, record, …], read without holding them all; or {"any key": [record, …]}; or one record."""
+    """[record, record, …], read without holding them all; or {"any key": [record, …]}; or {"data": [record, …], …},
+    whatever is beside it; or one record."""
     text = io.TextIOWrapper(stream, encoding="utf-8-sig")
     try:
         begins = text.read(BLOCK).lstrip()
@@ -241,6 +308,9 @@ def _json(file: Path, stream: Any) -> Iterator[Record]:
         raise InputError(f"{file}: is not valid JSON: {error}{hint}") from None
     lists = [inside for inside in value.values() if isinstance(inside, list)] if isinstance(value, dict) else []
     is_wrapped = len(lists) == 1 and len(value) == 1 and next(iter(value)) not in ("messages", "conversations")
+    data = value.get("data") if isinstance(value, dict) else None
+    if not is_wrapped and isinstance(data, list) and data and all(isinstance(one, dict) for one in data):
+        lists, is_wrapped = [data], True
     for number, one in enumerate(lists[0] if is_wrapped else [value], 1):
         yield _checked(f"{file}, record {number}", one)
 
@@ -334,18 +404,66 @@ def _why_no_csv(error: csv.Error) -> str:
     return f"is not valid CSV: {error}: {remedy}"
 
 
-def _parquet(file: Path, stream: Any, column: str | None) -> Iterator[Record]:
+def _table(file: Path, stream: Any, kind: str, column: str | None) -> Iterator[Record]:
     import pyarrow
-    from pyarrow import parquet
 
     number = 0
     try:
-        table = parquet.ParquetFile(stream)
-        columns = [column] if column in table.schema_arrow.names else None
-        for batch in table.iter_batches(batch_size=ROWS, columns=columns):
-            for row in batch.to_pylist():
+        for batch in _batches(file, stream, kind, column):
+            for row in rows_of(batch):
                 number += 1
                 yield Record(f"{file}, row {number}", row)
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{file}: is not a readable Parquet file, from row {number + 1} on: {reason}") from None
+        name = kind[1:].capitalize()
+        raise InputError(f"{file}: is not a readable {name} file, from row {number + 1} on: {reason}") from None
+
+
+def _batches(file: Path, stream: Any, kind: str, column: str | None) -> Iterator[pyarrow.RecordBatch]:
+    """The rows of a .parquet or .arrow file, a batch at a time; only one column of them, if it is there."""
+    from pyarrow import ipc, parquet
+
+    if kind == ".parquet":
+        table = parquet.ParquetFile(stream)
+        columns = [column] if column in table.schema_arrow.names else None
+        yield from table.iter_batches(batch_size=ROWS, columns=columns)
+        return
+    if stream.peek(6)[:6] == b"ARROW1":  # the format of files; `datasets` writes that of streams
+        opened_file = ipc.open_file(stream)
+        batches = map(opened_file.get_batch, range(opened_file.num_record_batches))
+    else:
+        with file.open("rb") as raw:
+            raw.seek(-4, os.SEEK_END)
+            if raw.read() != b"\0\0\0\0":  # a stream that is cut between two batches can be read as well
+                raise ValueError("the file ends too early")
+        batches = iter(ipc.open_stream(stream))
+    for batch in batches:
+        yield batch.select([column]) if column in batch.schema.names else batch
+
+
+def rows_of(table: pyarrow.RecordBatch | pyarrow.Table) -> Iterator[dict[str, Any]]:
+    """The rows of a table as the JSON that it was made from.
+
+    A table has every key in every row: in one that did not have it, its value is null. Such keys are left out, inside
+    the fields of a row. (The row's own fields stay; a null one counts as missing.) Values that `datasets` keeps as JSON
+    text (its feature Json) are read, and nulls of their own stay.
+    """
+    found = {field.name: _undo(field.type) for field in table.schema}
+    undo = {name: made for name, made in found.items() if made}
+    for row in table.to_pylist():
+        yield row | {name: made(row[name]) for name, made in undo.items() if row[name] is not None}
+
+
+def _undo(kind: pyarrow.DataType) -> Callable[[Any], Any] | None:
+    """What makes the JSON again of which a value of this type was made; None where it is the same."""
+    from pyarrow import types
+
+    if getattr(kind, "extension_name", "") == "arrow.json":
+        return json.loads
+    if types.is_struct(kind):
+        inside = {field.name: _undo(field.type) or (lambda value: value) for field in kind}
+        return lambda value: {name: inside[name](one) for name, one in value.items() if one is not None}
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        of_one = _undo(kind.value_type)
+        return of_one and (lambda value: [one if one is None else of_one(one) for one in value])
+    return None

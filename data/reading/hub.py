@@ -11,7 +11,7 @@ from typing import Any
 
 from configs.command import InputError
 from data.config import HubSource
-from data.reading.files import Record
+from data.reading.files import Record, rows_of
 
 RETRIES = re.compile(r"\bretr(y|ies|ying)\b|thrown while requesting", re.IGNORECASE)  # what the libraries log
 ROWS = 1000  # rows taken from the dataset at a time
@@ -32,11 +32,10 @@ def records(source: HubSource, split: str) -> Iterator[Record]:
             streaming=source.streaming,
         )
         number = 0
-        for batch in rows.iter(batch_size=ROWS):
-            names = list(batch)
-            for values in zip(*batch.values(), strict=True):
+        for table in rows.with_format("arrow").iter(batch_size=ROWS):
+            for row in rows_of(table):
                 number += 1
-                yield Record(f"{source.name} ({split}), row {number}", dict(zip(names, values, strict=True)))
+                yield Record(f"{source.name} ({split}), row {number}", row)
 
 
 def count_rows(source: HubSource, split: str) -> int | None:
@@ -72,7 +71,9 @@ def _clear_errors(source: HubSource, split: str) -> Iterator[None]:
     except Exception as error:  # the libraries beneath raise whatever they like
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         remedy = ""
-        if isinstance(error, ConnectionError):
+        if "save_to_disk" in reason:  # their remedy is Python
+            reason, remedy = "save_to_disk wrote this folder", f": read it as files (data.source={source.name[:100]})"
+        elif isinstance(error, ConnectionError):
             remedy = ": check the network and HF_HUB_OFFLINE, or give local files (data.source.kind=files)"
         raise InputError(
             f"data.source: cannot read {source.name[:100]} ({split[:100]}) from the Hugging Face Hub: "

@@ -41,6 +41,7 @@ class Ledger:
     bad: int = 0
     bad_records: list[str] = field(default_factory=list)
     parts: list[dict[str, Any]] = field(default_factory=list)  # of a mix: what each one gave
+    left_out: list[str] = field(default_factory=list)  # files of a folder that are not read, and why
     unseparated: int = 0  # plain text files that are one document and have blank lines
     unit: str = "records"
     done: int = 0

@@ -8,13 +8,29 @@ them; texts or messages. OpenAI: `input`, `preferred_output`, `non_preferred_out
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data.reading.records import BadRecord, Conversation, Message, checked_conversation
+from data.reading.records import (
+    LISTS,
+    QUESTIONS,
+    SYSTEMS,
+    TOOLS,
+    BadRecord,
+    Conversation,
+    Message,
+    asked_in,
+    checked_conversation,
+    given_fields,
+    messages_in,
+    system_in,
+    tools_in,
+)
 
 NAMES = (("chosen", "rejected"), ("preferred_output", "non_preferred_output"))
-PROMPTS = ("prompt", "conversations", "messages", "instruction")  # the names of a prompt beside the answers
+READ = (*NAMES[0], *QUESTIONS, *SYSTEMS, *TOOLS, "history")  # fields that may hold text, all of them read
+Messages = tuple[Message, ...]
 
 
 @dataclass(frozen=True)
@@ -45,7 +61,7 @@ def pair_of(record: Any) -> Pair:
         raise BadRecord(
             "is not an object with `chosen` and `rejected`: see docs/data_formats.md for the layouts of pairs"
         )
-    fields = {name: value for name, value in record.items() if value is not None}
+    fields = given_fields(record)
     names = next((names for names in NAMES if any(name in fields for name in names)), NAMES[0])
     for name in names:
         if name not in fields:
@@ -55,66 +71,137 @@ def pair_of(record: Any) -> Pair:
     prompt, tools = _prompt(fields)
     answers = [fields[name] for name in names]
     if all(isinstance(answer, str) for answer in answers):
-        if not prompt:
-            prompt, answers = _split(*answers)
+        if prompt and prompt[-1].role != "system":
+            _check_apart(prompt[-1].content, answers, names)
+        else:
+            question, answers = _split(answers, fields)
+            prompt = (*prompt, Message("user", question))
         answers = [[{"role": "assistant", "content": answer}] for answer in answers]
-    chosen, rejected = (_conversation(prompt, answer, tools, name) for name, answer in zip(names, answers, strict=True))
+    given = [_answer(answer, name) for name, answer in zip(names, answers, strict=True)]
+    tools = _tools_of_all(tools, *(one.tools for one in given))
+    chosen, rejected = (
+        Conversation(_joined(prompt, one.messages, name), tools) for name, one in zip(names, given, strict=True)
+    )
     if chosen == rejected:
         raise BadRecord(f"`{names[0]}` and `{names[1]}` are equal, so there is nothing to prefer: leave the pair out")
-    return Pair(chosen, rejected, _shared(chosen.messages, rejected.messages, names))
+    shared = _shared(chosen.messages, rejected.messages, names)
+    if not _holds(chosen.messages[:shared], _turns(prompt)):
+        raise BadRecord(f"the prompt does not stand before the place where `{names[0]}` and `{names[1]}` differ")
+    return Pair(chosen, rejected, shared)
 
 
-def _prompt(fields: dict) -> tuple[list, Any]:
-    """The prompt as messages, [] where the answers hold it; and the tools."""
-    tools = fields.get("tools") or ()
-    given: Any = next((fields[name] for name in PROMPTS if name in fields), [])
+def _prompt(fields: dict) -> tuple[Messages, tuple[dict, ...]]:
+    """The prompt that stands beside the answers, () where they hold it; and the tools."""
     if "preferred_output" in fields or "non_preferred_output" in fields:  # OpenAI's
         there = fields.get("input")
         if not isinstance(there, dict) or "messages" not in there:
             raise BadRecord('has no `input` with messages: give {"messages": […]}')
-        given, tools = there["messages"], there.get("tools") or tools
-    elif "instruction" in fields and fields.get("input"):
-        given = f"{given}\n{fields['input']}"
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
-    if not isinstance(given, list):
-        raise BadRecord("`prompt` is neither a text nor a list of messages")
-    system = [{"role": "system", "content": fields["system"]}] if fields.get("system") else []
-    return [*system, *given], tools
+        given, tools = messages_in({"messages": there["messages"]}), tools_in(there) or tools_in(fields)
+    else:
+        given, tools = asked_in({name: value for name, value in fields.items() if value != ""}), tools_in(fields)
+        lists = [fields[name] for name in LISTS if name in fields]
+        if not given and lists:
+            given = messages_in({"messages": lists[0]})
+        elif given and lists and fields.get("chosen") not in lists:  # one that is the chosen answer adds nothing
+            raise BadRecord("has its prompt as messages and in a field of its own: keep one of them")
+    if not (messages := [*system_in(fields), *given]):
+        return (), tools
+    conversation = checked_conversation(messages, tools)
+    if conversation.messages[-1].role == "assistant":
+        raise BadRecord("the prompt ends with an answer: leave that one out, or ask something behind it")
+    return conversation.messages, conversation.tools
 
 
-def _split(chosen: str, rejected: str) -> tuple[list, list[str]]:
-    """Texts that hold the prompt: it is what both begin with, up to the last white space."""
-    alike = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), None)
-    common = re.sub(r"\S*$", "", chosen[:alike]).rstrip()
-    if not common:
+def _check_apart(question: str, answers: Sequence[str], names: tuple[str, str]) -> None:
+    """Refuse answers that both begin with their prompt: it would be there twice."""
+    ends = [answer[len(question) :] if answer.startswith(question) else "" for answer in answers]
+    if question.strip() and all(end[:1].isspace() for end in ends):
         raise BadRecord(
-            "`chosen` and `rejected` have no common prompt: let both begin with it, or add a field `prompt`"
+            f"`{names[0]}` and `{names[1]}` begin with the prompt, which stands beside them too: keep it in one place"
         )
-    return [{"role": "user", "content": common}], [text[len(common) :].lstrip() for text in (chosen, rejected)]
 
 
-def _conversation(prompt: list, answer: Any, tools: Any, name: str) -> Conversation:
+def _split(answers: Sequence[str], fields: dict) -> tuple[str, list[str]]:
+    """Texts that hold the prompt: it is what both begin with, up to the last white space before two answers."""
+    texts = {name: value for name, value in fields.items() if isinstance(value, str) and name not in READ}
+    if unread := [name for name, text in texts.items() if len(text.split()) > 1]:
+        raise BadRecord(
+            f"has no prompt that is known, but a text in `{unread[0]}`: name it `prompt` if it is that, otherwise "
+            "leave it out"
+        )
+    both = [text.rstrip() for text in answers]
+    alike = next((i for i, (a, b) in enumerate(zip(*both, strict=False)) if a != b), min(map(len, both)))
+    common = re.sub(r"\S*$", "", both[0][:alike]).rstrip()
+    if not common:
+        raise _nothing_shared("chosen", "rejected")
+    return common, [text[len(common) :].lstrip() for text in answers]
+
+
+def _answer(answer: Any, name: str) -> Conversation:
     messages = [answer] if isinstance(answer, dict) else answer
     if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
         raise BadRecord(f"`{name}` must be a text or a list of messages, as the other answer is")
-    whole = checked_conversation(messages, tools)
-    if prompt:
-        before = checked_conversation(prompt).messages
-        if whole.messages[: len(before)] != before:  # the answer alone
-            whole = checked_conversation([*prompt, *messages], tools)
-    return whole
+    return checked_conversation(messages)
 
 
-def _shared(chosen: tuple[Message, ...], rejected: tuple[Message, ...], names: tuple[str, str]) -> int:
+def _tools_of_all(*given: tuple[dict, ...]) -> tuple[dict, ...]:
+    """The tools of the prompt and of both answers, which must be the same where they are listed."""
+    listed = [tools for tools in given if tools]
+    if any(tools != listed[0] for tools in listed):
+        raise BadRecord("the prompt and the two answers list different tools: give all of them the same")
+    return listed[0] if listed else ()
+
+
+def _joined(prompt: Messages, answer: Messages, name: str) -> Messages:
+    """A prompt and an answer, where the answer may hold the prompt, a longer one, or its end: each message once."""
+    asked, turns = _turns(prompt), _turns(answer)
+    system, own = prompt[: len(prompt) - len(asked)], answer[: len(answer) - len(turns)]
+    if system and own and not _same(system, own):
+        raise BadRecord(f"`{name}` has another system message than the prompt: keep one of them")
+    system = own or system
+    if _holds(turns[:-1], asked):
+        return system + turns
+    if not turns or turns[0].role == "assistant":  # the answer alone
+        return system + asked + turns
+    for size in range(min(len(asked), len(turns) - 1), 0, -1):
+        if _same(asked[-size:], turns[:size]):
+            return system + asked[:-size] + turns
+    raise BadRecord(f"`{name}` begins with another question than the prompt: give the answer alone, or no prompt")
+
+
+def _turns(messages: Messages) -> Messages:
+    """Without the system messages at the beginning."""
+    first = next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
+    return messages[first:]
+
+
+def _same(some: Messages, others: Messages) -> bool:
+    """Whether the messages say the same, white space around them aside."""
+
+    def said(message: Message) -> tuple:
+        return message.role, message.content.strip(), message.reasoning_content.strip(), message.tool_calls
+
+    return list(map(said, some)) == list(map(said, others))
+
+
+def _holds(messages: Messages, some: Messages) -> bool:
+    """Whether these messages stand among the others, one behind the other."""
+    return any(_same(messages[i : i + len(some)], some) for i in range(len(messages) - len(some) + 1))
+
+
+def _shared(chosen: Messages, rejected: Messages, names: tuple[str, str]) -> int:
     """How many messages both begin with, all of them before an answer."""
     pairs = zip(chosen, rejected, strict=False)
     shared = next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(chosen), len(rejected)))
-    if not shared:
-        raise BadRecord(
-            f"`{names[0]}` and `{names[1]}` have no common prompt: let both begin with it, or add a field `prompt`"
-        )
+    if not _turns(chosen[:shared]):
+        raise _nothing_shared(*names)
     for name, messages in zip(names, (chosen, rejected), strict=True):
         if shared >= len(messages) or messages[shared].role != "assistant":
             raise BadRecord(f"`{name}` has no answer of the assistant behind the common prompt: add it")
     return shared
+
+
+def _nothing_shared(chosen: str, rejected: str) -> BadRecord:
+    return BadRecord(
+        f"`{chosen}` and `{rejected}` have no common prompt: let both begin with it, or add a field `prompt`"
+    )

@@ -15,10 +15,18 @@ Role = Literal["system", "user", "assistant", "tool"]
 ROLES: dict[str, Role] = {
     **{"system": "system", "developer": "system", "user": "user", "human": "user"},
     **{"assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "function_call": "assistant"},
-    **{"tool": "tool", "observation": "tool"},
+    **{"tool": "tool", "observation": "tool", "function": "tool"},
 }
-ANSWERS = ("completion", "answer", "response")  # the names of an answer beside a field `prompt`
 LISTS = ("messages", "conversations")  # the names of a list of messages
+QUESTIONS = ("instruction", "prompt", "question", "query", "input")  # the names of what the user asks, without a list
+ANSWERS = ("output", "completion", "answer", "response")  # and of the answer beside it
+SYSTEMS = ("system", "system_prompt")
+TOOLS = ("tools", "functions")
+# A message's own switch, as projects name it (weight: OpenAI, Mistral; training: axolotl; loss: ms-swift, XTuner;
+# loss_mask: VeOmni, slime; masked: torchtune), and the value that trains on the message.
+SWITCHES = {"weight": 1, "train": 1, "training": 1, "trainable": 1, "loss": 1, "loss_mask": 1, "masked": 0}
+UNCLEAR = ("mask", "loss_scale", "train_detail", "training_detail")  # no single meaning, or more than on and off
+KTO = ("label", "kto_tag")  # whether an answer is a good one
 REASONING = ("reasoning_content", "thinking", "reasoning")  # in the order in which transformers looks for them
 
 
@@ -72,23 +80,37 @@ def conversation_of(record: Any) -> Conversation:
     if not isinstance(record, dict):
         remedy = ": set data.records: text" if isinstance(record, str) else ""
         raise BadRecord(f"is {_kind(record)}, not an object with a field `messages` or `conversations`{remedy}")
-    fields = {name: value for name, value in record.items() if value is not None}
+    fields = given_fields(record)
     if "chosen" in fields and "rejected" in fields:
         raise BadRecord(
             "is a preference pair (`chosen` and `rejected`): set data.records: pairs for train.dpo, or keep the chosen "
             "answers"
         )
-    messages = _messages_in(fields)
-    if fields.get("system"):
+    messages = messages_in(fields)
+    if system := system_in(fields):
         if messages and (messages[0].get("role") or messages[0].get("from")) in ("system", "developer"):
             raise BadRecord("has a field `system` and a system message as well: keep one of them")
-        messages = [{"role": "system", "content": _field(fields, "system")}, *messages]
-    conversation = checked_conversation(messages, fields.get("tools") or fields.get("functions") or ())
+        messages = [*system, *messages]
+    conversation = checked_conversation(messages, tools_in(fields))
     if not any(message.role == "assistant" and _is_trained_on(message) for message in conversation.messages):
         some = any(message.role == "assistant" for message in conversation.messages)
         what = "no assistant message of weight 1" if some else "no assistant message"
         raise BadRecord(f"has {what}, so there is nothing to learn: leave it out")
     return conversation
+
+
+def given_fields(record: dict) -> dict:
+    """The fields that are not null. Raises BadRecord for one that says what is trained on in a way that is not
+    followed."""
+    fields = {name: value for name, value in record.items() if value is not None}
+    for name in (*KTO, *SWITCHES, *UNCLEAR):
+        value = fields.get(name)
+        if str(value).lower() in ("true", "false", "0", "1", "0.0", "1.0") and value != SWITCHES.get(name):
+            remedy = "switches the whole record on or off: leave out records instead, or give messages a `weight`"
+            if name in KTO:
+                remedy = "says whether the answer is a good one (KTO): keep the records with a good one, without it"
+            raise BadRecord(f"has a field `{name}` ({value!r:.40}), which {remedy}")
+    return fields
 
 
 def _is_trained_on(message: Message) -> bool:
@@ -104,16 +126,56 @@ def checked_conversation(messages: Sequence[Message | dict], tools: Any = ()) ->
         try:
             checked.append(_message(message if isinstance(message, dict) else asdict(message)))
             if isinstance(message, dict):  # MiniMind keeps the tools in the system message
-                lists_of_tools.append(_tools(message.get("tools") or message.get("functions") or ()))
+                lists_of_tools.append(tools_in(message))
         except BadRecord as error:
             raise BadRecord(f"message {number}: {error}") from None
+    return Conversation(tuple(checked), _only(lists_of_tools))
+
+
+def tools_in(fields: dict) -> tuple[dict, ...]:
+    """The tools that a record or a message lists."""
+    return _only([_tools(fields.get(name) or ()) for name in TOOLS])
+
+
+def _only(lists_of_tools: list[tuple[dict, ...]]) -> tuple[dict, ...]:
     given = [one for one in lists_of_tools if one]
     if len(given) > 1:
         raise BadRecord("lists its tools in more than one place: keep one of them")
-    return Conversation(tuple(checked), given[0] if given else ())
+    return given[0] if given else ()
 
 
-def _messages_in(fields: dict) -> list[dict]:
+def system_in(fields: dict) -> list[dict]:
+    """The system message of a record that has it in a field."""
+    texts = {_field(fields, name) for name in SYSTEMS if fields.get(name)}
+    if len(texts) > 1:
+        raise BadRecord("has `system` and `system_prompt`, which differ: keep one of them")
+    return [_said("system", text) for text in texts]
+
+
+def asked_in(fields: dict) -> list[dict]:
+    """What the user asks in fields of their own, with the `history` before it. `instruction` and `input` are one
+    question (Alpaca), and so are `prompt` and `query`. Raises BadRecord if other fields ask something else."""
+    messages = []
+    for pair in _list(fields.get("history") or [], "field `history`", "[question, answer] pairs"):
+        if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
+            raise BadRecord(f"field `history` must be a list of [question, answer] pairs, not hold {str(pair)[:40]!r}")
+        messages += [_said("user", pair[0]), _said("assistant", pair[1])]
+    if isinstance(fields.get("prompt"), list) and "instruction" not in fields:
+        return messages + messages_in({"messages": fields["prompt"]})
+    texts = {name: _field(fields, name) for name in QUESTIONS if name in fields}
+    asked = {name: text for name, text in texts.items() if text}
+    first = next(iter(asked), "")
+    second = {"instruction": ("input", "query"), "prompt": ("query",)}.get(first, ())
+    used = [first, *[name for name in second if name in asked][:1]]
+    question = "\n".join(asked[name] for name in used if name)
+    for name, text in asked.items():  # the same again, or a prompt that was made of the instruction
+        made_of_it = first == "instruction" and asked[first].strip() in text
+        if not made_of_it and text.strip() not in question:
+            raise BadRecord(f"has `{first}` and `{name}`, which ask different things: put the whole question into one")
+    return [*messages, _said("user", question)] if texts else messages
+
+
+def messages_in(fields: dict) -> list[dict]:
     """A record of any layout -> messages with a `role` or `from` each, not yet checked."""
     for name in LISTS:
         if name in fields:
@@ -122,26 +184,16 @@ def _messages_in(fields: dict) -> list[dict]:
                 if not isinstance(message, dict):
                     raise BadRecord(f"message {number} is {_kind(message)}: it must be an object with role and content")
             return messages
-    if "instruction" in fields:
-        return _alpaca(fields)
-    answer = next((name for name in ANSWERS if name in fields), None)
-    if "prompt" in fields and answer is not None:
-        if isinstance(fields["prompt"], list) and isinstance(fields[answer], list):
-            return _messages_in({"messages": fields["prompt"] + fields[answer]})
-        return [_said("user", _field(fields, "prompt")), _said("assistant", _field(fields, answer))]
-    remedy = "set data.records: text" if "text" in fields else "see docs/data_formats.md for the layouts that are known"
-    raise BadRecord(f"holds no conversation (it has {_names(fields)}): {remedy}")
-
-
-def _alpaca(fields: dict) -> list[dict]:
-    messages = []
-    for pair in _list(fields.get("history") or [], "field `history`", "[question, answer] pairs"):
-        if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
-            raise BadRecord(f"field `history` must be a list of [question, answer] pairs, not hold {str(pair)[:40]!r}")
-        messages += [_said("user", pair[0]), _said("assistant", pair[1])]
-    parts = [_field(fields, "instruction"), _field(fields, "input") if "input" in fields else ""]
-    question = "\n".join(part for part in parts if part)
-    return [*messages, _said("user", question), _said("assistant", _field(fields, "output"))]
+    answer = next((name for name in ANSWERS if name in fields), "output" if "instruction" in fields else None)
+    if answer is None or not any(name in fields for name in QUESTIONS):
+        layouts = "see docs/data_formats.md for the layouts that are known"
+        remedy = "set data.records: text" if "text" in fields else _inside(fields) or layouts
+        raise BadRecord(f"holds no conversation (it has {_names(fields)}): {remedy}")
+    if isinstance(fields.get("prompt"), list) and isinstance(fields[answer], list):
+        return asked_in(fields) + messages_in({"messages": fields[answer]})
+    if isinstance(fields.get("prompt"), list):
+        _field(fields, "prompt")
+    return [*asked_in(fields), _said("assistant", _field(fields, answer))]
 
 
 def _said(role: str, content: str) -> dict:
@@ -156,7 +208,9 @@ def _message(raw: dict) -> Message:
     name = fields[key]
     if not isinstance(name, str) or name not in ROLES:
         raise BadRecord(f"role {name!r} is not known: use one of {', '.join(ROLES)}")
-    calls = () if name == "function_call" else _calls(fields.get("tool_calls") or ())
+    if fields.get("function_call") and fields.get("tool_calls"):
+        raise BadRecord("has `function_call` and `tool_calls`: keep one of them")
+    calls = () if name == "function_call" else _calls(fields.get("tool_calls") or fields.get("function_call") or ())
     if body not in fields and not calls:
         raise BadRecord(f'has no `{body}` (it has {_names(fields)}): give a text, "" for an empty one')
     content = _checked(_joined(fields.get(body, ""), body), f"`{body}`")
@@ -173,19 +227,34 @@ def _message(raw: dict) -> Message:
             raise BadRecord('calls no function: give {"name": …, "arguments": {…}}')
     is_plain = role == "assistant" and not reasoning and not calls
     parts = _parts(fields.get(body), is_plain)
-    return Message(role, content, reasoning, calls, _weight(fields), parts)
+    weight = _weight(fields)
+    switch = next((name for name in SWITCHES if name != "weight" and name in fields), None)
+    if role != "assistant" and weight and switch:
+        raise BadRecord(f"`{switch}` is {fields[switch]!r:.40}, but only what the assistant says can be trained on")
+    return Message(role, content, reasoning, calls, weight, parts)
 
 
 def _weight(fields: dict) -> int:
-    weight = fields.get("weight", 1)
-    if weight not in (0, 1):
-        raise BadRecord(f"`weight` is {weight!r:.40}: use 1, or 0 for an answer that is not trained on")
-    return int(weight)
+    """Whether a message, or a part of one, is trained on."""
+    weights = {}
+    for name, on in SWITCHES.items():
+        if name in fields:
+            value = fields[name]
+            if value not in (0, 1):
+                raise BadRecord(
+                    f"`{name}` is {value!r:.40}: use {on}, or {1 - on} for an answer that is not trained on"
+                )
+            weights[name] = int(value == on)
+    if unclear := [name for name in UNCLEAR if name in fields]:
+        raise BadRecord(f"`{unclear[0]}` means different things in different projects: use `weight` (1 or 0) instead")
+    if len(set(weights.values())) > 1:
+        raise BadRecord(f"{' and '.join(f'`{name}`' for name in weights)} contradict each other: keep one of them")
+    return next(iter(weights.values()), 1)
 
 
 def _parts(raw: Any, is_plain: bool) -> tuple[tuple[str, int], ...]:
     """The parts of an answer, if one of them has a weight of its own. is_plain: it neither thinks nor calls tools."""
-    if not isinstance(raw, list) or not any(part.get("weight") is not None for part in raw):
+    if not isinstance(raw, list) or not any(part.get(name) is not None for part in raw for name in SWITCHES):
         return ()
     if not is_plain:
         raise BadRecord(
@@ -296,8 +365,17 @@ def _why_no_text(record: dict, text_field: str) -> str:
     try:
         conversation_of(record)
     except BadRecord:
-        return f"{missing}: name the one with the text in data.source.text_field"
+        remedy = "name the one with the text in data.source.text_field"
+        return f"{missing}: {'; or, '.join(filter(None, [remedy, _inside(record)]))}"
     return f"{missing}: it is a conversation, so set data.records: conversations (or data.source.text_field)"
+
+
+def _inside(record: dict) -> str:
+    """Advice for an object that holds the records of a whole file."""
+    name = next(
+        (name for name, value in record.items() if isinstance(value, list) and isinstance([*value, 0][0], dict)), ""
+    )
+    return name and f"if the records are in `{name}`, write that list alone into the file, or call it `data`"
 
 
 def _names(record: dict) -> str:

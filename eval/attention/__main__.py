@@ -2,7 +2,9 @@
 
 python -m eval.attention runs/x                     pictures, time-lapse and viewer, from the snapshots of training
 python -m eval.attention runs/x --text "..."        the newest checkpoint on your text: text.png, text.html
-python -m eval.attention runs/x --text "..." --head 3,1    that head large: text_L3H1.png
+python -m eval.attention runs/x --text "..." --head induction    the best induction head large, too: text_L3H1.png
+
+--head takes a layer and a head as well (3,1), and every score of docs/attention_scores.md: previous_token, sink, …
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from typing import Any
 
 from configs.bounds import MOST_HEADS, MOST_LAYERS, numbers, whole
 from configs.command import InputError, exit_on_bad_input
-from eval.opening import add_device_option, open_checkpoint
+from configs.shown_text import did_you_mean
+from eval.opening import add_device_option, data_config, open_checkpoint
 
 MOST_TOKENS = 256  # of a map: more are too small to see
 EXAMPLE = "Once there was a fox. The fox saw a bird, and the bird saw the fox."
@@ -44,15 +47,15 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     """The command line. Raises InputError."""
     form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m eval.attention", description=__doc__, formatter_class=form)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
     parser.add_argument("--text", help="what the heads look at; without it and without snapshots, an example")
     parser.add_argument("--out", help="folder of the pictures; default: the run's attention folder, or this one")
     parser.add_argument(
         "--max-tokens",
         type=whole("--max-tokens", 2, MOST_TOKENS),
-        default=64,
-        help="tokens of the text that are shown (64)",
+        default=MOST_TOKENS,
+        help=f"tokens of the text that are shown ({MOST_TOKENS})",
     )
     parser.add_argument(
         "--layers", type=numbers("--layers", 0, MOST_LAYERS - 1), metavar="N,N", help="which layers; default: all"
@@ -61,15 +64,20 @@ def parse() -> argparse.Namespace:
         "--heads", type=numbers("--heads", 0, MOST_HEADS - 1), metavar="N,N", help="which query heads; default: all"
     )
     parser.add_argument(
-        "--head", type=numbers("--head", 0, MOST_HEADS - 1), metavar="LAYER,HEAD", help="draw this one large, too"
+        "--head", type=_head, metavar="SCORE", help="draw the head with most of this score large, too; or LAYER,HEAD"
     )
     parser.add_argument("--hide-sink", action="store_true", help="leave the first token out of the picture")
     parser.add_argument("--svg", action="store_true", help="draw .svg, not .png")
     add_device_option(parser)
     given = parser.parse_args()
-    if given.head is not None and len(given.head) != 2:
-        raise InputError("--head: give a layer and a head, for example --head 3,1")
+    if isinstance(given.head, list) and len(given.head) != 2:
+        raise InputError("--head: give a score, or a layer and a head: --head induction, --head 3,1")
     return given
+
+
+def _head(text: str) -> str | list[int]:
+    """A score's name, or numbers. Raises InputError."""
+    return text.replace("-", "_") if text[:1].isalpha() else numbers("--head", 0, MOST_HEADS - 1)(text)
 
 
 def from_snapshots(run: Path, out: Path) -> list[Path]:
@@ -87,20 +95,36 @@ def from_snapshots(run: Path, out: Path) -> list[Path]:
 
 
 def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
-    """Every head of a checkpoint on one text."""
+    """Every head of a checkpoint on one text; where --head names a score, that is measured as in training, too."""
+    from data.config import DataConfig
+    from eval.attention.history import best_head
+    from eval.attention.metrics import SCORES
     from eval.attention.pictures.plots import mosaic, one_head
-    from eval.attention.probes import probe_from_text
+    from eval.attention.probes import build_probes, probe_from_text
     from eval.attention.record import look
     from eval.attention.viewer.page import write_viewer
     from eval.config import AttentionConfig
 
+    score = given.head if isinstance(given.head, str) else None
+    if score is not None and score not in SCORES:
+        nearest = did_you_mean(score, {name: name for name in SCORES})
+        raise InputError(f"--head {score}: there is no such score{nearest or ': use ' + ', '.join(SCORES)}")
     lm, tokenizer, directory = open_checkpoint(given.run, given.device)
     text = EXAMPLE if given.text is None else given.text
     longest = lm.config.max_position_embeddings
     probe = _checked(lambda: probe_from_text(tokenizer, text, longest), "--text: ")
     wanted = AttentionConfig(layers=given.layers, heads=given.heads, max_tokens=given.max_tokens)
     step = re.search(r"step_(\d{8})$", directory.name)
-    snapshot = _checked(lambda: look(lm, [probe], wanted, (int(step[1]) if step else -1, 0, 0.0)))
+    probes = [probe]
+    if score and SCORES[score].probe != probe.name:
+        built_in = build_probes(tokenizer, data_config(given.run) or DataConfig(), longest)
+        probes += [one for one in built_in if one.name == SCORES[score].probe]
+    snapshot = _checked(lambda: look(lm, probes, wanted, (int(step[1]) if step else -1, 0, 0.0)))
+    if score:
+        place = best_head(snapshot, score)
+        if place is None:
+            raise InputError(f"--head {score}: this score cannot be measured here: give another, or LAYER,HEAD")
+        given.head = [snapshot.layers[place[0]], snapshot.heads[place[1]]]
     if given.head is not None:
         layer, head = given.head
         if layer not in snapshot.layers or head not in snapshot.heads:
@@ -110,7 +134,7 @@ def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
     written = [mosaic(snapshot, out / f"text{suffix}", str(given.run), hide_sink=given.hide_sink)]
     if given.head is not None:
         file = out / f"text_L{layer}H{head}{suffix}"
-        written.append(one_head(snapshot, layer, head, file, hide_sink=given.hide_sink))
+        written.append(one_head(snapshot, layer, head, file, hide_sink=given.hide_sink, score=score))
     written.append(write_viewer([(str(given.run), [snapshot])], out / "text.html", head=given.head))
     if left_out := snapshot.maps["text"].left_out:
         more = "" if given.max_tokens == MOST_TOKENS else f"; --max-tokens shows up to {MOST_TOKENS}"

@@ -18,7 +18,7 @@ from eval.experts.log import read
 PICTURES = {  # that bear no step in their name, and what they show
     "timelapse.gif": "every head while it learns",
     "curves.png": "the heads' scores over training",
-    "heads.png": "the scores of every head at the last look",
+    "heads.png": "the heads that stand out most, and the scores of every head, at the last look",
     "induction_head.png": "the induction head, on random repeated tokens",
 }
 VIEWER = "viewer.html"
@@ -35,7 +35,7 @@ def render(
 
     step_XXXXXXXX.png   every head on the probe (default: the first one), of at most `most` snapshots: the first, the
                         last, that of the phase change, and others dense early
-    heads.png           every score of every head in the last snapshot
+    heads.png           the three heads that stand out most in the last snapshot, large, and every score of every head
     curves.png          the scores over training
     induction_head.png  the head that made the phase change, if there was one, on repeated tokens
     timelapse.gif       the heads while they learn, on repeated tokens if that probe was recorded
@@ -61,7 +61,8 @@ def render(
     (folder / "induction_head.png").unlink(missing_ok=True)  # of an earlier time, when it may have been another head
     if change and SCORES["induction"].probe in last.maps:
         repeated = SCORES["induction"].probe
-        paths += [one_head(last, change.layer, change.head, folder / "induction_head.png", name, repeated)]
+        file = folder / "induction_head.png"
+        paths += [one_head(last, change.layer, change.head, file, name, repeated, score="induction")]
     experts = for_viewer(read(run_directory, lambda problem: None))
     viewer = write_viewer([(name, list(snapshots))], folder / VIEWER, experts=[experts])  # each step with its own texts
     return [*paths, timelapse(ordered, folder / "timelapse.gif", name, probe or copying), viewer]

@@ -30,8 +30,9 @@ from typing import TYPE_CHECKING, Any
 from configs.bounds import LEAST_DRAWN, MOST_QUESTIONS, MOST_SEED, MOST_TEMPERATURE, number, whole
 from configs.command import InputError, exit_on_bad_input
 from configs.shown_text import escape
+from data.reply import CALL
 from eval.opening import add_device_option, add_quantise_option, add_rope_options, check_rope_options
-from eval.tools.calls import MOST_CALLS, SCHEMAS, answer_calls, calls_in
+from eval.tools.calls import MOST_CALLS, SCHEMAS, respond
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from eval.chat.session import Conversation
@@ -123,10 +124,11 @@ class Chat:
         self.conversation: Conversation = opened
         self.adapters = Adapters(opened, given.adapter)
         self.said: list[str] = []  # by the user, for the look-up
+        self.is_thinking = False
         try:
             if given.tools:
                 self.conversation.tools = SCHEMAS
-                calls_in(opened.tokenizer, [])  # raises where the tokenizer knows no calls
+                opened.tokenizer.special_id(CALL)  # raises where the tokenizer knows no calls
             if given.system or given.tools:
                 self.conversation.set_system(given.system)
         except ValueError as error:
@@ -188,13 +190,11 @@ class Chat:
         self.said.append(text)
         self.write_answer(text, "user")
         for _ in range(MOST_CALLS):
-            last = self.conversation.last
-            if not self.conversation.tools or last is None:
+            calls, said = self.conversation.reply.calls, " ".join(self.said)
+            if not calls:
                 return
-            said = " ".join(self.said)
-            responses = "\n".join(answer_calls(self.conversation.tokenizer, last.ids[last.begin :], said))
-            if not responses:
-                return
+            self.remarks.line(f"(calls: {escape(', '.join(calls))})")
+            responses = "\n".join(respond(call, said) for call in calls)
             self.remarks.line(f"(tool: {escape(responses)})")
             self.write_answer(responses, "tool")
 
@@ -208,20 +208,32 @@ class Chat:
         begun = False
         with closing(pieces), noted_interrupt(self.is_interactive) as stopped:
             for piece in pieces:
+                self.think(conversation.thought, is_over=bool(piece))
                 self.out.write(piece if begun else piece.lstrip())
                 begun = begun or bool(piece.strip())
                 if stopped():
                     break
+        self.think("", is_over=True)
         self.out.end()
         last = conversation.last
         assert last is not None
         if last.ended:
             limit = conversation.max_new_tokens if last.ended == "cut" else conversation.context_length
             self.remarks.line(ENDED[last.ended].format(f"{limit:,}"))
-        elif not begun:
+        elif not begun and not conversation.reply.calls:
             self.remarks.line("(an empty answer)")
         elif not conversation.is_chat and self.is_interactive:
             self.remarks.line("(here the text ends; the next line begins a new one)")
+
+    def think(self, thought: str, is_over: bool) -> None:
+        """Show what the model thinks beside what it answers: "(thinks: …)"."""
+        if thought:
+            self.remarks.write(thought if self.is_thinking else f"(thinks: {thought}")
+            self.is_thinking = True
+        if is_over and self.is_thinking:
+            self.remarks.write(")")
+            self.remarks.end()
+            self.is_thinking = False
 
     def command(self, text: str) -> None:
         """Carry out `/name rest`. Raises ValueError with what to do instead."""

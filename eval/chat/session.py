@@ -17,7 +17,7 @@ from configs.checkpoints import checkpoint_directory
 from configs.command import InputError
 from configs.loader import load_config
 from data.chat import end_of_turn_ids, next_prompt_ids, prompt_ids
-from data.text_stream import TextStream
+from data.reply import Reply
 from data.tokenizer import Tokenizer
 from eval.chat.loops import repeated_block
 from eval.opening import ends_turns, open_model, with_rope_options
@@ -49,7 +49,8 @@ class Turn:
 class Conversation:
     """Messages and answers, or, for a model that was not trained on chats, one text that both write.
 
-    turns: the ids of each turn, what ended it included. last: the Turn of the last answer, None before one.
+    turns: the ids of each turn, what ended it included. last: the Turn of the last answer, None before one. reply: that
+    answer, taken apart. thought: what came of its thoughts with the newest piece.
     forgotten: how many of the oldest turns the last `answer` left out, since the context was full.
     Settings may be changed between two answers. Raises ValueError for a temperature or top_p out of range.
     """
@@ -91,6 +92,7 @@ class Conversation:
         """Start again; system message and settings stay. The same questions get the same answers again."""
         self.turns: list[list[int]] = []
         self.last: Turn | None = None
+        self.reply, self.thought = Reply(self.tokenizer), ""
         self.forgotten, self._answered, self._document_ended = 0, 0, False
         self.cache.clear()
 
@@ -117,6 +119,7 @@ class Conversation:
     def answer(self, text: str, role: str = "user") -> Generator[str, None, None]:
         """The answer to a message, or the text's continuation, piece by piece as decoded. Closing it ends the turn.
 
+        A piece is content: without thoughts, and without calls if there are tools. It is "" while only thoughts come.
         role: "user", or "tool" for what the model's calls gave.
 
         Raises ValueError, before anything is read, for an empty message and one that the context has no room for.
@@ -144,21 +147,24 @@ class Conversation:
         return self._pieces(steps, prompt, new)
 
     def _pieces(self, steps: Iterator[Any], prompt: list[int], new: list[int]) -> Generator[str, None, None]:
-        reused, written, ended = self.cache.length, TextStream(self.tokenizer), "stopped"
-        ids = written.ids
+        reused, ended = self.cache.length, "stopped"
+        self.reply = Reply(self.tokenizer, prompt, tools=bool(self.tools), is_chat=self.is_chat)
+        ids = self.reply.ids
         try:
             for step in steps:
                 if (token := int(step)) in self.tokenizer.stop_ids:
                     ended = ""
                     break
-                if piece := written.add(token):
+                self.thought, piece = self.reply.add(token)
+                if self.thought or piece:
                     yield piece
                 if repeated_block(ids):
                     ended = "loops"
                     break
             else:
                 ended = "full" if len(prompt) + len(ids) >= self.context_length else "cut"
-            if rest := written.end():
+            self.thought, rest = self.reply.end()
+            if self.thought or rest:
                 yield rest
         finally:
             steps.close()  # type: ignore[attr-defined]  # a generator: now the cache knows what it has read

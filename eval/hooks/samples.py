@@ -10,10 +10,11 @@ from configs.loader import shortened
 from configs.read_back import append_line
 from configs.shown_text import escape
 from data.packing import IGNORED, Rows
+from data.reply import read_reply
 from data.tokenizer import Tokenizer
 from eval.hooks.event import EvalEvent, Hook, Outcome
 from eval.run_files import SAMPLES, read_samples
-from eval.samples import complete
+from eval.samples import complete, thinks
 
 SHOWN, SHOWN_QUESTION = 90, 60  # characters of a sample, and of its question, that stand on the terminal
 
@@ -29,7 +30,7 @@ class Samples(Hook):
             if answers and not prompt:
                 ids, prompt, right = held_out_question(event.held_out, event.tokenizer)
                 expected = {"expected": right}
-            text = complete(
+            said = complete(
                 event.lm,
                 event.tokenizer,
                 ids or prompt,
@@ -40,8 +41,11 @@ class Samples(Hook):
                 chat=answers,
             )
             if event.writes:
-                append_line(event.directory / SAMPLES, {"step": event.step, "prompt": prompt, "text": text, **expected})
+                line = {"step": event.step, "prompt": prompt, "text": said.content, **expected}
+                line |= {"reasoning_content": said.reasoning_content} if said.reasoning_content else {}
+                append_line(event.directory / SAMPLES, line)
             if number == 0:
+                text = said.content or thinks(said)  # it may have had tokens for thoughts alone
                 event.say(in_a_line(text, prompt if answers else ""))
 
     def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
@@ -63,7 +67,7 @@ def held_out_question(rows: Rows, tokenizer: Tokenizer) -> tuple[list[int], str,
     prompt, start = ids[:first], tokenizer.special_id("<|im_start|>")
     *_, asked, answer = [0, *(at for at, token in enumerate(prompt) if token == start)]  # where the last turns begin
     question = tokenizer.decode(prompt[asked:answer]).partition("\n")[2]
-    return prompt, question.strip(), tokenizer.decode(ids[first:end]).strip()
+    return prompt, question.strip(), read_reply(tokenizer, ids[first:end], prompt).content.strip()
 
 
 def in_a_line(text: str, question: str = "") -> str:

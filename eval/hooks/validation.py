@@ -34,7 +34,7 @@ class Validation(Hook):
         if event.is_last and while_training != at_the_end:  # the same tokens as before: the best is chosen by these
             comparable = values["loss_comparable"] = held_out_loss(event, while_training)[0]
         event.log("val", values)
-        event.say(f"val loss {loss:.4f}   bits per byte {values['bits_per_byte']:.4f}")
+        event.say(f"val loss {loss:.4f}   bits per byte {values['bits_per_byte']:.4f}{harder(event)}")
         if event.is_last:
             log_floor(event)
         return comparable
@@ -71,6 +71,16 @@ def held_out_loss(event: EvalEvent, max_tokens: int | None) -> tuple[float, int]
     return mean(part for turn in turns for parts in turn for part in parts)  # in the order of the rows
 
 
+def harder(event: EvalEvent) -> str:
+    """Why the last loss is above that of training, where the built-in world makes it so."""
+    source = event.data_config.source
+    is_text = event.data_config.records == "text"
+    if not (event.is_last and is_text and isinstance(source, StoryworldSource) and source.repeats):
+        return ""
+    share = f"{100 * source.repeats:.0f} % of the documents"
+    return f"   (harder than training: {share} are random words, here with names that training never has)"
+
+
 def log_floor(event: EvalEvent) -> None:
     """Whole held-out stories beside the entropy of the choices that made them; only where the built-in world tells."""
     source, count = event.data_config.source, event.config.floor_documents
@@ -83,6 +93,7 @@ def log_floor(event: EvalEvent) -> None:
     whole = fitting(event.lm, event.tokenizer, stories)
     longest = event.lm.config.max_position_embeddings
     values: dict[str, Any] = {"documents": len(whole), "left_out": count - len(whole), "longest": longest}
+    values["random_words"] = source.repeats
     if whole:
         values |= asdict(compare_with_floor(event.lm, event.tokenizer, whole))
     event.log("floor", values)

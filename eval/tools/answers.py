@@ -15,8 +15,9 @@ from random import Random
 from typing import Any
 
 from data.chat import end_of_turn_ids, next_prompt_ids
+from data.reply import Reply, read_reply
 from data.tokenizer import Tokenizer
-from eval.tools.calls import ERROR, MOST_CALLS, answer_calls, calls_in
+from eval.tools.calls import ERROR, MOST_CALLS, respond
 from model import LanguageModel, generate, left_pad
 
 
@@ -24,12 +25,13 @@ from model import LanguageModel, generate, left_pad
 class Written:
     """What follows one prompt, in any number of turns.
 
-    ids: all tokens behind the prompt, with the token that ended each turn. own: which of them the model wrote; the
-    others are responses of tools, in the chat template's form. log_probs: ln of the probability with which each was
+    prompt: its ids. ids: all tokens behind it, with the token that ended each turn. own: which of them the model wrote;
+    the others are responses of tools, in the chat template's form. log_probs: ln of the probability with which each was
     drawn, 0 where it was not. begin: where the last turn begins in ids. rounds: how often the responses of tools were
     added; waits: the last turn calls, and gets no response. calls, errors: how many were run, and failed.
     """
 
+    prompt: Sequence[int] = ()
     ids: list[int] = field(default_factory=list)
     own: list[bool] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -45,13 +47,20 @@ class Written:
         self.own += [log_probs is not None] * len(ids)
         self.log_probs += [0.0] * len(ids) if log_probs is None else log_probs
 
+    def last_calls(self, tokenizer: Tokenizer) -> list[str]:
+        """The text of each call in the last turn."""
+        return self._last_turn(tokenizer, self.ids[self.begin :], tools=True).calls
+
     def reply(self, tokenizer: Tokenizer) -> str:
-        """The text of the last turn, with "…" where it was cut. A call without a response is cut off."""
+        """The content of the last turn, with "…" where it was cut. A call without a response is cut off."""
         turn = self.ids[self.begin :]
         if self.waits:
             turn = turn[: turn.index(tokenizer.special_id("<tool_call>"))]
         ended = bool(turn) and turn[-1] in tokenizer.stop_ids
-        return tokenizer.decode(turn[:-1] if ended else turn) + ("" if ended else "…")
+        return self._last_turn(tokenizer, turn).content + ("" if ended else "…")
+
+    def _last_turn(self, tokenizer: Tokenizer, turn: list[int], tools: bool = False) -> Reply:
+        return read_reply(tokenizer, turn, [*self.prompt, *self.ids[: self.begin]], tools=tools)
 
 
 def write_answers(
@@ -71,7 +80,7 @@ def write_answers(
     max_new_tokens: of an answer, responses of tools included. rng: gives each round its seed. tools: the schemas of
     those that may be called; none = a call is an answer like any other. said: for each prompt, what the user said.
     """
-    answers = [Written() for _ in range(len(prompts) * copies)]
+    answers = [Written(prompt) for prompt in prompts for _ in range(copies)]
     waiting, rows = list(range(len(answers))), [list(prompt) for prompt in prompts]
     rooms = [min(max_new_tokens, lm.config.max_position_embeddings - len(prompt)) for prompt in prompts]
     device, stops = next(lm.parameters()).device, set(tokenizer.stop_ids)
@@ -107,12 +116,12 @@ def _goes_on(answer: Written, room: int, tokenizer: Tokenizer, tools: Sequence[d
     turn = answer.ids[answer.begin :]
     if not turn or turn[-1] not in tokenizer.stop_ids:  # a longer prompt beside it may have taken the room
         return len(answer.ids) < room
-    if not tools or turn[-1] != end or not calls_in(tokenizer, turn):
+    if not tools or turn[-1] != end or not (calls := answer.last_calls(tokenizer)):
         return False
     answer.waits = True
     if answer.rounds == MOST_CALLS:
         return False
-    responses = answer_calls(tokenizer, turn, said, tools)
+    responses = [respond(call, said, tools) for call in calls]
     message = [*line_end, *next_prompt_ids(tokenizer, "tool", "\n".join(responses))]
     if len(answer.ids) + len(message) >= room:
         return False  # no room for an answer to it

@@ -16,8 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from data.reading.records import BadRecord, checked_conversation
-from data.tokenizer import Tokenizer
+from data.reply import read_call
 
 MOST_CALLS = 4  # one after the other, before the model must answer
 LONGEST = 200  # characters of an expression or a name, and of an error
@@ -59,13 +58,6 @@ def described(names: Sequence[str]) -> tuple[dict[str, Any], ...]:
 def said_by_user(messages: Sequence[dict[str, Any]]) -> str:
     """What the user said in a conversation: the text in which `look_up` looks."""
     return " ".join(message["content"] for message in messages if message["role"] == "user")
-
-
-def answer_calls(
-    tokenizer: Tokenizer, ids: Sequence[int], said: str, tools: Sequence[dict[str, Any]] = SCHEMAS
-) -> list[str]:
-    """The responses to the calls in one answer, in their order. said: what the user said, for the look-up."""
-    return [respond(call, said, tools) for call in calls_in(tokenizer, ids)]
 
 
 def calculate(expression: str) -> str:
@@ -113,12 +105,13 @@ def look_up(name: str, said: str) -> str:
 
 
 def respond(call: str, said: str, tools: Sequence[dict[str, Any]] = SCHEMAS) -> str:
-    """The response to one call, the JSON text between its tokens; what is wrong with the call is one too."""
+    """The response to one call, the JSON text between its tokens; what is wrong with the call is one too.
+
+    said: what the user said, for the look-up.
+    """
     try:
-        message = {"role": "assistant", "content": "", "tool_calls": [json.loads(call)]}
-        (checked,) = checked_conversation([message]).messages
-        (one,) = checked.tool_calls
-        arguments = json.loads(one["arguments"]) if isinstance(one["arguments"], str) else one["arguments"]
+        one = read_call(call)
+        arguments = json.loads(one["arguments"])
         schema = next((tool for tool in tools if tool["name"] == one["name"]), None)
         if schema is None:
             raise ValueError(f"no tool is called {one['name']!r}: use {', '.join(tool['name'] for tool in tools)}")
@@ -128,19 +121,6 @@ def respond(call: str, said: str, tools: Sequence[dict[str, Any]] = SCHEMAS) -> 
         return calculate(arguments[wanted]) if wanted == "expression" else look_up(arguments[wanted], said)
     except json.JSONDecodeError:
         return f"{ERROR}the call is not JSON"
-    except (ValueError, BadRecord, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         text = " ".join(str(error).split())[:LONGEST]
         return ERROR + text.encode(errors="replace").decode()  # JSON may hold half a character, "\ud800"
-
-
-def calls_in(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The text of each call in an answer. One that was cut is left out."""
-    begin, end = (tokenizer.special_id(token) for token in ("<tool_call>", "</tool_call>"))
-    found, since = [], None
-    for at, token in enumerate(ids):
-        if token == begin:
-            since = at + 1
-        elif token == end and since is not None:
-            found.append(tokenizer.decode(ids[since:at]).strip())
-            since = None
-    return found

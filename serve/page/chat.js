@@ -98,7 +98,7 @@ class Chat {
 
   send(words) {
     if (this.about.is_chat) {
-      if (this.state.messages.length && this.first.tokens.length) this.state.messages.push({ role: "assistant", content: this.first.words });
+      if (this.state.messages.length && this.first.tokens.length) this.state.messages.push(this.first.message);
       else if (this.state.messages.length) this.state.messages.pop(); // it was not answered
       this.composer.field.value = "";
     } else this.state.messages = [];
@@ -151,7 +151,7 @@ class Chat {
     return this.work(async (signal) => {
       const onPrompt = (tokens) => drawPrompt(this.prompt, tokens);
       await this.first.run(this.asked, given, { onPrompt, onToken: () => this.streamed(), signal });
-      announce(`The answer: ${this.first.words}`);
+      announce(`The answer: ${this.first.message.content}`);
       await this.runSecond(signal, []);
     });
   }
@@ -222,7 +222,7 @@ class Chat {
   showAnswers() {
     this.second.root.hidden = !this.second.prompt.length;
     this.first.root.hidden = !this.first.prompt.length;
-    this.verdict.replaceChildren(...(this.right ? [rightAnswer(this.right, this.first.words, this.first.end)] : []));
+    this.verdict.replaceChildren(...(this.right ? [rightAnswer(this.right, this.first.message.content, this.first.end)] : []));
     this.answers.classList.toggle("two", !this.second.root.hidden);
   }
 }

@@ -21,6 +21,7 @@ export class Answer {
 
   clear() {
     Object.assign(this, { prompt: [], tokens: [], heads: [], end: null, differences: null });
+    this.message = { role: "assistant", content: "" }; // what was answered so far
     this.text.begin([]);
     this.status.textContent = "";
   }
@@ -29,8 +30,11 @@ export class Answer {
     return [...this.prompt, ...this.tokens].map((token) => token.id);
   }
 
-  get words() {
-    return this.tokens.map((token) => token.text).join("");
+  // What a token, or the end, adds to the message.
+  hear({ reasoning_content: thoughts, content, tool_calls: calls }) {
+    if (thoughts) this.message.reasoning_content = (this.message.reasoning_content ?? "") + thoughts;
+    this.message.content += content;
+    if (calls?.length) this.message.tool_calls = calls;
   }
 
   // asked: the request, without what stands of the answer; given: the tokens that stand already. onPrompt(tokens) gives
@@ -44,9 +48,11 @@ export class Answer {
         if (event.prompt) {
           this.prompt = event.prompt.map((token) => ({ ...token, label: visible(token.label) }));
           this.text.begin(onPrompt(this.prompt));
+          event.answer.forEach((token) => this.hear(token));
           event.answer.forEach((token, i) => this.add({ ...token, ...given[i], text: token.text, label: token.label }));
         }
         if (event.token) this.add(event.token);
+        if (event.token || event.end) this.hear(event.token ?? event);
         if (event.end) this.end = event.end;
         onToken();
       }

@@ -18,7 +18,7 @@ function readMessages(text) {
   try {
     const found = JSON.parse(text);
     const isRight = ({ role, content }) => ["system", "user", "assistant"].includes(role) && typeof content === "string";
-    return Array.isArray(found) && found.every(isRight) ? found.map(({ role, content }) => ({ role, content })) : [];
+    return Array.isArray(found) && found.every(isRight) ? found : [];
   } catch {
     return [];
   }

@@ -49,6 +49,7 @@ export class TokenText {
       role: "option", "aria-selected": "false",
     });
     if (token.isForced) place.classList.add("forced");
+    if (token.is_thought) place.classList.add("thought");
     place.id = `${this.name}-${this.places.length}`;
     place.dataset.position = this.places.length;
     this.places.push(place);

@@ -191,8 +191,9 @@ def test_a_mistake_on_the_command_line_is_named_too(tmp_path):
         load_run_config(config, ["model.num_key_value_heads=3"])
     with pytest.raises(InputError, match="write section.key=value"):
         load_run_config(config, ["seed"])
-    with pytest.raises(InputError, match="no such config file"):
-        load_run_config(tmp_path / "none.yaml")
+    for name, meant in ((tmp_path / "y.yaml", config), ("smal.yaml", "configs/small.yaml")):
+        with pytest.raises(InputError, match=f"no such config file: {name}, did you mean {meant}.$"):
+            load_run_config(name)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)

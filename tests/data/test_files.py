@@ -16,7 +16,7 @@ from pyarrow import parquet
 from configs.command import InputError
 from data.config import TokenizerConfig
 from data.reading import files
-from data.reading.files import find, records
+from data.reading.files import find, listed, records, search
 from data.reading.records import text_of
 from data.tokenizer import train_tokenizer
 
@@ -26,16 +26,22 @@ SEPARATOR = "<|endoftext|>"
 
 def write(path: Path) -> Path:
     """TEXTS as a file of the kind that the name says."""
-    name = path.name.removesuffix(".gz").removesuffix(".zst")
-    kind = Path(name).suffix
+    name = path.name.removesuffix(".gz").removesuffix(".zst").removesuffix(".GZ")
+    kind = Path(name).suffix.lower()
     if kind in (".txt", ".md"):
         raw = f"\n{SEPARATOR}\n".join(TEXTS).encode()
-    elif kind == ".jsonl":
+    elif kind in (".jsonl", ".ndjson"):
         raw = "".join(json.dumps({"text": text, "n": 1}, ensure_ascii=False) + "\n\n" for text in TEXTS).encode()
     elif kind == ".json":
         raw = json.dumps([{"text": text} for text in TEXTS], indent=1).encode()
     elif kind == ".parquet":
         parquet.write_table(pyarrow.table({"text": TEXTS}), path)
+        return path
+    elif kind == ".arrow":
+        table = pyarrow.table({"n": list(range(len(TEXTS))), "text": TEXTS})
+        new = pyarrow.ipc.new_file if name.startswith("file") else pyarrow.ipc.new_stream
+        with new(str(path), table.schema) as writer:
+            writer.write_table(table, max_chunksize=3)
         return path
     else:
         quote = lambda text: '"' + text.replace('"', '""') + '"'  # noqa: E731
@@ -46,7 +52,7 @@ def write(path: Path) -> Path:
 
 
 def packed(raw: bytes, suffix: str) -> bytes:
-    if suffix == ".gz":
+    if suffix.lower() == ".gz":
         return gzip.compress(raw)
     return zstandard.ZstdCompressor(write_checksum=True).compress(raw) if suffix == ".zst" else raw
 
@@ -55,7 +61,8 @@ def texts(path: Path) -> list[str]:
     return [text_of(record.value) for record in records(path, SEPARATOR, lambda count: None) if not record.problem]
 
 
-KINDS = ["a.txt", "a.md", "a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet"]
+KINDS = ["a.txt", "a.md", "a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "a.arrow", "file.arrow"]
+KINDS += ["a.ndjson", "A.JSONL", "A.Txt.GZ"]  # other names of the same
 PACKED = ["a.txt.gz", "a.jsonl.gz", "a.json.zst", "a.csv.zst", "a.jsonl.zst", "a.txt.zst"]
 
 
@@ -77,6 +84,15 @@ def test_a_truncated_file_is_an_error_wherever_it_ends(tmp_path, name):
     for length in range(1, len(whole)):
         (tmp_path / name).write_bytes(whole[:length])
         with pytest.raises(InputError, match=f"{name}: is truncated or damaged"):
+            texts(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a.arrow", "file.arrow", "a.parquet"])
+def test_a_truncated_table_is_an_error_wherever_it_ends(tmp_path, name):
+    whole = write(tmp_path / name).read_bytes()
+    for length in range(1, len(whole), 4):
+        (tmp_path / name).write_bytes(whole[:length])
+        with pytest.raises(InputError, match=f"{name}: is not a readable "):
             texts(tmp_path / name)
 
 
@@ -118,7 +134,76 @@ def test_a_json_file_may_wrap_its_list_or_be_one_record(tmp_path):
     (tmp_path / "wrapped.json").write_text(json.dumps({"texts": TEXTS}))
     (tmp_path / "one.json").write_text(json.dumps({"text": "alone", "tags": []}))
     assert texts(tmp_path / "wrapped.json") == TEXTS
+    (tmp_path / "versioned.json").write_text(json.dumps({"version": "1", "data": [{"text": text} for text in TEXTS]}))
+    assert texts(tmp_path / "versioned.json") == TEXTS
     assert texts(tmp_path / "one.json") == ["alone"]
+
+
+def put(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+
+
+SNAPSHOT = ["README.md", "data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet", "dataset_infos.json"]
+SAVED = ["dataset_dict.json", *(f"{split}/{name}" for split in ("train", "test") for name in (
+    "data-00000-of-00001.arrow", "dataset_info.json", "state.json", "cache-1f.arrow"))]  # fmt: skip
+PARTS = ["a.jsonl", "training.jsonl", "dev/a.jsonl", "en-val.jsonl", "test1.jsonl", "latest.jsonl", "eval/train.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("names", "read", "left_out"),
+    [
+        (SNAPSHOT, SNAPSHOT[1:2], "2 that describe data (README.md, dataset_infos.json), 1 of the test part (test-000"),
+        (SAVED, [SAVED[1]], "that describe data (cache-1f.arrow, "),
+        (PARTS, ["a.jsonl", "latest.jsonl", "training.jsonl"], "2 of the validation part (a.jsonl, en-val.jsonl)"),
+        (["README.md", "b/note.md", "x.png"], ["README.md", "b/note.md"], "1 of another kind (x.png)"),  # notes
+        (["README.md", "book.txt", "b.JSONL", "c.ndjson"], ["b.JSONL", "book.txt", "c.ndjson"], "(README.md)"),
+    ],
+)
+def test_a_folder_is_read_as_datasets_reads_it_and_says_what_is_left_out(tmp_path, names, read, left_out):
+    put(tmp_path / "own", *names)
+    found, others = search(str(tmp_path / "own"), "key", train_only=True)
+    assert [file.relative_to(tmp_path / "own").as_posix() for file in found] == read
+    assert left_out in listed(others)
+    assert len(found) + sum(map(len, others.values())) == len(names)
+
+
+def test_the_parts_of_a_folder_are_those_that_datasets_finds(tmp_path):
+    from datasets.data_files import SPLIT_KEYWORDS, DataFilesDict, get_data_patterns
+
+    words = [word for some in SPLIT_KEYWORDS.values() for word in some]
+    for number, name in enumerate(["{}.csv", "data/{}-00000-of-00001.csv", "{}/a.csv", "x_{}_2.csv", "x{}.csv"]):
+        for word in words:
+            folder = tmp_path / f"{number}{word}"
+            put(folder, name.format("train"), name.format(word))
+            theirs = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))["train"]
+            ours = search(str(folder), "key", train_only=True)[0]
+            # the sharded name is taken literally by `datasets`: training-00000-of-00001 is a part of its own there
+            assert set(map(str, ours)) == set(theirs) or (number, word) == (1, "training"), (name, word)
+
+
+def test_links_to_folders_are_read_once_however_they_lead(tmp_path):
+    put(tmp_path, "own/a.txt", "elsewhere/b.txt", "elsewhere/deep/c.txt")
+    (tmp_path / "own" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "deep" / "back").symlink_to(tmp_path / "own")
+    found = find(str(tmp_path / "own"), "key")
+    assert [file.relative_to(tmp_path / "own").as_posix() for file in found] == [
+        "a.txt",
+        "link/b.txt",
+        "link/deep/c.txt",
+    ]
+
+
+def test_a_folder_without_a_training_part_says_what_to_name(tmp_path):
+    put(tmp_path / "own", "test.jsonl", "README.md")
+    message = r"no file to train on, only 1 that describe data \(README.md\), 1 of the test part \(test.jsonl\): "
+    with pytest.raises(InputError, match=message):
+        search(str(tmp_path / "own"), "key", train_only=True)
+    put(tmp_path / "own", "deep/a.txt", "deep/b.bin")
+    found, others = search(f"{tmp_path}/own/*", "key", train_only=True)  # a pattern says what it means
+    assert [file.name for file in found] == ["README.md", "test.jsonl"]
+    assert listed(others) == "1 of another kind (deep)"
 
 
 def test_folders_patterns_and_lists_give_each_file_once_in_a_fixed_order(tmp_path):
@@ -171,6 +256,8 @@ def test_a_record_that_cannot_be_read_tells_its_place_and_the_others_still_come(
         ("a.json", b'{"text"', "a.json: is not valid JSON"),
         ("a.csv", b'text,n\n"never closed,1\n', "a.csv:2: is not valid CSV: .*end of data"),
         ("a.parquet", b"PAR1nonsense", "a.parquet: is not a readable Parquet file"),
+        ("a.arrow", b"ARROW1nonsense", "a.arrow: is not a readable Arrow file"),
+        ("a.arrow", b"nonsense", "a.arrow: is not a readable Arrow file"),
         ("a.txt", b"text \0 more", "a.txt: holds zero bytes"),
         ("a.txt.gz", b"plain text", "a.txt.gz: is truncated or damaged"),
         ("a.txt.zst", b"plain text", "a.txt.zst: is truncated or damaged"),

@@ -14,7 +14,7 @@ from data.packing import IGNORED
 from data.preferences import Pairs
 from data.prepare import describe, prepare
 from data.reading.pairs import Pair, pair_of
-from data.reading.records import BadRecord, Conversation, Message
+from data.reading.records import BadRecord, Conversation, Message, checked_conversation
 from data.storyworld import prefer
 from data.storyworld.conversations import OTHER_BOOK
 from data.storyworld.draw import draw_question
@@ -50,13 +50,85 @@ def test_every_layout_gives_the_same_pair(record):
     assert pair_of(record) == PAIR
 
 
-def test_what_both_begin_with_is_the_prompt():
-    pair = pair_of({"chosen": [USER, GOOD, USER, GOOD], "rejected": [USER, GOOD, USER, BAD], "system": "Be kind."})
-    assert pair.prompt.messages == (Message("system", "Be kind."), HI, HELLO, HI)
-    assert [answer.messages for answer in pair.answers] == [(HELLO,), (GO,)]
-    pair = pair_of({"chosen": "Is it far? Yes, very far.", "rejected": "Is it far? Yes, very fast."})
-    assert pair.prompt.messages == (Message("user", "Is it far? Yes, very"),)
-    assert [answer.messages[0].content for answer in pair.answers] == ["far.", "fast."]
+def talk(*texts: str) -> list[dict]:
+    """user, assistant, user, …; a text `S: …` is a system message between them."""
+    roles = iter(["user", "assistant"] * len(texts))
+    return [
+        {"role": "system", "content": text[3:]} if text.startswith("S: ") else {"role": next(roles), "content": text}
+        for text in texts
+    ]
+
+
+CHOSEN, REJECTED = ({"role": "assistant", "content": text} for text in ("I sang", "I slept"))
+ALONE = {"chosen": [CHOSEN], "rejected": [REJECTED]}
+TEXTS = {"chosen": "I sang", "rejected": "I slept"}
+EARLIER = {"history": [["Hi", "Hello"]]}
+LISTED = [{"name": "now"}]
+LONG, SHORT = "Capital of Peru? Lima. It lies by the sea.", "Capital of Peru? Lima."
+SUNG, SLEPT = "Who? I sang", "Who? I slept"
+
+
+def whole(*before: str) -> dict:
+    """Answers that hold what was said before."""
+    return {"chosen": talk(*before, "I sang"), "rejected": talk(*before, "I slept")}
+
+
+@pytest.mark.parametrize(
+    ("record", "prompt"),
+    [
+        # the prompt is in a field of its own, whatever it is called; both texts begin with "I", which is no prompt
+        ({"prompt": "Who?", **TEXTS}, ["Who?"]),
+        ({"question": "Who?", "system": "Be kind.", **TEXTS}, ["S: Be kind.", "Who?"]),
+        ({"question": "Who?", "system_prompt": "Be kind.", **TEXTS}, ["S: Be kind.", "Who?"]),
+        ({"input": "Who?", **TEXTS}, ["Who?"]),
+        ({"query": "Who?", **ALONE}, ["Who?"]),
+        ({"prompt": "Say:", "query": "Who?", **TEXTS}, ["Say:\nWho?"]),
+        ({"instruction": "Say:", "input": "Who?", **TEXTS}, ["Say:\nWho?"]),
+        ({"instruction": "Who?", "prompt": "### Who?\n### Answer:", **TEXTS}, ["Who?"]),  # made of the instruction
+        ({"prompt": "Who?", "question": "Who?", **TEXTS}, ["Who?"]),
+        ({"prompt": "Who?", "messages": talk("Who?", "I sang"), **whole("Who?")}, ["Who?"]),  # UltraFeedback
+        ({**EARLIER, "instruction": "Who?", **TEXTS}, ["Hi", "Hello", "Who?"]),
+        ({**EARLIER, "prompt": "Who?", "system": "Be kind.", **ALONE}, ["S: Be kind.", "Hi", "Hello", "Who?"]),
+        # and the answers hold it as well, or a longer one, or its end
+        ({"prompt": "Who?", **whole("Who?")}, ["Who?"]),
+        ({"prompt": "Who? ", **whole("Who?")}, ["Who?"]),
+        ({"system": "Be kind.", "prompt": "Who?", **whole("Who?")}, ["S: Be kind.", "Who?"]),
+        ({"system": "Be kind.", "prompt": "Who?", **whole("S: Be kind.", "Who?")}, ["S: Be kind.", "Who?"]),
+        ({"prompt": "Who?", **whole("S: Be kind.", "Who?")}, ["S: Be kind.", "Who?"]),
+        ({"prompt": "Who?", **whole("Hi", "Hello", "Who?")}, ["Hi", "Hello", "Who?"]),
+        ({"prompt": "Hi", **whole("Hi", "Hello", "Who?")}, ["Hi", "Hello", "Who?"]),
+        ({"prompt": talk("Hi", "Hello", "Who?"), **whole("Who?")}, ["Hi", "Hello", "Who?"]),
+        ({**EARLIER, "prompt": "Who?", **whole("Who?")}, ["Hi", "Hello", "Who?"]),
+        ({"prompt": "Who?", "chosen": talk("Who?", "I sang"), "rejected": [REJECTED]}, ["Who?"]),
+        # only the answers hold it
+        (whole("Hi", "Hello", "Who?") | {"system": "Be kind."}, ["S: Be kind.", "Hi", "Hello", "Who?"]),
+        ({"chosen": SUNG, "rejected": SLEPT}, ["Who? I"]),
+        ({"prompt": "", "chosen": SUNG, "rejected": SLEPT}, ["Who? I"]),
+        ({"chosen": SUNG, "rejected": SLEPT, "system": "Be kind."}, ["S: Be kind.", "Who? I"]),
+        ({"chosen": LONG, "rejected": SHORT}, ["Capital of Peru?"]),
+        ({"chosen": SHORT, "rejected": LONG}, ["Capital of Peru?"]),
+        ({"chosen": "Who? I\n", "rejected": "Who? I sang"}, ["Who?"]),
+    ],
+)  # fmt: skip
+def test_the_prompt_is_there_once_and_whole(record, prompt):
+    pair = pair_of(record)
+    assert pair.prompt.messages == checked_conversation(talk(*prompt)).messages
+    answers = [answer.messages[0].content for answer in pair.answers]
+    if "?" in record["chosen"]:  # a text that holds both
+        assert [f"{prompt[-1]} {answer}" for answer in answers] == [record["chosen"], record["rejected"]]
+    else:
+        assert answers == ["I sang", "I slept"]
+    assert all(len(answer.messages) == 1 for answer in pair.answers)
+
+
+def test_tools_come_from_the_prompt_or_the_answers():
+    system = {"role": "system", "content": "", "tools": json.dumps(LISTED)}
+    for record in (
+        {"prompt": "Who?", "functions": LISTED, **ALONE},
+        {side: [system, *messages] for side, messages in whole("Who?").items()},
+        {"prompt": [system, *talk("Who?")], **ALONE},
+    ):
+        assert [one.tools for one in pair_of(record).both] == [tuple(LISTED)] * 2
 
 
 @pytest.mark.parametrize(
@@ -76,10 +148,22 @@ def test_what_both_begin_with_is_the_prompt():
         ({"chosen": [USER, GOOD], "rejected": [USER, USER]}, "`rejected` has no answer of the assistant"),
         ({"prompt": "Hi", "chosen": "Hello", "rejected": [BAD]}, "`chosen` must be a text or a list of messages"),
         ({"prompt": "Hi", "chosen": "Hello", "rejected": 3}, "must be a text or a list of messages"),
-        ({"prompt": 3, "chosen": "Hello", "rejected": "Go"}, "`prompt` is neither a text nor a list"),
+        ({"prompt": 3, "chosen": "Hello", "rejected": "Go"}, "field `prompt` is a number"),
+        ({"prompt": "Who?", "chosen": SUNG, "rejected": SLEPT}, "begin with the prompt, which stands"),
+        ({"post": "Who was it?", **TEXTS}, "has no prompt that is known, but a text in `post`"),
+        ({"prompt": "Who?", "question": "Why?", **TEXTS}, "`prompt` and `question`, which ask different things"),
+        ({"prompt": "Who?", "conversations": [USER], **TEXTS}, "as messages and in a field of its own"),
+        ({"prompt": [USER, GOOD], **TEXTS}, "the prompt ends with an answer"),
+        ({"prompt": "Why?", **whole("Who?")}, "`chosen` begins with another question than the prompt"),
+        ({"system": "Be rude.", **whole("S: Be kind.", "Who?")}, "another system message than the prompt"),
+        ({"system": "Be kind.", **ALONE}, "have no common prompt"),
+        ({"prompt": "Why?", "chosen": talk("Who?", "I", "Why?", "So"), "rejected": talk("Who?", "We", "Why?", "So")},
+         "the prompt does not stand before the place where"),
+        ({"tools": LISTED, **{side: [{"role": "system", "content": "", "tools": [{"name": "x"}]}, *messages]
+         for side, messages in whole("Who?").items()}}, "list different tools"),
         ({"chosen": [USER, {"role": "wizard", "content": "x"}], "rejected": [USER, BAD]}, "role 'wizard' is not known"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_pair_is_refused_with_a_reason(record, reason):
     with pytest.raises(BadRecord, match=re.escape(reason)):
         pair_of(record)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data.reading.pairs import pair_of
+from data.reading.pairs import Pair, pair_of
 from data.reading.records import BadRecord, Conversation, Message, conversation_of, split_thinking, text_of
 
 HI = (Message("user", "Hi"), Message("assistant", "Hello"))
@@ -35,6 +35,10 @@ DOCS = Path(__file__).parents[2] / "docs" / "data_formats.md"
         {"prompt": "Hi", "answer": "Hello"},
         {"prompt": "Hi", "response": "Hello", "text": "both in one"},
         {"prompt": [USER], "completion": [ASSISTANT]},
+        {"question": "Hi", "answer": "Hello"},
+        {"query": "Hi", "response": "Hello", "history": []},  # ms-swift
+        {"instruction": "Hi", "input": "", "output": "Hello", "prompt": "### Hi\n### Response:"},
+        {"messages": [USER, ASSISTANT | {"loss": True, "masked": False}], "train": True},  # switches that are on
         {
             "conversations": [
                 {**USER, "reasoning_content": None, "tools": None, "tool_calls": None},
@@ -53,10 +57,16 @@ def test_every_layout_gives_the_same_conversation(record):
     assert conversation_of(record) == Conversation(HI)
 
 
-def test_alpaca_joins_instruction_and_input_and_puts_system_and_history_first():
-    record = {"instruction": "Add.", "input": "1 2", "output": "3", "system": "Be right.", "history": [["Hi", "Hello"]]}
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"instruction": "Add.", "input": "1 2", "output": "3", "system": "Be right."},
+        {"prompt": "Add.", "query": "1 2", "response": "3", "system_prompt": "Be right."},
+    ],
+)
+def test_a_question_in_two_fields_is_joined_and_system_and_history_come_first(record):
     expected = (Message("system", "Be right."), *HI, Message("user", "Add.\n1 2"), Message("assistant", "3"))
-    assert conversation_of(record).messages == expected
+    assert conversation_of(record | {"history": [["Hi", "Hello"]]}).messages == expected
 
 
 @pytest.mark.parametrize(
@@ -67,6 +77,7 @@ def test_alpaca_joins_instruction_and_input_and_puts_system_and_history_first():
             "tools": [OPENAI_TOOL],
         },
         {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}], "functions": [SCHEMA], "tools": None},
+        {"messages": [USER, {"role": "assistant", "content": "", "function_call": CALL}], "functions": [SCHEMA]},
         {
             "conversations": [
                 {**USER, "tools": json.dumps([OPENAI_TOOL])},
@@ -104,10 +115,13 @@ def test_roles_have_several_names():
             {"from": "chatgpt", "value": "A"},
             {"from": "observation", "value": "T"},
             {"role": "tool", "content": "T", "tool_call_id": "call_1"},
+            {"role": "function", "content": "T", "name": "now"},
             {"role": "developer", "content": "S"},
         ]
     }
-    assert [message.role for message in conversation_of(record).messages] == "system assistant tool tool system".split()
+    assert [message.role for message in conversation_of(record).messages] == (
+        "system assistant tool tool tool system".split()
+    )
 
 
 def test_turns_stay_in_the_order_of_the_record():
@@ -144,12 +158,53 @@ def test_reasoning_in_its_own_field_leaves_the_content_alone(name):
 
 
 @pytest.mark.parametrize(
+    ("switch", "weight"),
+    [
+        *(
+            ({name: on}, int(on))
+            for name in ("train", "training", "trainable", "loss", "loss_mask")
+            for on in (0, True)
+        ),
+        ({"weight": 0.0}, 0),  # as a table has it
+        ({"masked": True}, 0),
+        ({"masked": False, "weight": None, "train": 1}, 1),
+    ],
+)
+def test_a_turn_s_own_switch_has_the_names_of_other_projects(switch, weight):
+    record = {"messages": [USER, ASSISTANT | switch, USER, ASSISTANT]}
+    assert [message.weight for message in conversation_of(record).messages] == [1, weight, 1, 1]
+    parts = [{"type": "text", "text": "Hel", **switch}, {"type": "text", "text": "lo"}]
+    record = {"messages": [USER | {"train": False}, {"role": "assistant", "content": parts}]}
+    assert conversation_of(record).messages[1].parts == (("Hel", weight), ("lo", 1))
+
+
+@pytest.mark.parametrize(
     ("record", "reason"),
     [
+        *(
+            ({"prompt": "Hi", "completion": "Go", "label": bad}, "field `label` .*KTO")
+            for bad in (False, True, 0, "true")
+        ),
+        ({"messages": [USER, ASSISTANT], "kto_tag": False}, "field `kto_tag` .*KTO"),
+        ({"messages": [USER, ASSISTANT], "train": False}, "field `train` .*whole record on or off"),
+        ({"messages": [USER, ASSISTANT], "masked": True}, "field `masked` .*whole record on or off"),
+        ({"messages": [USER, ASSISTANT | {"mask": 1}]}, "message 2: `mask` means different things"),
+        ({"messages": [USER, ASSISTANT | {"train_detail": []}]}, "message 2: `train_detail` means"),
+        ({"messages": [USER, ASSISTANT | {"loss": 0.5}]}, "message 2: `loss` is 0.5: use 1, or 0"),
+        ({"messages": [USER, ASSISTANT | {"masked": "yes"}]}, "message 2: `masked` is 'yes': use 0, or 1"),
+        ({"messages": [USER, ASSISTANT | {"loss": 0, "train": 1}]}, "`train` and `loss` contradict each other"),
+        ({"messages": [USER | {"train": True}, ASSISTANT]}, "message 1: `train` is True, but only what the assistant"),
+        ({"messages": [USER, ASSISTANT | {"loss": False}]}, "no assistant message of weight 1"),
+        ({"messages": [USER, ASSISTANT | {"function_call": CALL, "tool_calls": [CALL]}]}, "keep one of them"),
+        ({"messages": [USER | {"function_call": CALL}, ASSISTANT]}, "'user' cannot think or call tools"),
+        ({"messages": [USER, ASSISTANT], "functions": [SCHEMA], "tools": [SCHEMA]}, "tools in more than one place"),
+        ({"prompt": "Hi", "response": "Go", "system": "A", "system_prompt": "B"}, "`system` and `system_prompt`"),
+        ({"prompt": "Hi", "input": "1 2", "response": "3"}, "`prompt` and `input`, which ask different things"),
         (["Hi"], "is a list, not an object"),
         ({"text": "x"}, r"holds no conversation \(it has text\): set data.records: text"),
         ({"story": "x", "id": 1}, r"holds no conversation \(it has story, id\)"),
         ({"prompt": "x"}, r"holds no conversation \(it has prompt\)"),
+        ({"meta": 1, "examples": [{"messages": []}]}, "if the records are in `examples`, write that list alone"),
         ({"prompt": "x", "chosen": "y", "rejected": "z"}, "preference pair .* keep the chosen answers"),
         ({"messages": []}, "holds no messages"),
         ({"messages": "[{"}, "field `messages` is not valid JSON"),
@@ -202,7 +257,8 @@ def test_a_faulty_conversation_is_refused_with_the_reason(record, reason):
 
 known_names = st.sampled_from(
     "messages conversations role content from value tools tool_calls function name arguments instruction input output "
-    "history system prompt answer text type reasoning_content".split()
+    "history system prompt answer text type reasoning_content chosen rejected preferred_output non_preferred_output "
+    "function_call functions weight loss masked label".split()
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["user", "assistant", "[]"]),
@@ -215,7 +271,7 @@ json_values = st.recursive(
 @settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(known_names, json_values, max_size=5) | json_values)
 def test_whatever_json_a_record_is_nothing_but_bad_record_is_raised(record):
-    for read, kind in ((conversation_of, Conversation), (text_of, str)):
+    for read, kind in ((conversation_of, Conversation), (pair_of, Pair), (text_of, str)):
         try:
             found = read(record)
         except BadRecord as error:
@@ -241,6 +297,7 @@ def test_text_of_a_field_of_an_inner_field_of_a_list_and_of_a_plain_text():
             r"no field `text` \(it has story, id\): name the one .* in data.source.text_field",
         ),
         ({}, "text", "it has no fields"),
+        ({"meta": 1, "examples": [{"text": "x"}]}, "text", "if the records are in `examples`, write that list alone"),
         ({"a": {"b": 1}}, "a.c", r"has no field `a.c`"),
         ({"a": "x"}, "a.b", r"has no field `a.b`"),
         ({"text": None}, "text", "field `text` is null"),

@@ -11,7 +11,8 @@ from random import Random
 import pytest
 
 from configs.command import InputError
-from data.config import DataConfig
+from data.chat import encode_conversations
+from data.config import DataConfig, TokenizerConfig
 from data.fingerprints import Seen, fingerprint
 from data.learning_text import tokenizer_texts
 from data.prepare import describe, prepare, source_identity
@@ -21,6 +22,7 @@ from data.reading.ledger import Ledger
 from data.reading.records import conversation_of
 from data.reading.sources import documents, read
 from data.storyworld import converse, repeated, tell
+from data.tokenizer import train_tokenizer
 
 
 def config(source, **changes) -> DataConfig:
@@ -83,8 +85,8 @@ def test_a_tokenizer_learns_from_as_much_as_was_asked_for_from_all_over(tmp_path
 
 
 def test_the_files_are_not_looked_for_again_at_every_document(tmp_path, monkeypatch):
-    found, real = [], files.find
-    monkeypatch.setattr(files, "find", lambda *arguments: found.append(1) or real(*arguments))
+    found, real = [], files.search
+    monkeypatch.setattr(files, "search", lambda *given, **named: found.append(1) or real(*given, **named))
     source = write_jsonl(tmp_path / "x.jsonl", numbered(2000))
     assert len(list(tokenizer_texts(config(source, tokenizer={"kind": "bpe", "vocab_size": 512})))) > 1500
     assert len(found) < 10
@@ -132,6 +134,96 @@ def test_files_have_an_identity_by_content_wherever_they_lie(tmp_path):
     assert identity(b, tmp_path) == one
     write_jsonl(tmp_path / "b" / "y.jsonl", ["more"])
     assert identity(b, tmp_path) != one
+
+
+def tool(name, **properties):
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "description": f"The {name}.", "parameters": parameters}}
+
+
+def called(name, **arguments):
+    return {
+        "role": "assistant",
+        "tool_calls": [{"type": "function", "function": {"name": name, "arguments": arguments}}],
+    }
+
+
+USER = {"role": "user", "content": "Hi"}
+CHATS = [  # every row of a table has the keys of all of them
+    {"messages": [USER, called("rain", city="Oslo")], "tools": [tool("rain", city={"type": "string"})]},
+    {"messages": [USER, called("add", a=1), {"role": "tool", "content": "2"}, {"role": "assistant", "content": "Two."}],
+     "tools": [tool("add", a={"type": "integer", "enum": [1, 2]})]},
+    {"messages": [USER, {"role": "assistant", "content": "Hello", "reasoning_content": "Hm."}]},
+]  # fmt: skip
+MIXED = [{"messages": [USER, called("put", value=value)]} for value in (1, "one", None, [2, None], {"b": 1, "a": None})]
+
+
+@pytest.mark.parametrize("chats", [CHATS, MIXED], ids=["chats", "arguments of many types"])
+def test_the_same_chats_are_the_same_tokens_in_whatever_they_are_kept(tmp_path, chats):
+    import datasets
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    place = {name: tmp_path / name for name in ("jsonl", "arrow", "parquet", "saved", "split", "snapshot")}
+    for folder in place.values():
+        folder.mkdir()
+    (place["jsonl"] / "a.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    whole = datasets.load_dataset("json", data_files=str(place["jsonl"] / "a.jsonl"), split="train")
+    whole.to_parquet(place["parquet"] / "a.parquet")  # as `datasets` writes it
+    whole.save_to_disk(place["saved"])
+    datasets.DatasetDict(train=whole, test=whole).save_to_disk(place["split"])
+    (place["snapshot"] / "data").mkdir()
+    for part in ("train", "test"):
+        whole.to_parquet(place["snapshot"] / "data" / f"{part}-00000-of-00001.parquet")
+    (place["snapshot"] / "README.md").write_text("---\nlicense: mit\n---\n# Chats\n")
+    if chats is CHATS:  # as pyarrow writes it, which cannot mix types
+        table = pyarrow.Table.from_pylist(chats)
+        parquet.write_table(table, place["parquet"] / "a.parquet")
+        with ipc.new_file(str(place["arrow"] / "a.arrow"), table.schema) as writer:
+            writer.write_table(table)
+    sources = {name: {"kind": "files", "path": str(folder)} for name, folder in place.items() if any(folder.iterdir())}
+    for name in ("jsonl", "parquet", "snapshot"):
+        for streaming in (False, True):
+            sources[f"hub {name} {streaming}"] = {"kind": "hub", "name": str(place[name]), "streaming": streaming}
+
+    tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), [])
+    ids = {}
+    for name, source in sources.items():
+        found = [document.content for document in read(config(source, records="conversations"))]
+        ids[name] = [
+            row.tolist() if hasattr(row, "tolist") else row for row, _ in encode_conversations(tokenizer, found)
+        ]
+    assert len(ids["jsonl"]) == len(chats)
+    assert {name: rows == ids["jsonl"] for name, rows in ids.items()} == dict.fromkeys(ids, True)
+    assert "null" not in tokenizer.decode(ids["parquet"][0], skip_special_tokens=False)
+
+
+def test_what_is_left_out_of_a_folder_is_said(tmp_path):
+    (tmp_path / "own").mkdir()
+    source = write_jsonl(tmp_path / "own" / "train.jsonl", numbered(60))
+    write_jsonl(tmp_path / "own" / "test.jsonl", numbered(60, start=60))
+    write_jsonl(tmp_path / "own" / "val.jsonl", numbered(6, start=120))
+    (tmp_path / "own" / "README.md").write_text("# My data\n")
+    source["path"] = str(tmp_path / "own")
+    said = describe(prepare(config(source), tmp_path / "runs", show_progress=False)).splitlines()
+    others = "1 that describe data (README.md), 1 of the test part (test.jsonl), 1 of the validation part (val.jsonl)"
+    assert f"files left out: {others}" in said
+    source["validation_path"] = str(tmp_path / "own" / "val.jsonl")
+    assert sorted(documents(config(source), "train")) == sorted(numbered(60))
+    assert sorted(documents(config(source), "validation")) == sorted(numbered(6, start=120))
+    said = describe(prepare(config(source), tmp_path / "runs", show_progress=False)).splitlines()
+    assert f"files left out: {others.rpartition(', ')[0]}" in said
+
+
+def test_a_saved_dataset_given_as_one_of_the_hub_says_how_it_is_read(tmp_path):
+    import datasets
+
+    datasets.Dataset.from_dict({"text": numbered(60)}).save_to_disk(tmp_path / "saved")
+    source = {"kind": "hub", "name": str(tmp_path / "saved")}
+    with pytest.raises(InputError, match=r"read it as files \(data.source=.*/saved\)$"):
+        list(read(config(source)))
+    whole = config({"kind": "files", "path": str(tmp_path / "saved")})
+    assert sorted([*documents(whole, "train"), *documents(whole, "validation")]) == sorted(numbered(60))
 
 
 @pytest.mark.slow

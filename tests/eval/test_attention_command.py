@@ -1,20 +1,58 @@
 """`python -m eval.attention` as a process of its own."""
 
-from data.config import TokenizerConfig
+import numpy as np
+import pytest
+
+from data import load_tokenizer
+from data.config import DataConfig, TokenizerConfig
 from data.tokenizer import train_tokenizer
-from model import save
+from eval.attention.__main__ import main
+from eval.attention.probes import build_probes
+from eval.attention.record import look
+from eval.config import AttentionConfig
+from model import load, save
 from tests.conftest import random_model, tiny_config
-from tests.train.helpers import run_module
+from tests.processes import run_main, run_module
 
 
-def test_the_command_line_draws_a_checkpoint(tmp_path):
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
     tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), [])
-    save(random_model(tiny_config(vocab_size=tokenizer.vocab_size)), tmp_path)
-    tokenizer.save(tmp_path)
-    done = run_module("eval.attention", tmp_path, "--text", "the cat", "--out", tmp_path / "pictures")
+    save(random_model(tiny_config(vocab_size=tokenizer.vocab_size, max_position_embeddings=512)), folder)
+    tokenizer.save(folder)
+    return folder
+
+
+def test_the_command_line_draws_a_checkpoint(directory, tmp_path):
+    done = run_module("eval.attention", directory, "--text", "the cat", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "pictures/text.png").stat().st_size > 10_000
-    assert run_module("eval.attention", tmp_path, "--max-tokens", "300", "--out", tmp_path).returncode == 2
+    assert (tmp_path / "text.png").stat().st_size > 10_000
+    assert "is '300': it must be" in run_main(main, directory, "--max-tokens", "300").stderr
+    long = run_main(main, directory, "--text", "the cat sat " * 20, "--out", tmp_path)
+    assert (long.returncode, "not shown" in long.stdout) == (0, False), "the text was cut at 64 tokens"
+
+
+def test_a_head_is_named_by_a_score(directory, tmp_path):
+    lm, tokenizer = load(directory), load_tokenizer(directory)
+    probes = build_probes(tokenizer, DataConfig(), lm.config.max_position_embeddings, ["the cat"])
+    scores = look(lm, probes, AttentionConfig(), (0, 0, 0.0)).scores
+    for name in ("induction", "previous_token"):  # of random tokens, and of the text itself
+        layer, head = np.unravel_index(scores[name].argmax(), scores[name].shape)
+        done = run_main(main, directory, "--text", "the cat", "--head", name, "--out", tmp_path / name)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / name / f"text_L{layer}H{head}.png").is_file(), name
+    for name, message in (
+        ("inducton", "--head inducton: there is no such score, did you mean induction?"),
+        ("xyz", "there is no such score: use previous_token, "),
+        ("cross_document", "cannot be measured here"),
+        ("1", "give a score, or a layer and a head"),
+    ):
+        done = run_main(main, directory, "--text", "the cat", "--head", name, "--out", tmp_path)
+        assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+
+
+def test_what_is_no_run_is_refused(tmp_path):
     wrong = run_module("eval.attention", tmp_path / "nowhere")
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
     assert "is neither a run" in wrong.stderr

@@ -60,7 +60,7 @@ def test_bits_per_byte_of_a_known_case():
 
 def test_a_completion_begins_with_its_prompt_and_is_decided_by_its_seed(tokenizer):
     lm = random_model(tiny_config(vocab_size=tokenizer.vocab_size))
-    first = complete(lm, tokenizer, "Once there was", 10, seed=3)
+    first = complete(lm, tokenizer, "Once there was", 10, seed=3).content
     assert first.startswith("Once there was")
-    assert first == complete(lm, tokenizer, "Once there was", 10, seed=3)
-    assert first != complete(lm, tokenizer, "Once there was", 10, seed=4)
+    assert first == complete(lm, tokenizer, "Once there was", 10, seed=3).content
+    assert first != complete(lm, tokenizer, "Once there was", 10, seed=4).content

@@ -1,5 +1,7 @@
 """Opening a model: one function for every command; which device `auto` is, and what cannot be opened."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -69,6 +71,17 @@ def test_the_model_is_the_saved_one_in_evaluation_mode(directory):
     assert torch.equal(lm(ids), load(directory / "fits")(ids))
     assert not lm.training
     assert tokenizer.sha256() == load_tokenizer(directory / "fits").sha256()
+
+
+def test_the_files_that_name_a_checkpoint_are_followed(directory, tmp_path):
+    """`checkpoints/latest` looks like a directory's name, and people give it."""
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("latest", "best"):
+        (tmp_path / "checkpoints" / name).write_text("step_00000001\n")
+    shutil.copytree(directory / "fits", tmp_path / "checkpoints/step_00000001")
+    for path in (tmp_path / "checkpoints/latest", tmp_path / "checkpoints/best", tmp_path):
+        assert load_tokenizer(path).sha256() == load_tokenizer(directory / "fits").sha256()
+        assert torch.equal(open_model(path, "cpu")[0].lm_head.weight, load(directory / "fits").lm_head.weight)
 
 
 def test_weights_get_the_dtype_asked_for(directory):

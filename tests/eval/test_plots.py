@@ -103,7 +103,7 @@ def test_the_first_token_of_each_document_can_be_hidden():
     assert hidden[0, 1, 2, 2] / hidden[0, 1, 2, 1] == pytest.approx(weights[0, 1, 2, 2] / weights[0, 1, 2, 1], rel=1e-5)
     assert weights[0, 0, 5, 3] == 1, "the snapshot itself must not change"
     assert "first token of each document hidden" in legend(
-        snapshot(maps={"packed": ProbeMap(weights, [], [0, 1])}), "packed", True
+        snapshot(maps={"packed": ProbeMap(weights, [], [0, 1])}), "packed", lay_out(1, 2, 6), True
     )
 
 
@@ -138,6 +138,12 @@ def test_a_badge_is_a_score_of_the_text_that_is_shown():
     assert badge(shot, "songs", 0, 0) == "induction in songs 0.88"
     assert badge(shot, "text", 0, 0) == "previous token 0.30"
     assert badge(shot, "fox", 0, 0) == "", "nothing is measured on a text of your own"
+
+
+@pytest.mark.parametrize(("heads", "has_badges"), [(4, True), (32, False)])
+def test_badges_are_promised_where_there_are_some(heads, has_badges):
+    shot = snapshot(heads=heads, tokens=32)
+    assert ("badge:" in legend(shot, "text", lay_out(2, heads, 32), False)) == has_badges
 
 
 # Mosaics
@@ -284,6 +290,21 @@ def test_score_maps_mark_chance_and_hatch_what_is_missing(tmp_path):
         score_maps(snapshot(scores={}), tmp_path / "x.png")
 
 
+def test_the_heads_that_stand_out_are_drawn_first_each_pattern_once(tmp_path):
+    shot = snapshot()
+    score_maps(shot, tmp_path / "none.png")  # of "induction" one head has 0.5, but no other score is above chance
+    shot.scores["previous_token"][0] = [0.3, 0.9, 0.8, 0.7]
+    assert score_plots.standing_out(shot) == [(0, 1, "previous_token"), (1, 3, "induction")]
+    score_maps(shot, tmp_path / "heads.png")
+    one, two = pixels(tmp_path / "none.png"), pixels(tmp_path / "heads.png")
+    for picture, columns in ((one, 1), (two, 2)):
+        above = (picture[: score_plots.LARGE] == getrgb(drawing.NOTHING)[:3]).all(-1)  # beside the large triangles
+        middle = above[score_plots.LARGE // 2 - 100]
+        assert np.diff(np.flatnonzero(middle), prepend=-100).clip(0, 100).tolist().count(100) == columns
+    del shot.scores["previous_token"], shot.scores["induction"]
+    assert score_plots.standing_out(shot) == []
+
+
 def test_the_scale_of_a_score_is_its_range_or_shared():
     from eval.attention.metrics import SCORES
 
@@ -380,6 +401,16 @@ def test_the_timelapse_has_at_most_24_frames_from_the_first_step_to_the_last(tmp
     assert (shown[1], shown[-1]) == (0, 2600)
     with pytest.raises(ValueError, match="there is no snapshot"):
         timelapse([], tmp_path / "x.gif")
+
+
+def test_the_badges_of_the_timelapse_can_be_read_at_the_size_of_readme(tmp_path):
+    """README shows it 400 pixels wide; there a badge had letters of four pixels."""
+    shot = snapshot(heads=6, tokens=51, induction=0.9)
+    timelapse([shot], tmp_path / "t.gif", probe="repeated_2")
+    picture = pixels(tmp_path / "t.gif")
+    lines = np.flatnonzero((np.abs(picture - getrgb(drawing.BADGE)[:3]).max(-1) <= 2).any(1))
+    height = (lines[-1] - lines[0]) * 400 / picture.shape[1]
+    assert height >= 12, "of two lines: induction, 0.90"
 
 
 def test_the_last_frame_is_drawn_as_if_it_were_alone(tmp_path):

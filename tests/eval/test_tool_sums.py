@@ -59,3 +59,4 @@ def test_the_last_question_of_a_conversation_is_what_the_user_said_last():
     assert is_right(question, "It is 42.")
     assert question.tools == tuple(tools)
     assert question_of(conversation_of({"messages": messages[1:2]})) is None
+    assert question_of(conversation_of({"messages": messages[:4]})) is None  # a call is not the last word

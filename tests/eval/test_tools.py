@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 import time
 from random import Random
@@ -223,6 +224,37 @@ def test_a_model_that_calls_forever_is_stopped_and_its_last_call_is_no_reply(run
     assert sum(answer.own) == (MOST_CALLS + 1) * len(turn)
     assert tokenizer.decode(answer.ids).count("error: the call is not JSON") == MOST_CALLS
     assert answer.reply(tokenizer) == "…"
+
+
+@pytest.mark.parametrize(
+    ("opened", "text", "ended", "reply"),
+    [
+        ("", "<think>⏎Hm.⏎</think>⏎⏎It is 42.", True, "It is 42."),
+        ("<think>⏎", "Hm.⏎</think>⏎⏎It is 42.", True, "It is 42."),
+        ("", "<think>⏎It is 42.", True, ""),
+        ("", "<think>⏎It is 42.", False, "…"),
+        ("", "<think>⏎Hm.⏎</think>⏎⏎It is 42.", False, "It is 42.…"),
+        ("", "It is 42.<think>⏎Or 43.⏎</think>", True, "It is 42.<think>\nOr 43.\n</think>"),
+    ],
+)
+def test_a_reply_is_what_is_said_and_not_what_is_thought(run, opened, text, ended, reply):
+    tokenizer = load_tokenizer(run)
+    prompt, ids = (
+        [
+            token
+            for part in re.split("(</?think>)", one.replace("⏎", "\n"))
+            if part
+            for token in encoded(tokenizer, part)
+        ]
+        for one in (opened, text)
+    )
+    written = answers.Written(prompt_ids(tokenizer, SAID[:1]) + prompt)
+    written.add([*ids, tokenizer.special_id("<|im_end|>")] if ended else ids, [0.0])
+    assert written.reply(tokenizer) == reply
+
+
+def encoded(tokenizer, part):
+    return [tokenizer.special_id(part)] if part.startswith("<") else tokenizer.encode(part)
 
 
 @pytest.mark.parametrize("room", range(1, 60, 3))

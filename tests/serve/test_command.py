@@ -48,6 +48,7 @@ def test_sigterm_finishes_what_is_running(folder):
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "serve", str(folder), "--port", str(port), "--device", "cpu"]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout.readline() == f"looking for models in {folder} …\n"
         assert server.stdout.readline() == "models: chat, text\n"
         assert server.stdout.readline() == f"the page: http://127.0.0.1:{port}/\n"
         assert f"http://127.0.0.1:{port}/v1" in server.stdout.readline()

@@ -1,20 +1,22 @@
 """A tool call from end to end, as OpenAI's client makes it: tools asked with, called, executed, and answered with.
 
-The model has learned two conversations by heart, in seconds; what it writes goes through the server as any answer does.
+The model has learned three conversations by heart, in seconds; what it writes goes through the server as any answer.
 """
 
 import json
+from itertools import groupby
 
 import pytest
 import torch
 from openai import OpenAI
 
-from data.chat import TRAINED, encode_conversations
+from data.chat import TRAINED, encode_conversations, prompt_ids
 from data.config import TokenizerConfig
 from data.reading.records import checked_conversation
 from data.tokenizer import train_tokenizer
 from eval.tools.calls import calculate
 from model import LanguageModel, save
+from serve import answers, openai_api
 from tests.conftest import tiny_config
 from tests.serve.conftest import serving
 
@@ -27,6 +29,18 @@ FUNCTION = {
     "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
 }
 TOOLS = [{"type": "function", "function": FUNCTION}]
+PARTS = ("reasoning_content", "content", "tool_calls")
+WEATHER = [  # thoughts, and letters that JSON may write in two ways
+    {"role": "user", "content": "北京的天气？"},
+    {
+        "role": "assistant",
+        "reasoning_content": "要查一下。",
+        "content": "我看看。",
+        "tool_calls": [{"name": "weather", "arguments": {"city": "北京", "days": [1, 2]}}],
+    },
+    {"role": "tool", "content": "晴"},
+    {"role": "assistant", "reasoning_content": "晴，不下雨。", "content": "晴天。"},
+]
 
 
 def conversation(question, expression):
@@ -41,9 +55,9 @@ def conversation(question, expression):
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory):
-    """OpenAI's client, of a server of one run."""
-    talks = [conversation(*one) for one in SUMS.items()]
+def learned():
+    """The model, its tokenizer, and the ids and flags of each conversation."""
+    talks = [*(conversation(*one) for one in SUMS.items()), WEATHER]
     texts = [json.dumps(FUNCTION), *(json.dumps(message) for talk in talks for message in talk)]
     tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=400), texts)
     rows = encode_conversations(tokenizer, [checked_conversation(talk, [FUNCTION]) for talk in talks])
@@ -51,19 +65,26 @@ def client(tmp_path_factory):
     fields = {"vocab_size": tokenizer.vocab_size, "hidden_size": 64, "max_position_embeddings": 512}
     lm = LanguageModel(tiny_config(eos_token_id=tokenizer.stop_ids, **fields)).train()
     optimizer = torch.optim.AdamW(lm.parameters(), lr=1e-2)
-    for step in range(120):
-        ids, flags = rows[step % 2]
+    for step in range(180):
+        ids, flags = rows[step % 3]
         labels = torch.where(torch.tensor(flags & TRAINED, dtype=torch.bool), torch.tensor(ids), -100)
         loss_sum, count = lm(torch.tensor([ids]), labels=labels[None])
         (loss_sum / count).backward()
         optimizer.step()
         optimizer.zero_grad()
+    return lm, tokenizer, rows
+
+
+@pytest.fixture(scope="module")
+def client(learned, tmp_path_factory):
+    """OpenAI's client, of a server of one run."""
+    lm, tokenizer, _ = learned
     run = tmp_path_factory.mktemp("tools") / "caller"
-    checkpoint = run / "checkpoints/step_00000120"
+    checkpoint = run / "checkpoints/step_00000180"
     checkpoint.mkdir(parents=True)
     save(lm, checkpoint)
     tokenizer.save(checkpoint)
-    (run / "checkpoints/latest").write_text("step_00000120\n", encoding="utf-8")
+    (run / "checkpoints/latest").write_text("step_00000180\n", encoding="utf-8")
     with serving(run) as (address, _), OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
         yield client
 
@@ -106,3 +127,58 @@ def test_a_call_that_is_cut_is_no_call(client):
     choice = client.chat.completions.create(messages=messages, **asked).choices[0]
     assert choice.finish_reason == "length"
     assert choice.message.tool_calls is None
+
+
+def asked_by(client, stream, **asked):
+    """The assistant's message as the client has it, and its parts in the order in which they came."""
+    found = client.chat.completions.create(model="caller", temperature=0, max_tokens=100, stream=stream, **asked)
+    if not stream:
+        return found.choices[0].message.model_dump(), list(PARTS)
+    message, order = {"role": "assistant", "reasoning_content": "", "content": "", "tool_calls": []}, []
+    for part in found:
+        for name, new in part.choices[0].delta.model_dump(include=set(PARTS), exclude_none=True).items():
+            message[name] += new
+            order += [name] if new else []
+    return message, [name for name, _ in groupby(order)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thoughts_and_calls_come_apart_and_sent_back_they_are_the_ids_of_training(client, learned, monkeypatch, stream):
+    _, tokenizer, rows = learned
+    trained, prompts, messages = rows[-1][0], [], WEATHER[:1]
+
+    def chat_ids(*arguments):
+        prompts.append(answers.chat_ids(*arguments))
+        return prompts[-1]
+
+    monkeypatch.setattr(openai_api, "chat_ids", chat_ids)
+    for number in (1, 3):
+        message, order = asked_by(client, stream, messages=messages, tools=TOOLS)
+        assert [message[name] for name in PARTS[:2]] == [WEATHER[number][name] for name in PARTS[:2]]
+        assert order[:2] == list(PARTS[:2])
+        messages = [*messages, message]
+        if number == 1:
+            (call,) = message["tool_calls"]
+            assert order == list(PARTS)
+            assert call["function"] == {"name": "weather", "arguments": '{"city": "北京", "days": [1, 2]}'}
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": "晴"})
+    asked_by(client, stream, messages=[*messages, WEATHER[0]], tools=TOOLS)
+    ends = [len(prompt_ids(tokenizer, WEATHER[:number], [FUNCTION])) for number in (1, 3)]
+    assert prompts[:2] == [trained[:end] for end in ends]
+    assert prompts[2][: len(trained)] == trained
+
+
+@pytest.mark.parametrize(
+    ("said", "extra", "reasoning"),
+    [
+        ([], {"chat_template_kwargs": {"enable_thinking": True}}, "要查一下。"),  # the prompt opens the thoughts
+        ([{**WEATHER[1], "tool_calls": [], "content": "我"}], {"continue_final_message": True}, ""),
+        ([{**WEATHER[1], "tool_calls": [], "content": ""}], {"continue_final_message": True}, ""),
+    ],
+)
+def test_an_answer_that_was_begun_is_taken_apart_as_well(client, said, extra, reasoning):
+    extra |= {"add_generation_prompt": not said} if said else {}
+    message, _ = asked_by(client, False, messages=[WEATHER[0], *said], tools=TOOLS, extra_body=extra)
+    assert message.get("reasoning_content") == (reasoning or None)
+    assert (said[0]["content"] if said else "") + message["content"] == WEATHER[1]["content"]
+    assert len(message["tool_calls"]) == 1

@@ -95,13 +95,13 @@ def test_samples_of_a_chat_are_answers(chat):
     assert own["expected"] == f"{2 * number}."
     lm, tokenizer = load(folder / "runs/asked"), load_tokenizer(folder / "runs/sft")
     ids = prompt_ids(tokenizer, [{"role": "user", "content": own["prompt"]}])
-    assert own["text"] == complete(lm, tokenizer, ids, 8, chat=True)
+    assert own["text"] == complete(lm, tokenizer, ids, 8, chat=True).content
     [shown] = [line for line in said.stdout.splitlines() if line.startswith("step      1   asked")]
     assert shown == f"step      1   {in_a_line(own['text'], own['prompt'])}"
     assert f"asked:   {own['prompt']}\nwrites:  " in said.stdout
     assert f"\nthe data's answer: {own['expected']}\n" in said.stdout
     lm = load(folder / "runs/sft")
-    answer = complete(lm, tokenizer, "What is 2 and 2?", 8, temperature=0.0, chat=True)
+    answer = complete(lm, tokenizer, "What is 2 and 2?", 8, temperature=0.0, chat=True).content
     ids = torch.tensor([prompt_ids(tokenizer, [{"role": "user", "content": "What is 2 and 2?"}])])
     output = generate(lm, ids, 8, temperature=0.0, stop_ids=tokenizer.stop_ids)
     assert answer == tokenizer.decode(output[0, ids.shape[1] :].tolist())

@@ -1,5 +1,6 @@
 """GRPO: the loss of TRL on the same rollouts, the same run after a stop, and what a reward may do wrong."""
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from torch.testing import assert_close
 from configs.checkpoints import checkpoint_directory
 from eval.questions import Asked
 from tests.train.grpo_helpers import begun, grpo_config, opened, rollouts
-from tests.train.helpers import metrics, pretrain, refusal, stopped_at
+from tests.train.helpers import metrics, pretrain, refusal, run_module, stopped_at, write_config
 from tests.train.worlds import trace
 from train import grpo
 from train.grpo import GRPO, divergence, policy_loss
@@ -318,3 +319,45 @@ def test_a_reward_that_a_config_from_elsewhere_names_is_not_imported(run, tmp_pa
     done = pretrain(config, "name=foreign", script=grpo.main, code=2)
     assert f"`grpo.reward` names {HERE}:vowels, code that training would run" in done.stderr
     assert "--trust-hooks" in done.stderr
+
+
+@pytest.mark.slow
+def test_thoughts_are_taken_apart_before_an_answer_is_compared_and_shown(tmp_path):
+    """60 chats that the model knows by heart: what it thinks is no part of its answer, in training as in a chat."""
+    names, things = "Tiko Belna Jurim Sana Oro Pim Lile Dako Reva Mun".split(), "ball kite drum boat hat cup".split()
+    chats, held_out = tmp_path / "chats.jsonl", tmp_path / "held_out.jsonl"
+    lines = [
+        json.dumps({"messages": [{"role": "user", "content": f"{name} found a {thing}. Who has it?"}, answer]}) + "\n"
+        for name in names
+        for thing in things
+        for answer in [
+            {"role": "assistant", "reasoning_content": f"The {thing}: {name}.", "content": f"{name} has it."}
+        ]
+    ]
+    chats.write_text("".join(lines), encoding="utf-8")
+    held_out.write_text("".join(lines[:16]), encoding="utf-8")
+    source = {"kind": "files", "path": str(chats), "validation_path": str(held_out)}
+    data = {"source": source, "records": "conversations", "sequence_length": 128, "isolate_documents": True}
+    tokenizer = {"kind": "bpe", "vocab_size": 448}
+    model = {"hidden_size": 64, "num_hidden_layers": 3, "max_position_embeddings": 128}
+    asked = "Tiko found a ball. Who has it?"
+    train = {"max_steps": 120, "tokens_per_step": 2048, "checkpoint_every": 0, "processes": 1}
+    shown = {"hooks": ["samples"], "prompts": [asked], "sample_tokens": 40, "every": 120}
+    config = {"name": "sft", "model": model, "data": data | {"tokenizer": tokenizer}, "train": train, "eval": shown}
+    said = pretrain(write_config(tmp_path, **config)).stdout
+    run = tmp_path / "runs/sft"
+    assert "Tiko has it.”" in said
+    assert "The ball: Tiko." not in said
+    last = json.loads((run / "samples.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    assert (last["text"], last["reasoning_content"]) == ("Tiko has it.", "The ball: Tiko.")
+
+    data["tokenizer"] = {"kind": "pretrained", "path": str(run)}
+    train |= {"max_steps": 2, "log_every": 1}
+    grown = {"name": "grown", "init_from": str(run), "grpo": {"group_size": 4, "max_new_tokens": 60}}
+    config = write_config(tmp_path, **grown, model=model, data=data, train=train, eval={"hooks": []})
+    pretrain(config, script=grpo.main)
+    assert [line["reward"] for line in metrics(tmp_path / "runs/grown") if line["split"] == "train"] == [1.0, 1.0]
+
+    for module, arguments, stdin in (("samples", ["--chat", asked], ""), ("chat", [], f"{asked}\n")):
+        done = run_module(f"eval.{module}", run, *arguments, "--temperature", "0", stdin=stdin)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "Tiko has it.\n", "(thinks: The ball: Tiko.)\n")

@@ -11,9 +11,10 @@ import torch
 from configs.checkpoints import checkpoint_directory
 from data.batches import IGNORED
 from data.chat import prompt_ids
+from data.reply import read_reply
 from eval.tools import answers
 from eval.tools.answers import write_answers
-from eval.tools.calls import MOST_CALLS, answer_calls, described
+from eval.tools.calls import MOST_CALLS, described, respond
 from eval.tools.sums import sums_chat
 from tests.train.grpo_helpers import grpo_config, opened
 from tests.train.helpers import metrics, pretrain, stopped_at, write_config
@@ -123,7 +124,7 @@ def test_sequence_and_mask_are_those_of_trls_tool_loop(run, monkeypatch):
     ours = write_answers(lm, tokenizer, prompts, **drawing)
 
     def parsed(_, ids, **__):
-        found = answer_calls(tokenizer, ids, "")
+        found = [respond(call, "") for call in read_reply(tokenizer, ids, tools=True).calls]
         call = {"type": "function", "function": {"name": "calculator", "arguments": {"response": " ".join(found)}}}
         return {"role": "assistant", "content": "", **({"tool_calls": [call]} if found else {})}
 

@@ -142,13 +142,13 @@ def test_a_folder_that_was_taken_away_gets_no_page(tmp_path, monkeypatch):
     ("arguments", "environment", "command"),
     [
         (
-            ["/x/train/pretrain.py", "configs/small.yaml", "name=a b"],
+            ["python -m train.pretrain", "configs/small.yaml", "name=a b"],
             {},
             "python -m train.pretrain configs/small.yaml 'name=a b'",
         ),
         (["/x/pytest", "-q"], {}, "python -m train.pretrain"),
         (
-            ["/x/train/pretrain.py", "a.yaml"],
+            ["python -m train.pretrain", "a.yaml"],
             {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": "4"},
             "torchrun --nproc_per_node=4 -m train.pretrain a.yaml",
         ),

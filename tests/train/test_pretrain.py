@@ -413,7 +413,7 @@ def test_a_checkpoint_of_another_architecture_is_refused(finished, tmp_path):
 
 
 def test_the_built_in_world_is_compared_with_its_floor_and_can_be_sampled(tmp_path):
-    source = {"kind": "storyworld", "documents": 60, "validation_documents": 8}
+    source = {"kind": "storyworld", "documents": 60, "validation_documents": 8, "repeats": 0.5}
     data = {"source": source, "tokenizer": {"kind": "bpe", "vocab_size": 512}, "sequence_length": 64}
     config = write_config(tmp_path, data=data, eval={"floor_documents": 8}, train={"max_steps": 3})
     done = pretrain(config)
@@ -422,6 +422,10 @@ def test_the_built_in_world_is_compared_with_its_floor_and_can_be_sampled(tmp_pa
         float(word) for word in line.split() if word.lstrip("+-").replace(".", "", 1).isdigit() and "." in word
     )
     assert 0.2 < floor < 0.4
+    assert "(stories alone; the validation loss and its bits per byte are of the random words as well)" in done.stdout
+    assert re.search(
+        r"step +3   val loss .* \(harder than training: 50 % of the documents are random words", done.stdout
+    )
     assert model > floor + 1
     assert gap == pytest.approx(model - floor, abs=2e-4)
     assert line in (tmp_path / "runs/tiny/report.md").read_text(encoding="utf-8")

@@ -31,9 +31,9 @@ from configs.command import InputError
 from data.batches import JOINED
 from model.backends.choice import choose_device
 from train.config import RunConfig
+from train.fits import largest_divisor
 from train.machine.distributed import STORE
 from train.machine.signals import STOP_SIGNALS
-from train.run import largest_divisor
 from train.saving.commit import STEPS
 from train.saving.state import read_state
 

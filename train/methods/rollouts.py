@@ -22,9 +22,10 @@ from configs.command import InputError
 from data.batches import IGNORED, Batch
 from data.chat import prompt_ids
 from data.prepare import PreparedData
+from data.reply import CALL
 from eval.questions import Asked
 from eval.tools.answers import write_answers
-from eval.tools.calls import calls_in, described, said_by_user
+from eval.tools.calls import described, said_by_user
 from model import LanguageModel
 from train.config import RunConfig
 from train.machine.distributed import World
@@ -45,8 +46,8 @@ class Answer:
     """One sampled answer.
 
     ids: with its end token, if it came, and with the responses of tools. log_probs: ln of the probability each was
-    drawn with. own: which of ids the model wrote; only these are trained on. text: what is rewarded, the last turn.
-    calls, errors: how many calls were run, and how many of these failed.
+    drawn with. own: which of ids the model wrote; only these are trained on. text: what is rewarded, the last turn's
+    content. calls, errors: how many calls were run, and how many of these failed.
     """
 
     group: int
@@ -83,7 +84,7 @@ class Rollouts(BatchSource):
         self.drawn: tuple[int, Batch] | None = None  # the step of the newest batch, and that batch
         self.tools = described(self.settings.tools)
         if self.tools:
-            calls_in(self.tokenizer, [])  # raises where the tokenizer knows no calls
+            self.tokenizer.special_id(CALL)  # raises where the tokenizer knows no calls
 
     def batch(self, k: int, lm: LanguageModel) -> Batch:
         first = k - k % self.settings.num_iterations

@@ -41,6 +41,11 @@ class Grid:
         return self.length + self.gap
 
     @property
+    def has_names(self) -> bool:
+        """Whether a head is large enough for a name and a badge of its own."""
+        return self.length * self.cell >= SMALLEST_NAMED
+
+    @property
     def width(self) -> int:
         """Pixels of all heads of a layer beside each other."""
         return (self.heads * self.step - self.gap) * self.cell
@@ -110,7 +115,14 @@ def without_sink(probe: ProbeMap) -> np.ndarray:
 
 
 def badge(snapshot: Snapshot, probe: str, layer: int, head: int) -> str:
-    """What a head (by its place in the snapshot) does on this probe: "induction 0.53"; nothing near chance.
+    """What a head (by its place in the snapshot) does on this probe: "induction 0.53"; nothing near chance."""
+    name, _ = strongest_pattern(snapshot, probe, layer, head)
+    return f"{SCORES[name].title} {snapshot.scores[name][layer, head]:.2f}" if name else ""
+
+
+def strongest_pattern(snapshot: Snapshot, probe: str, layer: int, head: int) -> tuple[str, float]:
+    """The score by which a head (by its place in the snapshot) stands out on this probe, and how far, in nats; "" and 0
+    near chance.
 
     Only scores that are measured on the probe count, so that the number belongs to the map below it. Of several, that
     with the largest Kullback-Leibler divergence from its chance level, both read as the share of attention on the
@@ -128,21 +140,16 @@ def badge(snapshot: Snapshot, probe: str, layer: int, head: int) -> str:
         p, q = np.clip([value, chance], 1e-6, 1 - 1e-6)
         nats = float(p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))) * (0.5 if name == "sink" else 1)
         if nats > most:
-            best, most = f"{SCORES[name].title} {value:.2f}", nats
-    return best
+            best, most = name, nats
+    return best, most
 
 
-def scores_of_head(snapshot: Snapshot, probe: str, layer: int, head: int) -> list[str]:
-    """A line for each pattern score of this head (by its place in the snapshot) that is measured on this probe."""
-    lines = []
-    for name in PATTERNS:
-        value = float(snapshot.scores[name][layer, head]) if name in snapshot.scores else math.nan
-        if SCORES[name].probe == probe and math.isfinite(value):
-            chance = snapshot.chance.get(name)
-            lines.append(
-                f"{SCORES[name].title} {value:.2f}" + (f" (chance {chance:.2f})" if chance is not None else "")
-            )
-    return lines
+def score_line(snapshot: Snapshot, name: str, layer: int, head: int) -> str:
+    """A score of a head (by its place in the snapshot): "induction 0.53 (chance 0.03)"; "" where it is undefined."""
+    value, chance = float(snapshot.scores[name][layer, head]), snapshot.chance.get(name)
+    if not math.isfinite(value):
+        return ""
+    return f"{SCORES[name].title} {value:.2f}" + (f" (chance {chance:.2f})" if chance is not None else "")
 
 
 def moment(snapshot: Snapshot) -> str:
@@ -171,13 +178,13 @@ def kv_heads(snapshot: Snapshot) -> str:
     return f"{name}, {heads} heads" + ("" if heads == kv else f" on {kv} KV head{'s' if kv > 1 else ''}")
 
 
-def legend(snapshot: Snapshot, probe: str, hide_sink: bool) -> str:
+def legend(snapshot: Snapshot, probe: str, grid: Grid, hide_sink: bool) -> str:
     """How a mosaic is read, in one line."""
     shown = snapshot.maps[probe]
     parts = [AXES, " · "]
     shared = "frame: heads that read one key/value head" if snapshot.num_key_value_heads > 1 else "one key/value head"
     parts += ["every head makes its keys and values from one latent" if snapshot.attention == "mla" else shared]
-    if any(SCORES[name].probe == probe for name in PATTERNS if name in snapshot.scores):
+    if grid.has_names and any(SCORES[name].probe == probe for name in PATTERNS if name in snapshot.scores):
         parts += [" · badge: the strongest pattern on this text, as a share of the attention"]
     if shown.documents and len(set(shown.documents)) > 1:
         parts += [" · blue: where a document ends"]
@@ -249,7 +256,7 @@ def draw_boundaries(axes, grid: Grid, shown: ProbeMap) -> None:
 def draw_names(axes, grid: Grid, snapshot: Snapshot, probe: str) -> None:
     """Name and badge of each head, in this order, in the empty corner above its diagonal, if there is room for text."""
     pixels = grid.length * grid.cell
-    if pixels < SMALLEST_NAMED:
+    if not grid.has_names:
         return
     size = min(9.0, 0.06 * pixels)
     for i, layer in enumerate(snapshot.layers):
@@ -271,8 +278,8 @@ def label_tokens(axes, grid: Grid, snapshot: Snapshot, shown: ProbeMap) -> None:
     Every second to fourth one where they would touch; only positions where even those would.
     """
     apart = math.ceil(LABEL_PIXELS * grid.pool / grid.cell)
-    if grid.length * grid.cell < SMALLEST_NAMED:
-        return _label_heads(axes, grid, snapshot)
+    if not grid.has_names:
+        return label_heads(axes, grid, snapshot)
     if apart <= 4:
         places = list(range(0, grid.tokens, apart))
         names = [drawing.shorten(shown.labels[t]) for t in places]
@@ -289,12 +296,12 @@ def label_tokens(axes, grid: Grid, snapshot: Snapshot, shown: ProbeMap) -> None:
     axes.set_xticklabels(names * grid.heads, rotation=90, **style)
 
 
-def _label_heads(axes, grid: Grid, snapshot: Snapshot) -> None:
-    """Layers and heads at the edges, where a head is too small for a name of its own."""
+def label_heads(axes, grid: Grid, snapshot: Snapshot, size: float = 7) -> None:
+    """Layers and heads at the edges, where a head has no name of its own."""
     middle = (grid.length - 1) / 2
     axes.set_yticks([i * grid.step + middle for i in range(grid.layers)], [f"L{n}" for n in snapshot.layers])
     axes.set_xticks([j * grid.step + middle for j in range(grid.heads)], [f"H{n}" for n in snapshot.heads])
-    axes.tick_params(labelsize=7)
+    axes.tick_params(labelsize=size)
 
 
 def draw_scale(axes, image) -> None:

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from eval.attention.metrics import PATTERNS, SCORES
 from eval.attention.pictures import drawing
 from eval.attention.pictures.drawing import LONGEST_SIDE
 from eval.attention.pictures.grid import (
@@ -28,7 +29,7 @@ from eval.attention.pictures.grid import (
     lay_out,
     legend,
     moment,
-    scores_of_head,
+    score_line,
     tile,
     without_sink,
 )
@@ -47,7 +48,7 @@ def mosaic(snapshot: Snapshot, path: Path, title: str = "", probe: str | None = 
     axes, image = draw_heads(figure, 0, grid, snapshot, name, hide_sink)
     draw_scale(axes, image)
     heading = [part for part in (title, moment(snapshot), f"probe: {name}") if part]
-    drawing.head_line(axes, " · ".join(heading), legend(snapshot, name, hide_sink))
+    drawing.head_line(axes, " · ".join(heading), legend(snapshot, name, grid, hide_sink))
     drawing.fit(figure)
     return drawing.save_figure(figure, path)
 
@@ -75,7 +76,7 @@ def side_by_side(
         left = axes.get_tightbbox().x1 + 60  # room for the labels of the next
     draw_scale(axes, image)
     note = {"fontsize": 8, "color": "#555555", "textcoords": "offset points", "xytext": (0, 10)}
-    figure.axes[0].annotate(legend(named[0][1], chosen[0][0], hide_sink), (0, 1), xycoords=first, **note)
+    figure.axes[0].annotate(legend(named[0][1], chosen[0][0], grids[0], hide_sink), (0, 1), xycoords=first, **note)
     drawing.fit(figure)
     return drawing.save_figure(figure, path)
 
@@ -88,10 +89,12 @@ def one_head(
     title: str = "",
     probe: str | None = None,
     hide_sink: bool = False,
+    score: str | None = None,
 ) -> Path:
     """Draw one head large, by its true numbers; weights are written in the cells where there is room for them.
 
-    Raises ValueError for a layer, head or probe that the snapshot does not have.
+    score: by which this head was chosen; it is written first. Raises ValueError for a layer, head or probe that the
+    snapshot does not have.
     """
     name, shown = chosen_probe(snapshot, probe)
     for what, number, kept in (("layer", layer, snapshot.layers), ("head", head, snapshot.heads)):
@@ -106,8 +109,14 @@ def one_head(
     draw_boundaries(axes, grid, shown)
     label_tokens(axes, grid, snapshot, shown)
     if grid.width >= 400:  # in the empty corner above the diagonal
-        text, style = "\n".join(scores_of_head(snapshot, name, i, j)), {"fontsize": 9, "color": "#444444"}
-        axes.text(0.98, 0.98, text, transform=axes.transAxes, ha="right", va="top", **style)
+        size = min(15, grid.width / 46)  # a page shows such a picture at half its size
+        style = {"transform": axes.transAxes, "ha": "right", "va": "top", "fontsize": size}
+        why = [score_line(snapshot, score, i, j)] if score else []
+        why += [f"on probe {SCORES[score].probe}"] if score and SCORES[score].probe != name else []
+        here = [n for n in PATTERNS if n in snapshot.scores and SCORES[n].probe == name and n != score]
+        others = filter(None, (score_line(snapshot, n, i, j) for n in here))
+        axes.text(0.98, 0.98, "\n".join(why), weight="bold", color=drawing.BADGE, **style)
+        axes.text(0.98, 0.98, "\n".join([*("" for _ in why), *others]), color="#444444", **style)
     if grid.cell >= 28:
         drawing.write_values(axes, image, tile(weights, grid.gap), smallest=0.05, size=grid.cell / 5)
     draw_scale(axes, image)

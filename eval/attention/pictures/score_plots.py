@@ -11,15 +11,17 @@ from eval.attention.history import PhaseChange, best_head, copy_gain, of_best_he
 from eval.attention.metrics import PATTERNS, SCORES, Score
 from eval.attention.pictures import drawing
 from eval.attention.pictures.drawing import GAMMA, LONGEST_SIDE
-from eval.attention.pictures.grid import kv_heads, moment
+from eval.attention.pictures.grid import Grid, kv_heads, label_tokens, moment, score_line, strongest_pattern, tile
 from eval.attention.snapshots import Snapshot
 
 PANELS = 5  # score maps in a row
+LARGE, LARGEST_HEADS = 440, 3  # pixels of a head that is drawn large, with its title; how many are
 BESIDE, ABOVE = 120, 84  # pixels of a map's colour bar and labels, and of its title
 
 
 def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
-    """Draw every score of a snapshot as a map [layer x head]; the colour bar has a mark at the chance level.
+    """Draw what the heads that stand out most look at, then every score of a snapshot as a map [layer x head]; its
+    colour bar has a mark at the chance level.
 
     A head without a value is hatched. Raises ValueError for a snapshot without scores.
     """
@@ -27,8 +29,8 @@ def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
     if not names:
         raise ValueError(f"step {snapshot.step} has no head scores to draw")
     heading = " · ".join(part for part in (title, moment(snapshot), kv_heads(snapshot)) if part)
-    across = min(PANELS, len(names))
-    figure, panels = _panels(-(-len(names) // across), across, [snapshot])
+    across, large = min(PANELS, len(names)), standing_out(snapshot)[:LARGEST_HEADS]
+    figure, panels = _panels(-(-len(names) // across), across, [snapshot], large)
     figure.suptitle(drawing.readable(heading), x=0.01, ha="left", family=drawing.fonts(heading), parse_math=False)
     for axes, name in zip(panels.flat, names, strict=False):
         _score_map(axes, snapshot, SCORES[name], [snapshot])
@@ -55,14 +57,52 @@ def score_maps_side_by_side(
     return drawing.save_figure(figure, path, full_colour=True)
 
 
-def _panels(rows: int, across: int, snapshots: Sequence[Snapshot]):
-    """A figure of rows x across axes, with cells of up to 44 pixels and no side beyond LONGEST_SIDE."""
+def standing_out(snapshot: Snapshot) -> list[tuple[int, int, str]]:
+    """The head (by its place in the snapshot) that stands out most by each pattern, and the name of that score; the
+    clearest is first. Only on texts whose map is there. Many heads may do the same, so each pattern is there once."""
+    best: dict[str, tuple[float, int, int]] = {}
+    for i, j in np.ndindex(len(snapshot.layers), len(snapshot.heads)):
+        for probe in snapshot.maps:
+            name, nats = strongest_pattern(snapshot, probe, i, j)
+            if name and nats > best.get(name, (0.0,))[0]:
+                best[name] = nats, i, j
+    return [(i, j, name) for name, (_, i, j) in sorted(best.items(), key=lambda item: -item[1][0])]
+
+
+def _panels(rows: int, across: int, snapshots: Sequence[Snapshot], large: Sequence[tuple[int, int, str]] = ()):
+    """A figure of rows x across axes, with cells of up to 44 pixels and no side beyond LONGEST_SIDE.
+
+    large: heads of the first snapshot that are drawn large over them, as `standing_out` gives them.
+    """
     heads, layers = max(len(s.heads) for s in snapshots), max(len(s.layers) for s in snapshots)
-    room = LONGEST_SIDE - 60
+    above = LARGE if large else 0
+    room = LONGEST_SIDE - 60 - above
     cell = max(1, min(44, (room // across - BESIDE) // heads, (room // rows - ABOVE) // layers, 500 // layers))
     width, height = across * (max(heads * cell, 90) + BESIDE), 40 + rows * (layers * cell + ABOVE)
-    figure = drawing.new_figure(width, height, layout="constrained")
-    return figure, figure.subplots(rows, across, squeeze=False)
+    figure = drawing.new_figure(max(width, above * len(large)), height + above, layout="constrained")
+    if not large:
+        return figure, figure.subplots(rows, across, squeeze=False)
+    top, rest = figure.subfigures(2, 1, height_ratios=(above, height))
+    for axes, head in zip(top.subplots(1, len(large), squeeze=False)[0], large, strict=True):
+        _large_head(axes, snapshots[0], *head)
+    return figure, rest.subplots(rows, across, squeeze=False)
+
+
+def _large_head(axes, snapshot: Snapshot, i: int, j: int, name: str) -> None:
+    """What one head (by its place in the snapshot) looks at, on the probe of the score by which it stands out."""
+    score, shown = SCORES[name], snapshot.maps[SCORES[name].probe]
+    tokens = len(shown.labels)
+    axes.imshow(
+        tile(shown.weights[i : i + 1, j : j + 1], 0),
+        cmap=drawing.colour_map(),
+        norm=drawing.weight_norm(),
+        interpolation="none",
+    )
+    label_tokens(axes, Grid(1, 1, tokens, 1, max(1, (LARGE - 80) // tokens), 0), snapshot, shown)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    title = f"L{snapshot.layers[i]} H{snapshot.heads[j]}: {score_line(snapshot, name, i, j)}"
+    axes.set_title(f"{title}\n{score.meaning}", fontsize=10, loc="left", color=drawing.BADGE)
 
 
 def _score_map(axes, snapshot: Snapshot, score: Score, together: Sequence[Snapshot], over: str = "") -> None:

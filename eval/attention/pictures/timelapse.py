@@ -11,7 +11,10 @@ from eval.attention.pictures.grid import (
     SMALLEST_NAMED,
     badge,
     chosen_probe,
-    draw_heads,
+    draw_boundaries,
+    draw_frames,
+    draw_image,
+    label_heads,
     lay_out,
     moment,
     tile,
@@ -59,8 +62,11 @@ class _Stage:
         self.grid = lay_out(layers, heads, tokens, room, largest=8, smallest_head=SMALLEST_NAMED)
         self.curve = copy_gain(snapshots) or _induction(snapshots)
         self.figure = drawing.new_figure(self.grid.width, self.grid.height)
-        axes, self.image = draw_heads(self.figure, 0, self.grid, first, probe)
-        self.badges = axes.texts[1::2]  # after each head's name
+        axes, self.image = draw_image(self.figure, 0, self.grid, first.maps[probe].weights)
+        draw_boundaries(axes, self.grid, first.maps[probe])
+        draw_frames(axes, self.grid, first)
+        label_heads(axes, self.grid, first, size=self.grid.width / 60)
+        self.badges = self._draw_badges(axes) if self.grid.has_names else []
         over_maps = [*axes.patches, *axes.collections, *axes.texts]
         _, self.heading = drawing.head_line(
             axes, moment(chosen[-1]), " · ".join(filter(None, [title, f"probe: {probe}"]))
@@ -73,6 +79,22 @@ class _Stage:
         self.figure.canvas.draw()
         self.still = self.figure.canvas.copy_from_bbox(self.figure.bbox)
 
+    def _draw_badges(self, axes) -> list:
+        """A text for each head, empty as yet, as large as fits above the diagonal: README shows the GIF smaller."""
+        grid = self.grid
+        style = {"ha": "right", "va": "top", "weight": "bold", "color": drawing.BADGE, "linespacing": 1.0}
+        return [
+            axes.text(
+                j * grid.step + grid.length - 0.5 - 3 / grid.cell,
+                i * grid.step - 0.5 + 3 / grid.cell,
+                "",
+                fontsize=min(14, 0.1 * grid.length * grid.cell),
+                **style,
+            )
+            for i in range(grid.layers)
+            for j in range(grid.heads)
+        ]
+
     def frame(self, snapshot: Snapshot):
         """A Pillow image of one snapshot."""
         _, shown = chosen_probe(snapshot, self.probe)
@@ -81,7 +103,7 @@ class _Stage:
         self.image.set_data(tile(weights, self.grid.gap, self.grid.pool))
         self.heading.set_text(moment(snapshot))
         for k, text in enumerate(self.badges):
-            text.set_text(badge(snapshot, self.probe, *divmod(k, self.grid.heads)))
+            text.set_text(badge(snapshot, self.probe, *divmod(k, self.grid.heads)).replace(" ", "\n"))
         for line in self.marker:
             line.set_data(*self._until(snapshot))
         for artist in self.moving:

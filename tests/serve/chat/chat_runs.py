@@ -8,7 +8,8 @@ import httpx
 import numpy as np
 import torch
 
-from data.chat import prompt_ids
+from data.chat import encode_conversations, prompt_ids
+from data.reading.records import Message, checked_conversation
 from data.tokenizer import load_tokenizer
 from model import load, save
 from model.adapters.config import LoraConfig
@@ -16,6 +17,7 @@ from model.adapters.files import weights_hash
 from model.adapters.lora import adapted, add_adapters
 
 SAID = [{"role": "user", "content": "Tiko the fox found a ball. Who has it?"}]
+AND_THEN = "And then?"
 NASTY = "<script>window.hurt = 1</script><img src=x onerror='window.hurt = 1'>"
 CONTEXT = 768  # room for a story and a question in tokens of half a word
 WORLD = "data:\n  source: {kind: storyworld}\n"
@@ -48,6 +50,15 @@ def make_runs(folder, at):
     tokenizer.save(adapters)
     (adapters.parent / "latest").write_text("step_00000005\n", encoding="utf-8")
     return runs
+
+
+def thoughtful(tokenizer):
+    """An answer to SAID with thoughts, content and a call; its ids, and those up to the answer to `and_then`."""
+    call = {"name": "look_up", "arguments": '{"name": "北京"}'}
+    message = Message("assistant", "Let me look.", "Hm. Who?", (call,))
+    ((ids, _),) = encode_conversations(tokenizer, [checked_conversation([*SAID, message])])
+    begin = len(prompt_ids(tokenizer, SAID))
+    return message, ids[begin:-1], prompt_ids(tokenizer, [*SAID, message, {"role": "user", "content": AND_THEN}])
 
 
 client = httpx.Client(timeout=60)  # one for all: each of them loads the certificates of the world

@@ -17,7 +17,7 @@ from eval.chat.tokens import capture_around, looked_at
 from eval.questions import one_question, source_of
 from model import generate
 from serve.limits import Limits
-from tests.serve.chat.chat_runs import CONTEXT, SAID, answer, client, get, look, opened, post
+from tests.serve.chat.chat_runs import AND_THEN, CONTEXT, SAID, answer, client, get, look, opened, post, thoughtful
 from tests.serve.conftest import serving
 
 
@@ -121,7 +121,28 @@ def test_an_answer_ends_with_its_stop_token(address, monkeypatch):
     _, tokens, _ = answer(address, run="chat", messages=SAID, max_tokens=5)
     ids = [token["id"] for token in tokens]
     monkeypatch.setattr("data.tokenizer.Tokenizer.stop_ids", property(lambda tokenizer: [ids[3]]))
-    assert answer(address, run="chat", messages=SAID, max_tokens=5)[1:] == (tokens[: ids.index(ids[3]) + 1], "stop")
+    _, told, end = answer(address, run="chat", messages=SAID, max_tokens=5)
+    assert ([token["id"] for token in told], end) == (ids[: ids.index(ids[3]) + 1], "stop")
+    assert [token["content"] for token in told[-1:]] == [""]
+
+
+def test_thoughts_and_calls_come_apart_and_sent_back_they_are_the_ids_of_training(address, runs):
+    _, tokenizer, ids = opened(runs)
+    message, written, following = thoughtful(tokenizer)
+    response = post(address, "answer", run="chat", messages=SAID, answer_ids=written)
+    first, end = (json.loads(line.removeprefix("data: ")) for line in response.text.split("\n\n") if line)
+    parts = {name: "".join(one[name] for one in [*first["answer"], end]) for name in ("reasoning_content", "content")}
+    assert parts == {"reasoning_content": message.reasoning_content, "content": message.content}
+    assert end["tool_calls"] == list(message.tool_calls)
+    thoughts = [token["text"] for token in first["answer"] if token["is_thought"]]
+    assert "".join(thoughts) == f"\n{message.reasoning_content}\n"
+    said = [
+        *SAID,
+        {"role": "assistant", "tool_calls": end["tool_calls"], **parts},
+        {"role": "user", "content": AND_THEN},
+    ]
+    assert answer(address, run="chat", messages=said, max_tokens=1)[0] == following
+    assert following[: len(ids) + len(written)] == ids + written
 
 
 # heads

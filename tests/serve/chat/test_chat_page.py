@@ -9,7 +9,7 @@ import torch
 from eval.attention import capture
 from model import generate
 from tests.eval.viewer_helpers import chromium
-from tests.serve.chat.chat_runs import NASTY, SAID, get, opened
+from tests.serve.chat.chat_runs import AND_THEN, NASTY, SAID, get, opened, thoughtful
 from tests.serve.page_helpers import visited
 
 pytestmark = pytest.mark.slow  # a browser: in `make test-all`
@@ -140,6 +140,24 @@ def test_a_story_question_shows_the_right_answer(browser, address):
         second = get(address, "question", run="chat", number=1).json()["reply"]
         page.locator(".right-answer", has_text=second).wait_for()
         assert "q=1" in page.url
+
+
+def test_thoughts_stand_apart_and_sent_back_they_are_the_ids_of_training(browser, address, runs):
+    tokenizer = opened(runs)[1]
+    message, ids, following = thoughtful(tokenizer)
+    with visited(browser, address, f"{ASKED}&a={'.'.join(map(str, ids))}") as page:
+        answered(page)
+        thoughts = "".join(page.locator(".of-answer.thought").all_text_contents())
+        assert thoughts == f"<think>⏎\n{message.reasoning_content}⏎\n</think>"
+        page.get_by_label("Your message").fill(AND_THEN)
+        page.keyboard.press("Enter")
+        for again in (False, True):
+            if again:
+                page.reload()
+            page.locator(".said", has_text=AND_THEN).wait_for()
+            answered(page)
+            told = json.loads(saved(page, "Data (JSON)"))["answers"][0]
+            assert [token["id"] for token in told["prompt"]] == following
 
 
 def test_texts_stay_texts(browser, address):

@@ -105,9 +105,9 @@ def too_long(rows: ConversationRows, config: DataConfig, split: Split) -> str:
     if not rows.cut + rows.dropped:
         return ""
     return (
-        f"{split}: of {len(rows.sizes):,} conversations, {rows.cut:,} were cut at a turn and {rows.dropped:,} left out "
-        f"(nothing to train on is left of them), because they are longer than data.sequence_length "
-        f"({config.sequence_length}): raise it, and with it model.max_position_embeddings, to keep them"
+        f"{split}: of {len(rows.sizes):,} conversations, {rows.cut:,} were cut at a turn and {rows.dropped:,} left out, "
+        f"because they are longer than data.sequence_length ({config.sequence_length}): raise it, and with it "
+        "model.max_position_embeddings, to keep them"
     )
 
 

@@ -105,8 +105,8 @@ def too_long(rows: ConversationRows, config: DataConfig, split: Split) -> str:
     if not rows.cut + rows.dropped:
         return ""
     return (
-        f"{split}: of {len(rows.sizes):,} conversations, {rows.cut:,} were cut at a turn and {rows.dropped:,} left out, "
-        f"because they are longer than data.sequence_length ({config.sequence_length}): raise it, and with it "
+        f"{split}: of {len(rows.sizes):,} conversations, {rows.cut:,} were cut at a turn and {rows.dropped:,} left "
+        f"out, because they are longer than data.sequence_length ({config.sequence_length}): raise it, and with it "
         "model.max_position_embeddings, to keep them"
     )
 

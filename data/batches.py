@@ -74,7 +74,7 @@ class Batch:
 def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_step: int = 8) -> Rows:
     """The rows of a split; of conversations to train on, data.rows_joined of them are joined into one.
 
-    Raises InputError where no conversation fits into a row.
+    Raises InputError where no conversation has an answer to train on within a row.
     """
     stream, tokenizer = data.stream(split), data.tokenizer
     measures = (stream, config.sequence_length, tokenizer.bos_id, tokenizer.pad_id)
@@ -100,13 +100,13 @@ def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_ste
     return rows
 
 
-def too_long(rows: ConversationRows, config: DataConfig) -> str:
+def too_long(rows: ConversationRows, config: DataConfig, split: Split) -> str:
     """What did not fit into a row, in a line; empty if everything did."""
     if not rows.cut + rows.dropped:
         return ""
     return (
-        f"of {len(rows.sizes):,} conversations, {rows.cut:,} were cut at a turn and {rows.dropped:,} left out, because "
-        f"they are longer than data.sequence_length ({config.sequence_length}): raise it, and with it "
+        f"{split}: of {len(rows.sizes):,} conversations, {rows.cut:,} were cut at a turn and {rows.dropped:,} left "
+        f"out, because they are longer than data.sequence_length ({config.sequence_length}): raise it, and with it "
         "model.max_position_embeddings, to keep them"
     )
 

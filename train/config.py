@@ -192,11 +192,16 @@ class RunConfig(Methods):
                     f"{key} ({tokens}) is longer than model.max_position_embeddings ({longest}): "
                     "lower the first or raise the second"
                 )
-        if self.train.tokens_per_step % length:
-            below = max(1, rows) * length
+        apart, why = 1, ""  # rows that must be in one step
+        if self.grpo is not None:
+            apart, why = self.grpo.group_size, f" times grpo.group_size ({self.grpo.group_size})"
+        elif self.data.records == "pairs":
+            apart, why = 2, " times 2, for both answers of a pair"
+        if self.train.tokens_per_step % (apart * length):
+            below = max(1, rows // apart) * apart * length
             raise ValueError(
-                f"tokens_per_step ({self.train.tokens_per_step}) must be a multiple of data.sequence_length "
-                f"({length}): use {below} or {below + length}"
+                f"train.tokens_per_step ({self.train.tokens_per_step}) must be a multiple of data.sequence_length "
+                f"({length}){why}: use {below} or {below + apart * length}"
             )
         if (self.model.num_experts or 0) > 1 and self.model.num_experts_per_tok == 1 and self.model.norm_topk_prob:
             raise ValueError(

@@ -108,11 +108,6 @@ def as_grpo(config: RunConfig) -> RunConfig:
         raise InputError("grpo: is null: train.grpo needs this section, as configs/grpo_demo.yaml has it")
     if isinstance(config.data.source, StoryworldSource) and config.data.source.recall is not None:
         raise InputError("data.source.recall: train.grpo asks in conversations, and these are facts: set it to null")
-    if config.rows_per_step % settings.group_size:
-        raise InputError(
-            f"grpo.group_size ({settings.group_size}) must divide the {config.rows_per_step} answers of a step "
-            "(train.tokens_per_step / data.sequence_length)"
-        )
     find_reward(settings.reward)
     return as_fine_tuning(config)
 

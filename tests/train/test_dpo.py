@@ -184,8 +184,16 @@ def test_the_losses_where_they_are_known():
     assert float(preference_loss(ratios, lengths, DPOConfig(beta=0.25, loss="ipo"))) == 0.0
 
 
-def test_pairs_that_are_too_long_are_counted_once(tmp_path, base):
-    records = [{"prompt": f"{i}?", "chosen": "Yes" * (1 + 30 * (i % 4 == 0)), "rejected": "No"} for i in range(200)]
+@pytest.mark.parametrize("reason", ["too long", "weight 0"])
+def test_pairs_that_cannot_be_trained_on_are_counted_once(tmp_path, base, reason):
+    def answer(text, is_left_out):
+        bad = is_left_out and reason == "weight 0"
+        return [{"role": "assistant", "content": text * (1 + 30 * (is_left_out and not bad)), "weight": int(not bad)}]
+
+    records = []
+    for i in range(200):
+        prompt = [{"role": "user", "content": f"{i}?"}]
+        records.append({"prompt": prompt, "chosen": answer("Yes", i % 4 == 0), "rejected": answer("No", False)})
     done = pretrain(pair_config(tmp_path, base, records), script=main)
     [line] = [line for line in done.stdout.splitlines() if "pairs are left out" in line]
     assert re.search(r"^\d+ of 1\d\d pairs are left out, because a prompt with an answer is longer than", line)
@@ -197,7 +205,7 @@ def test_pairs_that_are_too_long_are_counted_once(tmp_path, base):
         (["data.records=conversations"], main, "data.records is conversations, but fine-tuning needs pairs"),
         (["init_from=null"], main, "init_from: fine-tuning starts from a trained model: name a run"),
         (["init_from=nowhere"], main, "init_from: "),
-        (["train.tokens_per_step=96"], main, "train.tokens_per_step (96) holds no pair of answers"),
+        (["train.tokens_per_step=96"], main, "times 2, for both answers of a pair: use 192 or 384"),
         (["dpo.beta=0"], main, "dpo.beta"),
         (["train.parallel=fsdp2"], main, "train.parallel: "),
         ([], pretrain_main, "train.pretrain knows nothing of `data.records: pairs`: use python -m train.dpo"),

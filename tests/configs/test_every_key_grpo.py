@@ -54,7 +54,7 @@ def test_a_tool_is_described_before_the_question(run):
 @shows("grpo.num_iterations")
 def test_how_many_steps_learn_from_the_same_answers(run):
     _, source = rollouts(run, num_iterations=2)
-    batches = [source.batch(k, opened(run)[0]) for k in range(4)]
+    batches = list(source.upcoming(0, 4, opened(run)[0]))
     assert batches[0] is batches[1]
     assert batches[2] is batches[3]
     assert batches[0] is not batches[2]

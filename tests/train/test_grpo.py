@@ -267,19 +267,25 @@ def test_the_model_writes_in_the_precision_in_which_it_trains(run):
     assert [line["reward"] for line in metrics(run.parent / "bf16") if line["split"] == "train"] == [1.0, 1.0]
 
 
-def test_a_stop_between_steps_on_the_same_answers_changes_nothing(run):
-    """Steps 2 and 3 have the answers that the weights of step 2 gave. The run stops between them."""
-    train = {"trace": True, "max_steps": 5, "checkpoint_every": 2}
+@pytest.mark.parametrize("compiles", [False, True], ids=["plain", "compiled"])
+def test_a_stop_between_steps_on_the_same_answers_changes_nothing(run, compiles, monkeypatch):
+    """Steps 2 and 3 have the answers that the weights of step 2 gave. The run stops between them.
+
+    compiles: the run tries its compiled model on a batch before it goes on (here nothing is compiled, for time).
+    """
+    monkeypatch.setattr(torch, "compile", lambda model, dynamic: model)
+    whole, stopped = (f"{name}_{compiles}" for name in ("twice", "twice_stopped"))
+    train = {"trace": True, "max_steps": 5, "checkpoint_every": 2, "compile": compiles}
     config = grpo_config(run, grpo={"num_iterations": 2}, train=train)
-    pretrain(config, "name=twice", "--trust-hooks", script=grpo.main)
-    lines = trace(run.parent / "twice")
+    pretrain(config, f"name={whole}", "--trust-hooks", script=grpo.main)
+    lines = trace(run.parent / whole)
     assert [line["batch"] for line in lines[::2]] == [*(line["batch"] for line in lines[1::2]), lines[-1]["batch"]]
     assert len({line["batch"] for line in lines}) == 3
     with stopped_at(2):  # it finishes that step
-        pretrain(config, "name=twice_stopped", "--trust-hooks", script=grpo.main, code=143)
-    assert (checkpoint_directory(run.parent / "twice_stopped") / "training/source.safetensors").exists()
-    pretrain(config, "name=twice_stopped", "--trust-hooks", script=grpo.main)
-    assert trace(run.parent / "twice_stopped") == lines
+        pretrain(config, f"name={stopped}", "--trust-hooks", script=grpo.main, code=143)
+    assert (checkpoint_directory(run.parent / stopped) / "training/source.safetensors").exists()
+    pretrain(config, f"name={stopped}", "--trust-hooks", script=grpo.main)
+    assert trace(run.parent / stopped) == lines
 
 
 @pytest.mark.parametrize(

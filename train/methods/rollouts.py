@@ -7,7 +7,7 @@ steps. Then a checkpoint between these holds it, since the weights that drew it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from random import Random
@@ -80,19 +80,21 @@ class Rollouts(BatchSource):
             )
         self.draw_question = questions_to_draw(config.data)
         self.reward = find_reward(self.settings.reward)
-        self.drawn: tuple[int, Batch] | None = None  # the step of the newest batch, and that batch
+        self.steps_per_batch = self.settings.num_iterations
+        self.drawn: tuple[int, Batch] | None = None  # what is trained on: the step that drew it, and the batch
         self.tools = described(self.settings.tools)
         if self.tools:
             calls_in(self.tokenizer, [])  # raises where the tokenizer knows no calls
 
-    def batch(self, k: int, lm: LanguageModel) -> Batch:
-        first = k - k % self.settings.num_iterations
-        if self.drawn is None or self.drawn[0] != first:
-            self.drawn = first, self.draw_batch(first, lm)
-        return self.drawn[1]
+    def upcoming(self, first: int, stop: int, lm: LanguageModel) -> Generator[Batch]:
+        for k in range(first, stop):
+            drawn_at = k - k % self.steps_per_batch
+            if self.drawn is None or self.drawn[0] != drawn_at:
+                self.drawn = drawn_at, self.batch(drawn_at, lm)
+            yield self.drawn[1]
 
     def kept(self, k: int) -> dict[str, Tensor]:
-        if self.drawn is None or k % self.settings.num_iterations == 0:
+        if self.drawn is None or k % self.steps_per_batch == 0:
             return {}  # the next batch is a new one
         first, batch = self.drawn
         return batch.tensors | {"step": torch.tensor(first), "row_ids": torch.tensor(batch.row_ids)}
@@ -102,8 +104,8 @@ class Rollouts(BatchSource):
             batch = Batch({name: kept[name] for name in COLUMNS}, kept["row_ids"].tolist())
             self.drawn = int(kept["step"]), batch
 
-    def draw_batch(self, k: int, lm: LanguageModel) -> Batch:
-        """New questions, and the answers that the weights of step k give."""
+    def batch(self, k: int, lm: LanguageModel) -> Batch:
+        """New questions, and the answers that lm gives. Nothing is remembered: what a trial asks for changes no run."""
         mine = range(self.world.rank, self.groups, self.world.size)
         questions, prompts = zip(*(self.question(k, number) for number in mine), strict=True)
         answers = self.sample(k, lm, prompts, [said_by_user(question.messages) for question in questions])

@@ -28,15 +28,16 @@ SPIKE_SHARE = 0.1  # … and as a share of the median
 class StepFigures:
     """What one step measured, over all processes.
 
-    loss (nats a token), grad_norm: scalars on the device, not read yet. tokens without padding, positions with it.
-    waited: seconds for the batch. rows: numbers of the step's first and last row. figures: the objective's other means,
-    update_ratios: see UpdateRatio; both by name, on the device.
+    loss (nats a token), grad_norm: scalars on the device, not read yet; NaN where trained, what the objective counts,
+    is 0. tokens without padding, positions with it. waited: seconds for the batch. rows: numbers of the step's first
+    and last row. figures: the objective's other means, update_ratios: see UpdateRatio; both by name, on the device.
     """
 
     step: int
     loss: Tensor
     grad_norm: Tensor
     lr: float
+    trained: int
     tokens: int
     positions: int
     waited: float

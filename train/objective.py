@@ -35,7 +35,10 @@ class Objective(Protocol):
     """What a step minimises."""
 
     def count(self, batch: Batch) -> int:
-        """What the sums of a batch are divided by: trained tokens, pairs, … It is called on the CPU."""
+        """What the sums of a batch are divided by: trained tokens, pairs, … It is called on the CPU.
+
+        A step in which it is 0 everywhere has nothing to learn, and moves nothing.
+        """
         ...
 
     def loss(self, forward: Forward, batch: Batch) -> tuple[Tensor, Figures]:

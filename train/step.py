@@ -61,17 +61,21 @@ def training_step(
     A loss or gradient that is non-finite moves nothing: on a GPU that is decided there, and the loop reads it later.
     """
     config, state = run.config.train, run.state
-    loss, figures, grad_norm = _loss_and_gradients(run, batch.to(run.device.device), counts.trained)
     schedule = (config.schedule, config.warmup_steps, config.cooldown, config.final_lr_fraction)
     lr = set_learning_rate(run.optimizers, lr_factor(progress, state.step, *schedule))
+    loss = grad_norm = torch.tensor(math.nan, device=run.device.device)  # of a step that counts nothing: no loss at all
+    figures = {name: torch.tensor(value, device=run.device.device) for name, value in batch.figures.items()}
+    if counts.trained:  # else not even momentum and weight decay may move it
+        loss, of_loss, grad_norm = _loss_and_gradients(run, batch.to(run.device.device), counts.trained)
+        figures |= of_loss
     is_finite = loss.isfinite() & grad_norm.isfinite()
-    if run.gates_on_device:
+    if run.gates_on_device and counts.trained:
         state.non_finite += ~is_finite
         stay = ~is_finite | (state.non_finite > config.skip_non_finite)
         for optimizer in run.optimizers:
             optimizer.found_inf = stay.float()  # type: ignore[attr-defined]
     watched = UpdateRatio(run.optimizers) if is_logged else None
-    if run.gates_on_device or is_finite:
+    if counts.trained and (run.gates_on_device or is_finite):
         for optimizer in run.optimizers:
             optimizer.step()
     run.forget_gradients()
@@ -81,6 +85,7 @@ def training_step(
         loss=loss,
         grad_norm=grad_norm,
         lr=lr,
+        trained=counts.trained,
         tokens=counts.tokens,
         positions=counts.positions,
         waited=waited,
@@ -120,14 +125,14 @@ def _loss_and_gradients(run: Run, batch: Batch, trained: int) -> tuple[Tensor, d
 def _backward(run: Run, batch: Batch, trained: int) -> tuple[Tensor, dict[str, Tensor]]:
     # the loss of a step is its sum / its count, whatever micro-batches and processes there are; DDP and FSDP2 divide
     # gradients by the number of processes, so the loss is multiplied by it
-    count, memory = max(1, trained), run.world.memory
+    memory = run.world.memory
     factor = run.world.size if memory is None else 1
-    sums = within_memory(run, lambda: _passes(run, batch, factor / count), agree=memory is not None)
+    sums = within_memory(run, lambda: _passes(run, batch, factor / trained), agree=memory is not None)
     if memory is not None:
         add_up_gradients(run.lm, memory, sums.values())
     else:
         sums = {name: run.world.sum_tensor(value) for name, value in sums.items()}
-    means = {name: value / count for name, value in sums.items()}
+    means = {name: value / trained for name, value in sums.items()}
     return means.pop("loss"), means
 
 

@@ -44,7 +44,8 @@ class Objective(Protocol):
     def loss(self, forward: Forward, batch: Batch) -> tuple[Tensor, Figures]:
         """-> the loss, summed over what `count` counts, and further figures by name, summed likewise.
 
-        The figures are logged beside the loss, as means. Call `forward` once for a batch, or as often as needed.
+        The figures are logged beside the loss, as means. Call `forward` once for a batch, or as often as needed. What
+        the model's own layers add (auxiliary losses, as of experts) is added by the step, and logged apart.
         """
         ...
 

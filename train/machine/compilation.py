@@ -21,7 +21,7 @@ from train.machine.findings import recall
 from train.machine.load import in_words, share_of_others
 from train.machine.timing import synchronize, timed
 from train.run import Run
-from train.step import random_state, set_random_state, within_memory
+from train.step import losses, random_state, set_random_state, within_memory
 
 # minutes of plain training that a run must still have before it, so that compiling pays: it costs about one minute,
 # and saves a tenth of the rest on a CPU and a third on a GPU (EXPERIMENTS.md)
@@ -206,8 +206,7 @@ def _forward_backward(run: Run, model: nn.Module, batch: Batch) -> None:
     before = random_state(run)
     try:
         run.lm.train()
-        with run.device.autocast():
-            loss_sum, _ = run.objective.loss(model, batch)
-        loss_sum.backward()
+        minimised, _ = losses(run, model, batch)
+        minimised.backward()
     finally:
         set_random_state(before)

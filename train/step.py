@@ -58,11 +58,14 @@ def training_step(
 ) -> StepFigures:
     """One step on a batch; this process holds its share of it.
 
-    progress: share of the run that is over, which the learning rate follows. is_logged: measure the update.
+    progress: share of the minutes that are over, which the learning rate follows if they are the run's limit. The last
+    step begins before they are over, with a rate just above the final one. is_logged: measure the update.
     A loss or gradient that is non-finite moves nothing: on a GPU that is decided there, and the loop reads it later.
     """
     config, state = run.config.train, run.state
     schedule = (config.schedule, config.warmup_steps, config.cooldown, config.final_lr_fraction)
+    if (steps := run.config.max_steps) is not None:  # 0 at the first step, 1 at the last, which has the final rate
+        progress = state.step / (steps - 1) if steps > 1 else 1.0
     lr = set_learning_rate(run.optimizers, lr_factor(progress, state.step, *schedule))
     loss = grad_norm = torch.tensor(math.nan, device=run.device.device)  # of a step that counts nothing: no loss at all
     figures = {name: torch.tensor(value, device=run.device.device) for name, value in batch.figures.items()}

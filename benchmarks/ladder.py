@@ -26,10 +26,10 @@ from data.prepare import PreparedData, prepare
 from eval.language_modeling import mean_loss
 from model import LanguageModel
 from train.config import RunConfig
+from train.fits import micro_batch_rows
 from train.machine.device import Device, resolve_device
 from train.optimizer import build_optimizers
 from train.pretrain import with_tokenizer
-from train.run import micro_batch_rows
 
 ADAMW_LR = 2e-3
 VALIDATION_TOKENS = 32768

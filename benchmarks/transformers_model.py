@@ -15,9 +15,9 @@ from configs.command import InputError
 from configs.tables import table
 from model import LanguageModel, save
 from train.config import RunConfig
+from train.fits import micro_batch_rows
 from train.machine.device import Device, resolve_device
 from train.random_steps import NewTokens, Shape, Step, fused_adamw, make_step, our_step
-from train.run import micro_batch_rows
 
 NOT_INSTALLED = "to compare with transformers, install that package: pip install -r requirements-dev.txt"
 

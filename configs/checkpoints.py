@@ -27,7 +27,6 @@ MANIFEST = "manifest.json"
 ADAPTER = "adapter_config.json"
 STATE = "trainer_state.json"
 CARD = "README.md"  # not in the manifest: you may edit it
-MOST_STEPS = 99_999_999  # the name of a checkpoint has eight digits
 MOST_BYTES = 10**13  # of a file of a checkpoint
 PATIENCE = [0.01] * 20  # seconds to wait for a checkpoint that a run is replacing
 TRIES = 50  # checkpoints that a run may remove while one is being opened

@@ -83,9 +83,9 @@ def _code_of(command: Callable[[], int | None]) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Python's MemoryError, and torch's errors that mean the same."""
+    """Python's MemoryError, torch's on a GPU, and what torch raises on a CPU: a plain RuntimeError that says so."""
     names = {kind.__name__ for kind in type(error).__mro__}
-    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "DefaultCPUAllocator" in str(error)
 
 
 def _shown(others: Callable[..., None]) -> Callable[..., None]:

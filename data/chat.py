@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.reading.records import Conversation, Message, checked_conversation
+from data.reading.records import BadRecord, Conversation, Message, checked_conversation
 from data.tokenizer import Tokenizer
 
 TRAINED, MAY_END = 1, 2  # flags of a token: it is a target; a conversation may be cut after it
@@ -126,11 +126,21 @@ def prompt_ids(
     messages: Sequence[Message | dict],
     tools: Sequence[dict] = (),
     enable_thinking: bool = False,
+    continued: bool = False,
 ) -> list[int]:
     """The ids of a conversation up to where the assistant answers (enable_thinking: begins to think). They are
-    exactly the ids that precede this answer in training. Raises BadRecord."""
-    pieces = segments(checked_conversation(messages, tools), tokenizer.bos_token)
-    pieces += [Segment("<|im_start|>", True, 0), Segment("assistant\n", False, 0)]
+    exactly the ids that precede this answer in training. continued: the last message is an answer to be continued.
+    Raises BadRecord."""
+    conversation = checked_conversation(messages, tools)
+    pieces = segments(conversation, tokenizer.bos_token)
+    if continued:
+        if conversation.messages[-1].role != "assistant" or enable_thinking:
+            raise BadRecord(
+                "only a message of the assistant can be continued, and one that has begun: no enable_thinking"
+            )
+        pieces = pieces[:-2]  # without the end of its turn
+    else:
+        pieces += [Segment("<|im_start|>", True, 0), Segment("assistant\n", False, 0)]
     if enable_thinking:
         pieces += [Segment("<think>", True, 0), Segment("\n", False, 0)]
     ids_of = _encode(tokenizer, [pieces])

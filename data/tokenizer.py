@@ -159,9 +159,20 @@ class Tokenizer:
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The bytes that ids stand for, special tokens left out. Needs a byte-level tokenizer; KeyError for another."""
-        tokens = [self.backend.id_to_token(token_id) for token_id in ids if token_id not in self.special_ids]
-        return b"".join(_bytes_of(token or "") for token in tokens)
+        """The bytes that ids stand for, special tokens left out. Each id alone has its own: part of a character too."""
+        return b"".join(self._own_bytes(token_id) for token_id in ids if token_id not in self.special_ids)
+
+    def _own_bytes(self, token_id: int) -> bytes:
+        token = self.backend.id_to_token(token_id) or ""
+        if self._decoder_has("ByteLevel"):  # which takes a token that it cannot map, an added one, as it is written
+            return _bytes_of(token) if set(token) <= _letter_bytes().keys() else token.encode()
+        if self._decoder_has("ByteFallback") and (byte := re.fullmatch("<0x([0-9A-Fa-f]{2})>", token)):
+            return bytes.fromhex(byte[1])
+        before = self.encode("a")[-1]  # alone, a token loses the space that it begins with
+        return self.decode([before, token_id]).removeprefix(self.decode([before])).encode()
+
+    def _decoder_has(self, kind: str) -> bool:
+        return self.backend.decoder is not None and f'"{kind}"'.encode() in self.backend.decoder.__getstate__()
 
     def token_labels(self, ids: Iterable[int]) -> list[str]:
         """One readable string an id, for pictures: spaces and line ends are visible, special tokens short."""

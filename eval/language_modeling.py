@@ -9,12 +9,11 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import torch.nn.functional as F
 
-from configs.command import InputError
+from configs.command import InputError, is_out_of_memory
 from data.batches import Batch
 from data.tokenizer import Tokenizer
 from eval.eval_mode import evaluating
 from model import LanguageModel
-from model.memory import is_out_of_memory
 
 
 class OutOfStep(InputError):

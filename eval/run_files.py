@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from configs.checkpoints import MOST_STEPS
+from configs.bounds import MOST_STEPS
 from configs.read_back import DamagedFile, checked, read_json, read_lines
 
 Warn = Callable[[str], None]

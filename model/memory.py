@@ -1,17 +1,10 @@
-"""How much memory is free, and did it run out?"""
+"""How much memory is free?"""
 
 from __future__ import annotations
 
 import os
 import re
 from pathlib import Path
-
-import torch
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether PyTorch says so, on a GPU or on the CPU (where it raises a plain RuntimeError)."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def free_ram() -> tuple[float, str] | None:

@@ -3,41 +3,52 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from data.chat import prompt_ids
 from data.reading.records import BadRecord
+from data.text_stream import TextStream
 from data.tokenizer import Tokenizer
 from model import LanguageModel
 from model.decoding.sampling import Sampling
-from serve.batching import End, Request, Token, TooManyRequests
+from serve.batching import End, Event, Prompt, Request, Token, TooManyRequests
 from serve.errors import ApiError
 from serve.library import Library, Served
 from serve.text import Piecewise
 
+TEMPLATE_SWITCHES = ("enable_thinking",)  # variables of data/chat_template.jinja that a client may set
+
 
 @dataclass(frozen=True)
 class Question:
-    """One prompt in ids, and how it is to be answered. seeds: one for each answer; None: at random."""
+    """One prompt in ids, and how it is to be answered. seeds: one for each answer; None: at random. of_prompt: with the
+    log-probabilities of the prompt. min_new_tokens: before that, neither a stop id nor a stop text ends the answer."""
 
     token_ids: list[int]
     max_new_tokens: int
     sampling: Sampling
     seeds: Sequence[int | None]
+    stop_ids: frozenset[int]
     stops: Sequence[str] = ()
     top: int | None = None
     has_tools: bool = False
+    of_prompt: bool = False
+    min_new_tokens: int = 0
 
 
 @dataclass
 class Answer:
-    """An answer so far. finish_reason: None until its end, then OpenAI's stop, length or tool_calls."""
+    """An answer so far. finish_reason: None until its end, then OpenAI's stop, length or tool_calls. read: the prompt's
+    tokens, if they are asked for. ended_by: the stop id, if there is one, which is not among the answer's tokens."""
 
     index: int
     written: Piecewise
     tokens: list[Token] = field(default_factory=list)
+    read: list[Token] = field(default_factory=list)
+    ended_by: list[Token] = field(default_factory=list)
     finish_reason: str | None = None
 
 
@@ -63,17 +74,33 @@ class Reads(Protocol):
     def context_length(self) -> int: ...
 
 
-def chat_ids(served: Reads, messages: list[dict[str, Any]], tools: Sequence[dict] = ()) -> list[int]:
+def chat_ids(
+    served: Reads,
+    messages: list[dict[str, Any]],
+    tools: Sequence[dict] = (),
+    template: Mapping[str, Any] = MappingProxyType({}),
+    continued: bool = False,
+) -> list[int]:
     """A conversation up to where the assistant answers. A model that was not trained on chats continues its text.
 
-    Raises ApiError for messages of another form.
+    template: values of the chat template's variables. continued: the last message is an answer to be continued.
+    Raises ApiError for messages of another form, and for what this model's template does not have.
     """
     flat = [message | {"content": _text_of(message.get("content"))} for message in messages]
+    known = TEMPLATE_SWITCHES if served.is_chat else ()
+    for name, value in template.items():
+        if name not in known or not isinstance(value, bool):
+            what = (
+                f"knows {', '.join(known)} only, true or false" if known else "has none, as it was not trained on chats"
+            )
+            raise ApiError(400, f"chat_template_kwargs: {name[:100]!r} is not for this model, which {what}")
     if not served.is_chat:
+        if tools:
+            raise ApiError(400, "tools: this model was not trained on chats, so it calls none: leave them out")
         text = "\n".join(message["content"] or "" for message in flat)
         return text_ids(served, text)
     try:
-        return prompt_ids(served.tokenizer, flat, tools)
+        return prompt_ids(served.tokenizer, flat, tools, bool(template.get("enable_thinking")), continued)
     except (BadRecord, TypeError, AttributeError) as error:
         raise ApiError(400, f"messages: {error}") from None
 
@@ -89,7 +116,7 @@ def _text_of(content: Any) -> str | None:
     return "".join(part["text"] for part in content)
 
 
-def text_ids(served: Reads, prompt: str | list[int]) -> list[int]:
+def text_ids(served: Reads, prompt: str | list[int], field: str = "prompt") -> list[int]:
     """A prompt to be continued: the first token, then the text; or the very ids that were given. Raises ApiError."""
     if isinstance(prompt, str):
         try:
@@ -98,14 +125,14 @@ def text_ids(served: Reads, prompt: str | list[int]) -> list[int]:
             raise ApiError(400, f"prompt: {error}") from None
     highest = served.lm.lm_head.out_features
     if not prompt or not all(0 <= token < highest for token in prompt):
-        raise ApiError(400, f"prompt: token ids must be 0 to {highest - 1}, and at least one")
+        raise ApiError(400, f"{field}: token ids must be 0 to {highest - 1}, and at least one")
     return prompt
 
 
 def room_for(served: Reads, token_ids: Sequence[int], wanted: int | None, most: int) -> int:
     """How many tokens may be written: what is wanted, within the context and the server's limit. Raises ApiError."""
     left = served.context_length - len(token_ids)
-    if left < 1 or (wanted is not None and wanted > left):
+    if left < (wanted != 0) or (wanted is not None and wanted > left):
         raise ApiError(
             400,
             f"This model's maximum context length is {served.context_length} tokens. The prompt has {len(token_ids)}"
@@ -121,11 +148,11 @@ async def answers(library: Library, served: Served, questions: Sequence[Question
     Closing the iterator cancels what still runs. Raises ApiError: 429 where too many wait, 400 for what can never be
     served, 500 for damaged weights.
     """
-    loop, events = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Token | End]]()
+    loop, events = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Event]]()
     running: dict[int, tuple[Request, Answer]] = {}
 
-    def teller(index: int) -> Callable[[Token | End], None]:
-        def tell(event: Token | End) -> None:
+    def teller(index: int) -> Callable[[Event], None]:
+        def tell(event: Event) -> None:
             loop.call_soon_threadsafe(events.put_nowait, (index, event))
 
         return tell
@@ -133,17 +160,19 @@ async def answers(library: Library, served: Served, questions: Sequence[Question
     try:
         for question in questions:
             for seed in question.seeds:
-                index, stops = len(running), frozenset(served.tokenizer.stop_ids)
-                room, tell = question.max_new_tokens, teller(index)
-                request = Request(question.token_ids, room, question.sampling, stops, tell, seed, question.top)
+                index, room, least = len(running), question.max_new_tokens, question.min_new_tokens
+                request = Request(
+                    *(question.token_ids, room, question.sampling, question.stop_ids, teller(index)),
+                    *(seed, question.top, question.of_prompt, least),
+                )
                 _submit(library, served, request)
-                written = Piecewise(served.tokenizer, question.stops, question.has_tools)
+                written = Piecewise(served.tokenizer, question.stops, question.has_tools, least)
                 running[index] = (request, Answer(index, written))
         while running:
             index, event = await events.get()
             if index in running:
                 request, answer = running[index]
-                piece = _taken(answer, event)
+                piece = _taken(served.tokenizer, answer, event)
                 if answer.finish_reason is not None:
                     request.cancel()  # a stop text was met: nothing more is wanted
                     del running[index]
@@ -165,15 +194,24 @@ def _submit(library: Library, served: Served, request: Request) -> None:
         raise ApiError(400, str(error)) from None
 
 
-def _taken(answer: Answer, event: Token | End) -> Piece:
+def _taken(tokenizer: Tokenizer, answer: Answer, event: Event) -> Piece:
     """What a token, or the end, adds to an answer."""
+    if isinstance(event, Prompt):
+        stream, offset = TextStream(tokenizer), 0
+        for token in event.tokens:
+            answer.read.append(token._replace(offset=offset))
+            offset += len(stream.add(token.id))
+        return Piece(answer, "", [])
     if isinstance(event, End):
         if event.reason == "error":
             raise ApiError(500, event.message, "server_error")
         answer.finish_reason = "length" if event.reason == "length" else "stop"
         if answer.finish_reason == "stop" and answer.written.called:
             answer.finish_reason = "tool_calls"
+        if event.token is not None:
+            answer.ended_by = [event.token._replace(offset=len(answer.written.text))]
         return Piece(answer, answer.written.end(), [])
+    event = event._replace(offset=len(answer.written.text))
     answer.tokens.append(event)
     text = answer.written.add(event.id)
     if answer.written.stopped:

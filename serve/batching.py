@@ -15,10 +15,12 @@ nothing that runs is ever thrown out, and memory is bounded.
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -37,39 +39,62 @@ class TooManyRequests(RuntimeError):
 
 
 class Token(NamedTuple):
-    """One token of an answer. log_prob: ln p of the model itself; top: the likeliest ids with theirs, if asked for."""
+    """One token. log_prob: ln p of the model itself; top: the likeliest ids with theirs, if asked for. offset: where it
+    begins in its text, in characters; the batcher, which knows no texts, leaves it at 0."""
 
     id: int
     log_prob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    offset: int = 0
+
+
+class Prompt(NamedTuple):
+    """A prompt that was read, if its log-probabilities are asked for. The first token has none: nothing predicts it."""
+
+    tokens: list[Token]
 
 
 class End(NamedTuple):
-    """The end of an answer. stop: by a stop id, which is not part of it. message: what went wrong."""
+    """The end of an answer. stop: by a stop id, `token`, which is not part of it. message: what went wrong."""
 
     reason: Reason
     message: str = ""
+    token: Token | None = None
+
+
+Event = Prompt | Token | End
 
 
 @dataclass(eq=False)
 class Request:
     """What is asked for. emit: called in the batcher's thread with every Token, and once with an End.
 
-    top_log_probs: how many likeliest ids come with each token; None: no log-probabilities.
+    top_log_probs: how many likeliest ids come with each token; None: no log-probabilities. of_prompt: the prompt's
+    tokens have them too, in one Prompt before the first Token. min_new_tokens: until then stop ids cannot be drawn.
     """
 
     token_ids: list[int]
     max_new_tokens: int
     sampling: Sampling
     stop_ids: frozenset[int]
-    emit: Callable[[Token | End], None]
+    emit: Callable[[Event], None]
     seed: int | None = None
     top_log_probs: int | None = None
+    of_prompt: bool = False
+    min_new_tokens: int = 0
     cancelled: bool = False
 
     def cancel(self) -> None:
         """Nobody waits for the answer any more. Its blocks are free before the next token."""
         self.cancelled = True
+
+    def tell(self, event: Event) -> None:
+        """A receiver that fails, say because its event loop is closed, is gone: the other requests go on."""
+        try:
+            self.emit(event)
+        except Exception:
+            logging.getLogger(__name__).exception("who asked cannot be told: the request is cancelled")
+            self.cancel()
 
 
 @dataclass(eq=False)
@@ -79,6 +104,7 @@ class Running:
     request: Request
     table: Table
     generator: torch.Generator
+    read: list[Token] = field(default_factory=list)  # of the prompt, if its log-probabilities are asked for
 
     @property
     def prompt(self) -> int:
@@ -133,7 +159,7 @@ class Batcher:
     def submit(self, request: Request) -> None:
         """Put a request into the queue. Raises ValueError for one that can never be served, and TooManyRequests."""
         longest, tokens = self.lm.config.max_position_embeddings, len(request.token_ids) + request.max_new_tokens
-        if not request.token_ids or request.max_new_tokens < 1:
+        if not request.token_ids or request.max_new_tokens < (0 if request.of_prompt else 1):
             raise ValueError("there must be at least one token to read and one to write")
         if tokens > longest:
             raise ValueError(
@@ -179,8 +205,13 @@ class Batcher:
         count = min(most, one.prompt - one.table.length)
         view = self.cache.view([one.table], count)
         ids = torch.tensor([one.table.token_ids[one.table.length : one.table.length + count]], device=self.device)
-        logits = self.lm(ids, position_ids=view.position_ids, kv_cache=view, logits_to_keep=1)
+        of_prompt = one.request.of_prompt
+        logits = self.lm(ids, position_ids=view.position_ids, kv_cache=view, logits_to_keep=0 if of_prompt else 1)
         self.cache.read(one.table, count)
+        if of_prompt:
+            one.read = one.read or [Token(one.request.token_ids[0])]
+            predicted = one.request.token_ids[len(one.read) : one.table.length + 1]  # the last of all predicts no token
+            one.read += _described(predicted, logits[0, : len(predicted)].float(), one.request.top_log_probs)
         if not one.reads_prompt:
             self._write([one], logits[:, -1].float())
         return count
@@ -197,7 +228,9 @@ class Batcher:
             self.waiting.popleft()
         generator = torch.Generator(device=self.device)
         generator.manual_seed(request.seed) if request.seed is not None else generator.seed()
-        one = Running(request, self.cache.begin(request.token_ids, room), generator)
+        # shared blocks are not read again, so they give no log-probabilities
+        table = self.cache.begin(request.token_ids, room, share=not request.of_prompt)
+        one = Running(request, table, generator)
         self.running.append(one)
         return one
 
@@ -207,7 +240,7 @@ class Batcher:
             for request in gone:
                 self.waiting.remove(request)
         for request in gone:
-            request.emit(End("cancelled"))
+            request.tell(End("cancelled"))
         for one in [one for one in self.running if one.request.cancelled]:
             self._leave(one, End("cancelled"))
 
@@ -216,34 +249,37 @@ class Batcher:
         usable = logits.amax(-1).isfinite().tolist()
         greedy = logits.argmax(-1).tolist()
         for row, one in enumerate(rows):
-            request = one.request
-            if not usable[row]:
+            request, scores, token = one.request, logits[row : row + 1], greedy[row]
+            if not usable[row] or any(math.isnan(read.log_prob or 0.0) for read in one.read):
                 self._leave(one, End("error", "the model's logits are non-finite: its weights are damaged"))
                 continue
-            token = greedy[row]
+            if one.read:
+                request.tell(Prompt(one.read))
+                one.read = []
+            if not request.max_new_tokens:
+                self._leave(one, End("length"))
+                continue
+            allowed = scores
+            if one.written < request.min_new_tokens:
+                stops = torch.tensor([*request.stop_ids], dtype=torch.long, device=self.device)
+                allowed = scores.index_fill(1, stops, -torch.inf)
+                token = int(allowed.argmax())
             if request.sampling != Sampling(temperature=0):
                 seen = torch.tensor([one.table.token_ids], device=self.device)
-                token = int(next_token(logits[row : row + 1], seen, request.sampling, one.generator)[0])
+                token = int(next_token(allowed, seen, request.sampling, one.generator)[0])
+            (described,) = _described([token], scores, request.top_log_probs)
             if token in request.stop_ids:
-                self._leave(one, End("stop"))
+                self._leave(one, End("stop", token=described))
                 continue
             one.table.token_ids.append(token)
-            request.emit(self._described(token, logits[row], request.top_log_probs))
+            request.tell(described)
             if one.written == request.max_new_tokens:
                 self._leave(one, End("length"))
-
-    def _described(self, token: int, logits: Tensor, top: int | None) -> Token:
-        if top is None:
-            return Token(token)
-        log_probs = logits.log_softmax(-1)
-        best = log_probs.topk(top) if top else None
-        listed = zip(best.indices.tolist(), best.values.tolist(), strict=True) if best is not None else ()
-        return Token(token, log_probs[token].item(), tuple(listed))
 
     def _leave(self, one: Running, end: End) -> None:
         self.running.remove(one)
         self.cache.free(one.table)
-        one.request.emit(end)
+        one.request.tell(end)
 
     # -----------------------------------------------------------------------------------------------------
     # the thread
@@ -276,6 +312,17 @@ class Batcher:
             self._changed.notify()
         if self._thread is not None:
             self._thread.join()
+
+
+def _described(ids: list[int], logits: Tensor, top: int | None) -> list[Token]:
+    """Tokens, and the logits (tokens, V) from which each was predicted."""
+    if top is None or not ids:
+        return [Token(token) for token in ids]
+    log_probs = logits.log_softmax(-1)
+    chosen = log_probs.gather(1, torch.tensor(ids, device=logits.device)[:, None])[:, 0].tolist()
+    best = log_probs.topk(min(top, log_probs.shape[-1]))
+    rows = zip(ids, chosen, best.indices.tolist(), best.values.tolist(), strict=True)
+    return [Token(token, own, tuple(zip(*likely, strict=True))) for token, own, *likely in rows]
 
 
 def _blocks_within(memory: int, lm: LanguageModel, block_size: int, max_running: int) -> int:

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from configs.bounds import LEAST_DRAWN, MOST_POSITIONS, MOST_SEED, MOST_TEMPERATURE
-from configs.checkpoints import MOST_STEPS
+from configs.bounds import LEAST_DRAWN, MOST_POSITIONS, MOST_SEED, MOST_STEPS, MOST_TEMPERATURE
 from eval.attention.snapshots import Head
 from model.decoding.sampling import Sampling
 from serve.protocol import MOST_TOP

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -45,9 +44,9 @@ def router(library: Library, limits: Limits) -> APIRouter:
     async def chat(asked: ChatRequest, request: Request) -> Response:
         served = await _open(library, asked.model)
         tools = [] if asked.tool_choice == "none" else asked.tools or []
-        ids = chat_ids(served, asked.messages, tools)
+        ids = chat_ids(served, asked.messages, tools, asked.template, bool(asked.continue_final_message))
         room = asked.most_tokens(limits.max_new_tokens)
-        question = _question(served, asked, ids, room, asked.top, bool(tools))
+        question = _question(served, asked, ids, room, asked.top, has_tools=bool(tools))
         shape = _Chat(served, f"chatcmpl-{secrets.token_hex(12)}", asked.top is not None)
         return await _respond(library, served, [question], asked, shape, request, limits)
 
@@ -55,12 +54,12 @@ def router(library: Library, limits: Limits) -> APIRouter:
     async def completions(asked: CompletionRequest, request: Request) -> Response:
         served = await _open(library, asked.model)
         try:
-            prompts = asked.prompts
+            prompts = asked.prompts or [[served.tokenizer.bos_id]]
         except ValueError as error:
             raise ApiError(400, str(error)) from None
         every = [text_ids(served, prompt) for prompt in prompts]
         room = asked.max_tokens, limits.max_new_tokens
-        questions = [_question(served, asked, ids, room, asked.logprobs) for ids in every]
+        questions = [_question(served, asked, ids, room, asked.logprobs, of_prompt=bool(asked.echo)) for ids in every]
         said = [p if isinstance(p, str) else served.tokenizer.decode(p) for p in prompts] if asked.echo else []
         shape = _Text(served, f"cmpl-{secrets.token_hex(12)}", asked.logprobs is not None, said, asked.n or 1)
         return await _respond(library, served, questions, asked, shape, request, limits)
@@ -94,14 +93,20 @@ def _question(
     room: tuple[int | None, int],
     top: int | None,
     has_tools: bool = False,
+    of_prompt: bool = False,
 ) -> Question:
     try:
         sampling = asked.sampling
     except ValueError as error:
         raise ApiError(400, str(error)) from None
+    new, least = room_for(served, ids, *room), asked.min_tokens or 0
+    if least > new:
+        raise ApiError(400, f"min_tokens: {least} are more than the {new} tokens that may be written")
+    stop_ids = frozenset(text_ids(served, asked.stop_token_ids, "stop_token_ids") if asked.stop_token_ids else ())
+    stop_ids |= frozenset(() if asked.ignore_eos else served.tokenizer.stop_ids)
     n, seed = asked.n or 1, asked.seed
     seeds = [None if seed is None else (seed + SEED_STEP * number) % 2**63 for number in range(n)]
-    return Question(ids, room_for(served, ids, *room), sampling, seeds, asked.stops, top, has_tools)
+    return Question(ids, new, sampling, seeds, stop_ids, asked.stops, top, has_tools, of_prompt, least)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -158,34 +163,38 @@ class _Text(_Shape):
     def __init__(self, served: Served, number: str, with_log_probs: bool, said: list[str], n: int):
         super().__init__(served, number, with_log_probs)
         self.said, self.n = said, n
-        self.ends: dict[int, int] = {}  # of each answer's text so far, in characters: where its next token begins
 
     def choice(self, answer: Answer) -> dict[str, Any]:
-        return self._choice(answer, self._before(answer) + answer.written.text, answer.tokens)
+        return self._choice(answer, answer.written.text, answer.tokens, with_prompt=True)
 
     def delta(self, piece: Piece, is_first: bool) -> dict[str, Any]:
-        return self._choice(piece.answer, self._before(piece.answer) * is_first + piece.text, piece.tokens)
+        return self._choice(piece.answer, piece.text, piece.tokens, with_prompt=is_first)
 
-    def _before(self, answer: Answer) -> str:
-        return self.said[answer.index // self.n] if self.said else ""
-
-    def _choice(self, answer: Answer, text: str, tokens: list[Token]) -> dict[str, Any]:
-        log_probs = None
+    def _choice(self, answer: Answer, text: str, tokens: list[Token], with_prompt: bool) -> dict[str, Any]:
+        said, log_probs = self.said[answer.index // self.n] if self.said else "", None
         if self.with_log_probs:
-            every = _listed(tokens, self.tokenizer)
+            # the token that ended the answer is listed too: lm-evaluation-harness takes the last entry to be what was
+            # written after its text, whatever that was
+            written = [token._replace(offset=len(said) + token.offset) for token in (*tokens, *answer.ended_by)]
+            every = answer.read * with_prompt + written
             log_probs = {
-                "tokens": [one["token"] for one in every],
-                "token_logprobs": [one["logprob"] for one in every],
-                "top_logprobs": [{top["token"]: top["logprob"] for top in one["top_logprobs"]} for one in every],
-                "text_offset": self._offsets(answer, [one["token"] for one in every]),
+                "tokens": [_named(self.tokenizer, token.id) for token in every],
+                "token_logprobs": [_finite(token.log_prob) for token in every],
+                "top_logprobs": [self._top(token) for token in every],
+                "text_offset": [token.offset for token in every],
             }
+        text = said * with_prompt + text
         return {"index": answer.index, "text": text, "logprobs": log_probs, "finish_reason": answer.finish_reason}
 
-    def _offsets(self, answer: Answer, newest: list[str]) -> list[int]:
-        """Where each of the newest tokens begins in the text, in characters."""
-        start = self.ends.get(answer.index, len(self._before(answer)))
-        *begins, self.ends[answer.index] = itertools.accumulate(map(len, newest), initial=start)
-        return begins
+    def _top(self, token: Token) -> dict[str, float | None] | None:
+        """The likeliest tokens by their text; one whose text is taken, by a likelier one, has its id for a name."""
+        if token.log_prob is None:
+            return None
+        top: dict[str, float | None] = {}
+        for likely, log_prob in token.top:
+            name = _named(self.tokenizer, likely)
+            top[f"token_id:{likely}" if name in top else name] = _finite(log_prob)
+        return top
 
 
 def _reason(answer: Answer, calls: list[dict[str, Any]]) -> str | None:
@@ -196,14 +205,27 @@ def _reason(answer: Answer, calls: list[dict[str, Any]]) -> str | None:
 def _listed(tokens: list[Token], tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Tokens with their log-probabilities, as OpenAI lists them."""
 
-    def one(token: int, log_prob: float) -> dict[str, Any]:
-        text = tokenizer.decode([token], skip_special_tokens=False)
-        return {"token": text, "logprob": max(log_prob, -9999.0), "bytes": list(text.encode("utf-8"))}
+    def one(token: int, log_prob: float | None) -> dict[str, Any]:
+        own = list(tokenizer.decode_bytes([token]))
+        return {"token": _named(tokenizer, token), "logprob": _finite(log_prob), "bytes": own}
 
     return [
-        one(token.id, token.log_prob or 0.0) | {"top_logprobs": [one(*likely) for likely in token.top]}
-        for token in tokens
+        one(token.id, token.log_prob) | {"top_logprobs": [one(*likely) for likely in token.top]} for token in tokens
     ]
+
+
+def _named(tokenizer: Tokenizer, token: int) -> str:
+    """A token as text. One that holds a part of a character has its bytes for a name, as OpenAI writes it."""
+    if token in tokenizer.special_ids:
+        return tokenizer.decode([token], skip_special_tokens=False)
+    own = tokenizer.decode_bytes([token])
+    text = own.decode("utf-8", "backslashreplace")
+    return text if text.encode() == own else f"bytes:{text}"
+
+
+def _finite(log_prob: float | None) -> float | None:
+    """JSON has no infinity."""
+    return None if log_prob is None else max(log_prob, -9999.0)
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -17,12 +17,13 @@ CALL = "<tool_call>"
 class Piecewise:
     """The text of one answer. `add` each token; what it returns may be shown at once. `end` gives what was held back.
 
-    stops: texts at which the answer ends; they are not part of it. has_tools: tool calls are kept out of the text.
+    stops: texts at which the answer ends, once it has more than `least` tokens; they are not part of it.
+    has_tools: tool calls are kept out of the text.
     stopped: whether one of the stops was met. called: whether a tool call began.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), has_tools: bool = False):
-        self.tokenizer, self.stops = tokenizer, stops
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), has_tools: bool = False, least: int = 0):
+        self.tokenizer, self.stops, self.least = tokenizer, stops, least
         self.call = tokenizer.backend.token_to_id(CALL) if has_tools else None
         self.decoded, self.ids = TextStream(tokenizer), list[int]()
         self.text = ""
@@ -46,7 +47,8 @@ class Piecewise:
     def _lengthen(self, piece: str) -> None:
         """A stop may have begun before the piece, and ends in it."""
         old, self.text = len(self.text), self.text + piece
-        met = [at for stop in self.stops if (at := self.text.find(stop, max(0, old - len(stop) + 1))) >= 0]
+        stops = self.stops if len(self.ids) > self.least else ()
+        met = [at for stop in stops if (at := self.text.find(stop, max(0, old - len(stop) + 1))) >= 0]
         if met:
             self.text, self.stopped = self.text[: min(met)], True
 

@@ -21,9 +21,9 @@ from model import memory
 from tests.train.helpers import REPOSITORY, write_config
 from train import meters
 from train.config import load_run_config
+from train.fits import micro_batch_rows
 from train.machine import compilation, device, hardware
 from train.machine.device import resolve_device
-from train.run import micro_batch_rows
 from train.saving import commit
 from train.sweep import processes as sweep
 

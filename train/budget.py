@@ -1,8 +1,7 @@
 """What will a run cost? `python -m train.budget configs/x.yaml [section.key=value ...]` says it before you train.
 
-Nothing is prepared, downloaded or built. Parameters and the key-value cache are exact. FLOPs count matrix products;
-on a CPU one product is timed. `python -m train.doctor` times real steps instead.
-Memory is measured on one micro-batch, without computing it (train/step_memory.py); on a GPU it is not checked yet.
+Nothing is prepared, downloaded or built. Parameters and the key-value cache are exact, memory is a formula. FLOPs count
+matrix products; on a CPU one product is timed. `python -m train.doctor` times real steps instead.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from configs.bounds import MOST_FACTOR, number
 from configs.command import InputError, exit_on_bad_input
 from configs.tables import table
+from data.config import HubSource, MixSource
 from model.config import ModelConfig
 from train.config import RunConfig, load_run_config
 from train.machine.hardware import device_memory, known_peak
@@ -75,8 +75,9 @@ def _prepared_vocabulary(run: RunConfig) -> int | None:
     from data.manifest import read_manifest
     from data.prepare import dependencies
 
-    manifests = sorted(Path(run.output_dir).glob(".prepared/*/manifest.json"))
-    if "'hub'" in str(run.data.source.model_dump()) or not manifests:  # which version the Hub has, the network knows
+    source, manifests = run.data.source, sorted(Path(run.output_dir).glob(".prepared/*/manifest.json"))
+    parts = [part.source for part in source.parts] if isinstance(source, MixSource) else [source]
+    if not manifests or any(isinstance(part, HubSource) for part in parts):  # the Hub's version, the network knows
         return None
     try:
         wanted = dependencies(run.data, Path(run.output_dir))
@@ -142,8 +143,14 @@ def parameters_table(config: ModelConfig) -> str:
 
 def memory_table(run: RunConfig, device: Device, memory: tuple[float, str] | None) -> str:
     """A micro-batch as the run would take it, and the largest that fits. memory: bytes, and in words whose."""
-    from train.run import largest_divisor, micro_batch_rows
-    from train.step_memory import USABLE_SHARE, largest_micro_batch, step_memory
+    from train.fits import (
+        USABLE_SHARE,
+        largest_divisor,
+        largest_micro_batch,
+        micro_batch_rows,
+        size_in_words,
+        step_memory,
+    )
 
     kind, rows, a_step = device.device.type, micro_batch_rows(run, device), run.rows_per_step
     half = device.dtype.itemsize == 2
@@ -153,10 +160,10 @@ def memory_table(run: RunConfig, device: Device, memory: tuple[float, str] | Non
         ("gradients", size_in_words(found.gradients)),
         ("optimizer state", size_in_words(found.optimizer_state)),
         ("kept for the backward pass", size_in_words(found.activations)),
-        ("fullest moment, forward and backward", size_in_words(found.passes)),
-        ("fullest moment, optimizer's step", size_in_words(found.update)),
+        ("logits of a chunk of the loss", size_in_words(found.logits)),
+        ("all of it", size_in_words(found.total)),
     ]
-    note = "Measured on shapes, without torch.compile, which keeps less. On a GPU it is not checked yet."
+    note = "The first three are exact. Without torch.compile, PyTorch keeps up to half as much again of the fourth."
     if memory is None:
         note += "\nThe memory of the device is unknown: give --memory-gb."
     else:
@@ -208,12 +215,6 @@ def compute_table(run: RunConfig, peak: tuple[float, str] | None, mfu: float) ->
         rows.append((f"all {tokens:,} tokens of the run", f"{tokens * training / 1e15:,.3f} PFLOP"))
         rows.append((f"minutes {of_peak}", f"{minutes:,.1f}" if minutes >= 1 else f"{minutes:.2g}"))
     return table((f"Compute, rows of {length:,} tokens", ""), [(name, n.replace("nan", "?")) for name, n in rows])
-
-
-def size_in_words(number: float) -> str:
-    """Bytes in decimal units: 1 kB = 1000 B."""
-    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-    return next((f"{number / size:,.2f} {unit}" for unit, size in units if number >= size), f"{number:,.0f} B")
 
 
 def main() -> int:

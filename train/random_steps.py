@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from data.packing import document_starts
 from model import LanguageModel
 from train.config import RunConfig
+from train.fits import micro_batch_rows
 from train.machine.device import Device
 from train.machine.distributed import ALONE, World, add_up_gradients
 from train.optimizer import build_optimizers
-from train.run import micro_batch_rows
 
 DOCUMENT = 150  # tokens; about as long as a story, where documents are isolated
 DIFFERENT = 4  # steps, before their tokens come again

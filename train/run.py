@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import sys
@@ -20,10 +19,10 @@ from eval.hooks import EvalEvent
 from eval.hooks.registry import Hooks
 from model import LanguageModel
 from train.config import RunConfig
+from train.fits import micro_batch_rows
 from train.machine.device import Device
 from train.machine.distributed import World
 from train.machine.exactness import decided_by
-from train.machine.hardware import device_memory
 from train.meters import Meter
 from train.objective import BatchSource, Objective
 from train.optimizer import build_optimizers
@@ -32,8 +31,6 @@ from train.saving.checkpoint import TrainerState, load_checkpoint, load_kept
 from train.saving.owner import Owner
 from train.saving.run_directory import Start
 from train.tracking import Tracker
-
-AUTO_MICRO_TOKENS = {"cpu": 8192, "cuda": 65536, "mps": 16384}
 
 
 @dataclass
@@ -186,24 +183,6 @@ def open_run(
     )
 
 
-def micro_batch_rows(config: RunConfig, device: Device, world_size: int = 1) -> int:
-    """Rows of data.sequence_length in one forward pass of one process.
-
-    auto: the largest divisor of its rows of a step within a fixed number of tokens and, on a GPU, what fits.
-    """
-    rows, wanted = config.rows_per_step // world_size, config.train.micro_batch_size
-    if isinstance(wanted, int):
-        return min(wanted, rows)
-    kind = device.device.type
-    limit = max(1, AUTO_MICRO_TOKENS[kind] // config.data.sequence_length)
-    memory = device_memory(kind) if kind == "cuda" and config.model.vocab_size else None
-    if memory is not None:
-        from train.step_memory import largest_micro_batch  # only a GPU needs it
-
-        limit = min(limit, max(1, largest_micro_batch(config, memory[0], half=device.dtype.itemsize == 2, device=kind)))
-    return largest_divisor(rows, limit)
-
-
 def typed(script: str) -> str:
     """The command of this process, as somebody typed it; it continues the run after a stop."""
     if tuple(Path(sys.argv[0]).with_suffix("").parts[-2:]) != tuple(
@@ -214,9 +193,3 @@ def typed(script: str) -> str:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         launcher = ["torchrun", f"--nproc_per_node={os.environ['LOCAL_WORLD_SIZE']}"]
     return shlex.join([*launcher, "-m", script, *sys.argv[1:]])
-
-
-def largest_divisor(number: int, most: int) -> int:
-    """The largest divisor of a number that is `most` or less; 0 if there is none."""
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return max((n for n in (*small, *(number // n for n in small)) if n <= most), default=0)

@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from configs.command import InputError
+from configs.command import InputError, is_out_of_memory
 from data.batches import Batch
-from model.memory import is_out_of_memory
 from train.machine.distributed import add_up_gradients, sync_gradients, whole
 from train.machine.signals import STOP_SIGNALS
 from train.meters import StepFigures, UpdateRatio

@@ -347,7 +347,4 @@ def _bytes_of_part(tokenizer: Tokenizer, token: int) -> bytes:
     """The bytes of a token that holds a part of a character; nothing for any other."""
     if token in tokenizer.special_ids or "\ufffd" not in tokenizer.decode([token]):
         return b""
-    try:
-        return tokenizer.decode_bytes([token])
-    except KeyError:  # not byte-level: a token that is not text at all
-        return b""
+    return tokenizer.decode_bytes([token])

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, Field
 
-from configs.checkpoints import MOST_STEPS
+from configs.bounds import MOST_STEPS
 from configs.command import InputError
 from configs.read_back import append_line, checked, opened, parse_json
 from configs.shown_text import escape

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from configs.checkpoints import MOST_STEPS
+from configs.bounds import MOST_STEPS
 from configs.read_back import DamagedFile, append_line, read_lines
 from eval.experts.routing import Routing
 from eval.run_files import EXPERTS, Warn

@@ -82,13 +82,14 @@ class PagedCache:
         """Blocks that this many tokens fill, the last one perhaps in part."""
         return -(-tokens // self.block_size)
 
-    def begin(self, token_ids: Sequence[int], room: int) -> Table:
+    def begin(self, token_ids: Sequence[int], room: int, share: bool = True) -> Table:
         """A table with blocks for `room` tokens; whole blocks of its beginning that are known are shared, not read.
 
-        At least one token is left to read, for its logits. Raises OutOfBlocks, and then nothing was taken.
+        At least one token is left to read, for its logits; share=False: all are, for those of all. Raises OutOfBlocks,
+        and then nothing was taken.
         """
         keys = self._keys(token_ids)
-        shared = [self.known[key] for key in _while_known(keys, self.known)]
+        shared = [self.known[key] for key in _while_known(keys, self.known)] if share else []
         del shared[(len(token_ids) - 1) // self.block_size :]
         needed = self.blocks_for(room) - len(shared)
         if needed > len(self.unused) - sum(block in self.unused for block in shared):

@@ -146,8 +146,11 @@ def test_a_prompt_is_what_precedes_the_answer_in_training(both, record):
     tokenizer, conversation = both[0], conversation_of(record)
     [(ids, flags)] = encode_conversations(tokenizer, [conversation])
     starts = np.flatnonzero(np.diff(flags & TRAINED, prepend=0) == 1)
+    ends = np.flatnonzero(np.diff((flags & TRAINED).astype(int), append=0) == -1)  # where <|im_end|> is
     answers = [i for i, message in enumerate(conversation.messages) if message.role == "assistant"]
-    for start, i in zip(starts, answers, strict=True):
+    for start, end, i in zip(starts, ends, answers, strict=True):
+        said = {"messages": record["messages"][: i + 1], "tools": record.get("tools", ())}
+        assert prompt_ids(tokenizer, **said, continued=True) == ids[:end]
         if i == 0:
             continue
         asked = {"messages": record["messages"][:i], "tools": record.get("tools", ())}

@@ -8,13 +8,14 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers
 from transformers import AutoTokenizer
 
 from configs.command import InputError
 from data import tokenizer as tokenizer_module
 from data.chat import prompt_ids
 from data.config import TokenizerConfig
-from data.tokenizer import SPECIAL_TOKENS, load_tokenizer, train_tokenizer
+from data.tokenizer import SPECIAL_TOKENS, Tokenizer, load_tokenizer, train_tokenizer
 from data.words import cut
 
 CORPUS = ["Once upon a time, there was a fox named Tiko.\n", "你好，世界。1234 emoji 🦊!\n\ttabs  and  spaces"] * 20
@@ -95,6 +96,25 @@ def test_ten_thousand_random_byte_strings_come_back_exactly(saved):
         assert [tokenizer.bos_id, *ids] == other
         assert tokenizer.decode(ids) == text
         assert tokenizer.decode_bytes(ids) == text.encode()
+
+
+def test_every_kind_of_tokenizer_knows_the_bytes_of_each_token():
+    """Made by hand: a tokenizer with byte fallback, as Llama 2, Mistral and Gemma have it."""
+    words = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁aé", "▁a"]
+    made = models.BPE({word: i for i, word in enumerate(words)}, [("▁", "a")], unk_token="<unk>", byte_fallback=True)
+    backend = tokenizers.Tokenizer(made)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(parts)
+    backend.add_special_tokens(["<s>"])
+    fallback = Tokenizer(backend, dict.fromkeys(("pad_token", "bos_token", "eos_token"), "<s>"))
+    text = "a é 你 a🦊"
+    for tokenizer in (fallback, *(train_tokenizer(TokenizerConfig(kind=kind), [text]) for kind in ("byte", "char"))):
+        ids = tokenizer.encode(text)
+        own = [tokenizer.decode_bytes([token]) for token in ids]
+        assert b"".join(own).decode().strip() == text
+        assert tokenizer.decode_bytes([tokenizer.bos_id]) == b""
+        assert b"\xbd" in own or tokenizer.decode(ids[-1:]) == "🦊"
 
 
 def _is_text(raw: bytes) -> bool:

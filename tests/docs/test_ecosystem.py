@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from model import load
 from model.export.__main__ import export
 from tests.docs.page import ROOT
 from tests.model.export.models import model, save_with_tokenizer
+from tests.serve.conftest import serving
 
 pytestmark = pytest.mark.slow
 SECTIONS = dict(
@@ -66,8 +68,25 @@ def test_lm_evaluation_harness_counts_as_eval_tasks_does(hub):
     pairs = [{"sentence_good": f"A fox {verb}s.", "sentence_bad": f"A fox {verb}."} for verb in ("sing", "run", "bark")]
     for name, rows in (("questions", questions), ("pairs", pairs)):
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = shlex.split(code("lm-evaluation-harness").replace("eval/tasks", str(ROOT / "eval/tasks")))
-    subprocess.run([sys.executable, "-m", *command, "--output_path", "out"], check=True, timeout=300)
+    shutil.copytree(hub, "runs/demo/checkpoints/step_00000001")
+    Path("runs/demo/checkpoints/latest").write_text("step_00000001\n")
+    commands = code("lm-evaluation-harness").replace("eval/tasks", str(ROOT / "eval/tasks"))
+    with serving(Path("runs")) as (address, _):
+        for command, out in zip(
+            commands.replace("http://127.0.0.1:8000", address).split("\n\n"), ("out", "served"), strict=True
+        ):
+            command = [sys.executable, "-m", *shlex.split(command), "--log_samples", "--output_path", out]
+            subprocess.run(command, check=True, timeout=300)
+    scores = {
+        out: [
+            float(score)
+            for file in sorted(Path(out).rglob("samples_*.jsonl"))
+            for line in file.read_text("utf-8").splitlines()
+            for score, _ in json.loads(line)["filtered_resps"]
+        ]
+        for out in ("out", "served")
+    }
+    assert scores["served"] == pytest.approx(scores["out"], abs=1e-3)
     (file,) = Path("out").rglob("results_*.json")
     theirs = read_json(file)["results"]
     lm, tokenizer = load(hub), load_tokenizer(hub)

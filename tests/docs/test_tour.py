@@ -1,4 +1,4 @@
-"""docs/tour.md names every file that a run of the demo enters, and says how long each is."""
+"""docs/tour.md names every file that a run of the demo enters."""
 
 import re
 import sys
@@ -8,8 +8,7 @@ from tests.docs.page import ROOT
 from tests.train.helpers import pretrain
 
 TOUR = (ROOT / "docs/tour.md").read_text(encoding="utf-8")
-ROWS = {name: int(lines) for name, lines in re.findall(r"^\| `([\w/]+\.py)` \| (\d+) \|", TOUR, re.MULTILINE)}
-ONE_OF = {"model/backends/sdpa.py", "model/backends/blocked.py"}  # which of them, the machine decides
+ROWS = set(re.findall(r"^\| `([\w/]+\.py)` \|", TOUR, re.MULTILINE))
 
 
 def entered(run) -> set[str]:
@@ -50,17 +49,12 @@ def test_every_file_that_a_run_enters_is_on_the_tour(tmp_path):
     """The demo, but fewer stories, because preparing them is not part of the tour."""
     few = ["data.source.documents=60", "data.source.validation_documents=8", "tracking.wandb=disabled"]
     shape = ["train.max_steps=2", "eval.hooks=[]", f"output_dir={tmp_path}"]
+    shape += ["model.attn_implementation=sdpa"]  # `auto` takes what this CPU is quick at
     demo = ROOT / "configs/demo.yaml"
     pretrain(demo, "name=first", *few, *shape)  # prepares
     found = entered(lambda: pretrain(demo, "name=tour", *few, *shape))
     assert len(found) > 25
-    assert found - ROWS.keys() - ONE_OF == set(), "files that a run enters and docs/tour.md does not name"
+    assert found - ROWS == set(), "files that a run enters and docs/tour.md does not name"
     tour = TOUR.split("## And then")[0]
     on_the_way = set(re.findall(r"^\| `([\w/]+\.py)`", tour, re.MULTILINE))
-    assert on_the_way - found - ONE_OF == set(), "files that docs/tour.md names and a run does not enter"
-
-
-def test_the_lines_are_counted_rightly_to_a_tenth():
-    for name, lines in ROWS.items():
-        there = len((ROOT / name).read_text(encoding="utf-8").splitlines())
-        assert abs(there - lines) <= max(5, there / 10), f"docs/tour.md: {name} has {there} lines, not {lines}"
+    assert on_the_way - found == set(), "files that docs/tour.md names and a run does not enter"

@@ -1,6 +1,7 @@
 """OpenAI's API, as OpenAI's own client speaks it, against a server that listens."""
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -10,10 +11,23 @@ import torch
 
 from data.chat import prompt_ids
 from data.tokenizer import load_tokenizer
-from model import generate, load
+from model import generate, load, save
 from serve.limits import Limits
 from tests.serve.conftest import serving
 
+UNKNOWN = {  # of other servers, or misspelt: a client must not believe that they did something
+    "enable_thinking": True,
+    "guided_json": {"type": "object"},
+    "guided_regex": "[a-z]+",
+    "structured_outputs": {"choice": ["yes"]},
+    "grammar": "root ::= [a-z]",
+    "allowed_token_ids": [5],
+    "bad_words": ["a"],
+    "logits_processors": [],
+    "max_token": 5,
+    "echo": True,
+    "prompt": "A",
+}
 SAID = [{"role": "user", "content": "Tiko the fox found a ball. Who has it?"}]
 
 
@@ -101,12 +115,142 @@ def test_log_probabilities_are_those_of_the_model(client, folder):
             expected = lm(torch.tensor([ids]))[0, -1].log_softmax(-1)
         best = expected.topk(3)
         assert [likely.logprob for likely in one.top_logprobs] == pytest.approx(best.values.tolist(), abs=1e-4)
-        assert one.token == tokenizer.decode([int(best.indices[0])], skip_special_tokens=False)
+        for likely, token in zip(one.top_logprobs, best.indices.tolist(), strict=True):
+            assert bytes(likely.bytes) == tokenizer.decode_bytes([token])
+        assert (one.token, one.bytes) == (one.top_logprobs[0].token, one.top_logprobs[0].bytes)
         ids.append(int(best.indices[0]))
-    old = client.completions.create(model="text", prompt="A", temperature=0, max_tokens=5, logprobs=2)
-    said = old.choices[0].logprobs
-    assert len(said.tokens) == len(said.token_logprobs) == len(said.text_offset) == 5
-    assert all(1 <= len(top) <= 2 for top in said.top_logprobs)  # two parts of characters look alike
+    whole = b"".join(bytes(one.bytes) for one in answer.choices[0].logprobs.content)
+    assert b"\xef\xbf\xbd" not in whole  # parts of characters are themselves
+    assert whole.decode("utf-8", "replace") == answer.choices[0].message.content
+
+
+def harness_scores(choice, context):
+    """Of the text after `context` tokens: what lm-evaluation-harness (`local-completions`) reads out of a choice: the
+    last entry is taken to be the token that `max_tokens: 1` wrote."""
+    said = choice["logprobs"]
+    numbers, top = said["token_logprobs"][context:-1], said["top_logprobs"][context:-1]
+    return sum(numbers), all(number == max(one.values()) for number, one in zip(numbers, top, strict=True))
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_choices_are_scored_as_others_score_them(address, folder, ends):
+    """ends: the token that is written is a stop id, as it often is after a whole text."""
+    lm, tokenizer = load(folder / "text"), load_tokenizer(folder / "text")
+    context = [tokenizer.bos_id, *tokenizer.encode("Tiko the fox 🦊 found a ball by the sea. Who has it? " * 2)]
+    likeliest = generate(lm, torch.tensor([context]), 4, temperature=0)[0].tolist()
+    rows = [likeliest, context + tokenizer.encode(" 你好"), context + tokenizer.encode(" Nobody")]
+    with torch.no_grad():
+        logits = [lm(torch.tensor([row]))[0] for row in rows]
+    every = [
+        of_row.log_softmax(-1)[:-1].gather(1, torch.tensor(row[1:])[:, None])[:, 0]
+        for of_row, row in zip(logits, rows, strict=True)
+    ]
+    body = {
+        "model": "text",
+        "prompt": rows,
+        "temperature": 0,
+        "max_tokens": 1,
+        "logprobs": 1,
+        "seed": 1234,
+        "echo": True,
+    }
+    if ends:
+        body["stop_token_ids"] = [int(of_row[-1].argmax()) for of_row in logits]
+    for _ in range(2):  # the second time the beginning is in the cache
+        answer = httpx.post(f"{address}/v1/completions", json=body, timeout=60).json()
+        for choice, row, expected in zip(answer["choices"], rows, every, strict=True):
+            score, is_greedy = harness_scores(choice, len(context))
+            assert score == pytest.approx(expected[len(context) - 1 :].sum().item(), abs=1e-3)
+            assert is_greedy == (row is likeliest)
+            assert choice["finish_reason"] == ("stop" if ends else "length")
+            said = choice["logprobs"]
+            assert len(said["tokens"]) == len(said["text_offset"]) == len(said["top_logprobs"]) == len(row) + 1
+            assert (said["token_logprobs"][0], said["top_logprobs"][0]) == (None, None)
+    events = httpx.post(f"{address}/v1/completions", json=body | {"stream": True, "prompt": rows[0]}, timeout=60).text
+    parts = [json.loads(line.removeprefix("data: ")) for line in events.splitlines() if line.startswith("data: {")]
+    streamed = [part["choices"][0]["logprobs"] for part in parts]
+    joined = {name: [entry for one in streamed for entry in one[name]] for name in said}
+    assert joined == answer["choices"][0]["logprobs"]
+    nothing = httpx.post(f"{address}/v1/completions", json=body | {"max_tokens": 0}, timeout=60).json()
+    for choice, row, expected in zip(nothing["choices"], rows, every, strict=True):
+        assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(expected.tolist(), abs=1e-3)
+        assert choice["text"] == tokenizer.decode(row)
+    assert nothing["usage"]["completion_tokens"] == 0
+
+
+def test_offsets_and_likeliest_tokens_of_parts_of_characters(client, folder):
+    tokenizer = load_tokenizer(folder / "text")
+    prompt = "a 🦊 é 你好 fox"
+    asked = {"model": "text", "prompt": prompt, "temperature": 0, "max_tokens": 12, "logprobs": 20, "echo": True}
+    (choice,) = client.completions.create(**asked).choices
+    said, ids = choice.logprobs, [tokenizer.bos_id, *tokenizer.encode(prompt)]
+    whole = [len(tokenizer.decode_bytes(ids[:at]).decode("utf-8", "ignore")) for at in range(len(ids))]
+    assert said.text_offset[: len(ids)] == whole
+    assert said.text_offset[len(ids)] == len(prompt)
+    assert max(said.text_offset) <= len(choice.text)
+    named = [prompt[at:].startswith(token) for token, at in zip(said.tokens[1:], whole[1:], strict=False)]
+    assert named == [not token.startswith("bytes:") for token in said.tokens[1 : len(ids)]]
+    assert any(token.startswith("bytes:\\x") for token in said.tokens)
+    assert {len(top) for top in said.top_logprobs[1:]} == {20}
+
+
+def test_a_prompt_that_is_left_out_is_the_beginning_of_a_document(address):
+    for body in ({}, {"prompt": None}, {"prompt": ""}):
+        answer = httpx.post(f"{address}/v1/completions", json={"model": "text", "max_tokens": 1} | body, timeout=60)
+        assert answer.json()["usage"]["prompt_tokens"] == 1
+
+
+def test_settings_of_other_servers_do_what_they_do_there(client, direct, folder):
+    tokenizer = load_tokenizer(folder / "chat")
+    _, read, written = direct("chat", SAID, 30)
+    stop, asked = written[4], {"model": "chat", "messages": SAID, "temperature": 0, "max_tokens": 30}
+    create = client.chat.completions.create
+
+    def ids(answer):
+        return b"".join(bytes(one.bytes) for one in answer.choices[0].logprobs.content)
+
+    cut = create(**asked, extra_body={"stop_token_ids": [stop], "ignore_eos": True}, logprobs=True)
+    assert cut.usage.completion_tokens == written.index(stop)
+    assert cut.choices[0].finish_reason == "stop"
+    longer = create(**asked, extra_body={"stop_token_ids": [stop], "min_tokens": 12}, logprobs=True)
+    assert longer.usage.completion_tokens >= 12
+    assert ids(longer).startswith(ids(cut))
+    text = direct("chat", SAID, 30)[0]
+    few = create(**asked, stop=[text[0]], extra_body={"min_tokens": 12})
+    assert few.choices[0].message.content.startswith(text[:2])
+    begun = [*SAID, {"role": "assistant", "content": "Tiko has"}]
+    more = create(**asked | {"messages": begun}, extra_body={"continue_final_message": True})
+    assert more.usage.prompt_tokens == read + len(tokenizer.encode("Tiko has"))
+    for thinking, extra in (
+        ({"chat_template_kwargs": {"enable_thinking": True}}, len(["<think>", "\n"])),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, 0),
+        ({"reasoning_effort": "none"}, 0),
+        ({"user": "Ada", "metadata": {}, "store": False, "logit_bias": None, "guided_json": None}, 0),
+    ):
+        assert create(**asked, extra_body=thinking).usage.prompt_tokens == read + extra
+
+
+def test_the_end_that_a_model_writes_itself_can_be_ignored(folder, tmp_path):
+    """A model that ends at once: the row of the end in its head is a longer one of the likeliest token."""
+    checkpoint = "checkpoints/step_00000010"
+    shutil.copytree(folder / "text", tmp_path / "ends")
+    lm, tokenizer = load(folder / "text"), load_tokenizer(folder / "text")
+    with torch.no_grad():
+        first = lm(torch.tensor([[tokenizer.bos_id, *tokenizer.encode("A")]]))[0, -1].argmax()
+        lm.lm_head.weight[tokenizer.eos_id] = 2 * lm.lm_head.weight[first]
+    save(lm, tmp_path / "ends" / checkpoint)
+    asked = {"model": "ends", "prompt": "A", "temperature": 0, "max_tokens": 6, "logprobs": 1}
+    with serving(tmp_path) as (address, _):
+        plain, ignored, fewest = (
+            httpx.post(f"{address}/v1/completions", json=asked | more, timeout=60).json()
+            for more in ({}, {"ignore_eos": True}, {"min_tokens": 2})
+        )
+    assert plain["usage"]["completion_tokens"] == 0
+    assert plain["choices"][0]["logprobs"]["tokens"] == [
+        tokenizer.decode([tokenizer.eos_id], skip_special_tokens=False)
+    ]
+    assert ignored["usage"]["completion_tokens"] == 6
+    assert fewest["usage"]["completion_tokens"] >= 2
 
 
 def test_an_answer_ends_before_a_stop_text_also_when_streamed(client, direct):
@@ -134,6 +278,21 @@ def test_an_answer_ends_before_a_stop_text_also_when_streamed(client, direct):
         ({"max_tokens": 1000}, 400, "maximum context length is 256"),
         ({"frequency_penalty": 0.5}, 400, "frequency_penalty is not supported"),
         ({"response_format": {"type": "json_object"}}, 400, "response_format is not supported"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, 400, "response_format is not supported"),
+        ({"tool_choice": "required"}, 400, "tool_choice"),
+        ({"function_call": "auto"}, 400, "function_call is not supported"),
+        ({"modalities": ["text", "audio"]}, 400, "modalities is not supported"),
+        ({"stream_options": {"continuous_usage_stats": True}}, 400, "continuous_usage_stats"),
+        ({"reasoning_effort": "high"}, 400, "'reasoning_effort' is not for this model"),
+        ({"chat_template_kwargs": {"thinking_budget": 5}}, 400, "'thinking_budget' is not for this model"),
+        ({"chat_template_kwargs": {"enable_thinking": "false"}}, 400, "true or false"),
+        ({"model": "text", "chat_template_kwargs": {"enable_thinking": True}}, 400, "not trained on chats"),
+        ({"model": "text", "tools": [{"name": "f"}]}, 400, "not trained on chats"),
+        ({"continue_final_message": True}, 400, "only a message of the assistant"),
+        ({"add_generation_prompt": False}, 400, "goes with it"),
+        ({"stop_token_ids": [10**6]}, 400, "stop_token_ids: token ids must be"),
+        ({"min_tokens": 5}, 400, "min_tokens: 5 are more than the 4"),
+        *(({name: value}, 400, f"{name} is not supported") for name, value in UNKNOWN.items()),
         ({"top_logprobs": 3}, 400, "needs logprobs"),
         ({"stop": ["a", "b", "c", "d", "e"]}, 400, "stop must be"),
         ({"seed": "x"}, 400, "seed"),

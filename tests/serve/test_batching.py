@@ -147,6 +147,61 @@ def test_nobody_is_passed_by_those_who_came_later(lm):
     assert list(dict.fromkeys(order)) == [0, 1, 2, 3]
 
 
+def test_a_prompt_has_log_probabilities_too_however_it_is_read(lm):
+    """In chunks, beside others, and where others read the same beginning before: shared blocks give no logits."""
+    (prompt,) = prompts(1, longest=1)
+    prompt = prompt + [7, 8, 9] * 15
+    batcher = Batcher(lm, blocks=100, block_size=4, chunk=16)
+    clients = [Client(prompt, new, top_log_probs=2, of_prompt=True) for new in (5, 0, 1)]
+    for client in (Client(prompt, 3), *clients):
+        batcher.submit(client.request)
+        finish(batcher)
+    with torch.no_grad():
+        expected = lm(torch.tensor([prompt]))[0].log_softmax(-1)
+    for client in clients:
+        read = client.got.pop(0)
+        assert [token.id for token in read.tokens] == prompt
+        assert read.tokens[0] == Token(prompt[0])
+        for at, token in enumerate(read.tokens[1:]):
+            assert token.log_prob == pytest.approx(expected[at, token.id].item(), abs=1e-4)
+            assert [p for _, p in token.top] == pytest.approx(expected[at].topk(2).values.tolist(), abs=1e-4)
+        assert (client.ids, client.end) == (alone(lm, prompt, 5)[: client.request.max_new_tokens], "length")
+    assert batcher.cache.free_blocks == 100
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.7)])
+def test_nothing_ends_an_answer_before_its_fewest_tokens(lm, sampling):
+    (prompt,) = prompts(1)
+    whole = alone(lm, prompt, 30, sampling, seed=1)
+    client = Client(prompt, 30, sampling, stop=[whole[5]], seed=1, min_new_tokens=9)
+    batcher = Batcher(lm)
+    batcher.submit(client.request)
+    finish(batcher)
+    until = whole.index(whole[5])
+    assert client.ids[:until] == whole[:until]
+    assert len(client.ids) >= 9
+    assert whole[5] not in client.ids
+
+
+def test_a_receiver_that_fails_costs_nobody_else_anything(lm):
+    batcher = Batcher(lm, blocks=200, block_size=4)
+    broken, well = [Client(prompt, 20) for prompt in prompts(3)], [Client(prompt, 20) for prompt in prompts(6)[3:]]
+
+    def fails(event):
+        raise RuntimeError("Event loop is closed")
+
+    for client in broken:
+        client.request.emit = fails
+    batcher.start()
+    for one, other in zip(broken, well, strict=True):
+        batcher.submit(one.request)
+        batcher.submit(other.request)
+    assert all(client.done.wait(30) for client in well)
+    assert [client.ids for client in well] == [alone(lm, client.request.token_ids, 20) for client in well]
+    batcher.stop()
+    assert batcher.cache.free_blocks == 200
+
+
 def test_what_cannot_be_served_is_refused_at_once(lm):
     batcher = Batcher(lm, blocks=8, block_size=4, max_waiting=2)
     for prompt, new, message in (

@@ -10,10 +10,10 @@ from statistics import median
 
 import torch
 
+from configs.command import is_out_of_memory
 from configs.tables import table
 from model import LanguageModel
 from model.counting import flops_per_token
-from model.memory import is_out_of_memory
 from train.config import RunConfig
 from train.machine.compilation import PAYS_AFTER_MINUTES
 from train.machine.device import Device, resolve_device

@@ -15,10 +15,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from configs.command import InputError
-from train.budget import size_in_words
 from train.config import RunConfig
 from train.doctor.verdict import Verdict, in_short
-from train.fits import check_disk
+from train.fits import check_disk, size_in_words
 from train.machine.device import machine
 from train.machine.hardware import all_memory, device_memory
 from train.machine.load import in_words

@@ -31,9 +31,9 @@ from configs.command import InputError
 from data.batches import JOINED
 from model.backends.choice import choose_device
 from train.config import RunConfig
+from train.fits import largest_divisor
 from train.machine.distributed import STORE
 from train.machine.signals import STOP_SIGNALS
-from train.run import largest_divisor
 from train.saving.commit import STEPS
 from train.saving.state import read_state
 
@@ -58,7 +58,7 @@ def number_of_processes(config: RunConfig, parts: int | None = None) -> int:
     if wanted != "auto":
         if wanted > 1 and not on_cpu:
             raise InputError(
-                f"train.processes is {wanted}, which is for CPUs: on GPUs start torchrun (docs/hardware.md)"
+                f"train.processes is {wanted}, which is for CPUs: on GPUs start torchrun (docs/scaling_out.md)"
             )
         return wanted
     if not on_cpu:

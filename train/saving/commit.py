@@ -26,10 +26,10 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 from safetensors import SafetensorError
 
+from configs.bounds import MOST_STEPS
 from configs.checkpoints import (
     CARD,
     MANIFEST,
-    MOST_STEPS,
     STATE,
     TRAINING,
     is_damaged,

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
 
-from configs.checkpoints import MOST_STEPS, STATE, training_folder
+from configs.bounds import MOST_STEPS
+from configs.checkpoints import STATE, training_folder
 from configs.command import InputError
 from configs.read_back import DamagedFile, checked, read_json
 from model.backends.names import AttentionImplementation

@@ -27,7 +27,7 @@ COMMANDS = {
 }
 HELP = [
     *COMMANDS,
-    *("train.sft", "train.scaling", "eval.questions", "benchmarks.throughput", "benchmarks.preparing"),
+    *("train.sft", "eval.questions", "benchmarks.throughput", "benchmarks.preparing"),
     *("notebooks.execute", "train.documentation"),
 ]
 CONTINUES = ("train.pretrain", "train.sweep")  # whose work is worth more than what they print

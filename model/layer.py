@@ -81,7 +81,7 @@ LAYERS: dict[str, type[nn.Module]] = {"before": DecoderLayer, "after": NormAfter
 
 
 def feed_forward(layer: nn.Module, x: Tensor, real: Tensor | None) -> Stream:
-    """What a feed-forward layer returns, its output alone or with auxiliary losses. Experts are told which tokens are
-    real (B, T); None: all."""
+    """What a feed-forward layer returns, its output alone or with auxiliary losses. real (B, T): the tokens that
+    are not padding, which experts ask for; None: all."""
     out = layer(x, real) if isinstance(layer, MixtureOfExperts) else layer(x)
     return out if isinstance(out, tuple) else (out, {})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any
@@ -40,11 +40,12 @@ class Batch:
     Rows of text have input_ids and labels (B, T) int64. They have document_ids (B, T) where documents must not see
     each other, with document_starts (B, N), the places where they begin. They have position_ids (B, T) where positions
     do not count on through the row. Another objective names what it needs (chosen_input_ids, rewards, …). row_ids: the
-    rows' numbers, for messages.
+    rows' numbers, for messages. figures: what its source says of the step, alike in all processes; they are logged.
     """
 
     tensors: dict[str, Tensor]
     row_ids: list[int]
+    figures: dict[str, float] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -68,7 +69,7 @@ class Batch:
         return sum(int((each != pad_id).sum()) for each in ids), sum(each.numel() for each in ids)
 
     def _map(self, change: Callable[[Tensor], Tensor], row_ids: list[int]) -> Batch:
-        return Batch({name: change(tensor) for name, tensor in self.tensors.items()}, row_ids)
+        return Batch({name: change(tensor) for name, tensor in self.tensors.items()}, row_ids, self.figures)
 
 
 def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_step: int = 8) -> Rows:

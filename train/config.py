@@ -113,7 +113,7 @@ class TrainConfig(Section):
         0.7, ge=0, le=1, description="wsd: share of the run in which the learning rate goes down."
     )
     final_lr_fraction: Annotated[float, Meaning.IDENTITY] = Field(
-        0.05, ge=0, le=1, description="Last learning rate, as a share of the highest."
+        0.05, ge=0, le=1, description="Learning rate of the last step, as a share of the highest (not constant)."
     )
     grad_clip: Annotated[float, Meaning.IDENTITY] = Field(
         1.0, ge=0, le=MOST_FACTOR, description="A longer gradient is shortened to this norm. 0 = never."

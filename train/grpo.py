@@ -47,7 +47,6 @@ class GRPO:
         import torch
 
         from data.batches import IGNORED
-        from train.methods.rollouts import reported_names
 
         is_answer = batch["labels"] != IGNORED
         used = int(is_answer.any(dim=0).nonzero().max()) + 1  # rows are sorted by length: a sync point, and it pays
@@ -64,8 +63,7 @@ class GRPO:
         copies = batch["copies"]
         of_answers = (copies / is_answer.sum(1))[:, None] * is_answer  # each answer's tokens weigh 1 together
         summed = {name: (value.detach() * of_answers).sum() for name, value in figures.items()}
-        reported = (batch["reported"] * copies[:, None]).sum(0)
-        return (loss * weights).sum(), summed | dict(zip(reported_names(self.settings), reported, strict=True))
+        return (loss * weights).sum(), summed
 
     def log_probs(self, forward: Forward, lm: LanguageModel, ids: Tensor, labels: Tensor) -> Tensor:
         """ln p of each label, at the temperature at which it was drawn: (B, T) twice -> (B, T)."""

@@ -153,7 +153,8 @@ def read_figures(run: Run, is_last: bool) -> None:
     for reading in meter.read_device():
         examine(run, reading)
     assert meter.last is not None
-    loss, lr = f"{meter.last.loss:.3f}", f"{meter.last.figures.lr:.1e}"
+    loss = f"{meter.last.loss:.3f}" if meter.last.figures.trained else "none"
+    lr = f"{meter.last.figures.lr:.1e}"
     run.tracker.progress(state.step, state.seconds, loss=loss, lr=lr, tok_s=f"{meter.tokens_per_s:,.0f}")
     if logs:
         run.check_owner()
@@ -178,7 +179,7 @@ def say_how_long(run: Run) -> None:
 def examine(run: Run, reading: Reading) -> None:
     """Log a step that was skipped, or whose loss stands out. Raises NonFiniteLoss if it is one too many."""
     figures, state = reading.figures, run.state
-    if not figures.trained:  # a row of padding, or of a first token alone
+    if not figures.trained:  # answers that all earned the same, a row of padding, or of a first token alone
         return
     rows = f"rows {figures.rows[0]} to {figures.rows[1]}"
     values = {"loss": reading.loss, "grad_norm": reading.grad_norm, "rows": list(figures.rows)}

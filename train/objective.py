@@ -35,13 +35,17 @@ class Objective(Protocol):
     """What a step minimises."""
 
     def count(self, batch: Batch) -> int:
-        """What the sums of a batch are divided by: trained tokens, pairs, … It is called on the CPU."""
+        """What the sums of a batch are divided by: trained tokens, pairs, … It is called on the CPU.
+
+        A step in which it is 0 everywhere has nothing to learn, and moves nothing.
+        """
         ...
 
     def loss(self, forward: Forward, batch: Batch) -> tuple[Tensor, Figures]:
         """-> the loss, summed over what `count` counts, and further figures by name, summed likewise.
 
-        The figures are logged beside the loss, as means. Call `forward` once for a batch, or as often as needed.
+        The figures are logged beside the loss, as means. Call `forward` once for a batch, or as often as needed. What
+        the model's own layers add (auxiliary losses, as of experts) is added by the step, and logged apart.
         """
         ...
 
@@ -71,11 +75,13 @@ class BatchSource:
     """Subclass it and write `batch`. rows_per_batch: rows of a step, over all processes; row_length: in tokens.
 
     notes: what the run says about it before it starts; "" = nothing. joined: what becomes of the rows of
-    data.sequence_length tokens that make one row, where these are several.
+    data.sequence_length tokens that make one row, where these are several. steps_per_batch: steps that learn from the
+    same batch.
     """
 
     rows_per_batch: int
     row_length: int
+    steps_per_batch: int = 1
     notes: str = ""
     joined: str = "into one"
 

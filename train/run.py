@@ -116,7 +116,7 @@ class Run:
             tracker=self.tracker,
             world=self.world,
             total_steps=self.config.max_steps,
-            loss=self.meter.last.loss if self.meter.last else None,
+            loss=self.meter.last.loss if self.meter.last and self.meter.last.figures.trained else None,
             command=typed(self.script),
             base=Path(base) if base else None,
         )

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import tokenizers
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
+from configs.bounds import MOST_VOCABULARY
 from configs.checkpoints import check_files, is_file, read_checkpoint
 from configs.command import InputError
 from configs.read_back import read_json, read_text
@@ -27,6 +28,18 @@ class Settings(BaseModel):
     pad_token: str | Token | None = None
     bos_token: str | Token | None = None
     eos_token: str | Token | None = None
+
+
+class Beside(BaseModel):
+    """What is read of the config.json of a model beside a tokenizer."""
+
+    vocab_size: int = Field(0, ge=0, le=MOST_VOCABULARY)
+
+
+def rows_beside(file: Path) -> int:
+    """How many ids the model beside a tokenizer.json has rows for; 0 where there is none. Raises InputError."""
+    config = file.with_name("config.json")
+    return read_json(config, Beside).vocab_size if is_file(config) else 0
 
 
 def open_tokenizer(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settings]:

@@ -3,10 +3,24 @@
 import json
 
 import pytest
+import tokenizers
+import torch
 import yaml
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
+from eval.chat.session import open_conversation
 from model import load
 from tests.train.helpers import metrics, pretrain, refusal, write_config
+from train.pretrain import main as pretrain_main
 from train.sft import main
 
 
@@ -81,3 +95,105 @@ def test_a_model_that_only_headlight_loads_is_fine_tuned_as_such(tmp_path):
     pretrain(write_config(tmp_path, name="base", model=only_here, train={"max_steps": 1}))
     pretrain(chat_config(tmp_path, tmp_path / "runs/base"), "train.max_steps=1", script=main)
     assert load(tmp_path / "runs/chat/checkpoints/step_00000001").config.loadable_elsewhere is False
+
+
+SHAPES = {  # roles of the tokenizer, as its family names them; then the model
+    "qwen2": ({"eos": "<|im_end|>", "pad": "<|endoftext|>"}, Qwen2Config, Qwen2ForCausalLM, True, (4, 2)),
+    "llama": ({"bos": "<s>", "eos": "</s>"}, LlamaConfig, LlamaForCausalLM, False, (4, 2)),
+    "smollm2": (
+        {"bos": "<|im_start|>", "eos": "<|im_end|>", "pad": "<|im_end|>"}, LlamaConfig, LlamaForCausalLM, True, (9, 3)
+    ),
+}  # fmt: skip
+CHAT = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+def foreign_directory(folder, shape, vocabulary):
+    """A model directory that transformers wrote. vocabulary: padded (rows for more ids than tokens), exact, or plain,
+    which is exact and has no tokens for chats."""
+    roles, config, architecture, tied, (heads, groups) = SHAPES[shape]
+    special = ["<s>", "</s>", "<|endoftext|>"] if vocabulary == "plain" else ["<s>", "</s>", *CHAT]
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())
+    )
+    backend.train_from_iterator(["The cat sat on the mat. Which sound does it make? Meow."] * 9, trainer)
+    roles = {f"{role}_token": token if token in special else "</s>" for role, token in roles.items()}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **roles)
+    sizes = {"hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 96}
+    sizes |= {"num_attention_heads": heads, "num_key_value_heads": groups, "head_dim": 4 if heads == 9 else 8}
+    vocab_size = 400 if vocabulary == "padded" else len(tokenizer)
+    torch.manual_seed(1)
+    lm = architecture(config(vocab_size=vocab_size, tie_word_embeddings=tied, initializer_range=0.2, **sizes))
+    lm.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder, vocab_size
+
+
+SOME = [("qwen2", "padded"), ("llama", "plain"), ("smollm2", "exact")]
+EACH = [(shape, vocabulary) for shape in SHAPES for vocabulary in ("padded", "exact", "plain")]
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["whole", "lora"])
+@pytest.mark.parametrize(
+    ("shape", "vocabulary"), [one if one in SOME else pytest.param(*one, marks=pytest.mark.slow) for one in EACH]
+)
+def test_a_foreign_directory_is_fine_tuned_and_talked_to(tmp_path, shape, vocabulary, lora):
+    foreign, rows = foreign_directory(tmp_path / "foreign", shape, vocabulary)
+    before = AutoModelForCausalLM.from_pretrained(foreign)
+    config = chat_config(tmp_path, foreign, **({"lora": lora} if lora else {}))
+    done = pretrain(config, "train.max_steps=60", "train.optimizer.lr=0.05", script=main)
+    assert f"added to the tokenizer of {foreign}: " in done.stdout
+    run = tmp_path / "runs/chat"
+    losses = [m["loss"] for m in metrics(run) if m["split"] == "val"]
+    assert losses[-1] < 0.2 * losses[0]
+
+    lm, checkpoint = load(run), run / "checkpoints/step_00000060"
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    assert len(tokenizer) == lm.config.vocab_size
+    assert (lm.config.vocab_size == rows) == (vocabulary == "padded")
+    if vocabulary != "padded":
+        assert len(lm.model.embed_tokens.weight[rows:].unique(dim=0)) > 1  # equal at first, and then trained
+    if lora is None:
+        theirs = AutoModelForCausalLM.from_pretrained(checkpoint)
+    else:
+        from peft import PeftModel
+
+        before.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        theirs = PeftModel.from_pretrained(before, checkpoint).eval()
+    ids = torch.arange(lm.config.vocab_size)[-64:][None]  # the added ones among them
+    with torch.no_grad():
+        torch.testing.assert_close(lm(ids), theirs(ids).logits, rtol=0, atol=0 if lora is None else 1e-4)
+    talk = open_conversation(run, device="cpu", max_new_tokens=8, temperature=0.0)
+    assert talk.is_chat
+    assert "".join(talk.answer("7. Which sound does it make?")) == "Meow."
+
+    resumed = pretrain(config, "train.max_steps=62", "train.optimizer.lr=0.05", script=main)
+    assert "resumed from" in resumed.stdout
+    pretrain(config, "train.max_steps=1", f"init_from={run}", "lora=null", "name=on", script=main)  # merged
+
+
+def test_rows_are_added_without_changing_what_was_there(tmp_path):
+    foreign, rows = foreign_directory(tmp_path / "foreign", "llama", "exact")
+    lm, ids = load(foreign), torch.arange(40)[None]
+    before = lm(ids)
+    lm.add_rows(rows + 20)
+    torch.testing.assert_close(lm(ids)[..., :rows], before)  # a product of another size may round otherwise
+    torch.testing.assert_close(lm(ids)[..., rows:], before.mean(-1, keepdim=True).expand(-1, -1, 20))
+
+
+def test_training_on_takes_shape_and_tokenizer_from_the_directory_unless_the_yaml_says_otherwise(tmp_path):
+    """A config that was written for another model: with init_from on the command line its shape and tokenizer yield."""
+    foreign, _ = foreign_directory(tmp_path / "foreign", "smollm2", "exact")
+    config = write_config(tmp_path, model={"hidden_dropout": 0.1}, train={"max_steps": 2})
+    pretrain(config, f"init_from={foreign}", script=pretrain_main)
+    lm = load(tmp_path / "runs/tiny")
+    assert (lm.config.hidden_size, lm.config.num_attention_heads, lm.config.hidden_dropout) == (36, 9, 0.1)
+    assert AutoTokenizer.from_pretrained(tmp_path / "runs/tiny/checkpoints/step_00000002")("Meow").input_ids[1:] == (
+        AutoTokenizer.from_pretrained(foreign)("Meow").input_ids
+    )
+    pretrain(config, f"init_from={foreign}", "train.max_steps=3", script=pretrain_main)  # the run has both by now
+    said = refusal(config, f"init_from={foreign}", "name=b", "model.num_attention_heads=4", script=pretrain_main)
+    assert "init_from: num_attention_heads is 4 here and 9 in" in said
+    said = refusal(config, f"init_from={foreign}", "name=b", "data.tokenizer={kind: char}", script=pretrain_main)
+    assert "is not the tokenizer of this run's data" in said

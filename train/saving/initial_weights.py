@@ -85,13 +85,45 @@ def take_over(config: RunConfig, tokenizer_of: str | None = None) -> RunConfig:
     A run that has begun has both of its own. tokenizer_of: the model whose tokenizer is taken where init_from is null.
     Raises InputError.
     """
-    begun = config.init_from is not None and (config.directory / "checkpoints" / "latest").is_file()
-    source = str(config.directory) if begun else config.init_from
+    source = _start_of(config)
     if source is not None:
         config = config.model_copy(update={"model": take_over_architecture(config, source)})
-    tokenizer = config.data.tokenizer
-    if begun or tokenizer.kind != "pretrained":
-        tokenizer = tokenizer.model_copy(update={"kind": "pretrained", "path": source or tokenizer_of})
+    if source == config.init_from and config.data.tokenizer.kind == "pretrained":
+        return config
+    return _with_tokenizer_of(config, source or tokenizer_of)
+
+
+def start_as(config: RunConfig, said: set[str], keeps_tokenizer: bool) -> RunConfig:
+    """The config with the shape of `init_from`, but for the keys of `model:` that were said, and with its tokenizer.
+
+    A directory that cannot be read changes nothing here: the run that needs it says so.
+    """
+    source = _start_of(config)
+    assert source is not None
+    try:
+        _, there = _read(source)
+    except InputError:
+        return config
+    longest = max(config.model.max_position_embeddings, there["max_position_embeddings"])
+    keep = said | _free_keys(there)
+    if "max_position_embeddings" not in said:
+        keep.discard("max_position_embeddings")
+    if not there["loadable_elsewhere"]:
+        keep.discard("loadable_elsewhere")
+    model = ModelConfig.model_validate(there | {"max_position_embeddings": longest})
+    taken = {key: getattr(model, key) for key in there if key not in keep}
+    config = config.model_copy(update={"model": config.model.model_copy(update=taken)})
+    return config if keeps_tokenizer else _with_tokenizer_of(config, source)
+
+
+def _start_of(config: RunConfig) -> str | None:
+    """Where shape and tokenizer come from: init_from, or the run itself once it has begun; None without init_from."""
+    begun = config.init_from is not None and (config.directory / "checkpoints" / "latest").is_file()
+    return str(config.directory) if begun else config.init_from
+
+
+def _with_tokenizer_of(config: RunConfig, path: str | None) -> RunConfig:
+    tokenizer = config.data.tokenizer.model_copy(update={"kind": "pretrained", "path": path, "vocab_size": None})
     return config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": tokenizer})})
 
 
@@ -130,14 +162,17 @@ def _free_keys(there: dict[str, Any]) -> set[str]:
 
 def load_initial_weights(
     lm: LanguageModel, directory: Path, tokenizer: Tokenizer, lora: LoraConfig | None = None
-) -> None:
+) -> str:
     """Copy the weights of a model directory into a new run's model; then freeze them, beside adapters, with `lora`.
 
-    Raises InputError if the directory's tokenizer is not the run's: the same ids would stand for other text.
+    The tokenizer may have tokens that the directory's has not. Returns a line about them; "" where there are none.
+    Raises InputError if the same ids would stand for other text.
     """
     if not directory.is_dir():  # `init_from` is a run that trains, and data were prepared since it was found
         raise InputError(f"init_from: its run has removed {directory}: wait for its end, or raise its train.keep_last")
-    if load_tokenizer(directory).sha256() != tokenizer.sha256():
+    rows, wanted, theirs = _read(str(directory))[1]["vocab_size"], tokenizer.vocab_size, load_tokenizer(directory)
+    new = tokenizer.tokens_beyond(theirs)
+    if rows > wanted or new is None:
         raise InputError(
             f"init_from: {directory / 'tokenizer.json'} is not the tokenizer of this run's data: take it over with "
             f"'data.tokenizer={{kind: pretrained, path: {directory}}}'"
@@ -147,4 +182,8 @@ def load_initial_weights(
     except ValueError as error:
         raise InputError(f"init_from: {error}") from None
     if lora is not None:
-        add_adapters(lm, lora, str(directory), weights_hash(lm))
+        add_adapters(lm, lora, str(directory), weights_hash(lm), theirs.vocab_size if new else None)
+    if not new:
+        return ""
+    added = f"{wanted - rows} new rows, each the mean of the others" if rows < wanted else "rows that were free"
+    return f"added to the tokenizer of {directory}: {' '.join(new)}; they have {added}"

@@ -162,7 +162,9 @@ class RunConfig(Methods):
     """One run. The key `extends` is resolved before."""
 
     init_from: Annotated[PathText | None, Meaning.IDENTITY] = Field(
-        None, description="Start from the weights of this run or model directory. null = random weights."
+        None,
+        description="Start from the weights of this run or model directory, with its shape and its tokenizer. null = "
+        "random weights.",
     )
     model: Annotated[ModelConfig, Meaning.IDENTITY] = Field(ModelConfig(), description="The network.")
     data: Annotated[DataConfig, Meaning.IDENTITY] = Field(

@@ -284,31 +284,12 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
         )
         raise InputError(f"{loaded.where(('name',))}: {problem}: set PYTHONUTF8=1 in the environment") from None
     config = config.model_copy(update={"name": name})
-    return _as_it_starts(config, loaded) if config.init_from is not None else config
-
-
-def _as_it_starts(config: RunConfig, loaded: LoadedConfig) -> RunConfig:
-    """The config with the shape and the tokenizer of init_from, unless something is said about them.
-
-    A key says something about that model if it stands in the same file as init_from, or above it: on the command line,
-    or in the file that extends that one. What stands below was written for another model.
-    """
-    start = loaded.place(("init_from",))
-    files = {None, start.file, loaded.path} if start is not None and start.file is not None else {None}
-
-    def said(*section: str) -> set[str]:
-        values: Any = loaded.values
-        for part in section:
-            values = values.get(part, {})
-        places = {key: loaded.place((*section, key)) for key in values}
-        return {key for key, place in places.items() if place is not None and place.file in files}
-
-    model, tokenizer = said("model"), said("data", "tokenizer")
-    if tokenizer and model >= ModelConfig.model_fields.keys():  # the config.yaml of a run says it all
+    said = loaded.said_of_start("model")
+    if config.init_from is None or said >= ModelConfig.model_fields.keys():  # the config.yaml of a run says it all
         return config
     from train.saving.initial_weights import start_as  # torch takes seconds to import
 
-    return start_as(config, model, bool(tokenizer))
+    return start_as(config, said)
 
 
 def _refuse_foreign_hooks(loaded: LoadedConfig, config: RunConfig) -> None:

@@ -96,7 +96,7 @@ def save_adapters(lm: LanguageModel, directory: Path, weights: dict[str, Tensor]
     tensors = {name: x.contiguous() for name, x in weights.items() if ".lora_" in name and name != tied}
     vocab = lm.lm_head.out_features
     trained = {name.split(".")[-5]: [*range(vocab - len(x), vocab)] for name, x in tensors.items() if ROWS in name}
-    values["trainable_token_indices"] = trained or None
+    values |= {"trainable_token_indices": trained} if trained else {}
     (directory / ADAPTER).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     tensors = {PREFIX + name.replace(ROWS, PEFT_ROWS): x for name, x in tensors.items()}
     # one entry: safetensors writes several in any order, and the files of two equal runs are equal

@@ -93,8 +93,8 @@ def take_over(config: RunConfig, tokenizer_of: str | None = None) -> RunConfig:
     return _with_tokenizer_of(config, source or tokenizer_of)
 
 
-def start_as(config: RunConfig, said: set[str], keeps_tokenizer: bool) -> RunConfig:
-    """The config with the shape of `init_from`, but for the keys of `model:` that were said, and with its tokenizer.
+def start_as(config: RunConfig, said: set[str]) -> RunConfig:
+    """The config with the shape of `init_from`, but for the keys of `model:` that were said about it.
 
     A directory that cannot be read changes nothing here: the run that needs it says so.
     """
@@ -113,7 +113,7 @@ def start_as(config: RunConfig, said: set[str], keeps_tokenizer: bool) -> RunCon
     model = ModelConfig.model_validate(there | {"max_position_embeddings": longest})
     taken = {key: getattr(model, key) for key in there if key not in keep}
     config = config.model_copy(update={"model": config.model.model_copy(update=taken)})
-    return config if keeps_tokenizer else _with_tokenizer_of(config, source)
+    return _with_tokenizer_of(config, source) if config.data.tokenizer.path == config.init_from else config
 
 
 def _start_of(config: RunConfig) -> str | None:

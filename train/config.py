@@ -287,9 +287,12 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
     said = loaded.said_of_start("model")
     if config.init_from is None or said >= ModelConfig.model_fields.keys():  # the config.yaml of a run says it all
         return config
-    from train.saving.initial_weights import start_as  # torch takes seconds to import
+    from train.saving.start import shape_of, start_of  # torch takes seconds to import
 
-    return start_as(config, said)
+    source, data = start_of(config.directory, config.init_from) or "", config.data
+    if data.tokenizer.path == config.init_from:  # the run may have its own by now, and init_from be gone
+        data = data.model_copy(update={"tokenizer": data.tokenizer.model_copy(update={"path": source})})
+    return config.model_copy(update={"model": shape_of(source, config.model, said), "data": data})
 
 
 def _refuse_foreign_hooks(loaded: LoadedConfig, config: RunConfig) -> None:

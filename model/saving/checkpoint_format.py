@@ -86,11 +86,11 @@ def load_weights(lm: LanguageModel, directory: Path) -> None:
         load_adapters(lm, directory)
         merge(lm)
         return
-    there = read_config(directory)
-    if there.vocab_size < lm.config.vocab_size:
+    there, wanted = read_config(directory), lm.lm_head.out_features
+    if (there.vocab_size or wanted) < wanted:
         start = LanguageModel(there)
         load_weights(start, directory)
-        start.add_rows(lm.config.vocab_size)
+        start.add_rows(wanted)
         lm.load_state_dict(start.state_dict())
         return
     check_files(directory, WEIGHTS)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-from configs.checkpoints import is_adapter, read_checkpoint
+from configs.checkpoints import is_adapter
 from configs.command import InputError
 from configs.meaning import Meaning, keys_that
 from data.tokenizer import Tokenizer, load_tokenizer
@@ -15,10 +14,9 @@ from model.adapters.config import LoraConfig
 from model.adapters.files import base_of, weights_hash
 from model.adapters.lora import add_adapters
 from model.counting import on_meta
-from model.saving.checkpoint_format import load_weights, read_config
+from model.saving.checkpoint_format import load_weights
 from train.config import RunConfig
-
-WINDOWS = {"sliding_window", "layer_types"}  # set together
+from train.saving.start import WINDOWS, free_keys, read_start, start_of
 
 
 def find_initial_weights(config: RunConfig) -> Path:
@@ -26,9 +24,9 @@ def find_initial_weights(config: RunConfig) -> Path:
 
     Raises InputError unless its architecture is that of `model:`, naming the keys that differ.
     """
-    directory, there = _read(str(config.init_from))
+    directory, there = read_start(str(config.init_from))
     different = [key for key, value in config.model.model_dump().items() if value != there[key]]
-    different = [key for key in different if key not in _free_keys(there)]
+    different = [key for key in different if key not in free_keys(there)]
     if different:
         here = config.model.model_dump()
         listed = ", ".join(f"{k} is {json.dumps(here[k])} here and {json.dumps(there[k])}" for k in different)
@@ -58,7 +56,7 @@ def find_base(config: RunConfig, checkpoint: Path | None) -> Path:
             f"init_from: {directory} holds adapters, and adapters need a whole model: merge them first with "
             f"python -m model.export {config.init_from} --to merged --out DIR"
         )
-    there, here = _read(str(directory))[1], config.model.model_dump()
+    there, here = read_start(str(directory))[1], config.model.model_dump()
     if added := [key for key in keys_that(ModelConfig, Meaning.ADDED_AT_START) if here.get(key) != there.get(key)]:
         raise InputError(
             f"lora: model.{added[0]} is not as in {directory}, and adapters are opened beside the model as it is: set "
@@ -85,41 +83,12 @@ def take_over(config: RunConfig, tokenizer_of: str | None = None) -> RunConfig:
     A run that has begun has both of its own. tokenizer_of: the model whose tokenizer is taken where init_from is null.
     Raises InputError.
     """
-    source = _start_of(config)
+    source = start_of(config.directory, config.init_from)
     if source is not None:
         config = config.model_copy(update={"model": take_over_architecture(config, source)})
     if source == config.init_from and config.data.tokenizer.kind == "pretrained":
         return config
     return _with_tokenizer_of(config, source or tokenizer_of)
-
-
-def start_as(config: RunConfig, said: set[str]) -> RunConfig:
-    """The config with the shape of `init_from`, but for the keys of `model:` that were said about it.
-
-    A directory that cannot be read changes nothing here: the run that needs it says so.
-    """
-    source = _start_of(config)
-    assert source is not None
-    try:
-        _, there = _read(source)
-    except InputError:
-        return config
-    longest = max(config.model.max_position_embeddings, there["max_position_embeddings"])
-    keep = said | _free_keys(there)
-    if "max_position_embeddings" not in said:
-        keep.discard("max_position_embeddings")
-    if not there["loadable_elsewhere"]:
-        keep.discard("loadable_elsewhere")
-    model = ModelConfig.model_validate(there | {"max_position_embeddings": longest})
-    taken = {key: getattr(model, key) for key in there if key not in keep}
-    config = config.model_copy(update={"model": config.model.model_copy(update=taken)})
-    return _with_tokenizer_of(config, source) if config.data.tokenizer.path == config.init_from else config
-
-
-def _start_of(config: RunConfig) -> str | None:
-    """Where shape and tokenizer come from: init_from, or the run itself once it has begun; None without init_from."""
-    begun = config.init_from is not None and (config.directory / "checkpoints" / "latest").is_file()
-    return str(config.directory) if begun else config.init_from
 
 
 def _with_tokenizer_of(config: RunConfig, path: str | None) -> RunConfig:
@@ -132,32 +101,11 @@ def take_over_architecture(config: RunConfig, source: str) -> ModelConfig:
 
     Raises InputError.
     """
-    _, there = _read(source)
-    own = _free_keys(there).difference(WINDOWS)
+    _, there = read_start(source)
+    own = free_keys(there).difference(WINDOWS)
     if not there["loadable_elsewhere"]:
         own.discard("loadable_elsewhere")
     return ModelConfig.model_validate(there | {key: getattr(config.model, key) for key in own})
-
-
-def _read(init_from: str) -> tuple[Path, dict[str, Any]]:
-    """A model's directory and its config's values."""
-    try:
-        return read_checkpoint(init_from, lambda directory: (directory, read_config(directory).model_dump()))
-    except (OSError, ValueError) as error:
-        raise InputError(f"init_from: {error}") from None
-
-
-def _free_keys(there: dict[str, Any]) -> set[str]:
-    """The keys of `model:` that may have another value than `there`, in the config of the model begun from."""
-    added = set(keys_that(ModelConfig, Meaning.ADDED_AT_START))
-    if there["rope_scaling"] is not None:
-        added.remove("rope_scaling")
-    if there["sliding_window"] is not None:
-        added -= WINDOWS
-    free = added.union(keys_that(ModelConfig, Meaning.FREE_AT_START, Meaning.TOKENIZER)) & there.keys()
-    if there["position_embedding"] == "learned":
-        free.discard("max_position_embeddings")  # it is the size of a tensor
-    return free
 
 
 def load_initial_weights(
@@ -170,7 +118,7 @@ def load_initial_weights(
     """
     if not directory.is_dir():  # `init_from` is a run that trains, and data were prepared since it was found
         raise InputError(f"init_from: its run has removed {directory}: wait for its end, or raise its train.keep_last")
-    rows, wanted, theirs = _read(str(directory))[1]["vocab_size"], tokenizer.vocab_size, load_tokenizer(directory)
+    rows, wanted, theirs = read_start(str(directory))[1]["vocab_size"], tokenizer.vocab_size, load_tokenizer(directory)
     new = tokenizer.tokens_beyond(theirs)
     if rows > wanted or new is None:
         raise InputError(
@@ -185,5 +133,5 @@ def load_initial_weights(
         add_adapters(lm, lora, str(directory), weights_hash(lm), theirs.vocab_size if new else None)
     if not new:
         return ""
-    added = f"{wanted - rows} new rows, each the mean of the others" if rows < wanted else "rows that were free"
-    return f"added to the tokenizer of {directory}: {' '.join(new)}; they have {added}"
+    where = f"in {wanted - rows} new rows, each at first the mean of the others" if rows < wanted else "in free rows"
+    return f"added to the tokenizer of {directory}, {where}: {' '.join(new)}"

@@ -292,7 +292,11 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
     source, data = start_of(config.directory, config.init_from) or "", config.data
     if data.tokenizer.path == config.init_from:  # the run may have its own by now, and init_from be gone
         data = data.model_copy(update={"tokenizer": data.tokenizer.model_copy(update={"path": source})})
-    return config.model_copy(update={"model": shape_of(source, config.model, said), "data": data})
+    config = config.model_copy(update={"model": shape_of(source, config.model, said), "data": data})
+    try:
+        return config._check_across_sections()  # learned positions may be fewer than the rows are long
+    except ValueError as error:
+        raise InputError(f"init_from: {error}") from None
 
 
 def _refuse_foreign_hooks(loaded: LoadedConfig, config: RunConfig) -> None:

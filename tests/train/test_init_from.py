@@ -219,3 +219,13 @@ def test_longer_sequences_are_learned_on_top_of_old_weights(trained, here):
         write_config(here, name="back", model=GQA | {"rope_scaling": None}, init_from=str(here / "runs/longer"))
     )
     assert "rope_scaling is null here and" in said
+
+
+def test_rows_longer_than_learned_positions_are_refused_before_any_text_is_read(tmp_path):
+    directory = tmp_path / "learned"
+    save(
+        random_model(tiny_config(position_embedding="learned", max_position_embeddings=16, loadable_elsewhere=False)),
+        directory,
+    )
+    said = refusal(write_config(tmp_path), f"init_from={directory}")
+    assert "init_from: sequence_length (32) is longer than model.max_position_embeddings (16)" in said

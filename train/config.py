@@ -294,7 +294,7 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
         data = data.model_copy(update={"tokenizer": data.tokenizer.model_copy(update={"path": source})})
     config = config.model_copy(update={"model": shape_of(source, config.model, said), "data": data})
     try:
-        return config._check_across_sections()  # learned positions may be fewer than the rows are long
+        return config._check_across_sections()  # type: ignore[operator]  # learned positions may be fewer than the rows are long
     except ValueError as error:
         raise InputError(f"init_from: {error}") from None
 

@@ -24,7 +24,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from configs.command import InputError
 from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate
 from data.config import TokenizerConfig
-from data.tokenizer_files import Settings, clear_errors, open_tokenizer
+from data.tokenizer_files import Settings, clear_errors, open_tokenizer, rows_beside, text_of
 from data.words import ROUGHLY, cut, last_end, pre_tokenizer
 
 PAD, BOS, EOS, UNK = "<|pad|>", "<|bos|>", "<|eos|>", "<|unk|>"
@@ -126,6 +126,17 @@ class Tokenizer:
         described = json.loads(self.backend.to_str())
         deciding = [described[key] for key in ("model", "normalizer", "pre_tokenizer", "added_tokens")]
         return hashlib.sha256(json.dumps([deciding, self.roles], sort_keys=True).encode()).hexdigest()
+
+    def tokens_beyond(self, other: Tokenizer) -> list[str] | None:
+        """The tokens that were added to the other one's, reserved ones left out; None if an id of the other one stands
+        for something else here. Which tokens begin and end a text does not matter: it changes no id."""
+        ours, theirs = (json.loads(one.backend.to_str()) for one in (self, other))
+        here, there = (one.backend.get_vocab(with_added_tokens=True) for one in (self, other))
+        same = all(ours[key] == theirs[key] for key in ("model", "normalizer", "pre_tokenizer"))
+        if not same or not there.items() <= here.items():
+            return None
+        added = sorted(here.keys() - there.keys(), key=here.__getitem__)
+        return [token for token in added if not token.startswith("<|reserved_")]
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without the first and last token of a document. Raises ValueError for half a character."""
@@ -375,9 +386,11 @@ def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
     """A pretrained tokenizer: its ids stay, and the special tokens that it lacks are added after them.
 
     Its own bos, eos and pad tokens are kept if possible. The bos token marks where a document begins, so it must
-    differ from the others and from those of the chat. Raises InputError.
+    differ from the others and from those of the chat. A model beside it often has rows for more ids than there are
+    tokens: the added ones take these rows, and reserved ones the rest. Raises InputError.
     """
     file, backend, settings = open_tokenizer(path)
+    rows = rows_beside(file)
     vocabulary = backend.get_vocab(with_added_tokens=True)
     if max(vocabulary.values(), default=-1) + 1 != len(vocabulary):
         last = max(vocabulary.values())
@@ -391,7 +404,8 @@ def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
     if roles["pad_token"] in (roles["eos_token"], getattr(backend.model, "unk_token", None)):
         roles["pad_token"] = PAD
     backend.add_special_tokens([*roles.values(), *CHAT, *TOOLS])
-    tokenizer = Tokenizer(_with_reserved(backend, at_least), roles)
+    used = max(at_least, backend.get_vocab_size(with_added_tokens=True))
+    tokenizer = Tokenizer(_with_reserved(backend, rows if used <= rows else round_up(used)), roles)
     _check_typed(tokenizer, file)
     return tokenizer
 
@@ -411,10 +425,10 @@ def _check_typed(tokenizer: Tokenizer, file: Path) -> None:
             )
 
 
-def _with_reserved(backend: tokenizers.Tokenizer, at_least: int = 0) -> tokenizers.Tokenizer:
+def _with_reserved(backend: tokenizers.Tokenizer, size: int = 0) -> tokenizers.Tokenizer:
     used = backend.get_vocab_size(with_added_tokens=True)
     names = (name for i in itertools.count() if backend.token_to_id(name := f"<|reserved_{i}|>") is None)
-    backend.add_special_tokens(list(itertools.islice(names, round_up(max(used, at_least)) - used)))
+    backend.add_special_tokens(list(itertools.islice(names, (size or round_up(used)) - used)))
     return backend
 
 

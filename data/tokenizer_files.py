@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel, Field, field_validator
 
+from configs.bounds import MOST_VOCABULARY
 from configs.checkpoints import check_files, is_file, is_pointer, read_checkpoint
 from configs.command import InputError
 from configs.read_back import read_json, read_text
@@ -53,6 +54,18 @@ class Settings(BaseModel):
         """The tokens that a chat template may ask for, by their names."""
         tokens = {name: value for name, value in self if name.endswith("_token")}
         return {name: token.content if isinstance(token, Token) else token for name, token in tokens.items() if token}
+
+
+class Beside(BaseModel):
+    """What is read of the config.json of a model beside a tokenizer."""
+
+    vocab_size: int = Field(0, ge=0, le=MOST_VOCABULARY)
+
+
+def rows_beside(file: Path) -> int:
+    """How many ids the model beside a tokenizer.json has rows for; 0 where there is none. Raises InputError."""
+    config = file.with_name("config.json")
+    return read_json(config, Beside).vocab_size if is_file(config) else 0
 
 
 def open_tokenizer(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settings]:

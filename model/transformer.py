@@ -232,6 +232,23 @@ class LanguageModel(nn.Module):
                 groups["vector" if parameter.ndim < 2 else group].append(parameter)
         return groups
 
+    @torch.no_grad()
+    def add_rows(self, vocab_size: int) -> None:
+        """Make room for more token ids: rows of the embedding and of the head, each at first the mean of the others.
+
+        So the new tokens start where an average one is, and none of them is likely (Hewitt 2021,
+        https://nlp.stanford.edu/~johnhew/vocab-expansion.html). The logits of the ids that were there stay the same.
+        """
+        embedding, head = self.model.embed_tokens, self.lm_head
+        for module, size in ((embedding, "num_embeddings"), (head, "out_features")):
+            old = module.weight
+            mean = old.double().mean(0, keepdim=True).to(old.dtype)  # double: the same on every machine
+            module.weight = nn.Parameter(torch.cat([old, mean.expand(vocab_size - len(old), -1)]))
+            setattr(module, size, vocab_size)
+        if self.config.tie_word_embeddings:
+            head.weight = embedding.weight
+        self.config = self.model.config = self.config.model_copy(update={"vocab_size": vocab_size})
+
     def set_attn_implementation(self, name: str) -> None:
         """Switch every layer to another backend; `auto` is sdpa here. Raises ValueError for an unknown name.
 

@@ -162,7 +162,9 @@ class RunConfig(Methods):
     """One run. The key `extends` is resolved before."""
 
     init_from: Annotated[PathText | None, Meaning.IDENTITY] = Field(
-        None, description="Start from the weights of this run or model directory. null = random weights."
+        None,
+        description="Start from the weights of this run or model directory, with its shape and its tokenizer. null = "
+        "random weights.",
     )
     model: Annotated[ModelConfig, Meaning.IDENTITY] = Field(ModelConfig(), description="The network.")
     data: Annotated[DataConfig, Meaning.IDENTITY] = Field(
@@ -286,7 +288,20 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
             f"`output_dir` and `name` hold {error.object[error.start]!r}, which no file's name can hold in this locale"
         )
         raise InputError(f"{loaded.where(('name',))}: {problem}: set PYTHONUTF8=1 in the environment") from None
-    return config.model_copy(update={"name": name})
+    config = config.model_copy(update={"name": name})
+    said = loaded.said_of_start("model")
+    if config.init_from is None or said >= ModelConfig.model_fields.keys():  # the config.yaml of a run says it all
+        return config
+    from train.saving.start import shape_of, start_of  # torch takes seconds to import
+
+    source, data = start_of(config.directory, config.init_from) or "", config.data
+    if data.tokenizer.path == config.init_from:  # the run may have its own by now, and init_from be gone
+        data = data.model_copy(update={"tokenizer": data.tokenizer.model_copy(update={"path": source})})
+    config = config.model_copy(update={"model": shape_of(source, config.model, said), "data": data})
+    try:
+        return config._check_across_sections()  # type: ignore[operator]  # learned positions may be fewer than the rows are long
+    except ValueError as error:
+        raise InputError(f"init_from: {error}") from None
 
 
 def _refuse_foreign_hooks(loaded: LoadedConfig, config: RunConfig) -> None:

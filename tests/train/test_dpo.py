@@ -15,6 +15,7 @@ from model.adapters.config import LoraConfig
 from model.adapters.lora import adapted, add_adapters
 from model.saving.checkpoint_format import save
 from tests.train.exactly import check_that_a_stopped_run_goes_on_exactly
+from tests.train.foreign import foreign_directory
 from tests.train.helpers import metrics, pretrain, refusal, write_config
 from train.config import load_run_config
 from train.dpo import Preference, answer_log_probs, main, preference_loss
@@ -47,6 +48,16 @@ def pair_config(folder, base, records=None, **sections):
     return write_config(
         folder, name="dpo", init_from=str(base), data=data, model=model, train=train, eval={"hooks": []}, **sections
     )
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["whole", "lora"])
+def test_a_foreign_directory_is_its_own_reference(tmp_path, lora):
+    """Also the tokens that were added to it begin as they are in the reference, beside adapters as well."""
+    foreign, _ = foreign_directory(tmp_path / "foreign", "smollm2", "exact")
+    done = pretrain(
+        pair_config(tmp_path, foreign, train={"max_steps": 2}, **({"lora": lora} if lora else {})), script=main
+    )
+    assert float(re.search(r"step 0: loss ([\d.]+)\n", done.stdout)[1]) == pytest.approx(math.log(2), abs=1e-4)
 
 
 def test_the_chosen_answers_win(tmp_path, base):

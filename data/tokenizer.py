@@ -24,7 +24,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from configs.command import InputError
 from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate
 from data.config import TokenizerConfig
-from data.tokenizer_files import Settings, clear_errors, open_tokenizer, rows_beside, text_of
+from data.tokenizer_files import Settings, clear_errors, open_tokenizer, rows_beside
 from data.words import ROUGHLY, cut, last_end, pre_tokenizer
 
 PAD, BOS, EOS, UNK = "<|pad|>", "<|bos|>", "<|eos|>", "<|unk|>"

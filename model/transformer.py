@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from model.adapters.config import Adapters
 from model.attention import Attention
+from model.backends import NO_SUCH_BACKEND
 from model.backends.choice import BACKENDS, Situation, why_not
-from model.backends.names import NO_SUCH_BACKEND
 from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache, StaticCache
 from model.latent_attention import LatentAttention

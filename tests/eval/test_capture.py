@@ -190,7 +190,7 @@ def test_only_the_wrong_layer_is_named(lm, ids):
     capture(lm, ids, layers=[0])
 
 
-@pytest.mark.parametrize("backend", ["eager", "flash", "sdpa", "sdpa_math", "blocked", "flex"])
+@pytest.mark.parametrize("backend", ["eager", "flash", "sdpa", "blocked", "flex"])
 @pytest.mark.parametrize("kind", ["plain", "padding", "documents"])
 def test_every_backend_and_mask(lm, ids, backend, kind):
     given = {}

@@ -19,8 +19,7 @@ from torch.nn.attention import flex_attention
 from data.packing import document_starts
 from model.backends import flex
 from model.backends.choice import BACKENDS
-from model.backends.flash import lengths_or_mask
-from model.backends.varlen import sequences
+from model.backends.flash import lengths_or_mask, sequences
 from model.decoding.kv_cache import KVCache, StaticCache
 from tests import accelerator
 from tests.conftest import random_model, tiny_config
@@ -29,8 +28,8 @@ from tests.processes import exit_code, print_to
 MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 MASKS = ("plain", "documents", "documents found", "left padding", "right padding", "documents, right padding")
 CACHES = ("dynamic cache", "dynamic cache, padding", "static cache", "static cache, padding")
-# the others: blocked is for CPUs, PyTorch has flex for devices that it knows, and efficient and cudnn for CUDA
-ANYWHERE = ("eager", "sdpa", "sdpa_math", "flash", "varlen")
+# the others: blocked is for CPUs, and PyTorch has flex for devices that it knows
+ANYWHERE = ("eager", "sdpa", "flash", "varlen")
 
 
 def inputs_of(kind: str, device: str) -> dict[str, torch.Tensor]:

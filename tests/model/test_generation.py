@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from model import Sampling, generate, left_pad, stream
-from model.decoding.caches import CACHES
-from model.decoding.kv_cache import KVCache, StaticCache
+from model.decoding.kv_cache import CACHES, KVCache, StaticCache
 from tests.conftest import random_model, tiny_config
 
 

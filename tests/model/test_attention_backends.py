@@ -18,7 +18,6 @@ from model.backends.choice import (
 )
 from tests.conftest import random_model, tiny_config
 from train.config import load_run_config
-from train.machine.device import resolve_attention
 
 HALF = torch.bfloat16
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -58,15 +57,6 @@ def test_a_gpu_that_is_too_old_is_named(monkeypatch, name):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     assert "is not for a GPU of compute capability 7: use sdpa" in (why_not(name, Situation("cuda", HALF, 64)) or "")
-
-
-@pytest.mark.parametrize("config", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-@pytest.mark.parametrize("backend", ["eager", "flash"])
-def test_every_shipped_config_trains_with_eager_and_flash_wherever_there_is_a_kernel(backend, config):
-    run = load_run_config(config, [f"model.attn_implementation={backend}"])
-    for device in ("cpu", "cuda"):
-        for compiled in (False, True):
-            assert resolve_attention(run, device, "bf16", compiled) == (backend, "asked for")
 
 
 def situations(run, device: str) -> list[Situation]:

@@ -17,27 +17,15 @@ from tests.conftest import random_model, tiny_config
 from tests.model import reference
 
 
-def pairs(spec_window, documents, real, length):
-    """The mask (B, T, T), from the definition."""
-    rows = len(documents) if documents is not None else len(real) if real is not None else 1
-    return torch.tensor(
-        [
-            [
-                [
-                    reference.may_see(
-                        i,
-                        j,
-                        window=spec_window,
-                        documents=documents[b] if documents is not None else None,
-                        real=real[b] if real is not None else None,
-                    )
-                    for j in range(length)
-                ]
-                for i in range(length)
-            ]
-            for b in range(rows)
-        ]
-    )
+def pairs(window, documents, real, length):
+    """The mask (rows, T, T), from the definition."""
+
+    def visible(b, i, j):
+        of_row = {"documents": documents, "real": real}
+        return reference.may_see(i, j, window=window, **{k: x[b] if x is not None else None for k, x in of_row.items()})
+
+    rows, places = 1 if documents is None and real is None else 2, range(length)
+    return torch.tensor([[[visible(b, i, j) for j in places] for i in places] for b in range(rows)])
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

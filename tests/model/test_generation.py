@@ -223,6 +223,9 @@ def test_settings_out_of_range_are_named(lm, prompt, settings, message):
 def test_a_prompt_that_cannot_be_read_is_refused(lm, ids, message):
     with pytest.raises(ValueError, match=message):
         generate(lm, ids)
+    if ids.shape[1]:  # the model itself says it too, for those who do not generate
+        with pytest.raises(ValueError, match=r"is outside|more than max_position_embeddings \(64\)"):
+            lm(ids)
 
 
 def test_empty_prompts_cannot_be_padded():

@@ -30,14 +30,17 @@ LARGEST = 127  # of the whole numbers of int8
 
 @dataclass
 class _Layer:
-    """What is kept of one layer: tensors (B, heads, room, size) whose slot 0 holds position `first`."""
+    """Keys and values of one layer, or what stands for them: (B, heads, room, size). Slot 0 holds position `first`.
 
-    tensors: list[Tensor]
+    Buffers have room for tokens to come, so what was read is a part of them: `between`.
+    """
+
+    buffers: list[Tensor]
     first: int
 
     def between(self, start: int, end: int) -> list[Tensor]:
-        """Positions start … end - 1, without a copy."""
-        return [kept[:, :, start - self.first : end - self.first] for kept in self.tensors]
+        """Positions start … end - 1 of every buffer, without a copy."""
+        return [buffer[:, :, start - self.first : end - self.first] for buffer in self.buffers]
 
 
 class KVCache:
@@ -62,8 +65,8 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Bytes of what is kept: 2 * B * H_kv * D * bytes per number, times the tokens of every layer."""
-        kept = [x for i, layer in self._layers.items() for x in layer.between(self._kept_from(i), self.length)]
-        return sum(x.numel() * x.element_size() for x in kept)
+        parts = [x for i, layer in self._layers.items() for x in layer.between(self._kept_from(i), self._length)]
+        return sum(x.numel() * x.element_size() for x in parts)
 
     def _window(self, layer: int) -> int | None:
         """Tokens that a layer sees, itself included; None = all."""
@@ -94,22 +97,23 @@ class KVCache:
         return keys, values
 
     def _append(self, layer: int, *new: Tensor) -> list[Tensor]:
-        """Append T tokens to every tensor of a layer; returns what their queries may see of each."""
+        """Write T tokens behind those of every buffer of a layer; returns what their queries may see of each."""
         first, start, end = self._kept_from(layer), self._length, self._length + new[0].shape[2]
-        old = held = self._layers.get(layer)
-        room = held.tensors[0].shape[2] if held is not None else 0
+        memory = self._layers.get(layer)
+        room = memory.buffers[0].shape[2] if memory is not None else 0
         # new memory if this is full, or far larger than its window since a long prompt was read
-        if held is None or end - held.first > room or room > end - first + 2 * self.block_size:
+        if memory is None or end - memory.first > room or room > end - first + 2 * self.block_size:
             room = (end - first) // self.block_size * self.block_size + self.block_size
             sizes = [(*x.shape[:2], room, x.shape[3]) for x in new]
-            tensors = [x.new_empty(size, pin_memory=self.pinned) for x, size in zip(new, sizes, strict=True)]
-            held = self._layers[layer] = _Layer(tensors, first)
-            if old is not None:
-                for kept, before in zip(held.between(first, start), old.between(first, start), strict=True):
-                    kept.copy_(before)
-        for kept, x in zip(held.between(start, end), new, strict=True):
-            kept.copy_(x)
-        return held.between(first, end)
+            buffers = [x.new_empty(size, pin_memory=self.pinned) for x, size in zip(new, sizes, strict=True)]
+            larger = _Layer(buffers, first)
+            if memory is not None:
+                for target, source in zip(larger.between(first, start), memory.between(first, start), strict=True):
+                    target.copy_(source)
+            memory = self._layers[layer] = larger
+        for target, source in zip(memory.between(start, end), new, strict=True):
+            target.copy_(source)
+        return memory.between(first, end)
 
     def advance(self, count: int) -> None:
         """Every layer has read `count` tokens. LanguageModel calls this at the end of a forward pass."""
@@ -132,7 +136,7 @@ class KVCache:
     def repeat_interleave(self, times: int) -> None:
         """Every row becomes `times` rows, next to each other: several continuations of one prompt."""
         for layer in self._layers.values():
-            layer.tensors = [kept.repeat_interleave(times, dim=0) for kept in layer.tensors]
+            layer.buffers = [buffer.repeat_interleave(times, dim=0) for buffer in layer.buffers]
 
 
 class OffloadedCache(KVCache):
@@ -149,9 +153,9 @@ class OffloadedCache(KVCache):
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         # k.cpu() waits for the GPU, so no copy for the token before still reads what is written here
         self._append(layer, k.cpu(), v.cpu())
-        held = self._layers[layer]
+        memory = self._layers[layer]
         # whole buffers go to the GPU, because only those lie in one piece
-        copies = _Layer([kept.to(k.device, non_blocking=True) for kept in held.tensors], held.first)
+        copies = _Layer([buffer.to(k.device, non_blocking=True) for buffer in memory.buffers], memory.first)
         keys, values = copies.between(self._kept_from(layer), self._length + k.shape[2])
         return keys, values
 

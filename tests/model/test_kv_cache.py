@@ -124,7 +124,7 @@ def test_a_window_bounds_the_memory_that_is_really_held(pieces):
             last = lm(piece, kv_cache=cache)
         assert torch.allclose(last[:, -1], lm(ids)[:, -1], atol=1e-4)
     assert cache.length == sum(pieces)
-    assert max(layer.tensors[0].shape[2] for layer in cache._layers.values()) <= 32
+    assert max(layer.buffers[0].shape[2] for layer in cache._layers.values()) <= 32
 
 
 @pytest.mark.parametrize("kind", CACHES)

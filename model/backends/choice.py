@@ -35,17 +35,15 @@ class Situation:
     dropout: float = 0.0
     gradients: bool = False
     documents: bool = False
-    padding: bool = False
+    padding: bool = False  # or tokens of a cache: both need a mask, or lengths
     windows: bool = False
-    after_cached_tokens: bool = False  # several queries at once behind cached keys: causality needs a mask
-    static_cache: bool = False
     compiled: bool = False
     value_dim: int | None = None  # None: as head_dim
 
     @property
     def masked(self) -> bool:
         """Whether causality alone does not say who may see whom."""
-        return self.documents or self.padding or self.windows or self.after_cached_tokens or self.static_cache
+        return self.documents or self.padding or self.windows
 
 
 @dataclass(frozen=True)

@@ -68,9 +68,7 @@ def situations(run, device: str) -> list[Situation]:
     packed = replace(alone, documents=run.data.isolate_documents)
     training = [replace(packed, gradients=True, dropout=model.attention_dropout, compiled=c) for c in (False, True)]
     prompts = [replace(alone, padding=padding) for padding in (False, True)]
-    later = [replace(prompt, after_cached_tokens=True) for prompt in prompts]
-    static = [replace(prompt, static_cache=True, compiled=c) for prompt in prompts for c in (False, True)]
-    return [*training, packed, replace(packed, padding=True), *prompts, *later, *static]
+    return [*training, packed, replace(packed, padding=True), *prompts, *(replace(p, compiled=True) for p in prompts)]
 
 
 @pytest.mark.parametrize("config", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
@@ -84,11 +82,10 @@ def test_nothing_in_a_run_of_a_shipped_config_is_refused(monkeypatch, backend, c
 
 
 def test_what_can_serve_is_let_through():
-    for masked in ("documents", "windows", "padding", "after_cached_tokens", "static_cache"):
+    for masked in ("documents", "windows", "padding"):
         assert why_not("flash", Situation("cuda", HALF, 64, **{masked: True})) is None
     assert why_not("flash", Situation("cuda", HALF, 256, dropout=0.1)) is None
     assert why_not("varlen", Situation("cuda", HALF, 64, documents=True, windows=True)) is None
-    assert why_not("varlen", Situation("cuda", HALF, 64, padding=True, after_cached_tokens=True)) is None
     assert why_not("varlen", Situation("cuda", HALF, 64, documents=True, padding=True, compiled=True)) is None
     assert all(why_not(name, Situation("cpu", torch.float32, 64)) is None for name in ("eager", "sdpa"))
 

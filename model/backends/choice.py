@@ -205,9 +205,9 @@ def choose_device(wanted: str = "auto") -> torch.device:
     Raises ValueError for a device that this machine does not have.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    available = {"cuda": gpus, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
+    available = {"cpu": 1, "cuda": gpus, "mps": int(torch.backends.mps.is_available())}
     if wanted == "auto":
-        return torch.device(next(kind for kind, count in available.items() if count))
+        return torch.device("cuda" if gpus else "mps" if available["mps"] else "cpu")
     try:
         device = torch.device(wanted)
     except RuntimeError:

@@ -116,33 +116,30 @@ def stream(
     width = cache.capacity if isinstance(cache, StaticCache) else input_ids.shape[1] + room
 
     def tokens() -> Iterator[Tensor]:
-        mask = position_ids = stopped = None
+        padding: dict[str, Tensor] = {}  # what the model needs to know of it, for all tokens to come
+        stopped = None
         count, seen = input_ids.shape[1], cache.length if cache is not None else 0
         written = F.pad(input_ids, (0, width - count))
         if attention_mask is not None:
             real = attention_mask.bool()
             mask = F.pad(real, (0, width - count), value=True)
-            position_ids = (mask.cumsum(dim=1) - 1).clamp(min=0)
+            padding = {"attention_mask": mask, "position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0)}
             # padding does not belong to the prompt, so the repetition penalty must not see it
             written[:, :count] = torch.where(real, input_ids, input_ids[:, -1:])
         try:
             for step in range(room):
                 # 1. read the tokens that the model has not seen
-                given = {}
-                if mask is not None and position_ids is not None:
-                    given["attention_mask"] = mask if is_static else mask[:, :count]
-                    given["position_ids"] = position_ids[:, seen:count]
+                unread = slice(seen, count)
+                slices = {"attention_mask": slice(width if is_static else count), "position_ids": unread}
+                given = {name: x[:, slices[name]] for name, x in padding.items()}
                 forward = read_one if count - seen == 1 else lm
-                logits = _last_logits(lm, forward, written[:, seen:count], cache, given)
+                logits = _last_logits(lm, forward, written[:, unread], cache, given)
                 seen = count if cache is not None else 0
                 if step == 0 and num_return_sequences > 1:  # the prompt is read once for all its continuations
                     logits, written = (x.repeat_interleave(num_return_sequences, dim=0) for x in (logits, written))
                     if cache is not None:
                         cache.repeat_interleave(num_return_sequences)
-                    if mask is not None and position_ids is not None:
-                        mask, position_ids = (
-                            x.repeat_interleave(num_return_sequences, dim=0) for x in (mask, position_ids)
-                        )
+                    padding = {name: x.repeat_interleave(num_return_sequences, 0) for name, x in padding.items()}
                 if watch is not None:
                     watch(logits)
                 # 2. draw the next one of every row
@@ -165,6 +162,73 @@ def stream(
                 cache.token_ids = written[:, : cache.length] if attention_mask is None else None
 
     return tokens()
+
+
+def check_request(
+    lm: LanguageModel,
+    input_ids: Tensor,
+    max_new_tokens: int,
+    attention_mask: Tensor | None,
+    num_return_sequences: int,
+    kv_cache: KVCache | str | None,
+    compile: bool,
+) -> None:
+    """Raises ValueError, before any computation, for a request that cannot be served."""
+    if input_ids.ndim != 2 or input_ids.shape[1] == 0:
+        raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}: give (batch, tokens) with at least one token")
+    (rows, count), longest = input_ids.shape, lm.config.max_position_embeddings
+    low, high, vocab_size = int(input_ids.min()), int(input_ids.max()), lm.lm_head.out_features
+    needed = min(count + max_new_tokens, longest)
+    if low < 0 or high >= vocab_size:
+        wrong = f"token id {low if low < 0 else high} is outside the vocabulary (0 to {vocab_size - 1}): use the "
+        wrong += "tokenizer that this model was trained with"
+    elif count > longest:
+        wrong = f"the prompt has {count} tokens, more than max_position_embeddings ({longest}): shorten it"
+    elif max_new_tokens < 0:
+        wrong = f"max_new_tokens ({max_new_tokens}) must be 0 or more"
+    elif num_return_sequences < 1:
+        wrong = f"num_return_sequences ({num_return_sequences}) must be 1 or more"
+    elif compile and kv_cache != "static" and not isinstance(kv_cache, StaticCache):
+        wrong = 'compile needs kv_cache="static"'
+    elif compile and lm.config.num_experts is not None:
+        wrong = "a mixture of experts is not compiled: leave compile out"
+    elif isinstance(kv_cache, KVCache) and num_return_sequences > 1:
+        wrong = "a cache of an earlier call holds one row per prompt: leave num_return_sequences at 1"
+    elif attention_mask is not None and attention_mask.shape != input_ids.shape:
+        wrong = f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {(rows, count)}"
+    elif attention_mask is not None and not attention_mask[:, -1].all():
+        wrong = "attention_mask ends in padding: pad on the left"
+    elif isinstance(kv_cache, StaticCache) and kv_cache.capacity < needed:
+        wrong = f"the static cache has room for {kv_cache.capacity} tokens, and {needed} are needed: make it with a "
+        wrong += "larger capacity, or lower max_new_tokens"
+    elif isinstance(kv_cache, StaticCache) and kv_cache.batch_size != rows:
+        wrong = f"the static cache is for {kv_cache.batch_size} rows, these are {rows}"
+    else:
+        return
+    raise ValueError(wrong)
+
+
+def _cache_for(
+    lm: LanguageModel, input_ids: Tensor, room: int, attention_mask: Tensor | None, kv_cache: KVCache | str | None
+) -> KVCache | None:
+    """A new cache of the requested kind, or the given one, cut back to what these prompts begin with."""
+    if kv_cache is None:
+        return None
+    count = input_ids.shape[1]
+    if isinstance(kv_cache, str):
+        capacity = min(-(-(count + room) // STATIC_BLOCK) * STATIC_BLOCK, lm.config.max_position_embeddings)
+        return make_cache(kv_cache, lm.config, len(input_ids), capacity, next(lm.parameters()))
+    read = kv_cache.token_ids
+    if read is None or attention_mask is not None or len(read) != len(input_ids):
+        kv_cache.clear()
+        return kv_cache
+    both = min(read.shape[1], count - 1)  # at least one token is read, for its logits
+    same = (read[:, :both] == input_ids[:, :both]).all(dim=0).long().cumprod(dim=0)
+    try:
+        kv_cache.crop(int(same.sum()))
+    except ValueError:  # a sliding window has forgotten what would be needed
+        kv_cache.clear()
+    return kv_cache
 
 
 @torch.no_grad()
@@ -191,70 +255,3 @@ def left_pad(prompts: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[Tensor,
     rows = [pad(torch.tensor(prompt, dtype=torch.long), (longest - len(prompt), 0)) for prompt in prompts]
     real = [F.pad(torch.ones(len(prompt), dtype=torch.bool), (longest - len(prompt), 0)) for prompt in prompts]
     return torch.stack(rows), torch.stack(real)
-
-
-def _cache_for(
-    lm: LanguageModel, input_ids: Tensor, room: int, attention_mask: Tensor | None, kv_cache: KVCache | str | None
-) -> KVCache | None:
-    """A new cache of the requested kind, or the given one, cut back to what these prompts begin with."""
-    if kv_cache is None:
-        return None
-    count = input_ids.shape[1]
-    if isinstance(kv_cache, str):
-        capacity = min(-(-(count + room) // STATIC_BLOCK) * STATIC_BLOCK, lm.config.max_position_embeddings)
-        return make_cache(kv_cache, lm.config, len(input_ids), capacity, next(lm.parameters()))
-    read = kv_cache.token_ids
-    if read is None or attention_mask is not None or len(read) != len(input_ids):
-        kv_cache.clear()
-        return kv_cache
-    both = min(read.shape[1], count - 1)  # at least one token is read, for its logits
-    same = (read[:, :both] == input_ids[:, :both]).all(dim=0).long().cumprod(dim=0)
-    try:
-        kv_cache.crop(int(same.sum()))
-    except ValueError:  # a sliding window has forgotten what would be needed
-        kv_cache.clear()
-    return kv_cache
-
-
-def check_request(
-    lm: LanguageModel,
-    input_ids: Tensor,
-    max_new_tokens: int,
-    attention_mask: Tensor | None,
-    num_return_sequences: int,
-    kv_cache: KVCache | str | None,
-    compile: bool,
-) -> None:
-    """Raises ValueError, before any computation, for a request that cannot be served."""
-    if input_ids.ndim != 2 or input_ids.shape[1] == 0:
-        raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}: give (batch, tokens) with at least one token")
-    (rows, count), longest = input_ids.shape, lm.config.max_position_embeddings
-    low, high, vocab_size = int(input_ids.min()), int(input_ids.max()), lm.lm_head.out_features
-    static = isinstance(kv_cache, StaticCache)
-    wrong = [
-        (low < 0 or high >= vocab_size, f"token id {low if low < 0 else high} is outside the vocabulary (0 to "
-         f"{vocab_size - 1}): use the tokenizer that this model was trained with"),
-        (count > longest, f"the prompt has {count} tokens, more than max_position_embeddings ({longest}): shorten it"),
-        (max_new_tokens < 0, f"max_new_tokens ({max_new_tokens}) must be 0 or more"),
-        (num_return_sequences < 1, f"num_return_sequences ({num_return_sequences}) must be 1 or more"),
-        (compile and not (kv_cache == "static" or static), 'compile needs kv_cache="static"'),
-        (compile and lm.config.num_experts is not None, "a mixture of experts is not compiled: leave compile out"),
-        (isinstance(kv_cache, KVCache) and num_return_sequences > 1, "a cache of an earlier call holds one row per "
-         "prompt: leave num_return_sequences at 1"),
-    ]  # fmt: skip
-    if attention_mask is not None:
-        shape_differs = attention_mask.shape != input_ids.shape
-        wrong += [
-            (shape_differs, f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {(rows, count)}"),
-            (not shape_differs and not attention_mask[:, -1].all(), "attention_mask ends in padding: pad on the left"),
-        ]
-    if isinstance(kv_cache, StaticCache):
-        needed = count + min(max_new_tokens, longest - count)
-        wrong += [
-            (kv_cache.capacity < needed, f"the static cache has room for {kv_cache.capacity} tokens, and {needed} are "
-             "needed: make it with a larger capacity, or lower max_new_tokens"),
-            (kv_cache.batch_size != rows, f"the static cache is for {kv_cache.batch_size} rows, these are {rows}"),
-        ]  # fmt: skip
-    for is_wrong, message in wrong:
-        if is_wrong:
-            raise ValueError(message)

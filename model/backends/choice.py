@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from types import MappingProxyType
 
 import torch
@@ -17,7 +16,7 @@ from model.attention import AttentionFunction, eager
 from model.backends.blocked import LONGEST, blocked
 from model.backends.flash import flash, lengths_or_mask, sequences, varlen
 from model.backends.flex import block_mask, flex
-from model.backends.sdpa import band_or_mask, sdpa
+from model.backends.sdpa import band_or_mask, sdpa, use_flash
 from model.masks import Mask, MaskSpec, boolean_mask
 
 HALF = (torch.float16, torch.bfloat16)
@@ -79,25 +78,24 @@ def _varlen_limits(here: Situation) -> str | None:
 
 
 def _flash3_limits(here: Situation) -> str | None:
-    return _varlen_limits(here) or _gpu_lacks((9,), "flash_attn_interface")
+    return _varlen_limits(here) or _gpu_lacks((9,), "FA3")
 
 
 def _flash4_limits(here: Situation) -> str | None:
-    return _varlen_limits(here) or _gpu_lacks((9, 10), "flash_attn.cute")
+    return _varlen_limits(here) or _gpu_lacks((9, 10), "FA4")
 
 
-def _gpu_lacks(generations: Sequence[int], package: str | None = None) -> str | None:
+def _gpu_lacks(generations: Sequence[int], implementation: str | None = None) -> str | None:
     """Why a flash kernel does not run on this GPU. Not asked while compiling: the compiler cannot follow the questions,
     and who compiles a model has chosen its backend before."""
     if torch.compiler.is_compiling():
         return None
-    try:
-        if package is not None and find_spec(package) is None:
-            raise ModuleNotFoundError
-    except ModuleNotFoundError:  # also where the parent of a dotted name is missing
-        return f"needs the package {package}, which is not installed: install it, or use flash"
     if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] not in generations:
         return f"is not for a GPU of compute capability {torch.cuda.get_device_capability()[0]}: use sdpa"
+    try:
+        use_flash(implementation)
+    except (ImportError, OSError, RuntimeError, ValueError) as error:  # a package of its own, which may not be there
+        return f"does not start ({error}): install its package, or use flash"
     return None
 
 

@@ -32,8 +32,8 @@ CONFIGS = Path(__file__).parents[2] / "configs"
         ("flash", Situation("cuda", HALF, 64, documents=True, dropout=0.1), "has no dropout with documents"),
         ("flash", Situation("mps", HALF, 64), "no kernel on mps: use sdpa"),
         ("flash3", Situation("cpu", HALF, 64), "needs CUDA: use flash or sdpa"),
-        ("flash3", Situation("cuda", HALF, 64), "needs the package flash_attn_interface"),
-        ("flash4", Situation("cuda", HALF, 64), "needs the package flash_attn.cute"),
+        ("flash3", Situation("cuda", HALF, 64), "No module named 'flash_attn_interface'): install its package"),
+        ("flash4", Situation("cuda", HALF, 64), "does not start (No module named 'flash_attn"),
         ("flex", Situation("cpu", torch.float32, 64, gradients=True), "no gradients on CPU: train with sdpa"),
         ("flex", Situation("cuda", HALF, 64, dropout=0.1), "no dropout: use sdpa, or attention_dropout: 0"),
         ("flex", Situation("cuda", torch.float32, 64, compiled=True), "failed on a GPU in float32, compiled"),
@@ -53,7 +53,7 @@ def test_what_cannot_serve_says_why_and_what_to_do(name, situation, message):
 
 @pytest.mark.parametrize("name", ["flash", "flash3", "flash4"])
 def test_a_gpu_that_is_too_old_is_named(monkeypatch, name):
-    monkeypatch.setattr(choice, "find_spec", lambda package: package)
+    monkeypatch.setattr(choice, "use_flash", lambda implementation: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     assert "is not for a GPU of compute capability 7: use sdpa" in (why_not(name, Situation("cuda", HALF, 64)) or "")
@@ -74,7 +74,7 @@ def situations(run, device: str) -> list[Situation]:
 @pytest.mark.parametrize("config", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("backend", ["eager", "flash", "flash3", "flash4"])
 def test_nothing_in_a_run_of_a_shipped_config_is_refused(monkeypatch, backend, config):
-    monkeypatch.setattr(choice, "find_spec", lambda package: package)
+    monkeypatch.setattr(choice, "use_flash", lambda implementation: None)
     run = load_run_config(config)
     for device in ("cuda",) if backend in ("flash3", "flash4") else ("cpu", "cuda"):
         for here in situations(run, device):
@@ -141,12 +141,12 @@ def test_auto_on_a_gpu_takes_the_first_that_can_serve_and_says_what_it_skipped(m
     packed = Situation("cuda", HALF, 64, gradients=True, documents=True)
     backend, reason = choose_attention(packed)
     assert backend == "flash"
-    assert "not flash3: needs the package flash_attn_interface" in reason
+    assert "not flash3: does not start (No module named" in reason
     assert choose_attention(replace(packed, documents=False))[0] == "sdpa"
     assert choose_attention(replace(packed, dtype=torch.float32))[0] == "sdpa"
     backend, reason = choose_attention(packed, {"flash": "differs from float64 by 0.3"})
     assert backend == "flex"
     assert "not flash: differs from float64 by 0.3" in reason
     assert choose_attention(packed, dict.fromkeys(BACKENDS, "no kernel image"))[0] == "eager"
-    monkeypatch.setattr(choice, "find_spec", lambda package: package)
+    monkeypatch.setattr(choice, "use_flash", lambda implementation: None)
     assert choose_attention(packed)[0] == "flash4"

@@ -92,6 +92,8 @@ def _gpu_lacks(generations: Sequence[int], implementation: str | None = None) ->
         return None
     if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] not in generations:
         return f"is not for a GPU of compute capability {torch.cuda.get_device_capability()[0]}: use sdpa"
+    if implementation is None:
+        return None
     try:
         use_flash(implementation)
     except (ImportError, OSError, RuntimeError, ValueError) as error:  # a package of its own, which may not be there

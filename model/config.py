@@ -19,7 +19,7 @@ from configs.bounds import (
     MOST_WIDTH,
 )
 from configs.meaning import Meaning, Section
-from model.backends.names import NO_SUCH_BACKEND, AttentionImplementation, offer_everyday
+from model.backends import NO_SUCH_BACKEND, AttentionImplementation
 from model.positions.scaling import RopeScaling
 from model.sizes.defaults import written_out
 from model.sizes.experts import check_experts, layers_with_experts
@@ -258,7 +258,6 @@ class ModelConfig(Section):
         "auto",
         description="Code that computes attention (same numbers, other speed): auto | eager (the formula) | flash | "
         "flex. docs/attention.md has the others.",
-        json_schema_extra=offer_everyday,
     )
     bos_token_id: Annotated[TokenId | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
         None, description="First token of every document. The tokenizer sets it."

@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from model.adapters.config import Adapters
 from model.attention import Attention
+from model.backends import NO_SUCH_BACKEND
 from model.backends.choice import BACKENDS, Situation, why_not
-from model.backends.names import NO_SUCH_BACKEND
 from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache, StaticCache
 from model.latent_attention import LatentAttention
@@ -109,7 +109,8 @@ class Decoder(nn.Module):
         """-> the hidden states, and the sums of the layers' auxiliary losses by name, each summed over real tokens."""
         T, device = input_ids.shape[1], input_ids.device
         if BACKENDS[self.backend].limits is not None:
-            self.check_backend(input_ids, attention_mask, document_ids, kv_cache)
+            # behind cached tokens the kernel needs a mask too, or lengths
+            self.check_backend(device, document_ids is not None, attention_mask is not None or kv_cache is not None)
         # places in the sequence, cached tokens included
         positions = torch.arange(T, device=device) if kv_cache is None else kv_cache.positions(T, device)
         documents = (document_ids, document_starts)
@@ -162,30 +163,19 @@ class Decoder(nn.Module):
             masks[window] = BACKENDS[self.backend].mask(spec)
         return masks
 
-    def check_backend(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        document_ids: Tensor | None,
-        kv_cache: KVCache | None,
-    ) -> None:
+    def check_backend(self, device: torch.device, documents: bool, padding: bool) -> None:
         """Raises ValueError if the backend cannot serve this, with reason and remedy, before anything is computed."""
-        T, device, weights = input_ids.shape[1], input_ids.device, self.embed_tokens.weight
         autocast = torch.is_autocast_enabled(device.type)
-        static = isinstance(kv_cache, StaticCache)
         here = Situation(
             device=device.type,
-            dtype=torch.get_autocast_dtype(device.type) if autocast else weights.dtype,
+            dtype=torch.get_autocast_dtype(device.type) if autocast else self.embed_tokens.weight.dtype,
             head_dim=self.config.head_size,
             value_dim=self.config.value_size,
-            num_key_value_groups=self.config.num_key_value_groups,
             dropout=self.config.attention_dropout if self.training else 0.0,
             gradients=torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()),
-            documents=document_ids is not None,
-            padding=attention_mask is not None,
+            documents=documents,
+            padding=padding,
             windows=self.config.sliding_window is not None,
-            after_cached_tokens=kv_cache is not None and not static and kv_cache.length > 0 and T > 1,
-            static_cache=isinstance(kv_cache, StaticCache) and not kv_cache.is_new,
             compiled=torch.compiler.is_compiling(),
         )
         if problem := why_not(self.backend, here):

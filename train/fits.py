@@ -131,7 +131,7 @@ def step_memory(run: RunConfig, rows: int, *, half: bool, device: str) -> StepMe
         kept = 2 * (4 + number) * width  # the float32 stream before each norm, and what the norm makes of it
         kept += (4 + number) * queries_and_keys + number * values  # before and after RoPE; values and output
         kept += (4 if model.gated_mlp else 2) * number * inner
-        if model.attn_implementation in ("eager", "sdpa_math"):  # which keep every weight
+        if model.attn_implementation == "eager":  # which keeps every weight
             kept += (4 + number) * heads * run.data.sequence_length
         layers.append(kept)
     a_token = sum(layers)

@@ -1,36 +1,22 @@
-"""Which device computes, and which code computes attention: what each backend can serve, and what `auto` chooses.
+"""What each attention backend can serve, and what `auto` chooses. Which device computes.
 
-    eager           the formula, written out (model/attention.py); memory grows with T * S
-    flash           PyTorch's flash kernel and only that; masks become lengths                  (flash.py)
-    flash3, flash4  the same on FlashAttention-3 / -4, where installed
-    flex            FlexAttention: masks as code, compiled into the kernel                      (flex.py)
-    sdpa            torch.nn.functional.scaled_dot_product_attention; PyTorch picks the kernel  (sdpa.py);
-                    on a CPU, sliding windows are computed in chunks                            (banded.py)
-    sdpa_math, sdpa_efficient, sdpa_cudnn   one of its other kernels
-    blocked         bfloat16 matrix products over blocks of queries, for training on a CPU      (blocked.py)
-    varlen          documents laid end to end even where there is one a row                     (varlen.py)
-
-All give the same numbers. Tested on a CPU: eager, sdpa, flash, sdpa_math, blocked, flex (forward). Trained with on a
-GPU (an H100): eager, sdpa, flash, flex, varlen. Not tested yet: flash3, flash4, sdpa_efficient, sdpa_cudnn.
+A backend that you ask for and that cannot serve is an error with the reason and the remedy: only `auto` falls back.
+Whether a kernel computes the right numbers on your machine is what train.doctor tries; `auto` avoids what it found.
 """
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
-from torch.nn.attention import SDPBackend
 
 from model.attention import AttentionFunction, eager
-from model.backends.banded import any_kernel_or_banded, band_or_mask
 from model.backends.blocked import LONGEST, blocked
-from model.backends.flash import flash, lengths_or_mask
+from model.backends.flash import flash, lengths_or_mask, sequences, varlen
 from model.backends.flex import block_mask, flex
-from model.backends.sdpa import only
-from model.backends.varlen import sequences, varlen
+from model.backends.sdpa import band_or_mask, sdpa, use_flash
 from model.masks import Mask, MaskSpec, boolean_mask
 
 HALF = (torch.float16, torch.bfloat16)
@@ -48,24 +34,15 @@ class Situation:
     dropout: float = 0.0
     gradients: bool = False
     documents: bool = False
-    padding: bool = False
+    padding: bool = False  # or tokens of a cache: both need a mask, or lengths
     windows: bool = False
-    after_cached_tokens: bool = False  # several queries at once behind cached keys: causality needs a mask
-    static_cache: bool = False
     compiled: bool = False
     value_dim: int | None = None  # None: as head_dim
 
     @property
-    def mask(self) -> str | None:
-        """The mask that causality alone does not cover, in words."""
-        names = {
-            "documents": self.documents,
-            "padding": self.padding,
-            "a sliding window": self.windows,
-            "tokens behind a cache": self.after_cached_tokens,
-            "a static cache": self.static_cache,
-        }
-        return next((name for name, there in names.items() if there), None)
+    def masked(self) -> bool:
+        """Whether causality alone does not say who may see whom."""
+        return self.documents or self.padding or self.windows
 
 
 @dataclass(frozen=True)
@@ -77,67 +54,50 @@ class Backend:
     limits: Callable[[Situation], str | None] | None = None
 
 
-def _cuda_limits(here: Situation) -> str | None:
-    return None if here.device == "cuda" else "needs CUDA: use sdpa"
-
-
-def _half_limits(here: Situation) -> str | None:
-    if here.dtype in HALF:
-        return None
-    return f"computes in 16 bits, not in {_name(here.dtype)}: use sdpa, or train.precision: bf16"
-
-
 def _flash_limits(here: Situation) -> str | None:
-    """What the flash kernel cannot serve: plain, or with the lengths of documents in place of a mask."""
     if here.value_dim not in (None, here.head_dim):
         sizes = f"{here.value_dim}, and queries and keys {here.head_dim}"
         return f"takes values as large as keys, and v_head_dim is {sizes}: use sdpa, or set v_head_dim: {here.head_dim}"
     if here.device == "cpu":
-        return "has no dropout on CPU: use sdpa, or attention_dropout: 0" if here.dropout else None
+        return NO_DROPOUT if here.dropout else None
     if here.device != "cuda":
         return f"has no kernel on {here.device}: use sdpa"
-    if problem := _half_limits(here):
-        return problem
+    if here.dtype not in HALF:
+        return "computes in 16 bits only: use sdpa, or train.precision: bf16"
     if here.head_dim > 256:
         return f"takes heads of at most 256, not {here.head_dim}: use sdpa, or a smaller head_dim"
-    return _no_dropout_with(here.mask) if here.dropout and here.mask else None
-
-
-def _no_dropout_with(what: str) -> str:
-    """PyTorch's varlen_attn always calls its kernel with a dropout of 0."""
-    return f"has no dropout with {what}: use sdpa, or attention_dropout: 0"
+    if here.dropout and here.masked:  # the kernel with lengths always has a dropout of 0
+        return "has no dropout with documents, windows or padding: use sdpa, or attention_dropout: 0"
+    return _gpu_lacks(range(8, 100))
 
 
 def _varlen_limits(here: Situation) -> str | None:
-    problem = _cuda_limits(here) or _flash_limits(here)
-    return problem or (_no_dropout_with("lengths") if here.dropout else None)
+    if here.device != "cuda":
+        return "needs CUDA: use flash or sdpa"
+    return NO_DROPOUT if here.dropout else _flash_limits(here)
 
 
-def _newer_flash_limits(package: str, capabilities: tuple[int, ...]) -> Callable[[Situation], str | None]:
-    def limits(here: Situation) -> str | None:
-        if here.device != "cuda":
-            return "needs CUDA: use flash or sdpa"
-        major = torch.cuda.get_device_capability()[0]
-        if major not in capabilities:
-            return f"is not for a GPU of compute capability {major}: use flash or sdpa"
-        if not _is_installed(package):
-            return f"needs the package {package}, which is not installed: install it, or use flash"
-        return NO_DROPOUT if here.dropout else _flash_limits(here)
-
-    return limits
+def _flash3_limits(here: Situation) -> str | None:
+    return _varlen_limits(here) or _gpu_lacks((9,), "FA3")
 
 
-def _cudnn_limits(here: Situation) -> str | None:
-    return _cuda_limits(here) or _half_limits(here)
+def _flash4_limits(here: Situation) -> str | None:
+    return _varlen_limits(here) or _gpu_lacks((9, 10), "FA4")
 
 
-def _blocked_limits(here: Situation) -> str | None:
-    if here.device != "cpu":
-        return "is for CPUs: use sdpa"
-    if here.dropout:
-        return NO_DROPOUT
-    if here.gradients and here.dtype != torch.bfloat16:
-        return f"trains in bfloat16, not in {_name(here.dtype)}: use sdpa, or train.precision: bf16"
+def _gpu_lacks(generations: Sequence[int], implementation: str | None = None) -> str | None:
+    """Why a flash kernel does not run on this GPU. Not asked while compiling: the compiler cannot follow the questions,
+    and who compiles a model has chosen its backend before."""
+    if torch.compiler.is_compiling():
+        return None
+    if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] not in generations:
+        return f"is not for a GPU of compute capability {torch.cuda.get_device_capability()[0]}: use sdpa"
+    if implementation is None:
+        return None
+    try:
+        use_flash(implementation)
+    except (ImportError, OSError, RuntimeError, ValueError) as error:  # a package of its own, which may not be there
+        return f"does not start ({error}): install its package, or use flash"
     return None
 
 
@@ -146,6 +106,7 @@ def _flex_limits(here: Situation) -> str | None:
         return f"has no kernel on {here.device}: use sdpa"
     if here.dropout:
         return NO_DROPOUT
+    # an H100 with PyTorch 2.11 read memory there that was not its own
     if here.device == "cuda" and here.compiled and here.dtype not in HALF:
         return "failed on a GPU in float32, compiled with a model: use sdpa, or train.precision: bf16"
     if here.gradients and here.device == "cpu":
@@ -153,40 +114,27 @@ def _flex_limits(here: Situation) -> str | None:
     return None
 
 
-# AttentionImplementation in names.py lists the names once more, because a JSON Schema needs them written out
+def _blocked_limits(here: Situation) -> str | None:
+    if here.device != "cpu":
+        return "is for CPUs: use sdpa"
+    if here.dropout:
+        return NO_DROPOUT
+    if here.gradients and here.dtype != torch.bfloat16:
+        return "trains in bfloat16 only: use sdpa, or train.precision: bf16"
+    return None
+
+
+# AttentionImplementation lists the names once more, because a JSON Schema needs them written out
 BACKENDS: dict[str, Backend] = {
     "eager": Backend(eager),
     "flash": Backend(flash(), lengths_or_mask, _flash_limits),
     "flex": Backend(flex, block_mask, _flex_limits),
-    "flash3": Backend(flash("FA3"), lengths_or_mask, _newer_flash_limits("flash_attn_interface", (9,))),
-    "flash4": Backend(flash("FA4"), lengths_or_mask, _newer_flash_limits("flash_attn.cute", (9, 10))),
-    "sdpa": Backend(any_kernel_or_banded, band_or_mask),
-    "sdpa_efficient": Backend(only(SDPBackend.EFFICIENT_ATTENTION), limits=_cuda_limits),
-    "sdpa_cudnn": Backend(only(SDPBackend.CUDNN_ATTENTION), limits=_cudnn_limits),
-    "sdpa_math": Backend(only(SDPBackend.MATH)),
-    "blocked": Backend(blocked, limits=_blocked_limits),
+    "flash3": Backend(flash("FA3"), lengths_or_mask, _flash3_limits),
+    "flash4": Backend(flash("FA4"), lengths_or_mask, _flash4_limits),
+    "sdpa": Backend(sdpa, band_or_mask),
+    "blocked": Backend(blocked, boolean_mask, _blocked_limits),
     "varlen": Backend(varlen, sequences, _varlen_limits),
 }
-
-
-def choose_device(wanted: str = "auto") -> torch.device:
-    """The device to compute on. auto: a CUDA GPU if there is one, else Apple's (mps), else the CPU.
-
-    Raises ValueError for a device that this machine does not have.
-    """
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    has_mps = torch.backends.mps.is_available()
-    if wanted == "auto":
-        return torch.device("cuda" if gpus else "mps" if has_mps else "cpu")
-    try:
-        device = torch.device(wanted)
-    except RuntimeError:
-        raise ValueError(f"{wanted}: unknown device: use auto, cpu, cuda, cuda:1 or mps") from None
-    available = {"cpu": 1, "cuda": gpus, "mps": int(has_mps)}
-    if (device.index or 0) >= available.get(device.type, 0):
-        have = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in available.items() if count)
-        raise ValueError(f"{wanted}: not available here: use auto or one of: {have}")
-    return device
 
 
 def why_not(name: str, here: Situation) -> str | None:
@@ -199,50 +147,32 @@ def why_not(name: str, here: Situation) -> str | None:
 def choose_attention(here: Situation, avoid: Mapping[str, str] = MappingProxyType({})) -> tuple[str, str]:
     """What `auto` stands for, and why: (backend, reason). avoid: backends that it must not take, and why.
 
-    sdpa serves everything. On a CPU that trains in bfloat16, blocked is faster (EXPERIMENTS.md). On a GPU, faster ones
-    are tried in turn, on small tensors against the formula: the newest flash kernel that is installed first. Where
-    documents or windows hide something, also PyTorch's own, then flex; both skip what is hidden. Without them, that is
-    sdpa's first choice anyway. In float32 it is sdpa: there is no flash kernel, and flex, compiled with a model, read
-    memory that was not its own (an H100, PyTorch 2.11). eager is what is left where even sdpa is to be avoided.
+    sdpa serves everything. On a CPU that trains in bfloat16, blocked is faster (EXPERIMENTS.md). On a GPU in 16 bits,
+    the newest flash kernel that is installed comes first. Where documents or windows hide something, PyTorch's own and
+    flex follow, because they skip what is hidden. Without them, that is sdpa's first choice anyway. eager is what is
+    left where even sdpa is to be avoided.
     """
-    reasons = {
-        "blocked": f"fastest in bfloat16 on a CPU; PyTorch's kernel for rows of more than {LONGEST} tokens",
-        "sdpa": "PyTorch picks its kernel" + (f"; on {here.device} none is faster" if here.device != "cuda" else ""),
-        "eager": "the formula itself, which is the slowest",
-    }
     candidates = []
     if here.device == "cuda" and here.dtype in HALF:
         candidates = ["flash4", "flash3", *(["flash", "flex"] if here.documents or here.windows else [])]
-    elif here.device == "cpu" and here.gradients and why_not("blocked", here) is None:
+    elif here.device == "cpu" and here.gradients and here.dtype == torch.bfloat16:
         candidates = ["blocked"]
+    reasons = {
+        "blocked": f"fastest in bfloat16 on a CPU; PyTorch's kernel for rows of more than {LONGEST} tokens",
+        "sdpa": "PyTorch picks its kernel" + (f"; on {here.device} none is faster" if here.device != "cuda" else ""),
+    }
     rejected: list[str] = []
     for name in [*candidates, "sdpa"]:
         problem = why_not(name, here) or avoid.get(name)
-        if problem is None and here.device == "cuda" and name != "sdpa":
-            problem = try_out(name, here)
         if problem is None:
-            reason = reasons.get(name, "it is fastest with this mask and passed a trial against the formula")
-            return name, "; ".join([reason, *rejected])
+            return name, "; ".join([reasons.get(name, "the fastest that can serve here"), *rejected])
         rejected.append(f"not {name}: {problem.removeprefix(f'attn_implementation: {name} ')}")
-    return "eager", "; ".join([reasons["eager"], *rejected])
-
-
-def try_out(name: str, here: Situation) -> str | None:
-    """Compute something small with a backend and with the formula; returns what went wrong, or None.
-
-    Catches every error of a kernel, because a trial is for finding them.
-    """
-    try:
-        worst = worst_error(name, here)
-    except Exception as error:
-        return f"failed in a trial ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]})"
-    allowed = allowed_error(here.dtype)
-    return None if worst <= allowed else f"differed from the formula in a trial by {worst:.1e} of the largest entry"
+    return "eager", "; ".join(["the formula itself, which is the slowest", *rejected])
 
 
 def worst_error(name: str, here: Situation) -> float:
     """How far a backend is from the formula in float64: the largest error of its output and of its gradients, each as a
-    share of the largest entry. Two rows of 192 tokens. Raises whatever the kernel raises.
+    share of the largest entry. Two rows of 192 tokens. Raises whatever the kernel raises. For train.doctor.
     """
     length, kv_heads = 192, 2
     generator = torch.Generator().manual_seed(0)
@@ -254,7 +184,7 @@ def worst_error(name: str, here: Situation) -> float:
     for backend, device, dtype in (("eager", "cpu", torch.float64), (name, here.device, here.dtype)):
         places = torch.arange(length, device=device)
         documents = (places[None] // 70).expand(2, length) if here.documents else None
-        spec = MaskSpec(places, places, 2, None, documents, 50 if here.windows else None, here.mask is None)
+        spec = MaskSpec(places, places, 2, None, documents, 50 if here.windows else None, not here.masked)
         q, k, v = leaves = [x.to(device, dtype).requires_grad_(here.gradients) for x in inputs]
         out = BACKENDS[backend].compute(q, k, v, BACKENDS[backend].mask(spec), 0.0)
         above = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape).to(out.dtype).to(device)
@@ -269,12 +199,20 @@ def allowed_error(dtype: torch.dtype) -> float:
     return 5e-2 if dtype in HALF else 1e-3
 
 
-def _is_installed(package: str) -> bool:
+def choose_device(wanted: str = "auto") -> torch.device:
+    """The device to compute on. auto: a CUDA GPU if there is one, else Apple's (mps), else the CPU.
+
+    Raises ValueError for a device that this machine does not have.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    available = {"cpu": 1, "cuda": gpus, "mps": int(torch.backends.mps.is_available())}
+    if wanted == "auto":
+        return torch.device("cuda" if gpus else "mps" if available["mps"] else "cpu")
     try:
-        return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # the parent of a dotted name is missing
-        return False
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise ValueError(f"{wanted}: unknown device: use auto, cpu, cuda, cuda:1 or mps") from None
+    if (device.index or 0) >= available.get(device.type, 0):
+        have = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in available.items() if count)
+        raise ValueError(f"{wanted}: not available here: use auto or one of: {have}")
+    return device

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as flex_kernel
 
-from model.backends.sdpa import in_kernel_dtype, sdpa
+from model.backends.sdpa import fused, in_kernel_dtype
 from model.masks import MaskSpec, boolean_mask, causal, not_padding, same_document, within_window
 
 
@@ -38,23 +38,15 @@ def block_mask(spec: MaskSpec) -> BlockMask | Tensor | None:
         return allowed
 
     rows_differ = spec.attention_mask is not None or spec.document_ids is not None
-    return create_block_mask(
-        visible,
-        B=spec.batch_size if rows_differ else None,
-        H=None,
-        Q_LEN=len(spec.query_positions),
-        KV_LEN=len(spec.key_positions),
-        device=spec.query_positions.device,
-    )
+    rows, queries, keys = spec.batch_size if rows_differ else None, len(spec.query_positions), len(spec.key_positions)
+    return create_block_mask(visible, rows, None, queries, keys, device=spec.query_positions.device)
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | Tensor | None, dropout: float) -> Tensor:
     """FlexAttention over a block mask; grouped heads go to the kernel as they are. Dropout is refused earlier."""
     if not isinstance(mask, BlockMask):
-        return sdpa(q, k, v, mask, dropout)
-    kernel = flex_kernel
-    if q.is_cuda and not torch.compiler.is_compiling():
-        kernel = flex_kernel_compiled()
+        return fused(q, k, v, mask, dropout)
+    kernel = flex_kernel_compiled() if q.is_cuda and not torch.compiler.is_compiling() else flex_kernel
     with torch.autocast(q.device.type, enabled=False):
         q, k, values = in_kernel_dtype(q, k, v)
         out = kernel(q, k, values, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])

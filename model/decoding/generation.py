@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.decoding.caches import make_cache
-from model.decoding.kv_cache import KVCache, StaticCache
-from model.decoding.matvec import FewRows
+from model.decoding.compiled import compiled_reader
+from model.decoding.kv_cache import KVCache, StaticCache, make_cache
 from model.decoding.sampling import Sampling, log_probabilities, next_token
-from model.decoding.threads import Pace, openmp
 from model.transformer import LanguageModel
 
-FEWEST = 16384  # of the numbers that a compiled loop reads: with fewer a thread it is not shared out
 STATIC_BLOCK = 64  # a static cache has room for a multiple of this, so that similar calls share compiled code
 
 
@@ -107,136 +104,108 @@ def stream(
         end = lm.config.eos_token_id
         stop_ids = [] if end is None else [end] if isinstance(end, int) else end
     check_request(lm, input_ids, max_new_tokens, attention_mask, num_return_sequences, kv_cache, compile)
+    device = input_ids.device
+    stop = torch.tensor([int(i) for i in stop_ids], dtype=torch.long, device=device)
+    generator = torch.Generator(device=device)
+    generator.manual_seed(seed) if seed is not None else generator.seed()
     room = min(max_new_tokens, lm.config.max_position_embeddings - input_ids.shape[1])
     cache = _cache_for(lm, input_ids, room, attention_mask, kv_cache)
-    stop, copies = torch.tensor([int(i) for i in stop_ids], dtype=torch.long), num_return_sequences
-    return _steps(lm, input_ids, room, sampling, stop, seed, attention_mask, copies, cache, compile, log_probs, watch)
-
-
-def _steps(
-    lm: LanguageModel,
-    input_ids: Tensor,
-    room: int,
-    sampling: Sampling,
-    stop: Tensor,
-    seed: int | None,
-    attention_mask: Tensor | None,
-    copies: int,
-    cache: KVCache | None,
-    compile: bool,
-    log_probs: list[Tensor] | None,
-    watch: Callable[[Tensor], object] | None,
-) -> Iterator[Tensor]:
-    stop, generator = stop.to(input_ids.device), torch.Generator(device=input_ids.device)
-    generator.manual_seed(seed) if seed is not None else generator.seed()
+    read_one = compiled_reader(lm) if compile else lm
+    is_static = isinstance(cache, StaticCache)
     # with a static cache every width is the cache's, so that prompts of all lengths share compiled code
     width = cache.capacity if isinstance(cache, StaticCache) else input_ids.shape[1] + room
-    reader = _Reader(lm, attention_mask, width, cache, compile)
-    if attention_mask is not None:  # padding does not belong to the prompt, so the repetition penalty must not see it
-        input_ids = torch.where(attention_mask.bool(), input_ids, input_ids[:, -1:])
-    written = F.pad(input_ids, (0, width - input_ids.shape[1]))
-    count, stopped = input_ids.shape[1], None
-    try:
-        for step in range(room):
-            logits = reader.read(written[:, :count])
-            if step == 0 and copies > 1:
-                logits, written = (x.repeat_interleave(copies, dim=0) for x in (logits, written))
-                reader.repeat(copies)
-            if watch is not None:
-                watch(logits)
-            ids, probabilities = next_token(logits, written[:, :count], sampling, generator)  # (rows,), (rows, V)
-            if log_probs is not None:
-                drawn = log_probabilities(ids, probabilities)
-                log_probs.append(drawn if stopped is None else drawn.masked_fill(stopped, 0.0))
-            if len(stop):
-                if stopped is not None:
-                    ids = torch.where(stopped, written[:, count - 1], ids)
-                stopped = torch.isin(ids, stop)
-            written[:, count] = ids
-            count += 1
-            yield ids
-            if stopped is not None and bool(stopped.all()):
-                break
-    finally:
-        if cache is not None:
-            cache.token_ids = written[:, : cache.length] if attention_mask is None else None
 
-
-class _Reader:
-    """Reads the new ones of the tokens so far, through the cache, and returns the logits of the next token."""
-
-    def __init__(
-        self, lm: LanguageModel, attention_mask: Tensor | None, width: int, cache: KVCache | None, compile: bool
-    ):
-        self.lm, self.cache = lm, cache
-        self.step: Callable[..., Tensor] = lm  # reads one token
-        if compile:
-            self.step = partial(compiled_step(next(lm.parameters()).device.type), lm)
-            if next(lm.parameters()).device.type == "cpu" and torch.get_num_threads() > 1 and openmp() is not None:
-                self.step = partial(Pace(), self.step)
-        self.seen = cache.length if cache is not None else 0
-        self.is_static = isinstance(cache, StaticCache)
-        self.mask = self.position_ids = None
+    def tokens() -> Iterator[Tensor]:
+        padding: dict[str, Tensor] = {}  # what the model needs to know of it, for all tokens to come
+        stopped = None
+        count, seen = input_ids.shape[1], cache.length if cache is not None else 0
+        written = F.pad(input_ids, (0, width - count))
         if attention_mask is not None:
-            self.mask = F.pad(attention_mask.bool(), (0, width - attention_mask.shape[1]), value=True)
-            self.position_ids = (self.mask.cumsum(dim=1) - 1).clamp(min=0)
-
-    def repeat(self, times: int) -> None:
-        """Continue with `times` copies of every row."""
-        if self.cache is not None:
-            self.cache.repeat_interleave(times)
-        if self.mask is not None and self.position_ids is not None:
-            self.mask = self.mask.repeat_interleave(times, dim=0)
-            self.position_ids = self.position_ids.repeat_interleave(times, dim=0)
-
-    @torch.no_grad()
-    def read(self, token_ids: Tensor) -> Tensor:
-        """All tokens so far (rows, count) -> logits of the next token (rows, V) in float32."""
-        count = token_ids.shape[1]
-        unread = slice(self.seen, count)
-        forward = self.lm if count - self.seen > 1 else self.step
-        if self.cache is None:
-            self.seen = 0
-        else:
-            self.seen = count
-        given = {}
-        if self.mask is not None and self.position_ids is not None:
-            given["attention_mask"] = self.mask if self.is_static else self.mask[:, :count]
-            given["position_ids"] = self.position_ids[:, unread]
-        was_training = self.lm.training
-        if was_training:
-            self.lm.eval()
+            real = attention_mask.bool()
+            mask = F.pad(real, (0, width - count), value=True)
+            padding = {"attention_mask": mask, "position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0)}
+            # padding does not belong to the prompt, so the repetition penalty must not see it
+            written[:, :count] = torch.where(real, input_ids, input_ids[:, -1:])
         try:
-            logits = forward(token_ids[:, unread], kv_cache=self.cache, logits_to_keep=1, **given)
+            for step in range(room):
+                # 1. read the tokens that the model has not seen
+                unread = slice(seen, count)
+                slices = {"attention_mask": slice(width if is_static else count), "position_ids": unread}
+                given = {name: x[:, slices[name]] for name, x in padding.items()}
+                forward = read_one if count - seen == 1 else lm
+                logits = _last_logits(lm, forward, written[:, unread], cache, given)
+                seen = count if cache is not None else 0
+                if step == 0 and num_return_sequences > 1:  # the prompt is read once for all its continuations
+                    logits, written = (x.repeat_interleave(num_return_sequences, dim=0) for x in (logits, written))
+                    if cache is not None:
+                        cache.repeat_interleave(num_return_sequences)
+                    padding = {name: x.repeat_interleave(num_return_sequences, 0) for name, x in padding.items()}
+                if watch is not None:
+                    watch(logits)
+                # 2. draw the next one of every row
+                ids, probabilities = next_token(logits, written[:, :count], sampling, generator)  # (rows,), (rows, V)
+                if log_probs is not None:
+                    drawn = log_probabilities(ids, probabilities)
+                    log_probs.append(drawn if stopped is None else drawn.masked_fill(stopped, 0.0))
+                # 3. write it down; a row that has stopped repeats its last id
+                if len(stop):
+                    if stopped is not None:
+                        ids = torch.where(stopped, written[:, count - 1], ids)
+                    stopped = torch.isin(ids, stop)
+                written[:, count] = ids
+                count += 1
+                yield ids
+                if stopped is not None and bool(stopped.all()):
+                    break
         finally:
-            if was_training:
-                self.lm.train()
-        return logits[:, -1].float()
+            if cache is not None:
+                cache.token_ids = written[:, : cache.length] if attention_mask is None else None
+
+    return tokens()
 
 
-@cache
-def compiled_step(kind: str) -> Callable[..., Tensor]:
-    """Reading one token, compiled without graph breaks: on kind "cuda" as a CUDA graph (not tested yet). Each model,
-    batch size and cache size compiles its own."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)  # 8 would soon be an error
-
-    def step(lm: LanguageModel, *args: Any, **given: Any) -> Any:
-        with FewRows():
-            return lm(*args, **given)
-
-    how: dict[str, Any] = {"cuda": {"mode": "reduce-overhead"}, "cpu": {"options": {"cpp.min_chunk_size": FEWEST}}}
-    return torch.compile(step, fullgraph=True, dynamic=False, **how.get(kind, {}))
-
-
-def left_pad(prompts: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[Tensor, Tensor]:
-    """Prompts of different lengths -> input_ids and attention_mask, both (B, longest), padded on the left."""
-    if not prompts or any(len(prompt) == 0 for prompt in prompts):
-        raise ValueError(f"prompt {[len(p) for p in prompts].index(0)} is empty" if prompts else "there is no prompt")
-    longest = max(len(prompt) for prompt in prompts)
-    pad = partial(F.pad, value=pad_id)
-    rows = [pad(torch.tensor(prompt, dtype=torch.long), (longest - len(prompt), 0)) for prompt in prompts]
-    real = [F.pad(torch.ones(len(prompt), dtype=torch.bool), (longest - len(prompt), 0)) for prompt in prompts]
-    return torch.stack(rows), torch.stack(real)
+def check_request(
+    lm: LanguageModel,
+    input_ids: Tensor,
+    max_new_tokens: int,
+    attention_mask: Tensor | None,
+    num_return_sequences: int,
+    kv_cache: KVCache | str | None,
+    compile: bool,
+) -> None:
+    """Raises ValueError, before any computation, for a request that cannot be served."""
+    if input_ids.ndim != 2 or input_ids.shape[1] == 0:
+        raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}: give (batch, tokens) with at least one token")
+    (rows, count), longest = input_ids.shape, lm.config.max_position_embeddings
+    low, high, vocab_size = int(input_ids.min()), int(input_ids.max()), lm.lm_head.out_features
+    needed = min(count + max_new_tokens, longest)
+    if low < 0 or high >= vocab_size:
+        wrong = f"token id {low if low < 0 else high} is outside the vocabulary (0 to {vocab_size - 1}): use the "
+        wrong += "tokenizer that this model was trained with"
+    elif count > longest:
+        wrong = f"the prompt has {count} tokens, more than max_position_embeddings ({longest}): shorten it"
+    elif max_new_tokens < 0:
+        wrong = f"max_new_tokens ({max_new_tokens}) must be 0 or more"
+    elif num_return_sequences < 1:
+        wrong = f"num_return_sequences ({num_return_sequences}) must be 1 or more"
+    elif compile and kv_cache != "static" and not isinstance(kv_cache, StaticCache):
+        wrong = 'compile needs kv_cache="static"'
+    elif compile and lm.config.num_experts is not None:
+        wrong = "a mixture of experts is not compiled: leave compile out"
+    elif isinstance(kv_cache, KVCache) and num_return_sequences > 1:
+        wrong = "a cache of an earlier call holds one row per prompt: leave num_return_sequences at 1"
+    elif attention_mask is not None and attention_mask.shape != input_ids.shape:
+        wrong = f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {(rows, count)}"
+    elif attention_mask is not None and not attention_mask[:, -1].all():
+        wrong = "attention_mask ends in padding: pad on the left"
+    elif isinstance(kv_cache, StaticCache) and kv_cache.capacity < needed:
+        wrong = f"the static cache has room for {kv_cache.capacity} tokens, and {needed} are needed: make it with a "
+        wrong += "larger capacity, or lower max_new_tokens"
+    elif isinstance(kv_cache, StaticCache) and kv_cache.batch_size != rows:
+        wrong = f"the static cache is for {kv_cache.batch_size} rows, these are {rows}"
+    else:
+        return
+    raise ValueError(wrong)
 
 
 def _cache_for(
@@ -262,45 +231,27 @@ def _cache_for(
     return kv_cache
 
 
-def check_request(
-    lm: LanguageModel,
-    input_ids: Tensor,
-    max_new_tokens: int,
-    attention_mask: Tensor | None,
-    num_return_sequences: int,
-    kv_cache: KVCache | str | None,
-    compile: bool,
-) -> None:
-    """Raises ValueError, before any computation, for a request that cannot be served."""
-    if input_ids.ndim != 2 or input_ids.shape[1] == 0:
-        raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}: give (batch, tokens) with at least one token")
-    (rows, count), longest = input_ids.shape, lm.config.max_position_embeddings
-    low, high, vocab_size = int(input_ids.min()), int(input_ids.max()), lm.lm_head.out_features
-    static = isinstance(kv_cache, StaticCache)
-    wrong = [
-        (low < 0 or high >= vocab_size, f"token id {low if low < 0 else high} is outside the vocabulary (0 to "
-         f"{vocab_size - 1}): use the tokenizer that this model was trained with"),
-        (count > longest, f"the prompt has {count} tokens, more than max_position_embeddings ({longest}): shorten it"),
-        (max_new_tokens < 0, f"max_new_tokens ({max_new_tokens}) must be 0 or more"),
-        (num_return_sequences < 1, f"num_return_sequences ({num_return_sequences}) must be 1 or more"),
-        (compile and not (kv_cache == "static" or static), 'compile needs kv_cache="static"'),
-        (compile and lm.config.num_experts is not None, "a mixture of experts is not compiled: leave compile out"),
-        (isinstance(kv_cache, KVCache) and num_return_sequences > 1, "a cache of an earlier call holds one row per "
-         "prompt: leave num_return_sequences at 1"),
-    ]  # fmt: skip
-    if attention_mask is not None:
-        shape_differs = attention_mask.shape != input_ids.shape
-        wrong += [
-            (shape_differs, f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {(rows, count)}"),
-            (not shape_differs and not attention_mask[:, -1].all(), "attention_mask ends in padding: pad on the left"),
-        ]
-    if isinstance(kv_cache, StaticCache):
-        needed = count + min(max_new_tokens, longest - count)
-        wrong += [
-            (kv_cache.capacity < needed, f"the static cache has room for {kv_cache.capacity} tokens, and {needed} are "
-             "needed: make it with a larger capacity, or lower max_new_tokens"),
-            (kv_cache.batch_size != rows, f"the static cache is for {kv_cache.batch_size} rows, these are {rows}"),
-        ]  # fmt: skip
-    for is_wrong, message in wrong:
-        if is_wrong:
-            raise ValueError(message)
+@torch.no_grad()
+def _last_logits(
+    lm: LanguageModel, forward: Callable[..., Tensor], ids: Tensor, cache: KVCache | None, given: dict[str, Tensor]
+) -> Tensor:
+    """The logits of the next token (rows, V) in float32, in evaluation mode; the model's mode is restored."""
+    was_training = lm.training
+    if was_training:
+        lm.eval()
+    try:
+        return forward(ids, kv_cache=cache, logits_to_keep=1, **given)[:, -1].float()
+    finally:
+        if was_training:
+            lm.train()
+
+
+def left_pad(prompts: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[Tensor, Tensor]:
+    """Prompts of different lengths -> input_ids and attention_mask, both (B, longest), padded on the left."""
+    if not prompts or any(len(prompt) == 0 for prompt in prompts):
+        raise ValueError(f"prompt {[len(p) for p in prompts].index(0)} is empty" if prompts else "there is no prompt")
+    longest = max(len(prompt) for prompt in prompts)
+    pad = partial(F.pad, value=pad_id)
+    rows = [pad(torch.tensor(prompt, dtype=torch.long), (longest - len(prompt), 0)) for prompt in prompts]
+    real = [F.pad(torch.ones(len(prompt), dtype=torch.bool), (longest - len(prompt), 0)) for prompt in prompts]
+    return torch.stack(rows), torch.stack(real)

@@ -1,12 +1,14 @@
 """Key-value caches: while decoding, keep the keys and values of every token that was read.
 
-Five ways to keep them, one interface (`KVCache`):
+One interface (`KVCache`), and these ways to keep them, by the names that `generate(kv_cache=...)` takes:
 
-    dynamic     grows in blocks, so that appending a token copies only that token
-    (windows)   the same, for layers with a sliding window: only the last window - 1 tokens stay
+    dynamic     grows in blocks, so that appending a token copies only that token; in layers with a sliding window only
+                the last window - 1 tokens stay
     static      room for `capacity` tokens from the start: shapes never change, for torch.compile and CUDA graphs
-    offloaded   layers wait in the CPU's memory and come to the GPU one layer before they are used
-    int8        the dynamic cache, rounded: model/decoding/quantised_cache.py
+    offloaded   layers wait in the CPU's memory and come to the GPU when they are used
+    int8        the dynamic cache, rounded to 8 bits a number
+
+A server has sequences that come and go: model/decoding/paged_cache.py.
 
 The mask asks a cache where its keys are (`key_positions`). Size: 2 * H_kv * D numbers per token and layer. Where
 attention makes keys and values from a latent (model/latent_attention.py), the latents (B, 1, T, kv_lora_rank) stand in
@@ -22,14 +24,23 @@ from torch import Tensor
 
 from model.config import ModelConfig
 
+CACHES = ("dynamic", "static", "offloaded")  # these give back what they were given; int8 rounds it
+LARGEST = 127  # of the whole numbers of int8
+
 
 @dataclass
 class _Layer:
-    """Keys and values of one layer (B, H_kv, room, D); slot 0 holds position `first`."""
+    """Keys and values of one layer, or what stands for them: (B, heads, room, size). Slot 0 holds position `first`.
 
-    keys: Tensor
-    values: Tensor
+    Buffers have room for tokens to come, so what was read is a part of them: `between`.
+    """
+
+    buffers: list[Tensor]
     first: int
+
+    def between(self, start: int, end: int) -> list[Tensor]:
+        """Positions start … end - 1 of every buffer, without a copy."""
+        return [buffer[:, :, start - self.first : end - self.first] for buffer in self.buffers]
 
 
 class KVCache:
@@ -42,6 +53,7 @@ class KVCache:
         self.block_size = block_size
         self.windows = config.windows if config is not None else []
         self.token_ids: Tensor | None = None  # (B, up to length): what `generate` read first, to be used again
+        self.pinned = False  # whether its memory is where a GPU can fetch it by itself
         self._layers: dict[int, _Layer] = {}
         self._length = 0
 
@@ -53,19 +65,16 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Bytes of what is kept: 2 * B * H_kv * D * bytes per number, times the tokens of every layer."""
-        return sum(
-            kept[:, :, : self.length - self._kept_from(i)].numel() * kept.element_size()
-            for i, layer in self._layers.items()
-            for kept in (layer.keys, layer.values)
-        )
+        parts = [x for i, layer in self._layers.items() for x in layer.between(self._kept_from(i), self._length)]
+        return sum(x.numel() * x.element_size() for x in parts)
 
-    def window(self, layer: int) -> int | None:
+    def _window(self, layer: int) -> int | None:
         """Tokens that a layer sees, itself included; None = all."""
         return self.windows[layer] if layer < len(self.windows) else None
 
     def _kept_from(self, layer: int) -> int:
         """The first position that a query to come may still see."""
-        window = self.window(layer)
+        window = self._window(layer)
         return 0 if window is None else max(0, self._length - window + 1)
 
     def positions(self, count: int, device: torch.device) -> Tensor:
@@ -84,27 +93,27 @@ class KVCache:
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k and v (B, H_kv, T, D); returns what the T queries may see (B, H_kv, S, D). See `advance`."""
-        start, end, held = self._length, self._length + k.shape[2], self._layers.get(layer)
-        first = self._kept_from(layer)
-        room = held.keys.shape[2] if held is not None else 0
-        # a new buffer if this one is full, or far larger than its window since a long prompt was read
-        if held is None or end - held.first > room or room > end - first + 2 * self.block_size:
-            held = self._layers[layer] = self._make_room(held, k, v, first, end)
-        held.keys[:, :, start - held.first : end - held.first] = k
-        held.values[:, :, start - held.first : end - held.first] = v
-        visible = slice(first - held.first, end - held.first)
-        return held.keys[:, :, visible], held.values[:, :, visible]
+        keys, values = self._append(layer, k, v)
+        return keys, values
 
-    def _make_room(self, old: _Layer | None, k: Tensor, v: Tensor, first: int, end: int) -> _Layer:
-        """A new buffer with whole blocks for positions first … end, with a copy of what is still needed."""
-        room = (end - first) // self.block_size * self.block_size + self.block_size
-        keys, values = (x.new_empty(*x.shape[:2], room, x.shape[3]) for x in (k, v))
-        new = _Layer(keys, values, first)
-        if old is not None:
-            kept = slice(first - old.first, self._length - old.first)
-            new.keys[:, :, : self._length - first] = old.keys[:, :, kept]
-            new.values[:, :, : self._length - first] = old.values[:, :, kept]
-        return new
+    def _append(self, layer: int, *new: Tensor) -> list[Tensor]:
+        """Write T tokens behind those of every buffer of a layer; returns what their queries may see of each."""
+        first, start, end = self._kept_from(layer), self._length, self._length + new[0].shape[2]
+        memory = self._layers.get(layer)
+        room = memory.buffers[0].shape[2] if memory is not None else 0
+        # new memory if this is full, or far larger than its window since a long prompt was read
+        if memory is None or end - memory.first > room or room > end - first + 2 * self.block_size:
+            room = (end - first) // self.block_size * self.block_size + self.block_size
+            sizes = [(*x.shape[:2], room, x.shape[3]) for x in new]
+            buffers = [x.new_empty(size, pin_memory=self.pinned) for x, size in zip(new, sizes, strict=True)]
+            larger = _Layer(buffers, first)
+            if memory is not None:
+                for target, source in zip(larger.between(first, start), memory.between(first, start), strict=True):
+                    target.copy_(source)
+            memory = self._layers[layer] = larger
+        for target, source in zip(memory.between(start, end), new, strict=True):
+            target.copy_(source)
+        return memory.between(first, end)
 
     def advance(self, count: int) -> None:
         """Every layer has read `count` tokens. LanguageModel calls this at the end of a forward pass."""
@@ -113,7 +122,7 @@ class KVCache:
     def crop(self, length: int) -> None:
         """Forget every token after the first `length`. Raises ValueError where a window has forgotten too much."""
         for i, layer in self._layers.items():
-            window = self.window(i)
+            window = self._window(i)
             if window is not None and layer.first > max(0, length - window + 1):
                 raise ValueError(f"layer {i} keeps {window} tokens only and cannot go back to token {length}")
         self._length = max(0, min(self._length, length))
@@ -127,74 +136,53 @@ class KVCache:
     def repeat_interleave(self, times: int) -> None:
         """Every row becomes `times` rows, next to each other: several continuations of one prompt."""
         for layer in self._layers.values():
-            layer.keys = layer.keys.repeat_interleave(times, dim=0)
-            layer.values = layer.values.repeat_interleave(times, dim=0)
+            layer.buffers = [buffer.repeat_interleave(times, dim=0) for buffer in layer.buffers]
 
 
 class OffloadedCache(KVCache):
-    """Layers wait in (pinned) CPU memory; while one layer computes, the next is copied on a stream of its own.
+    """Layers wait in (pinned) CPU memory; the GPU holds the one that computes. On a CPU it is the dynamic cache.
 
-    The GPU holds the layer that computes and one more. On a CPU it is the dynamic cache with an extra copy.
+    A token waits for the copies, because a GPU reads its own memory a hundred times as fast as the CPU's. To fetch a
+    layer while the one before it computes would hide only the shorter part.
     """
 
-    def __init__(self, config: ModelConfig, block_size: int = 256):
+    def __init__(self, config: ModelConfig | None = None, block_size: int = 256):
         super().__init__(config, block_size)
-        self._layer_count = config.num_hidden_layers
-        self._fetched: dict[int, tuple[Tensor, Tensor]] = {}
-        self._stream: torch.cuda.Stream | None = None
+        self.pinned = torch.cuda.is_available()
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        held = self._layers.get(layer)
-        if held is None:
-            super().update(layer, k.cpu(), v.cpu())
-            return k, v
-        if layer not in self._fetched:
-            self._fetch(layer, k.device)
-        if self._stream is not None:
-            torch.cuda.current_stream(k.device).wait_stream(self._stream)
-        past_k, past_v = self._fetched.pop(layer)
-        kept = slice(self._kept_from(layer) - held.first, self._length - held.first)
-        keys, values = torch.cat((past_k[:, :, kept], k), dim=2), torch.cat((past_v[:, :, kept], v), dim=2)
-        if self._stream is not None:  # the copy must not be overwritten before the two lines above have read it
-            past_k.record_stream(torch.cuda.current_stream(k.device))
-            past_v.record_stream(torch.cuda.current_stream(k.device))
-        if self._layer_count > 1:  # the copy runs while this layer computes
-            self._fetch((layer + 1) % self._layer_count, k.device)
-        super().update(layer, k.cpu(), v.cpu())
+        # k.cpu() waits for the GPU, so no copy for the token before still reads what is written here
+        self._append(layer, k.cpu(), v.cpu())
+        memory = self._layers[layer]
+        # whole buffers go to the GPU, because only those lie in one piece
+        copies = _Layer([buffer.to(k.device, non_blocking=True) for buffer in memory.buffers], memory.first)
+        keys, values = copies.between(self._kept_from(layer), self._length + k.shape[2])
         return keys, values
 
-    def _fetch(self, layer: int, device: torch.device) -> None:
-        """Start to copy a layer to the device: whole buffers, because only those are contiguous."""
-        if layer not in self._layers:
-            return
-        held = self._layers[layer]
-        if device.type != "cuda":
-            self._fetched[layer] = held.keys.to(device), held.values.to(device)
-            return
-        self._stream = self._stream or torch.cuda.Stream(device)
-        with torch.cuda.stream(self._stream):
-            self._fetched[layer] = (
-                held.keys.to(device, non_blocking=True),
-                held.values.to(device, non_blocking=True),
-            )
 
-    def _make_room(self, old: _Layer | None, k: Tensor, v: Tensor, first: int, end: int) -> _Layer:
-        new = super()._make_room(old, k, v, first, end)
-        if torch.cuda.is_available():
-            new.keys, new.values = new.keys.pin_memory(), new.values.pin_memory()
-        return new
+class QuantisedCache(KVCache):
+    """The dynamic cache in whole numbers: every key and every value is 8 bits a number, and one scale.
 
-    def crop(self, length: int) -> None:
-        self._fetched.clear()
-        super().crop(length)
+        scale = largest |number| / 127        kept = round(number / scale)        given back: kept * scale
 
-    def clear(self) -> None:
-        self._fetched.clear()
-        super().clear()
+    One scale for each token and head, because the size of keys differs from head to head and from token to token. What
+    is given back is off by half a scale at most. A token takes 2 * H_kv * (D + bytes of the scale) bytes a layer,
+    instead of 2 * H_kv * D * 2 or 4. The numbers become floats again for every token that is read: bytes are saved,
+    time is not. With 2 bits, and keys that share a scale over tokens instead: Liu et al. 2024, KIVI (arXiv 2402.02750).
+    """
 
-    def repeat_interleave(self, times: int) -> None:
-        self._fetched.clear()
-        super().repeat_interleave(times)
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """As for KVCache. The tokens that are read now also come back rounded, so that what a token sees does not
+        depend on how many are read at a time."""
+        keys, key_scales, values, value_scales = self._append(layer, *quantise(k), *quantise(v))
+        return keys * key_scales, values * value_scales
+
+
+def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x (B, heads, T, D) -> int8 of the same shape, and its scales (B, heads, T, 1) in the dtype of x."""
+    scale = x.abs().amax(dim=-1, keepdim=True) / LARGEST
+    rounded = (x / scale.clamp(min=torch.finfo(x.dtype).tiny)).round().clamp(-LARGEST, LARGEST)
+    return rounded.to(torch.int8), scale
 
 
 class StaticCache(KVCache):
@@ -278,3 +266,13 @@ class StaticCache(KVCache):
         self.keys = [t.repeat_interleave(times, dim=0) for t in self.keys]
         self.values = [t.repeat_interleave(times, dim=0) for t in self.values]
         self._stay_in_place()
+
+
+def make_cache(kind: str, config: ModelConfig, batch_size: int, capacity: int, like: Tensor) -> KVCache:
+    """An empty cache for a batch; `like` has the device and dtype of keys. Raises ValueError for an unknown kind."""
+    if kind == "static":
+        return StaticCache(config, batch_size, capacity, like.device, like.dtype)
+    kinds = {"dynamic": KVCache, "offloaded": OffloadedCache, "int8": QuantisedCache}
+    if kind not in kinds:
+        raise ValueError(f"cache ({kind!r}) is unknown: use dynamic, static, offloaded or int8")
+    return kinds[kind](config)

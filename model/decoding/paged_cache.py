@@ -26,8 +26,6 @@ from torch.nn.utils.rnn import pad_sequence
 from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache
 
-ROOT = b""  # what stands before the first block
-
 
 class OutOfBlocks(RuntimeError):
     """The memory has no room for what was asked for; nothing was taken."""
@@ -88,9 +86,13 @@ class PagedCache:
         At least one token is left to read, for its logits; share=False: all are, for those of all. Raises OutOfBlocks,
         and then nothing was taken.
         """
-        keys = self._keys(token_ids)
-        shared = [self.known[key] for key in _while_known(keys, self.known)] if share else []
-        del shared[(len(token_ids) - 1) // self.block_size :]
+        keys: list[bytes] = []  # of the whole blocks that are known, but for one that would leave nothing to read
+        while share and (len(keys) + 1) * self.block_size < len(token_ids):
+            key = self._key(keys, token_ids)
+            if key not in self.known:
+                break
+            keys.append(key)
+        shared = [self.known[key] for key in keys]
         needed = self.blocks_for(room) - len(shared)
         if needed > len(self.unused) - sum(block in self.unused for block in shared):
             raise OutOfBlocks(f"{needed} blocks are needed, and {len(self.unused)} are free")
@@ -98,9 +100,9 @@ class PagedCache:
             self.unused.pop(block, None)
             self.users[block] += 1
         blocks = shared + [self._take() for _ in range(needed)]
-        table = Table(list(token_ids), blocks, self._slots(blocks))
-        table.length, table.keys = len(shared) * self.block_size, keys[: len(shared)]
-        return table
+        starts = torch.tensor(blocks, device=self.layers[0][0].device) * self.block_size
+        slots = (starts[:, None] + torch.arange(self.block_size, device=starts.device)).flatten()
+        return Table(list(token_ids), blocks, slots, len(shared) * self.block_size, keys)
 
     def _take(self) -> int:
         """The block that is unused for longest; what it held is forgotten."""
@@ -130,25 +132,16 @@ class PagedCache:
     def read(self, table: Table, count: int) -> None:
         """`count` more tokens of a sequence are in its blocks: those that are full now may be shared."""
         table.length += count
-        for number in range(len(table.keys), table.length // self.block_size):
-            before = table.keys[-1] if table.keys else ROOT
-            key = self._key(before, table.token_ids[number * self.block_size : (number + 1) * self.block_size])
+        while len(table.keys) < table.length // self.block_size:
+            key = self._key(table.keys, table.token_ids)
+            self.known.setdefault(key, table.blocks[len(table.keys)])
             table.keys.append(key)
-            self.known.setdefault(key, table.blocks[number])
 
-    def _keys(self, token_ids: Sequence[int]) -> list[bytes]:
-        """A key for each block that these tokens fill."""
-        keys: list[bytes] = []
-        for start in range(0, len(token_ids) // self.block_size * self.block_size, self.block_size):
-            keys.append(self._key(keys[-1] if keys else ROOT, token_ids[start : start + self.block_size]))
-        return keys
-
-    def _key(self, before: bytes, token_ids: Sequence[int]) -> bytes:
-        return hashlib.sha256(before + b"".join(token.to_bytes(4, "little") for token in token_ids)).digest()
-
-    def _slots(self, blocks: Sequence[int]) -> Tensor:
-        starts = torch.tensor(blocks, device=self.layers[0][0].device) * self.block_size
-        return (starts[:, None] + torch.arange(self.block_size, device=starts.device)).flatten()
+    def _key(self, before: list[bytes], token_ids: Sequence[int]) -> bytes:
+        """What the block behind those with the keys `before` is known by: a digest of all tokens up to its end."""
+        start = len(before) * self.block_size
+        tokens = token_ids[start : start + self.block_size]
+        return hashlib.sha256(b"".join([*before[-1:], *(token.to_bytes(4, "little") for token in tokens)])).digest()
 
 
 class PagedView(KVCache):
@@ -182,9 +175,3 @@ class PagedView(KVCache):
             memory[self.written] = new.transpose(1, 2).to(memory.dtype)
             held.append(memory[self.seen].transpose(1, 2))
         return held[0], held[1]
-
-
-def _while_known(keys: Sequence[bytes], known: dict[bytes, int]) -> list[bytes]:
-    """The keys up to the first one that is not known."""
-    missing = next((number for number, key in enumerate(keys) if key not in known), len(keys))
-    return list(keys[:missing])

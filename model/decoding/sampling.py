@@ -31,22 +31,15 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        wrong = [
-            (
-                self.temperature != 0 and not LEAST <= self.temperature <= MOST,
-                f"temperature ({self.temperature}) must be 0 (greedy), or {LEAST:g} to {MOST:g}",
-            ),
-            (self.top_k is not None and self.top_k < 1, f"top_k ({self.top_k}) must be 1 or more"),
-            (self.top_p is not None and not LEAST <= self.top_p <= 1, f"top_p ({self.top_p}) must be {LEAST:g} to 1"),
-            (self.min_p is not None and not 0 <= self.min_p <= 1, f"min_p ({self.min_p}) must be in [0, 1]"),
-            (
-                not LEAST <= self.repetition_penalty <= MOST,
-                f"repetition_penalty ({self.repetition_penalty}) must be {LEAST:g} to {MOST:g}",
-            ),
-        ]
-        for is_wrong, message in wrong:
-            if is_wrong:
-                raise ValueError(message)
+        if self.temperature != 0 and not LEAST <= self.temperature <= MOST:
+            raise ValueError(f"temperature ({self.temperature}) must be 0 (greedy), or {LEAST:g} to {MOST:g}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k ({self.top_k}) must be 1 or more")
+        ranges = {"top_p": (LEAST, 1), "min_p": (0, 1), "repetition_penalty": (LEAST, MOST)}
+        for name, (low, high) in ranges.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:  # NaN is outside of every range
+                raise ValueError(f"{name} ({value}) must be {low:g} to {high:g}")
 
 
 def next_token(

@@ -63,7 +63,7 @@ def test_every_backend_of_this_machine_is_in_the_attention_table():
     assert done.returncode == 0, done.stderr
     columns = next(line for line in done.stdout.splitlines() if line.startswith("| length")).strip("| ").split(" | ")
     blocked = {"blocked"} if "causal, bfloat16" in done.stdout else set()  # what a trial found faster here
-    assert set(columns[1:]) == {"eager", "flash", "sdpa", "sdpa_math", "flex"} | blocked
+    assert set(columns[1:]) == {"eager", "flash", "sdpa", "flex"} | blocked
     assert "left out: varlen needs CUDA" in done.stdout
     assert done.stdout.count("\n| 128 GQA (2)") == 2  # time and memory
 

@@ -8,7 +8,7 @@ from eval.attention import capture as capture_function
 from eval.attention.diagnosis import UNKNOWN
 from model.attention import attention_weights
 from model.backends.choice import BACKENDS
-from model.decoding.caches import make_cache
+from model.decoding.kv_cache import make_cache
 from model.masks import MaskSpec, boolean_mask
 from model.positions.rope import RotaryEmbedding, apply_rotary
 from tests.conftest import random_model, tiny_config
@@ -190,7 +190,7 @@ def test_only_the_wrong_layer_is_named(lm, ids):
     capture(lm, ids, layers=[0])
 
 
-@pytest.mark.parametrize("backend", ["eager", "flash", "sdpa", "sdpa_math", "blocked", "flex"])
+@pytest.mark.parametrize("backend", ["eager", "flash", "sdpa", "blocked", "flex"])
 @pytest.mark.parametrize("kind", ["plain", "padding", "documents"])
 def test_every_backend_and_mask(lm, ids, backend, kind):
     given = {}

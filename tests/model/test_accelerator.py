@@ -1,9 +1,7 @@
 """The model away from the CPU: every backend and mask gives the numbers of the formula, and nothing stays behind.
 
-On the accelerator of tests/accelerator.py, forward and backward, in processes of their own. On `meta`, where tensors
-have shapes and no numbers, so that reading one raises. And, where PyTorch is built for CUDA, on fake tensors of a GPU,
-without a driver; their backward pass needs one, and so do kernels that PyTorch chooses by the GPU's properties. PyTorch
-for CPUs has such tensors too, but cannot index them.
+On the accelerator of tests/accelerator.py, forward and backward, in a process of its own. And on `meta`, where tensors
+have shapes and no numbers, so that reading one raises.
 """
 
 import json
@@ -13,14 +11,11 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import flex_attention
 
 from data.packing import document_starts
-from model.backends import flex
 from model.backends.choice import BACKENDS
-from model.backends.flash import lengths_or_mask
-from model.backends.varlen import sequences
+from model.backends.flash import lengths_or_mask, sequences
 from model.decoding.kv_cache import KVCache, StaticCache
 from tests import accelerator
 from tests.conftest import random_model, tiny_config
@@ -29,8 +24,8 @@ from tests.processes import exit_code, print_to
 MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 MASKS = ("plain", "documents", "documents found", "left padding", "right padding", "documents, right padding")
 CACHES = ("dynamic cache", "dynamic cache, padding", "static cache", "static cache, padding")
-# the others: blocked is for CPUs, PyTorch has flex for devices that it knows, and efficient and cudnn for CUDA
-ANYWHERE = ("eager", "sdpa", "sdpa_math", "flash", "varlen")
+# the others: blocked is for CPUs, and PyTorch has flex for devices that it knows
+ANYWHERE = ("eager", "sdpa", "flash", "varlen")
 
 
 def inputs_of(kind: str, device: str) -> dict[str, torch.Tensor]:
@@ -153,33 +148,3 @@ def test_reading_with_a_cache_asks_the_device_for_no_number(meta, name):
             seen = given["attention_mask"][:, :end]
             logits = lm(given["input_ids"][:, first:end], attention_mask=seen, kv_cache=cache)
             assert (logits.device.type, logits.shape) == ("meta", (2, end - first, 192))
-
-
-@pytest.mark.skipif(torch.version.cuda is None, reason="needs a PyTorch that is built for CUDA; no GPU")
-@pytest.mark.parametrize("changes", [{}, MIXED], ids=["full", "windows"])
-@pytest.mark.parametrize("kind", ["plain", "documents"])
-@pytest.mark.parametrize("name", [*ANYWHERE, "flex"])
-def test_the_model_runs_on_fake_tensors_of_a_gpu(monkeypatch, name, kind, changes):
-    if (name, kind) == ("flash", "plain") and not torch.cuda.is_available():
-        pytest.skip("PyTorch asks the GPU whether its flash kernel runs there")
-    monkeypatch.setattr(flex, "flex_kernel_compiled", lambda: flex_attention.flex_attention)
-    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)  # without a driver PyTorch switches autocast off
-    try:
-        given = inputs_of(kind, "cpu")
-        # flex traces its backward pass together with the other
-        with (
-            FakeTensorMode(),
-            torch.device("cuda"),
-            torch.set_grad_enabled(name != "flex" or torch.cuda.is_available()),
-        ):
-            lm = random_model(tiny_config(**changes, attn_implementation=name)).train()
-            given = {key: torch.empty(x.shape, dtype=x.dtype) for key, x in given.items()}
-            loss, count = lm(**given, labels=given["input_ids"])
-            assert (loss.device.type, loss.shape, count.device.type) == ("cuda", (), "cuda")
-            if torch.cuda.is_available():
-                loss.backward()
-                assert {p.grad.device.type for p in lm.parameters()} == {"cuda"}
-    finally:
-        torch.set_default_dtype(before)

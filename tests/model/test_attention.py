@@ -19,7 +19,7 @@ SLACK = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
 
 def test_the_backends_that_need_no_gpu_are_all_tested():
-    assert CPU_BACKENDS == ["eager", "flash", "flex", "sdpa", "sdpa_math", "blocked"]
+    assert CPU_BACKENDS == ["eager", "flash", "flex", "sdpa", "blocked"]
 
 
 @st.composite

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from model.attention import eager
-from model.backends.banded import FEWEST, SMALLEST, any_kernel_or_banded, band_or_mask
+from model.backends.sdpa import FEWEST, SMALLEST, band_or_mask, sdpa
 from model.masks import Band, MaskSpec, boolean_mask
 from tests.conftest import random_model, tiny_config
 
@@ -25,7 +25,7 @@ def test_chunks_give_the_numbers_and_gradients_of_the_formula(window, packed, kv
     band, mask = band_or_mask(spec(window, documents=documents)), boolean_mask(spec(window, documents=documents))
     assert isinstance(band, Band)
     results = []
-    for compute, given in ((any_kernel_or_banded, band), (eager, mask)):
+    for compute, given in ((sdpa, band), (eager, mask)):
         torch.manual_seed(1)
         q, k, v = inputs = [torch.randn(2, n, LENGTH, 8, requires_grad=True) for n in (4, kv_heads, kv_heads)]
         out = compute(q, k, v, given, 0.0)

@@ -165,7 +165,7 @@ def test_prompts_of_every_length_share_the_compiled_step(padded, monkeypatch):
     """Through `generate`, as it is used; the cache has room for 64 tokens whatever the lengths are."""
     lm, counter = random_model(tiny_config()), CompileCounter()
     compiled = torch.compile(lambda lm, *a, **k: lm(*a, **k), backend=counter, fullgraph=True, dynamic=False)
-    monkeypatch.setattr("model.decoding.generation.compiled_step", lambda mode: compiled)
+    monkeypatch.setattr("model.decoding.compiled.compiled_step", lambda kind: compiled)
     for length in (3, 5, 8):
         ids = torch.randint(0, 192, (2, length))
         real = torch.ones(2, length).long() if padded else None

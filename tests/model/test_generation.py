@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from model import Sampling, generate, left_pad, stream
-from model.decoding.caches import CACHES
-from model.decoding.kv_cache import KVCache, StaticCache
+from model.decoding.kv_cache import CACHES, KVCache, StaticCache
 from tests.conftest import random_model, tiny_config
 
 
@@ -212,23 +211,21 @@ def test_settings_out_of_range_are_named(lm, prompt, settings, message):
         generate(lm, prompt, **settings)
 
 
-def test_an_empty_prompt_is_refused(lm):
-    with pytest.raises(ValueError, match="at least one token"):
-        generate(lm, torch.zeros(1, 0).long())
-
-
-@pytest.mark.parametrize("wrong", [-1, 192])
-def test_an_id_outside_the_vocabulary_is_named(lm, wrong):
-    ids = torch.tensor([[1, wrong, 2]])
-    with pytest.raises(ValueError, match=rf"token id {wrong} is outside the vocabulary \(0 to 191\)"):
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (torch.zeros(1, 0).long(), "at least one token"),
+        (torch.tensor([[1, -1, 2]]), r"token id -1 is outside the vocabulary \(0 to 191\)"),
+        (torch.tensor([[1, 192, 2]]), "token id 192 is outside"),
+        (torch.zeros(1, 65).long(), r"the prompt has 65 tokens, more than max_position_embeddings \(64\)"),
+    ],
+)
+def test_a_prompt_that_cannot_be_read_is_refused(lm, ids, message):
+    with pytest.raises(ValueError, match=message):
         generate(lm, ids)
-    with pytest.raises(ValueError, match=f"token id {wrong} is outside"):
-        lm(ids)
-
-
-def test_a_prompt_longer_than_the_context_is_refused(lm):
-    with pytest.raises(ValueError, match="the prompt has 65 tokens, more than max_position_embeddings \\(64\\)"):
-        generate(lm, torch.zeros(1, 65).long())
+    if ids.shape[1]:  # the model itself says it too, for those who do not generate
+        with pytest.raises(ValueError, match=r"is outside|more than max_position_embeddings \(64\)"):
+            lm(ids)
 
 
 def test_empty_prompts_cannot_be_padded():

@@ -9,8 +9,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from model import LanguageModel, ModelConfig, generate, load, save
 from model.convert_kv_heads import convert_kv_heads
 from model.counting import flops_per_token, parameter_counts
-from model.decoding.caches import CACHES, make_cache
-from model.decoding.kv_cache import KVCache
+from model.decoding.kv_cache import CACHES, KVCache, make_cache
 from tests.conftest import random_model, tiny_config
 from tests.model import reference
 from tests.model.test_attention import CPU_BACKENDS

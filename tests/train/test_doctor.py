@@ -12,8 +12,8 @@ import torch
 from packaging.specifiers import SpecifierSet
 
 from configs.command import InputError
-from model.backends import choice
 from model.backends.choice import BACKENDS, Backend
+from model.masks import boolean_mask
 from tests.processes import run_module
 from tests.train.helpers import REPOSITORY, write_config
 from train.config import load_run_config
@@ -52,7 +52,7 @@ def line(said: str, what: str) -> str:
     return " ".join(found.split())
 
 
-def of_heads(compute, mask=choice.boolean_mask, limits=None):
+def of_heads(compute, mask=boolean_mask, limits=None):
     return Backend(compute, mask, limits)
 
 
@@ -138,7 +138,7 @@ def test_bad_input_is_one_line(config):
     ],
 )
 def test_a_backend_that_fails_is_found_and_auto_leaves_it_out(config, monkeypatch, broken, words):
-    monkeypatch.setitem(BACKENDS, "blocked", of_heads(broken, limits=choice._blocked_limits))
+    monkeypatch.setitem(BACKENDS, "blocked", of_heads(broken, limits=BACKENDS["blocked"].limits))
     found = numbers.attention("blocked", "cpu", load_run_config(config).model)
     assert found.state == "FAIL"
     assert words in found.said

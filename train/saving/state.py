@@ -16,7 +16,7 @@ from configs.bounds import MOST_STEPS
 from configs.checkpoints import STATE, training_folder
 from configs.command import InputError
 from configs.read_back import DamagedFile, checked, read_json
-from model.backends.names import AttentionImplementation
+from model.backends import AttentionImplementation
 
 Step = Annotated[int, Strict(), Field(ge=0, le=MOST_STEPS)]
 Count = Annotated[int, Strict(), Field(ge=0, le=2**62)]

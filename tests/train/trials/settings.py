@@ -111,7 +111,7 @@ def _model(dice: random.Random, half: bool) -> tuple[dict[str, Any], str]:
     heads = dice.choice(("mha", "gqa", "mqa"))
     dropout = dice.random() < 0.5
     attention_dropout = dice.choice((0.0, 0.1)) if dropout else 0.0
-    backends = ["auto", "auto", "eager", "sdpa", "sdpa_math"]
+    backends = ["auto", "auto", "eager", "sdpa"]
     if not attention_dropout:
         backends += ["flash", *(["blocked"] if half else [])]
     model = {

@@ -31,7 +31,6 @@ RUNS += ["eval.long_context", "eval.quantised", "eval.tools"]
 OTHERS = [
     "model.convert_kv_heads",
     "model.export",
-    "train.throughput",
     "train.documentation",
     "notebooks.execute",
 ]

@@ -9,7 +9,7 @@ import torch
 from tests.processes import exit_code
 from tests.train.helpers import metrics, pretrain, refusal, write_config
 from tests.train.worlds import trace
-from train.machine import compilation, device, timing
+from train.machine import compilation, device, hardware
 from train.optimizer import Muon
 
 
@@ -33,8 +33,8 @@ def twelve_steps_may_be_many(monkeypatch):
 @pytest.fixture
 def clocks(monkeypatch):
     def moved_by(wall, cpu):
-        monkeypatch.setitem(timing.CLOCKS, "wall", wall)
-        monkeypatch.setitem(timing.CLOCKS, "cpu", cpu)
+        monkeypatch.setitem(hardware.CLOCKS, "wall", wall)
+        monkeypatch.setitem(hardware.CLOCKS, "cpu", cpu)
 
     return moved_by
 

@@ -61,7 +61,7 @@ def test_the_limit_of_a_container_counts_at_every_level(tmp_path):
     (tmp_path / "memory/docker").mkdir(parents=True)
     (tmp_path / "memory/docker/memory.limit_in_bytes").write_text("9000\n")
     groups = tmp_path / "cgroup"
-    groups.write_text("0::/a/b\n7:cpu:/x\n6:memory:/docker\nnonsense\n")
+    groups.write_text("0::/a/b\n7:cpu:/x\n6:memory:/docker\n")
     assert container_limits(groups, tmp_path) == [1000, 9000]
     assert container_limits(tmp_path / "none", tmp_path) == []
 

@@ -18,8 +18,8 @@ from tests.processes import print_to, start
 from tests.train.helpers import write_config
 from tests.train.worlds import trace
 from train.config import load_run_config
-from train.machine import together
-from train.machine.together import number_of_processes
+from train.machine import cpu_processes
+from train.machine.cpu_processes import number_of_processes
 from train.pretrain import main
 
 TWO = "train.processes=2"
@@ -131,7 +131,7 @@ def test_where_a_process_cannot_be_copied_the_others_start_anew(tmp_path, monkey
 
 
 def as_command_anew(config: Path, overrides: list[str]) -> None:
-    together.CAN_COPY = False
+    cpu_processes.CAN_COPY = False
     as_command(config, overrides)
 
 
@@ -166,7 +166,7 @@ def test_a_function_hook_is_called_by_the_first_process_alone(tmp_path):
     config = write_config(
         tmp_path,
         train={"max_steps": 4, "checkpoint_every": 0},
-        eval={"hooks": [{"name": "tests.train.test_together:note_step", "every": 2}]},
+        eval={"hooks": [{"name": "tests.train.test_cpu_processes:note_step", "every": 2}]},
     )
     code, said = command(config, TWO, "--trust-hooks")
     assert code == 0, said

@@ -16,7 +16,13 @@ from functools import partial
 from pathlib import Path
 
 from configs.command import InputError, exit_on_bad_input
+from model.backends.choice import BACKENDS, choose_device
+from train.budget import with_vocabulary
 from train.config import RunConfig, load_run_config
+from train.doctor import checks, speed
+from train.machine.device import resolve_device
+from train.machine.hardware import share_of_others
+from train.machine.machine_cache import Findings, recall, remember
 
 DEFAULT = Path(__file__).parents[2] / "configs" / "demo.yaml"
 WIDTH, INDENT = 118, 32
@@ -30,11 +36,7 @@ def main() -> int:
     path, overrides = arguments.config, arguments.overrides
     if "=" in path and not Path(path).is_file():  # the config was left out
         path, overrides = str(DEFAULT), [path, *overrides]
-    run = load_run_config(path, overrides)
-
-    from train.budget import with_vocabulary
-
-    run, _ = with_vocabulary(run)
+    run, _ = with_vocabulary(load_run_config(path, overrides))
     beside = next(folder for folder in Path(run.output_dir, "x").absolute().parents if folder.is_dir())
     try:
         with tempfile.TemporaryDirectory(prefix=".headlight-doctor-", dir=beside, ignore_cleanup_errors=True) as folder:
@@ -56,17 +58,15 @@ class Verdicts:
         fault: what `auto` must not take from here on, if it does not (machine_cache.Findings). is_fatal: training will
         not work then.
         """
-        from train.doctor.checks import Unwell, in_short
-
         faults: dict[str, str] = {}
         try:
             state, said = "ok", test()
-        except Unwell as verdict:
+        except checks.Unwell as verdict:
             state, said, faults = verdict.state, str(verdict), verdict.faults
         except InputError as error:
             state, said = "FAIL", str(error)
         except Exception as error:  # a check is there to find them
-            state, said = "FAIL", in_short(error)
+            state, said = "FAIL", checks.in_short(error)
         if state == "FAIL" and fault:
             faults = {fault: said}
         self.faults |= faults
@@ -78,19 +78,11 @@ class Verdicts:
 
     def remember(self, bf16_speed: float | None = None) -> None:
         """Keep what was found so far, for `auto`. Without a speed, the next one who asks measures it again."""
-        from train.machine.machine_cache import Findings, remember
-
         remember(Findings(bf16_speed=bf16_speed, faults=self.faults, checked=time.strftime("%Y-%m-%d")))
 
 
 def examine(run: RunConfig, folder: Path) -> int:
     """Everything, one after the other, so that nothing disturbs what is timed. Returns the exit code."""
-
-    from model.backends.choice import BACKENDS, choose_device
-    from train.doctor import checks, speed
-    from train.machine.hardware import share_of_others
-    from train.machine.machine_cache import recall
-
     found = Verdicts()
     found.check("Python and packages", checks.packages, is_fatal=True)
     try:
@@ -115,9 +107,9 @@ def examine(run: RunConfig, folder: Path) -> int:
         found.check(f"attention {name}", partial(checks.attention, name, kind, run.model))
     found.remember()  # what this config stands for here depends on it
     found.check("this config", partial(checks.this_config, run), is_fatal=True)
-    if "this config" in found.fatal:
+    if found.fatal:
         return refuse(found)
-    device = checks.resolve_device(run)
+    device = resolve_device(run)
     found.check("save and resume", partial(checks.save_and_resume, kind, device.precision, folder), is_fatal=True)
     can_compile = found.check("torch.compile", partial(checks.compiling, kind, folder), f"compile {kind}")
     found.remember(recall().bf16_speed)

@@ -1,4 +1,4 @@
-"""`auto` takes what was measured on this machine and what train.doctor found safe; a run keeps its own."""
+"""What the machine has and what it showed: `auto` takes what was measured here and what train.doctor found safe."""
 
 import os
 import platform
@@ -9,7 +9,6 @@ import time
 import pytest
 import torch
 
-from model.backends.choice import Situation, choose_attention
 from tests.train.helpers import REPOSITORY, pretrain, write_config
 from train.config import load_run_config
 from train.machine import compilation, hardware, machine_cache
@@ -156,15 +155,8 @@ def test_a_real_run_resumes_exactly_though_the_machine_was_measured_again(tmp_pa
     assert "exact until" not in said
 
 
-def test_avoiding_leaves_the_formula_itself():
-    here = Situation("cpu", torch.bfloat16, 16, gradients=True)
-    backend, reason = choose_attention(here, {"blocked": "differs", "sdpa": "raises"})
-    assert backend == "eager"
-    assert reason.endswith("not blocked: differs; not sdpa: raises")
-
-
 # ---------------------------------------------------------------------------------------------------------
-# other programs
+# other programs, memory
 
 
 def test_what_other_programs_use_is_seen():
@@ -178,3 +170,42 @@ def test_what_other_programs_use_is_seen():
         for process in busy:
             process.kill()
             process.wait()
+
+
+def test_the_limit_of_a_container_counts_at_every_level(tmp_path):
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/b/memory.max").write_text("max\n")
+    (tmp_path / "a/memory.max").write_text("1000\n")
+    (tmp_path / "memory/docker").mkdir(parents=True)
+    (tmp_path / "memory/docker/memory.limit_in_bytes").write_text("9000\n")
+    groups = tmp_path / "cgroup"
+    groups.write_text("0::/a/b\n7:cpu:/x\n6:memory:/docker\n")
+    assert hardware.container_limits(groups, tmp_path) == [1000, 9000]
+    assert hardware.container_limits(tmp_path / "none", tmp_path) == []
+
+
+# freed memory stays with the process: seen by the page faults of a process that asks for the same block again
+FAULTS = """
+import resource, sys, torch
+from train.machine.device import keep_freed_memory
+if sys.argv[1] == "kept" and not keep_freed_memory():
+    print("not here"); sys.exit()
+def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10): torch.zeros(16_000_000).add_(1)  # 64 MB; the heap grows a few times until such a block fits
+before = faults()
+for _ in range(5): torch.zeros(16_000_000).add_(1)
+print(faults() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_a_freed_block_is_used_again_without_a_page_fault():
+    def faults(how):
+        done = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    if (kept := faults("kept")) == "not here":
+        pytest.skip("another C library")
+    assert int(kept) < 100
+    assert int(faults("given back")) > 1000

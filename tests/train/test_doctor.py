@@ -93,7 +93,7 @@ def test_here_training_works_and_nothing_is_left_behind(config, tmp_path):
     before = sorted(tmp_path.iterdir())
     remember(Findings(bf16_speed=0.1, faults={"attention cpu blocked bf16": "differed"}, checked="2026-01-01"))
     said = examined(config)
-    for what in ("Python and packages", "device cpu", "disk", "precision fp32", "attention sdpa", "save and resume"):
+    for what in ("Python and packages", "device cpu", "precision fp32", "attention sdpa", "save and resume"):
         assert line(said, what).startswith("ok "), said
     assert line(said, "torch.compile") == "-- torch.compile left out here; training works without it"
     assert line(said, "attention varlen").startswith("-- ")
@@ -234,6 +234,17 @@ def test_a_package_that_is_missing_or_old_is_named(monkeypatch, requirement, wor
     monkeypatch.setattr(checks, "requirements", lambda: [Requirement("pyyaml"), Requirement(requirement)])
     with pytest.raises(Unwell, match=re.escape(words)):
         checks.packages()
+
+
+def test_room_is_there_or_not(config, tmp_path, monkeypatch):
+    run = load_run_config(config, ["data.source={kind: storyworld, documents: 1000000000}"])
+    assert "free beside" in checks.room(load_run_config(config), "cpu", tmp_path, 0.0)
+    with pytest.raises(Unwell, match="other programs use 40 % of the CPU: end them") as verdict:
+        checks.room(load_run_config(config), "cpu", tmp_path, 0.4)
+    assert verdict.value.state == "note"
+    monkeypatch.setattr("train.fits.shutil.disk_usage", lambda folder: type("Usage", (), {"free": 10**9}))
+    with pytest.raises(InputError, match="lower it, or give another output_dir"):
+        checks.room(run, "cpu", tmp_path, 0.0)
 
 
 # ---------------------------------------------------------------------------------------------------------

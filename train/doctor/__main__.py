@@ -96,10 +96,8 @@ def examine(run: RunConfig, folder: Path) -> int:
         found.check("device cpu", partial(checks.device, kind), is_fatal=True)
     if found.fatal:
         return refuse(found)
-    found.check("memory", partial(checks.memory, kind))
     others = share_of_others()
-    found.check("load", partial(checks.load, others))
-    found.check("disk", partial(checks.disk, run, folder), is_fatal=True)
+    found.check("room", partial(checks.room, run, kind, folder, others), is_fatal=True)
     for name in ("fp32", "tf32", "bf16", "fp16"):
         is_needed = name == "fp32"
         found.check(f"precision {name}", partial(checks.precision, name, kind), f"precision {kind} {name}", is_needed)

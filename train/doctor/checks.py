@@ -101,25 +101,18 @@ def device(kind: str) -> str:
     return machine(torch.device(kind)) + (f", PyTorch's kernels for {cpu_kernels()}" if kind == "cpu" else "")
 
 
-def memory(kind: str) -> str:
-    """What there is, and what is free of it."""
-    everything, free = all_memory(kind), device_memory(kind)
-    if everything is None or free is None:
-        raise Unwell("note", "unknown")
-    return f"{size_in_words(free[0])} ({free[1]}) of {size_in_words(everything[0])} ({everything[1]})"
+def room(config: RunConfig, kind: str, folder: Path, others: float) -> str:
+    """Memory, the disk of the run directory (where `folder` is), and whether other programs have the cores.
 
-
-def load(others: float) -> str:
-    """Whether other programs have the cores. others: the share that they use."""
-    if busy := busy_in_words(others):
-        raise Unwell("note", f"{busy}: end them, or training takes longer")
-    return "other programs leave the CPU alone"
-
-
-def disk(config: RunConfig, folder: Path) -> str:
-    """Whether there is room for the run. folder: on the disk of its directory."""
+    others: the share of them that they use. Raises InputError if the run does not fit on the disk.
+    """
     check_disk(config)
-    return f"{size_in_words(shutil.disk_usage(folder).free)} free beside {config.output_dir}"
+    sizes = [device_memory(kind), all_memory(kind)]
+    memory = " of ".join(f"{size_in_words(there[0])} ({there[1]})" for there in sizes if there) or "unknown memory"
+    said = f"{memory}; {size_in_words(shutil.disk_usage(folder).free)} free beside {config.output_dir}"
+    if busy := busy_in_words(others):
+        raise Unwell("note", f"{said}; {busy}: end them, or training takes longer")
+    return f"{said}; other programs leave the CPU alone"
 
 
 def this_config(config: RunConfig) -> str:

@@ -3,7 +3,6 @@ the first one is gone."""
 
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -196,18 +195,6 @@ def test_auto_is_one_a_core_with_at_least_512_tokens_each(tmp_path, monkeypatch)
     assert numbers(tmp_path, 4, monkeypatch, train={"parallel": "fsdp2"}) == 1
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert numbers(tmp_path, 4, monkeypatch) == 1  # torchrun's
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("threads", "overrides", "expected"), [("1", [], 1), ("2", [], 2), ("2", ["1"], 1)])
-def test_the_environment_and_the_command_line_overrule_auto(tmp_path, threads, overrides, expected):
-    """As a real command finds it: OMP_NUM_THREADS is how many cores a run may use."""
-    config = write_config(tmp_path, train={"tokens_per_step": 1024, "compile": False, "max_steps": 2})
-    command = [sys.executable, "-m", "train.pretrain", str(config), *[f"train.processes={n}" for n in overrides]]
-    environment = {name: value for name, value in os.environ.items() if name != "WORLD_SIZE"}
-    done = subprocess.run(command, env=environment | {"OMP_NUM_THREADS": threads}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert ("2 processes of 1 thread each" in done.stdout) == (expected == 2)
 
 
 def test_a_resumed_run_keeps_its_number_where_there_are_as_many_cores(tmp_path, monkeypatch):

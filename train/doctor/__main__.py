@@ -83,44 +83,46 @@ class Verdicts:
 
 def examine(run: RunConfig, folder: Path) -> int:
     """Everything, one after the other, so that nothing disturbs what is timed. Returns the exit code."""
-    found = Verdicts()
-    found.check("Python and packages", checks.packages, is_fatal=True)
+    verdicts = Verdicts()
+    verdicts.check("Python and packages", checks.packages, is_fatal=True)
     try:
         kind = choose_device(run.train.device).type
     except ValueError as error:
         raise InputError(f"train.device is {error}") from None
     is_only_choice = kind == "cpu" or run.train.device != "auto"
-    works = found.check(f"device {kind}", partial(checks.device, kind), f"device {kind}", is_fatal=is_only_choice)
+    works = verdicts.check(f"device {kind}", partial(checks.device, kind), f"device {kind}", is_fatal=is_only_choice)
     if not works and not is_only_choice:
         kind = "cpu"
-        found.check("device cpu", partial(checks.device, kind), is_fatal=True)
-    if found.fatal:
-        return refuse(found)
+        verdicts.check("device cpu", partial(checks.device, kind), is_fatal=True)
+    if verdicts.fatal:
+        return refuse(verdicts)
     others = share_of_others()
-    found.check("room", partial(checks.room, run, kind, folder, others), is_fatal=True)
+    verdicts.check("room", partial(checks.room, run, kind, folder, others), is_fatal=True)
     for name in ("fp32", "tf32", "bf16", "fp16"):
         is_needed = name == "fp32"
-        found.check(f"precision {name}", partial(checks.precision, name, kind), f"precision {kind} {name}", is_needed)
+        verdicts.check(
+            f"precision {name}", partial(checks.precision, name, kind), f"precision {kind} {name}", is_needed
+        )
     for name in BACKENDS:
-        found.check(f"attention {name}", partial(checks.attention, name, kind, run.model))
-    found.remember()  # what this config stands for here depends on it
-    found.check("this config", partial(checks.this_config, run), is_fatal=True)
-    if found.fatal:
-        return refuse(found)
+        verdicts.check(f"attention {name}", partial(checks.attention, name, kind, run.model))
+    verdicts.remember()  # what this config stands for here depends on it
+    verdicts.check("this config", partial(checks.this_config, run), is_fatal=True)
+    if verdicts.fatal:
+        return refuse(verdicts)
     device = resolve_device(run)
-    found.check("save and resume", partial(checks.save_and_resume, kind, device.precision, folder), is_fatal=True)
-    can_compile = found.check("torch.compile", partial(checks.compiling, kind, folder), f"compile {kind}")
-    found.remember(recall().bf16_speed)
-    if found.fatal:
-        return refuse(found)
+    verdicts.check("save and resume", partial(checks.save_and_resume, kind, device.precision, folder), is_fatal=True)
+    can_compile = verdicts.check("torch.compile", partial(checks.compiling, kind, folder), f"compile {kind}")
+    verdicts.remember(recall().bf16_speed)
+    if verdicts.fatal:
+        return refuse(verdicts)
     timings = [speed.time_step(run, candidate) for candidate in speed.candidates(run, device)]
     print("\n" + speed.recommendation(run, [one for one in timings if one is not None], can_compile, others))
     return 0
 
 
-def refuse(found: Verdicts) -> int:
+def refuse(verdicts: Verdicts) -> int:
     """What keeps training from working, and the exit code."""
-    print(f"\ntraining will not work here: {', '.join(found.fatal)}")
+    print(f"\ntraining will not work here: {', '.join(verdicts.fatal)}")
     return 2
 
 

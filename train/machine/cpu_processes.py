@@ -112,14 +112,14 @@ def on_processes(number: int, work: Callable[[], Result]) -> Result:
             shared |= {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK[platform.system()])}
         sys.stdout.flush()  # or each copy prints what is still to be printed
         sys.stderr.flush()
-        others = [
-            context.Process(target=_other, args=(work, shared | {"RANK": str(rank)}, threads), daemon=True)
-            for rank in range(1, number)
-        ]
+        others: list[BaseProcess] = []
         added = shared.keys() - os.environ.keys()
         try:
-            for other in others:
+            for rank in range(1, number):
+                environment = shared | {"RANK": str(rank)}
+                other = context.Process(target=_other, args=(work, environment, threads), daemon=True)
                 other.start()
+                others.append(other)
             os.environ.update(shared)
             torch.set_num_threads(threads)
             return work()
@@ -127,9 +127,8 @@ def on_processes(number: int, work: Callable[[], Result]) -> Result:
             raise (_lost(others) or error) from None
         finally:
             for other in others:
-                if other.pid is not None:
-                    other.kill()  # it writes nothing, and what is left of it waits for nobody
-                    other.join()
+                other.kill()  # it writes nothing, and what is left of it waits for nobody
+                other.join()
             torch.set_num_threads(cores)
             for name in added:
                 os.environ.pop(name, None)

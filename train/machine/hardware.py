@@ -83,7 +83,7 @@ def all_memory(kind: str) -> tuple[float, str] | None:
 
 def container_limits(groups: Path, root: Path) -> list[float]:
     """Bytes that the control groups of this process allow: of its own and those above, in cgroup v2 and v1."""
-    found = []
+    limits = []
     with suppress(OSError):  # only Linux has them
         for line in groups.read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
@@ -94,8 +94,8 @@ def container_limits(groups: Path, root: Path) -> list[float]:
             for folder in (own, *own.parents):
                 with suppress(OSError, ValueError):  # no such file, or "max"
                     text = (folder / ("memory.max" if v2 else "memory.limit_in_bytes")).read_text(encoding="ascii")
-                    found.append(float(int(text)))
-    return found
+                    limits.append(float(int(text)))
+    return limits
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -64,34 +64,33 @@ def resolve_device(run_config: RunConfig, resolved: dict[str, Any] | None = None
         kind = choose_device(config.device).type
     except ValueError as error:
         raise InputError(f"train.device is {error}") from None
+    before = resolved or {}
     source = "asked for" if config.device != "auto" else "auto"
-    has_begun_here = resolved is not None and resolved.get("device") == kind
-    if config.device == "auto" and not has_begun_here and (fault := recall().fault("device", kind)):
+    if source == "auto" and before.get("device") != kind and (fault := recall().fault("device", kind)):
         kind, source = "cpu", f"auto: not {kind}: {fault}"
-    earlier = resolved if resolved and resolved.get("device") == kind else {}
-    precision, reason = resolve_precision(config.precision, kind, earlier.get("precision"))
+    if kind == "mps":
+        source += "; not tested: no such machine was available"
+    if before.get("device") != kind:  # what it had decided elsewhere says nothing here
+        before = {}
+
+    precision, reason = resolve_precision(config.precision, kind, before.get("precision"))
     compiled, why = config.compile, "asked for"
     if compiled == "auto":
-        compiled, why = earlier.get("compile", "auto"), AS_BEFORE
-        steps = run_config.max_steps
-        if compiled == "auto" and steps is not None and steps < FEW_STEPS:
-            compiled, why = False, f"auto: {steps} steps are too few for it"
-    attention, choice = resolve_attention(run_config, kind, precision, compiled is not False, earlier.get("attention"))
-    untested = "; not tested: no such machine was available" if kind == "mps" else ""
-    notes = [
-        f"device {kind} ({source}{untested})",
-        f"precision {precision} ({reason})",
-        f"attention {attention} ({choice})",
-    ]
+        compiled, why = before.get("compile", "auto"), AS_BEFORE
+    if compiled == "auto" and (steps := run_config.max_steps) is not None and steps < FEW_STEPS:
+        compiled, why = False, f"auto: {steps} steps are too few for it"
+    attention, choice = resolve_attention(run_config, kind, precision, compiled is not False, before.get("attention"))
+    notes = [f"device {kind} ({source})", f"precision {precision} ({reason})", f"attention {attention} ({choice})"]
     if compiled != "auto":
         notes.append(f"compile {'on' if compiled else 'off'} ({why})")
+
     # as many threads as this run began with, if nobody asks for another number and there are as many cores
-    threads = earlier.get("threads") if kind == "cpu" else None
-    if {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys() or (threads or 0) > (os.cpu_count() or 1):
+    threads = before.get("threads") if kind == "cpu" else None
+    asked = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys()
+    if asked or threads == torch.get_num_threads() or (threads or 0) > (os.cpu_count() or 1):
         threads = None
-    if threads in (None, torch.get_num_threads()):
-        return Device(torch.device(kind), precision, compiled, attention, tuple(notes))
-    notes.append(f"threads {threads} ({AS_BEFORE})")
+    if threads is not None:
+        notes.append(f"threads {threads} ({AS_BEFORE})")
     return Device(torch.device(kind), precision, compiled, attention, tuple(notes), threads)
 
 
@@ -158,7 +157,8 @@ def resolve_attention(
     if model.attn_implementation == "auto":
         if earlier is not None and why_not(earlier, situation) is None:
             return earlier, AS_BEFORE
-        faults = {name: recall().fault("attention", kind, name, precision) for name in BACKENDS}
+        known = recall()
+        faults = {name: known.fault("attention", kind, name, precision) for name in BACKENDS}
         backend, reason = choose_attention(situation, {name: fault for name, fault in faults.items() if fault})
         return backend, f"auto: {reason}"
     if problem := why_not(model.attn_implementation, situation):

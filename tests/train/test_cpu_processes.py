@@ -195,13 +195,13 @@ class Off(Gathering):
 
 
 def test_the_last_word_of_a_hook_waits_for_no_other_process_and_one_that_is_off_has_none(tmp_path):
-    hooks = [{"name": f"tests.train.test_together:{name}", "every": 2} for name in ("Gathering", "Off")]
+    hooks = [{"name": f"tests.train.test_cpu_processes:{name}", "every": 2} for name in ("Gathering", "Off")]
     config = write_config(tmp_path, train={"max_steps": 4, "checkpoint_every": 0}, eval={"hooks": hooks})
     code, said = command(config, TWO, "--trust-hooks")
     assert code == 0, said
     assert said.count("gathered [0]\n") == 1
     assert said.count("warning: ") == 1
-    assert "test_together:Off hook is off from here: RuntimeError: broken" in said
+    assert "test_cpu_processes:Off hook is off from here: RuntimeError: broken" in said
 
 
 def numbers(tmp_path: Path, cores: int, monkeypatch, **changes) -> int:

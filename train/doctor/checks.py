@@ -78,7 +78,7 @@ def packages() -> str:
             wrong.append(f"{wanted.name} {versions[wanted.name]} is not {wanted.specifier}")
     if wrong:
         raise Unwell("FAIL", f"{', '.join(wrong)}: python -m pip install -r requirements.txt")
-    return f"{versions['python']}, {platform.system()} {platform.machine()}, torch {versions['torch']}"
+    return f"{platform.python_version()}, {platform.system()} {platform.machine()}, torch {torch.__version__}"
 
 
 def requirements() -> list[Requirement]:

@@ -50,7 +50,7 @@ def _measure(run: RunConfig, device: Device, seconds: float, profile: Path | Non
     lasting = sum(tensor.nbytes for tensor in [*lm.parameters(), *states])
     tokens, median = run.rows_per_step * length, statistics.median(times)
     flops_per_s = flops_per_token(run.model, length) * tokens / median
-    known = known_peak(device)
+    known = known_peak(device.device, device.dtype)
     share = f"{flops_per_s / known[0] / 1e12:.1%} of {known[0]:g} TFLOPS ({known[1]})" if known else "unknown peak"
     each = " of each process" if world.size > 1 else ""
     rows = [

@@ -111,7 +111,7 @@ def peak_of(run: RunConfig, device: Device) -> tuple[float, str] | None:
     from train.machine.hardware import busy_in_words, known_peak, product_tflops, share_of_others
 
     if device.device.type != "cpu":
-        return known_peak(device)
+        return known_peak(device.device, device.dtype)
     busy, number, cores = busy_in_words(share_of_others()), number_of_processes(run), torch.get_num_threads()
     tokens, inner = run.train.tokens_per_step // number, run.model.hidden_size
     torch.set_num_threads(threads_each(number))

@@ -8,15 +8,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import torch
 
 from model.memory import free_ram
-
-if TYPE_CHECKING:
-    from train.machine.device import Device
 
 # ---------------------------------------------------------------------------------------------------------
 # the processor
@@ -123,9 +120,9 @@ def peak_tflops(device_name: str) -> float | None:
     return next((peak for key, peak in PEAK_TFLOPS.items() if f" {device_name}".endswith(f" {key}")), None)
 
 
-def known_peak(device: Device) -> tuple[float, str] | None:
+def known_peak(device: torch.device, dtype: torch.dtype) -> tuple[float, str] | None:
     """(TFLOPS, whose) of the GPU that is here; None without one, for one not in the table, and for float32 and tf32."""
-    if device.device.type != "cuda" or device.dtype.itemsize > 2 or not torch.cuda.is_available():
+    if device.type != "cuda" or dtype.itemsize > 2 or not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name()
     peak = peak_tflops(name)

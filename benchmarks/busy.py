@@ -116,17 +116,15 @@ def their_speed(config: str, name: str, seconds: float) -> float:
     from train.budget import with_vocabulary
     from train.config import load_run_config
     from train.machine.device import keep_freed_memory, resolve_device
-    from train.machine.timing import CLOCKS
-    from train.random_steps import shape_of
+    from train.machine.hardware import CLOCKS
 
     keep_freed_memory()
     run, _ = with_vocabulary(load_run_config(config, ["data.isolate_documents=false", "model.qk_norm=false"]))
     device = resolve_device(run)
-    shape = shape_of(run, device, documents=False)
     torch.manual_seed(run.seed)
     other = gpt2_like(run) if name == "gpt2" else None
-    step = their_step(LanguageModel(run.model), run, device, shape, compiled=False, other=other)
-    return shape.rows * shape.length / median(repeat(step, seconds, device.device, CLOCKS["wall"]))
+    step = their_step(LanguageModel(run.model), run, device, run.rows_per_step, compiled=False, other=other)
+    return run.train.tokens_per_step / median(repeat(step, seconds, device.device, CLOCKS["wall"]))
 
 
 if __name__ == "__main__":

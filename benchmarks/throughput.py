@@ -9,7 +9,6 @@
     --packing     training on the config's data: rows filled with documents against one document a row
 
 The model is the config's; without a config, it has 6 layers x 256, 8 query / 2 key-value heads. Prints Markdown tables.
-`python -m train.throughput` is the same command.
 """
 
 from __future__ import annotations
@@ -50,7 +49,8 @@ def main() -> int:
     run, known = run_config(arguments)
     import torch
 
-    from train.machine.device import keep_freed_memory, machine
+    from train.machine.device import keep_freed_memory
+    from train.machine.hardware import machine
 
     keep_freed_memory()
     device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from train.machine.timing import CLOCKS, synchronize
+from train.machine.hardware import CLOCKS, synchronize
 
 __all__ = ["CLOCKS", "Clock", "alternate", "peak_bytes", "synchronize"]
 

@@ -13,11 +13,12 @@ from benchmarks.timing import Clock, peak_bytes, synchronize
 from configs.tables import table
 from model.counting import flops_per_token
 from train.config import RunConfig
+from train.doctor.speed import Step, our_step
+from train.fits import micro_batch_rows
+from train.machine.cpu_processes import number_of_processes, on_processes, processes_in_words
 from train.machine.device import Device, resolve_device
 from train.machine.distributed import ALONE, World, check_shares, processes
 from train.machine.hardware import known_peak
-from train.machine.together import number_of_processes, processes_in_words, together
-from train.random_steps import Step, our_step, shape_of
 
 COUNTED = 0.25  # share of the time after which steps count
 
@@ -25,16 +26,16 @@ COUNTED = 0.25  # share of the time after which steps count
 def measure_training(run: RunConfig, seconds: float, profile: Path | None, clock: Clock) -> None:
     """Print speed, share of the peak, memory and what `auto` chose; with `profile`, where the time goes as well."""
     device = resolve_device(run)  # before the processes start: it may ask the machine
-    together(number_of_processes(run), partial(_measure, run, device, seconds, profile, clock))
+    on_processes(number_of_processes(run), partial(_measure, run, device, seconds, profile, clock))
 
 
 def _measure(run: RunConfig, device: Device, seconds: float, profile: Path | None, clock: Clock) -> None:
     """What each process does; the first one prints."""
     with processes(run.train.parallel, run.train.device) as world:
         check_shares(run, world)
-        shape = shape_of(run, device, run.data.isolate_documents, world.size)
+        own_rows, length = run.rows_per_step // world.size, run.data.sequence_length
         compiled = device.device.type == "cuda" if device.compile == "auto" else device.compile
-        step, lm, optimizers = our_step(run, device, shape, compiled, world=world)
+        step, lm, optimizers = our_step(run, device, own_rows, compiled, world=world)
         first = seconds_of(step, device.device, clock)
         times = repeat(step, seconds, device.device, clock, world)
         if profile is not None:
@@ -47,9 +48,9 @@ def _measure(run: RunConfig, device: Device, seconds: float, profile: Path | Non
             return
     states = [tensor for one in optimizers for state in one.state.values() for tensor in state.values()]
     lasting = sum(tensor.nbytes for tensor in [*lm.parameters(), *states])
-    tokens, median = run.rows_per_step * shape.length, statistics.median(times)
-    flops_per_s = flops_per_token(run.model, shape.length) * tokens / median
-    known = known_peak(device)
+    tokens, median = run.rows_per_step * length, statistics.median(times)
+    flops_per_s = flops_per_token(run.model, length) * tokens / median
+    known = known_peak(device.device, device.dtype)
     share = f"{flops_per_s / known[0] / 1e12:.1%} of {known[0]:g} TFLOPS ({known[1]})" if known else "unknown peak"
     each = " of each process" if world.size > 1 else ""
     rows = [
@@ -62,8 +63,8 @@ def _measure(run: RunConfig, device: Device, seconds: float, profile: Path | Non
         [f"weights and optimizer state{each}, MB", f"{lasting / 1e6:,.1f}"],
         [f"a step's fullest moment{each}, beyond them, MB", f"{peak / 1e6:,.1f}"],
         ["parameters", f"{lm.num_parameters():,}"],
-        ["vocabulary", f"{shape.vocabulary:,}"],
-        ["rows a forward pass × length", f"{shape.at_once} × {shape.length}"],
+        ["vocabulary", f"{run.model.vocab_size:,}"],
+        ["rows a forward pass × length", f"{micro_batch_rows(run, device, world.size)} × {length}"],
     ]
     print(table(["", run.name], rows))
     choices = list(device.notes)

@@ -15,9 +15,9 @@ from configs.command import InputError
 from configs.tables import table
 from model import LanguageModel, save
 from train.config import RunConfig
+from train.doctor.speed import Step, fused_adamw, make_step, our_step, random_steps
 from train.fits import micro_batch_rows
 from train.machine.device import Device, resolve_device
-from train.random_steps import NewTokens, Shape, Step, fused_adamw, make_step, our_step
 
 NOT_INSTALLED = "to compare with transformers, install that package: pip install -r requirements-dev.txt"
 
@@ -41,26 +41,26 @@ def in_transformers(lm: LanguageModel, **options: Any) -> Any:
 
 def compare_training(run: RunConfig, rounds: int, skip: list[str], clock: Clock) -> None:
     """Print ours and theirs, plain and compiled, taking turns: the same architecture, rows, AdamW and precision."""
-    device = resolve_device(run.model_copy(update={"data": run.data.model_copy(update={"isolate_documents": False})}))
-    rows = micro_batch_rows(run, device)
-    shape = Shape(rows, rows, run.data.sequence_length, run.model.vocab_size or 0, documents=False)
+    run = run.model_copy(update={"data": run.data.model_copy(update={"isolate_documents": False})})
+    device = resolve_device(run)
+    rows, length = micro_batch_rows(run, device), run.data.sequence_length
     steps: dict[str, Step] = {}
     for compiled in (False, True):
         name = ", compiled" if compiled else ""
         if compiled and "compile" in skip:
             continue
-        steps[f"Headlight{name}"], lm, _ = our_step(run, device, shape, compiled, adamw=True)
-        steps[f"transformers{name}"] = their_step(lm, run, device, shape, compiled)
+        steps[f"Headlight{name}"], lm, _ = our_step(run, device, rows, compiled, adamw=True)
+        steps[f"transformers{name}"] = their_step(lm, run, device, rows, compiled)
     first = {name: seconds_of(step, device.device, clock) for name, step in steps.items()}
     seconds = alternate(steps, rounds, device.device, patience_s=60.0 * rounds, clock=clock)
     measure = list(steps)[-1]
-    tokens = shape.rows * shape.length
+    tokens = rows * length
     lines = [
         [name, f"{tokens / took:,.0f}", f"{1e3 * took:,.1f}", f"{seconds[measure] / took:.2f}", f"{first[name]:.1f}"]
         for name, took in seconds.items()
     ]
     print(
-        f"{tokens:,} tokens a step, rows of {shape.length}, {device.precision}, attention {device.attention}, "
+        f"{tokens:,} tokens a step, rows of {length}, {device.precision}, attention {device.attention}, "
         f"forward + backward + clip + fused AdamW, medians of {rounds} alternating steps"
     )
     print(table(["", "tokens/s", "ms a step", f"ratio to {measure}", "first step, s"], lines))
@@ -93,22 +93,21 @@ def gpt2_like(run: RunConfig) -> Any:
     return GPT2LMHeadModel(config)
 
 
-def their_step(
-    lm: LanguageModel, run: RunConfig, device: Device, shape: Shape, compiled: bool, other: Any = None
-) -> Step:
-    """The same step with transformers' model, fused AdamW and its own loss. other: a model of its own instead of one
-    with lm's weights."""
+def their_step(lm: LanguageModel, run: RunConfig, device: Device, rows: int, compiled: bool, other: Any = None) -> Step:
+    """The same step with transformers' model, fused AdamW and its own loss; run.data.isolate_documents is false.
+
+    other: a model of its own instead of one with lm's weights."""
     other = (other or in_transformers(lm, attn_implementation="sdpa")).to(device.device).train()
     other.config.use_cache = False
     forward = torch.compile(other, dynamic=False) if compiled else other
-    batches = NewTokens(shape, device.device)
-    return make_step(other, their_loss(forward), [fused_adamw(other)], batches, device.autocast, run.train.grad_clip)
+    steps = random_steps(run, rows, min(rows, micro_batch_rows(run, device)), device.device)
+    return make_step(other, their_loss(forward), [fused_adamw(other)], steps, device.autocast, run.train.grad_clip)
 
 
 def their_loss(forward: Callable[..., Any]) -> Callable[..., Tensor]:
     """Mean loss of a batch as transformers gives it."""
 
-    def loss(input_ids: Tensor, labels: Tensor, document_ids: None) -> Tensor:
+    def loss(input_ids: Tensor, labels: Tensor) -> Tensor:
         return forward(input_ids=input_ids, labels=labels).loss
 
     return loss

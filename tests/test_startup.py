@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+# torch is not among them: it takes two seconds, and `--help` may take three
 HEAVY = (
-    "torch",
     "fastapi",
     "transformers",
     "datasets",
@@ -21,7 +21,6 @@ HEAVY = (
     "wandb",
     "pyarrow",
     "nbformat",
-    "safetensors.torch",
 )
 CONFIGS = ["train.pretrain", "train.sft", "train.sweep", "train.budget", "train.doctor", "data.prepare", "data.inspect"]
 CONFIGS += ["data.tokenizer_report", "benchmarks.throughput", "benchmarks.busy", "train.grpo", "train.distill"]
@@ -31,7 +30,6 @@ RUNS += ["eval.long_context", "eval.quantised", "eval.tools"]
 OTHERS = [
     "model.convert_kv_heads",
     "model.export",
-    "train.throughput",
     "train.documentation",
     "notebooks.execute",
 ]

@@ -18,7 +18,6 @@ from configs.tables import table
 from data.config import HubSource, MixSource
 from model.config import ModelConfig
 from train.config import RunConfig, load_run_config
-from train.machine.hardware import device_memory, known_peak
 
 if TYPE_CHECKING:
     from train.machine.device import Device
@@ -106,15 +105,14 @@ def planned_device(run: RunConfig, kind: str | None) -> Device:
 
 def peak_of(run: RunConfig, device: Device) -> tuple[float, str] | None:
     """(TFLOPS, in words whose): known of some GPUs; of the CPU that is here, one product of the model is timed."""
-    if device.device.type != "cpu":
-        return known_peak(device)
     import torch
 
-    from train.machine.load import in_words, share_of_others
-    from train.machine.processor import product_tflops
-    from train.machine.together import number_of_processes, threads_each
+    from train.machine.cpu_processes import number_of_processes, threads_each
+    from train.machine.hardware import busy_in_words, known_peak, product_tflops, share_of_others
 
-    busy, number, cores = in_words(share_of_others()), number_of_processes(run), torch.get_num_threads()
+    if device.device.type != "cpu":
+        return known_peak(device.device, device.dtype)
+    busy, number, cores = busy_in_words(share_of_others()), number_of_processes(run), torch.get_num_threads()
     tokens, inner = run.train.tokens_per_step // number, run.model.hidden_size
     torch.set_num_threads(threads_each(number))
     try:
@@ -241,6 +239,8 @@ def main() -> int:
     arguments = parser.parse_intermixed_args()
 
     run, known = with_vocabulary(load_run_config(arguments.config, arguments.overrides))
+    from train.machine.hardware import device_memory
+
     device = planned_device(run, arguments.device)
     memory = (arguments.memory_gb * 1e9, "--memory-gb") if arguments.memory_gb else device_memory(device.device.type)
     peak = (arguments.tflops, "--tflops") if arguments.tflops else peak_of(run, device)

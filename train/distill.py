@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def main() -> int:
     example = "configs/distill_demo.yaml distill.teacher=runs/demo"
     config = parse_command_line("Train a small model to say what a larger one says.", example, "train.distill")
-    from train.machine.together import joined
+    from train.machine.cpu_processes import joined
     from train.methods.own_text import OwnText
     from train.objective import TextBatches
     from train.pretrain import run

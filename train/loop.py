@@ -13,8 +13,8 @@ import torch
 from configs.command import InputError
 from train import trace
 from train.machine.compilation import compiled, in_fixed_order
+from train.machine.device import differences, exact_until
 from train.machine.distributed import wrap
-from train.machine.exactness import differences, in_words
 from train.machine.signals import signal_in_words, stop_signals
 from train.meters import Reading, spike_median
 from train.objective import NextToken
@@ -111,7 +111,7 @@ def say_if_inexact(run: Run) -> None:
     state = run.state
     if (what := differences(state.before, state.resolved)) and run.config.max_steps is not None:
         state.breaks.append({"step": state.step, "what": what})
-        run.tracker.say(in_words(state.breaks[-1]))
+        run.tracker.say(exact_until(state.breaks[-1]))
 
 
 def show_stop(run: Run, why: str) -> None:

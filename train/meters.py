@@ -63,7 +63,7 @@ class Meter:
     def __init__(self, config: RunConfig, lm: LanguageModel, device: Device, world_size: int = 1) -> None:
         self.device = device.device
         self.flops = lm.flops_per_token(config.data.sequence_length)
-        peak = known_peak(device) if device.device.type == "cuda" else None
+        peak = known_peak(device.device, device.dtype) if device.device.type == "cuda" else None
         self.peak_flops = peak[0] * 1e12 * world_size if peak else None
         self.last: Reading | None = None
         self.steps, self.training_s = 0, 0.0  # since this process began

@@ -49,11 +49,11 @@ def run(
 
     On a CPU each core gets a process, if there are parts to share.
     """
-    from train.machine.together import number_of_processes, together
+    from train.machine.cpu_processes import number_of_processes, on_processes
 
     work = partial(_run, config, script, objective, source, complete)
     parts = 1 if parts is None and (objective or source) else parts
-    return together(number_of_processes(config, parts), work)
+    return on_processes(number_of_processes(config, parts), work)
 
 
 def _run(

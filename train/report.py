@@ -19,10 +19,10 @@ from data.prepare import describe
 from eval.attention.render import VIEWER
 from eval.hooks import Outcome
 from eval.run_files import read_metrics, read_result
-from train.machine.device import machine
+from train.machine.cpu_processes import processes_in_words
+from train.machine.device import exact_until
 from train.machine.distributed import World
-from train.machine.exactness import in_words
-from train.machine.together import processes_in_words
+from train.machine.hardware import machine
 from train.run import Run
 from train.saving.run_directory import write_result
 
@@ -49,7 +49,7 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
         run.source.notes,
         too_long(run.held_out, c.data, "validation") if isinstance(run.held_out, ConversationRows) else "",
         f"resumed from {checkpoint}, step {run.state.step:,}" if checkpoint is not None else "",
-        *map(in_words, run.state.breaks),
+        *map(exact_until, run.state.breaks),
     ]
     return "\n".join(filter(None, lines))
 

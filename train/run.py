@@ -20,9 +20,8 @@ from eval.hooks.registry import Hooks
 from model import LanguageModel
 from train.config import RunConfig
 from train.fits import micro_batch_rows
-from train.machine.device import Device
+from train.machine.device import Device, decided_by
 from train.machine.distributed import World
-from train.machine.exactness import decided_by
 from train.meters import Meter
 from train.objective import BatchSource, Objective
 from train.optimizer import build_optimizers

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import runpy
 import sys
 from pathlib import Path
 
@@ -20,8 +19,8 @@ from data.prepare import prepare
 from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module, write_config
 from train.config import load_run_config
+from train.doctor.speed import our_loss, random_steps
 from train.machine.device import Device
-from train.random_steps import Shape, our_loss
 
 CPU = torch.device("cpu")
 
@@ -125,13 +124,6 @@ def test_their_gpt2_is_as_wide_and_deep_as_the_config(tmp_path):
     assert other.lm_head.weight is other.transformer.wte.weight
 
 
-def test_train_throughput_is_the_same_command(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["throughput", "--help"])
-    with pytest.raises(SystemExit, match="0"):
-        runpy.run_module("train.throughput", run_name="__main__")
-    assert "Measure speed and memory on this machine." in capsys.readouterr().out
-
-
 def test_packing_is_measured_on_the_data_of_a_config(tmp_path):
     text = "".join(json.dumps({"text": "word " * (1 + i % 9)}) + "\n" for i in range(400))
     (tmp_path / "short.jsonl").write_text(text)
@@ -206,12 +198,14 @@ def test_operators_are_classed(operator, kind):
     assert class_of(operator) == kind
 
 
-def test_random_tokens_have_the_shape_of_the_config():
-    first, second = Shape(rows=4, at_once=2, length=400, vocabulary=64, documents=True).batches(CPU)
-    assert first["input_ids"].shape == first["document_ids"].shape == second["labels"].shape == (2, 400)
+def test_random_tokens_have_the_shape_of_the_config(tmp_path):
+    run = load_run_config(write_config(tmp_path), ["model.vocab_size=64", "data.isolate_documents=true"])
+    steps = random_steps(run, 40, 20, CPU)
+    (first, second), (other, _) = next(steps), next(steps)
+    assert first["input_ids"].shape == first["document_ids"].shape == second["labels"].shape == (20, 32)
     assert first["input_ids"].max() < 64
     assert first["document_ids"].max() > 0
-    assert Shape(4, 4, 8, 64, documents=False).batches(CPU)[0]["document_ids"] is None
+    assert not first["input_ids"].equal(other["input_ids"])
 
 
 @pytest.mark.slow
@@ -227,7 +221,8 @@ def test_training_is_compared_with_transformers(tmp_path):
 def test_both_models_of_the_comparison_compute_the_same_loss():
     """Otherwise their times could not be compared; the labels of both are shifted by one."""
     lm = random_model(tiny_config())
-    (batch,) = Shape(2, 2, 16, 192, documents=False).batches(CPU)
+    ids = torch.randint(0, 192, (2, 16))
+    batch = {"input_ids": ids, "labels": ids}
     with torch.no_grad():
         ours, their = our_loss(lm)(**batch), their_loss(in_transformers(lm, attn_implementation="sdpa"))(**batch)
     assert ours.item() == pytest.approx(their.item(), rel=1e-5)

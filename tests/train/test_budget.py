@@ -21,9 +21,8 @@ from train import budget
 from train.budget import kv_cache_bytes, with_vocabulary
 from train.config import OptimizerConfig, RunConfig, load_run_config
 from train.fits import USABLE_SHARE, largest_micro_batch, step_memory
-from train.machine import timing
-from train.machine.hardware import peak_tflops
-from train.machine.processor import product_tflops
+from train.machine import hardware
+from train.machine.hardware import peak_tflops, product_tflops
 from train.optimizer import build_optimizers
 
 SHAPES = [
@@ -215,7 +214,7 @@ def test_minutes_follow_from_flops_peak_and_share(tmp_path):
 
 @pytest.mark.slow
 def test_a_cpu_is_timed_instead_of_asked_for(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("train.machine.load.share_of_others", lambda: 0.4)
+    monkeypatch.setattr("train.machine.hardware.share_of_others", lambda: 0.4)
     text = show(monkeypatch, capsys, write_config(tmp_path), "--device", "cpu")
     (line,) = (line for line in text.splitlines() if "minutes at 40%" in line)
     assert "TFLOPS (one of its fp32 products, timed now; other programs use 40 % of the CPU)" in line
@@ -228,7 +227,7 @@ def test_a_cpu_is_timed_instead_of_asked_for(tmp_path, monkeypatch, capsys):
 def test_a_cpu_is_as_quick_as_the_processes_of_a_run(tmp_path, monkeypatch, capsys):
     """Two processes, each with half of the rows of a product."""
     sizes = []
-    monkeypatch.setattr("train.machine.processor.product_tflops", lambda *size: sizes.append(size[0]) or 1.5)
+    monkeypatch.setattr("train.machine.hardware.product_tflops", lambda *size: sizes.append(size[0]) or 1.5)
     text = show(monkeypatch, capsys, write_config(tmp_path), "--device", "cpu", "train.processes=2")
     assert "of 3 TFLOPS (one of its fp32 products, timed now in one of 2 processes, and taken 2 times" in text
     show(monkeypatch, capsys, write_config(tmp_path), "--device", "cpu", "train.processes=1")
@@ -238,7 +237,7 @@ def test_a_cpu_is_as_quick_as_the_processes_of_a_run(tmp_path, monkeypatch, caps
 def test_a_product_is_timed_in_tflops(monkeypatch):
     """On a clock that says that each product takes two seconds."""
     ticks = iter(range(0, 10**6, 2))
-    monkeypatch.setitem(timing.CLOCKS, "wall", lambda: next(ticks))
+    monkeypatch.setitem(hardware.CLOCKS, "wall", lambda: next(ticks))
     assert product_tflops(64, 32, 16, torch.float32) == 64 * 32 * 16 / 1e12
 
 

@@ -11,7 +11,7 @@ from tests.train.grpo_helpers import begun, grpo_config
 from tests.train.helpers import metrics, pretrain, refusal, write_config
 from tests.train.worlds import trace
 from train import grpo
-from train.machine import compilation, device, timing
+from train.machine import compilation, device, hardware
 from train.methods.rollouts import Rollouts
 from train.optimizer import Muon
 
@@ -36,8 +36,8 @@ def twelve_steps_may_be_many(monkeypatch):
 @pytest.fixture
 def clocks(monkeypatch):
     def moved_by(wall, cpu):
-        monkeypatch.setitem(timing.CLOCKS, "wall", wall)
-        monkeypatch.setitem(timing.CLOCKS, "cpu", cpu)
+        monkeypatch.setitem(hardware.CLOCKS, "wall", wall)
+        monkeypatch.setitem(hardware.CLOCKS, "cpu", cpu)
 
     return moved_by
 

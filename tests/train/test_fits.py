@@ -10,7 +10,6 @@ from train import fits
 from train.config import load_run_config
 from train.fits import check_memory, largest_divisor, step_memory
 from train.machine.device import resolve_device
-from train.machine.hardware import container_limits
 
 
 def needed(config) -> int:
@@ -52,18 +51,6 @@ def test_it_is_refused_before_anything_is_written(tmp_path, monkeypatch, overrid
     said = refusal(write_config(tmp_path), *overrides)
     assert re.search(problem, said), said
     assert not (tmp_path / "runs").exists()
-
-
-def test_the_limit_of_a_container_counts_at_every_level(tmp_path):
-    (tmp_path / "a/b").mkdir(parents=True)
-    (tmp_path / "a/b/memory.max").write_text("max\n")
-    (tmp_path / "a/memory.max").write_text("1000\n")
-    (tmp_path / "memory/docker").mkdir(parents=True)
-    (tmp_path / "memory/docker/memory.limit_in_bytes").write_text("9000\n")
-    groups = tmp_path / "cgroup"
-    groups.write_text("0::/a/b\n7:cpu:/x\n6:memory:/docker\nnonsense\n")
-    assert container_limits(groups, tmp_path) == [1000, 9000]
-    assert container_limits(tmp_path / "none", tmp_path) == []
 
 
 def test_the_largest_divisor_is_found_at_once():

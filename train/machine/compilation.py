@@ -17,9 +17,8 @@ from torch import nn
 from configs.command import InputError
 from data.batches import Batch
 from train.machine.device import FEW_STEPS, resolve_attention
-from train.machine.findings import recall
-from train.machine.load import in_words, share_of_others
-from train.machine.timing import synchronize, timed
+from train.machine.hardware import busy_in_words, share_of_others, synchronize, timed
+from train.machine.machine_cache import recall
 from train.run import Run
 from train.step import losses, random_state, set_random_state, within_memory
 
@@ -67,7 +66,7 @@ def _decide(run: Run) -> tuple[bool, str]:
         shown = f"about {minutes:.1f} minutes of training steps, evaluations and checkpoints not counted"
         if quiet < BUSY * minutes:
             shown += f"; {quiet:.1f} if other programs leave the cores alone"
-            shown += f" ({busy})" if (busy := in_words(share_of_others())) else ""
+            shown += f" ({busy})" if (busy := busy_in_words(share_of_others())) else ""
     return quiet > pays_after, f"auto: {shown}; compiling pays from about {pays_after:g} minutes on"
 
 

@@ -2,7 +2,7 @@
 
     torchrun --nproc_per_node=N -m train.pretrain configs/x.yaml train.parallel=fsdp2
 
-starts them on GPUs, with DDP or FSDP2; on a CPU train/machine/together.py does.
+starts them on GPUs, with DDP or FSDP2; on a CPU train/machine/cpu_processes.py does.
 
 Each process takes an equal share of the rows of every step. Gradients are averaged by DDP or FSDP2; with the loss of
 a step as (own token sum / trained tokens of all) * processes, that average is the gradient of one process alone.
@@ -31,14 +31,14 @@ from train.config import RunConfig
 from train.machine.shared_memory import SharedMemory
 
 Value = TypeVar("Value")
-STORE = "HEADLIGHT_STORE"  # names the file in which the processes of together.py find each other
+STORE = "HEADLIGHT_STORE"  # names the file in which the processes of cpu_processes.py find each other
 
 
 @dataclass(frozen=True)
 class World:
     """The processes of a run, as one of them sees them. A run of one process has rank 0 of 1.
 
-    memory: of the processes that together.py started, on the cores of a CPU; None for all others.
+    memory: of the processes that cpu_processes.py started, on the cores of a CPU; None for all others.
     """
 
     rank: int = 0
@@ -49,7 +49,7 @@ class World:
 
     @property
     def on_cores(self) -> bool:
-        """Whether together.py started the processes, on the cores of a CPU."""
+        """Whether cpu_processes.py started the processes, on the cores of a CPU."""
         return self.memory is not None
 
     @property
@@ -110,7 +110,7 @@ ALONE = World()
 
 @contextmanager
 def processes(parallel: Literal["ddp", "fsdp2"], device: str) -> Iterator[World]:
-    """The world that torchrun or together.py describes in the environment; without them, one process."""
+    """The world that torchrun or cpu_processes.py describes in the environment; without them, one process."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield World()

@@ -30,7 +30,7 @@ SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growt
 
 
 class Resolved(BaseModel):
-    """What `auto` stood for, and what else the last bits depend on (train/machine/exactness.py)."""
+    """What `auto` stood for, and what else the last bits depend on (train/machine/device.py)."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 

@@ -3,7 +3,6 @@ the first one is gone."""
 
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,8 +18,8 @@ from tests.processes import print_to, start
 from tests.train.helpers import write_config
 from tests.train.worlds import trace
 from train.config import load_run_config
-from train.machine import together
-from train.machine.together import number_of_processes
+from train.machine import cpu_processes
+from train.machine.cpu_processes import number_of_processes
 from train.pretrain import main
 
 TWO = "train.processes=2"
@@ -132,7 +131,7 @@ def test_where_a_process_cannot_be_copied_the_others_start_anew(tmp_path, monkey
 
 
 def as_command_anew(config: Path, overrides: list[str]) -> None:
-    together.CAN_COPY = False
+    cpu_processes.CAN_COPY = False
     as_command(config, overrides)
 
 
@@ -167,7 +166,7 @@ def test_a_function_hook_is_called_by_the_first_process_alone(tmp_path):
     config = write_config(
         tmp_path,
         train={"max_steps": 4, "checkpoint_every": 0},
-        eval={"hooks": [{"name": "tests.train.test_together:note_step", "every": 2}]},
+        eval={"hooks": [{"name": "tests.train.test_cpu_processes:note_step", "every": 2}]},
     )
     code, said = command(config, TWO, "--trust-hooks")
     assert code == 0, said
@@ -196,13 +195,13 @@ class Off(Gathering):
 
 
 def test_the_last_word_of_a_hook_waits_for_no_other_process_and_one_that_is_off_has_none(tmp_path):
-    hooks = [{"name": f"tests.train.test_together:{name}", "every": 2} for name in ("Gathering", "Off")]
+    hooks = [{"name": f"tests.train.test_cpu_processes:{name}", "every": 2} for name in ("Gathering", "Off")]
     config = write_config(tmp_path, train={"max_steps": 4, "checkpoint_every": 0}, eval={"hooks": hooks})
     code, said = command(config, TWO, "--trust-hooks")
     assert code == 0, said
     assert said.count("gathered [0]\n") == 1
     assert said.count("warning: ") == 1
-    assert "test_together:Off hook is off from here: RuntimeError: broken" in said
+    assert "test_cpu_processes:Off hook is off from here: RuntimeError: broken" in said
 
 
 def numbers(tmp_path: Path, cores: int, monkeypatch, **changes) -> int:
@@ -222,18 +221,6 @@ def test_auto_is_one_a_core_with_at_least_512_tokens_each(tmp_path, monkeypatch)
     assert numbers(tmp_path, 4, monkeypatch, train={"parallel": "fsdp2"}) == 1
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert numbers(tmp_path, 4, monkeypatch) == 1  # torchrun's
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("threads", "overrides", "expected"), [("1", [], 1), ("2", [], 2), ("2", ["1"], 1)])
-def test_the_environment_and_the_command_line_overrule_auto(tmp_path, threads, overrides, expected):
-    """As a real command finds it: OMP_NUM_THREADS is how many cores a run may use."""
-    config = write_config(tmp_path, train={"tokens_per_step": 1024, "compile": False, "max_steps": 2})
-    command = [sys.executable, "-m", "train.pretrain", str(config), *[f"train.processes={n}" for n in overrides]]
-    environment = {name: value for name, value in os.environ.items() if name != "WORLD_SIZE"}
-    done = subprocess.run(command, env=environment | {"OMP_NUM_THREADS": threads}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert ("2 processes of 1 thread each" in done.stdout) == (expected == 2)
 
 
 def test_a_resumed_run_keeps_its_number_where_there_are_as_many_cores(tmp_path, monkeypatch):

@@ -18,8 +18,8 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -63,7 +63,10 @@ def number_of_processes(config: RunConfig, parts: int | None = None) -> int:
         return wanted
     if not on_cpu:
         return 1
-    before = _before(config)
+    before: dict[str, Any] = {}
+    with suppress(InputError, OSError):  # what is wrong with a checkpoint is said later
+        if newest := max((config.directory / "checkpoints").glob(STEPS), default=None):
+            before = dict(read_state(newest).resolved)
     size, threads = before.get("world_size"), before.get("threads")
     if size and threads and size * threads <= cores:
         return size
@@ -79,41 +82,6 @@ def joined(config: RunConfig) -> int:
     return 1 if is_text else max(n for n in JOINED if config.rows_per_step % n == 0)
 
 
-def _before(config: RunConfig) -> dict[str, Any]:
-    """What the newest checkpoint says that this run was decided by; {} without one. What is wrong is said later."""
-    try:
-        newest = max((config.directory / "checkpoints").glob(STEPS), default=None)
-        return dict(read_state(newest).resolved) if newest is not None else {}
-    except (InputError, OSError):
-        return {}
-
-
-def together(number: int, work: Callable[[], Result]) -> Result:
-    """What `work` returns here, when `number` processes call it as one run: this one, and the others.
-
-    Raises InputError if one of the others ended before its time.
-    """
-    if number == 1:
-        return work()
-    cores, threads = torch.get_num_threads(), threads_each(number)
-    with tempfile.TemporaryDirectory(prefix="headlight-together-") as folder:
-        shared = {STORE: str(Path(folder) / "store"), "WORLD_SIZE": str(number)}
-        if platform.system() in LOOPBACK:
-            shared |= {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK[platform.system()])}
-        others = _started(number, work, shared, threads)
-        torch.set_num_threads(threads)
-        try:
-            with _environment(shared | {"RANK": "0"}):
-                return work()
-        except RuntimeError as error:
-            raise (_lost(others) or error) from None
-        finally:
-            for other in others:
-                other.kill()  # it writes nothing, and what is left of it waits for nobody
-                other.join()
-            torch.set_num_threads(cores)
-
-
 def threads_each(number: int) -> int:
     """Threads of each, of this many processes."""
     return max(1, torch.get_num_threads() // number)
@@ -127,30 +95,43 @@ def processes_in_words(number: int, threads: int) -> str:
     )
 
 
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ[name] for name in values if name in os.environ}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            del os.environ[name]
-        os.environ.update(before)
+def on_processes(number: int, work: Callable[[], Result]) -> Result:
+    """What `work` returns here, when `number` processes call it as one run: this one, and the others.
 
-
-def _started(number: int, work: Callable[[], Any], shared: dict[str, str], threads: int) -> list[BaseProcess]:
-    """The others. A copy begins at once; elsewhere than on Linux, and with several threads, it starts by itself."""
+    Raises InputError if one of the others ended before its time.
+    """
+    if number == 1:
+        return work()
+    cores, threads = torch.get_num_threads(), threads_each(number)
+    # a copy begins at once; elsewhere than on Linux, and with several threads, a process starts by itself
     context: Any = multiprocessing.get_context("fork" if CAN_COPY and threads == 1 else "spawn")
-    others = []
-    sys.stdout.flush()
-    sys.stderr.flush()
-    for rank in range(1, number):
-        environment = shared | {"RANK": str(rank)}
-        other = context.Process(target=_other, args=(work, environment, threads), daemon=True)
-        other.start()
-        others.append(other)
-    return others
+    with tempfile.TemporaryDirectory(prefix="headlight-processes-") as folder:
+        # as torchrun describes it (train/machine/distributed.py), but the processes find each other in a file
+        shared = {STORE: str(Path(folder) / "store"), "WORLD_SIZE": str(number), "RANK": "0"}
+        if platform.system() in LOOPBACK:
+            shared |= {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK[platform.system()])}
+        sys.stdout.flush()  # or each copy prints what is still to be printed
+        sys.stderr.flush()
+        others: list[BaseProcess] = []
+        added = shared.keys() - os.environ.keys()
+        try:
+            for rank in range(1, number):
+                environment = shared | {"RANK": str(rank)}
+                other = context.Process(target=_other, args=(work, environment, threads), daemon=True)
+                other.start()
+                others.append(other)
+            os.environ.update(shared)
+            torch.set_num_threads(threads)
+            return work()
+        except RuntimeError as error:
+            raise (_lost(others) or error) from None
+        finally:
+            for other in others:
+                other.kill()  # it writes nothing, and what is left of it waits for nobody
+                other.join()
+            torch.set_num_threads(cores)
+            for name in added:
+                os.environ.pop(name, None)
 
 
 def _other(work: Callable[[], Any], environment: dict[str, str], threads: int) -> None:

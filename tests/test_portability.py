@@ -24,7 +24,7 @@ from train.config import load_run_config
 from train.fits import micro_batch_rows
 from train.machine import compilation, device, hardware
 from train.machine.device import resolve_device
-from train.saving import commit
+from train.saving import atomic_save
 from train.sweep import processes as sweep
 
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ FILES = sorted(file for room in ROOMS for file in (REPOSITORY / room).rglob("*.p
 LEXISTS = "pathlib has no lexists before Python 3.12"
 # what is right although it looks like one of these, and why
 ALLOWED = {
-    ("train/saving/commit.py", "rename"): "the target was moved away or never existed; Windows renames that",
+    ("train/saving/atomic_save.py", "rename"): "the target was moved away or never existed; Windows renames that",
     ("model/saving/new_directory.py", "rename"): "the target is removed before",
     ("model/saving/new_directory.py", "os.path"): LEXISTS,
     ("model/export/__main__.py", "os.path"): LEXISTS,
@@ -51,7 +51,6 @@ ALLOWED = {
     ("configs/checkpoints.py", "os.path"): LEXISTS,
     ("configs/read_back.py", "os.path"): LEXISTS,
     ("eval/compare/runs.py", "os.path"): LEXISTS,
-    ("train/saving/owner.py", "os.path"): LEXISTS,
 }
 
 POSIX_MODULES = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "readline", "syslog", "termios", "tty"}
@@ -311,9 +310,9 @@ def test_on_windows_directories_are_not_synced_and_files_are_opened_for_writing(
         windows.setattr(os, "name", "nt")
         windows.setattr(os, "open", lambda path, flags, real=os.open: opened.append(flags) or real(path, flags))
         windows.setattr(os, "fsync", synced.append)
-        commit._flush(tmp_path)
+        atomic_save._flush(tmp_path)
         assert (opened, synced) == ([], [])
-        commit._flush(file)
+        atomic_save._flush(file)
     assert opened == [os.O_RDWR]
     assert len(synced) == 1
 

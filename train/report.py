@@ -44,7 +44,7 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
         _in_words(world),
         describe(run.data),
         run.source.notes,
-        f"resumed from {checkpoint}, step {run.state.step:,}" if checkpoint is not None else "",
+        f"resumed from {str(checkpoint).removesuffix('.tmp')}, step {run.state.step:,}" if checkpoint else "",
         *map(in_words, run.state.breaks),
     ]
     return "\n".join(filter(None, lines))

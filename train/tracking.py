@@ -16,7 +16,7 @@ from tqdm import tqdm
 from configs.read_back import append_line
 from eval.run_files import METRICS
 from train.config import RunConfig
-from train.saving.owner import Owner
+from train.saving.run_lock import Owner
 from train.trackers import Elsewhere, TensorBoard, Wandb
 
 SILENCE_S, SILENCE = 10.0, 0.05  # without a terminal, for so long and this share of the run nothing need be said

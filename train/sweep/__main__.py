@@ -49,7 +49,7 @@ def main() -> int:
     parser.add_argument("--skip-decode", action="store_true", help="do not measure decoding in the comparison")
     add_trust_option(parser)
     given = parser.parse_intermixed_args()
-    from train.saving.owner import owned
+    from train.saving.run_lock import owned
     from train.sweep.plan import plan  # heavy: --help answers at once
 
     runs = plan(given.config, given.overrides, given.seeds, trust_hooks=given.trust_hooks)
@@ -68,8 +68,8 @@ def main() -> int:
 
 def is_finished(run: PlannedRun) -> bool:
     """Whether it has been trained to its end. Raises InputError if the directory belongs to another run."""
-    from train.saving.owner import holder
     from train.saving.run_directory import find_start
+    from train.saving.run_lock import holder
     from train.sft import as_fine_tuning
 
     if holder(run.config.directory):  # its files may change while they are read
@@ -114,7 +114,7 @@ class Sweep:
     def train(self) -> int:
         """Train the runs that are not finished, `jobs` at a time. Returns 0, or the signal that stopped the sweep."""
         from train.machine.signals import stop_signals
-        from train.saving.owner import holder
+        from train.saving.run_lock import holder
 
         waiting = [run for run in self.runs if run.config.name not in self.finished]
         waiting.sort(key=lambda run: not holder(run.config.directory))  # first those that are trained already
@@ -157,7 +157,7 @@ class Sweep:
 
     def _adopt(self, run: PlannedRun) -> Adopted | None:
         """Wait for the process that trains this run already, if there is one."""
-        from train.saving.owner import holder
+        from train.saving.run_lock import holder
 
         if not (who := holder(run.config.directory)):
             return None

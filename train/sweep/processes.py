@@ -75,7 +75,7 @@ class Adopted:
 
     def has_ended(self) -> bool:
         """Whether nobody trains it any more, to its end or not."""
-        from train.saving.owner import holder
+        from train.saving.run_lock import holder
 
         if time.monotonic() - self._looked < LOOK_S:
             return False

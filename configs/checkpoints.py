@@ -50,7 +50,7 @@ def checkpoint_directory(path: str | Path) -> Path:
     Raises DamagedFile, a ValueError.
     """
     path = Path(path)
-    if _is_model(path):
+    if is_model(path):
         return path
     latest = path if is_pointer(path) else path / "checkpoints" / "latest"
     if not is_file(latest):
@@ -58,7 +58,7 @@ def checkpoint_directory(path: str | Path) -> Path:
     name = ""
     for pause in [*PATIENCE, 0.0]:
         name = read_name(latest)
-        if _is_model(latest.parent / name):
+        if is_model(latest.parent / name):
             return latest.parent / name
         time.sleep(pause)
     raise DamagedFile(f"{latest}: names {name}, which does not exist: give a checkpoint directory instead")
@@ -74,7 +74,8 @@ def is_adapter(directory: Path) -> bool:
     return is_file(directory / ADAPTER)
 
 
-def _is_model(directory: Path) -> bool:
+def is_model(directory: Path) -> bool:
+    """Whether a directory holds a model or adapters, as a checkpoint and what others publish does."""
     return is_file(directory / "config.json") or is_adapter(directory)
 
 

@@ -57,6 +57,17 @@ class LoadedConfig:
             key = key[:-1]
         return self.origins.get(key)
 
+    def said_of_start(self, *section: str) -> set[str]:
+        """The keys of a section that say something about the model of init_from, and must agree with it.
+
+        They stand in the same file as init_from, or above it: on the command line, or in the file that extends that
+        one. What stands below was written for another model.
+        """
+        start, values = self.place(("init_from",)), _get(self.values, section)
+        files = {None, start.file, self.path} if start is not None and start.file is not None else {None}
+        places = {key: self.place((*section, key)) for key in values} if isinstance(values, dict) else {}
+        return {key for key, place in places.items() if place is not None and place.file in files}
+
     def set(self, key: KeyPath, value: Any, place: Place) -> None:
         """Put a value under its key, in place of all that was there. A section of another `kind` inherits nothing."""
         if key in SHORT_FORMS and isinstance(value, str | list):
@@ -99,16 +110,16 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
 
 
 def _name_tokenizer(loaded: LoadedConfig) -> None:
-    """A pretrained tokenizer without a path is that of the model which training starts from."""
-    data, start = loaded.values.get("data"), loaded.values.get("init_from")
-    tokenizer = data.get("tokenizer") if isinstance(data, dict) else None
-    if (
-        isinstance(tokenizer, dict)
-        and tokenizer.get("kind") == "pretrained"
-        and tokenizer.get("path") is None
-        and start
-    ):
-        loaded.set(("data", "tokenizer", "path"), start, loaded.place(("init_from",)) or Place(loaded.path))
+    """The tokenizer is that of the model which training starts from, unless something else is said about it."""
+    start, data = loaded.values.get("init_from"), loaded.values.get("data", {})
+    tokenizer = data.get("tokenizer", {}) if isinstance(data, dict) else None
+    if not start or not isinstance(tokenizer, dict) or tokenizer.get("path") is not None:
+        return
+    if tokenizer.get("kind") == "pretrained" or not loaded.said_of_start("data", "tokenizer"):
+        place = loaded.place(("init_from",)) or Place(loaded.path)
+        if tokenizer.get("kind") != "pretrained":
+            loaded.set(("data", "tokenizer"), {"kind": "pretrained"}, place)
+        loaded.set(("data", "tokenizer", "path"), start, place)
 
 
 def _read_file(path: Path, into: LoadedConfig, seen: tuple[Path, ...], asked_by: str = "") -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any
@@ -40,11 +40,12 @@ class Batch:
     Rows of text have input_ids and labels (B, T) int64. They have document_ids (B, T) where documents must not see
     each other, with document_starts (B, N), the places where they begin. They have position_ids (B, T) where positions
     do not count on through the row. Another objective names what it needs (chosen_input_ids, rewards, …). row_ids: the
-    rows' numbers, for messages.
+    rows' numbers, for messages. figures: what its source says of the step, alike in all processes; they are logged.
     """
 
     tensors: dict[str, Tensor]
     row_ids: list[int]
+    figures: dict[str, float] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -68,13 +69,13 @@ class Batch:
         return sum(int((each != pad_id).sum()) for each in ids), sum(each.numel() for each in ids)
 
     def _map(self, change: Callable[[Tensor], Tensor], row_ids: list[int]) -> Batch:
-        return Batch({name: change(tensor) for name, tensor in self.tensors.items()}, row_ids)
+        return Batch({name: change(tensor) for name, tensor in self.tensors.items()}, row_ids, self.figures)
 
 
 def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_step: int = 8) -> Rows:
     """The rows of a split; of conversations to train on, data.rows_joined of them are joined into one.
 
-    Raises InputError where no conversation fits into a row.
+    Raises InputError where no conversation has an answer to train on within a row.
     """
     stream, tokenizer = data.stream(split), data.tokenizer
     measures = (stream, config.sequence_length, tokenizer.bos_id, tokenizer.pad_id)
@@ -100,13 +101,13 @@ def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_ste
     return rows
 
 
-def too_long(rows: ConversationRows, config: DataConfig) -> str:
+def too_long(rows: ConversationRows, config: DataConfig, split: Split) -> str:
     """What did not fit into a row, in a line; empty if everything did."""
     if not rows.cut + rows.dropped:
         return ""
     return (
-        f"of {len(rows.sizes):,} conversations, {rows.cut:,} were cut at a turn and {rows.dropped:,} left out, because "
-        f"they are longer than data.sequence_length ({config.sequence_length}): raise it, and with it "
+        f"{split}: of {len(rows.sizes):,} conversations, {rows.cut:,} were cut at a turn and {rows.dropped:,} left "
+        f"out, because they are longer than data.sequence_length ({config.sequence_length}): raise it, and with it "
         "model.max_position_embeddings, to keep them"
     )
 

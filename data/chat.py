@@ -1,123 +1,132 @@
-"""Conversations -> token ids, and which of them are trained on. Both are decided together, turn by turn.
+"""Conversations -> token ids, and which of them are trained on. A chat template writes the text; it is encoded once.
 
     <|bos|><|im_start|>user⏎Hi!<|im_end|>⏎<|im_start|>assistant⏎Hello!<|im_end|>⏎
                                                                 ~~~~~~~~~~~~~~~~      trained on
 
-chat_template.jinja writes the same text when you load the model with transformers.
+Training uses our own template (chat_template.jinja); a prompt is written by the template that the model brings.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from data.chat_template import CHAT_TEMPLATE, PRIVATE, CannotRender, ChatTemplate, Piece
 from data.reading.records import BadRecord, Conversation, Message, checked_conversation
-from data.tokenizer import Tokenizer
+from data.tokenizer import ROLES, SPECIAL_TOKENS, Tokenizer
 
 TRAINED, MAY_END = 1, 2  # flags of a token: it is a target; a conversation may be cut after it
+OURS = ChatTemplate({"default": CHAT_TEMPLATE}, ROLES, SPECIAL_TOKENS)
 
 
 class Segment(NamedTuple):
-    """A piece of the rendered text that is encoded on its own. special: it is one special token; otherwise it is plain
-    text, whatever it looks like. flags: TRAINED holds for all its tokens, MAY_END only for the last one."""
+    """A piece of the rendered text. special: it is one special token; otherwise it is plain text, whatever it looks
+    like. flags: TRAINED holds for all its tokens, MAY_END only for the last one."""
 
     text: str
     special: bool
     flags: int
 
 
-def segments(conversation: Conversation, bos_token: str = "<|bos|>") -> list[Segment]:
-    """A conversation, rendered. The joined texts are what chat_template.jinja writes."""
-    pieces = [Segment(bos_token, True, 0)]
-    for message in _with_tools_described(conversation):
-        pieces += _turn(message)
-    return [piece for piece in pieces if piece.text]
+def segments(conversation: Conversation, chat: ChatTemplate = OURS) -> list[Segment]:
+    """A conversation as our own template writes it. What the assistant writes is in {% generation %} blocks."""
+    answers = [message for message in conversation.messages if message.role == "assistant"]
+    result: list[Segment] = []
+    before = None
+    for text, special, block in _pieces(chat, conversation):
+        if block is None:
+            may_end = MAY_END if before is not None else 0  # the line end behind an answer
+            result.append(Segment(text, special, may_end))
+        else:
+            answer = answers[block]
+            parts = answer.parts if answer.parts and not special else [(text, 1)]
+            trained = TRAINED if answer.weight else 0
+            result += [Segment(part, special, trained * weight) for part, weight in parts if part]
+        before = block
+    return result
 
 
-def _with_tools_described(conversation: Conversation) -> tuple[Message, ...]:
-    """The messages. If there are tools, the first one is a system message that ends with their list."""
-    messages = conversation.messages
-    if not conversation.tools:
-        return messages
-    schemas = [json.dumps(tool, ensure_ascii=False) for tool in conversation.tools]
-    described = "\n".join(["You can call these tools:", *schemas])
-    if messages[0].role != "system":
-        return (Message("system", described), *messages)
-    if messages[0].content:
-        described = f"{messages[0].content}\n\n{described}"
-    return (Message("system", described), *messages[1:])
+def _pieces(
+    chat: ChatTemplate,
+    conversation: Conversation,
+    given: Sequence[Message | dict] = (),
+    tools: Sequence[dict] = (),
+    **variables: Any,
+) -> list[Piece]:
+    """A conversation, rendered. given, tools: as somebody gave them, where they may hold more than was checked.
+
+    Where an answer begins, and what follows "<think>⏎", is a piece of its own, as prompts end there. Raises BadRecord.
+    """
+    tools = tools or conversation.tools
+    messages = _for_template(chat, conversation.messages, given or conversation.messages, tools)
+    try:
+        pieces = chat.render(messages, tools, **variables)
+    except CannotRender as error:
+        raise BadRecord(str(error)) from None
+    result: list[Piece] = []
+    for piece in pieces:
+        thinks = len(result) > 1 and result[-1].text == "<think>" and result[-2].block is None
+        if thinks and piece.block is not None and piece.text.startswith("\n"):
+            result.append(piece._replace(text="\n"))
+            piece = piece._replace(text=piece.text[1:])
+        result.append(piece)
+    return [piece for piece in result if piece.text]
 
 
-def _turn(message: Message) -> Iterator[Segment]:
-    yield Segment("<|im_start|>", True, 0)
-    if message.role == "assistant":
-        yield Segment("assistant\n", False, 0)  # a segment of its own, as it is when the model answers
-        trained = TRAINED if message.weight else 0
-        yield from _answer(message, trained)
-        yield Segment("<|im_end|>", True, trained)
-        yield Segment("\n", False, MAY_END)
-        return
-    if message.role == "tool":
-        yield Segment("tool\n", False, 0)
-        yield Segment("<tool_response>", True, 0)
-        yield Segment(f"\n{message.content}\n", False, 0)
-        yield Segment("</tool_response>", True, 0)
-    else:
-        yield Segment(f"{message.role}\n{message.content}", False, 0)
-    yield Segment("<|im_end|>", True, 0)
-    yield Segment("\n", False, 0)
+def _for_template(
+    chat: ChatTemplate, messages: Sequence[Message], given: Sequence[Message | dict], tools: Sequence[dict]
+) -> list[dict[str, Any]]:
+    """Messages as templates expect them; how exactly depends on what this one looks at."""
+    source = chat.source(tools)
+    # where <think> is special, a template cannot see it in a message: thoughts are given apart, if it looks for them
+    splits_thoughts = "<think>" in chat.specials and "reasoning_content" in source
+    # most templates want arguments as an object; some join them with +, as JSON text; some take both as they come
+    takes_both = re.search(r"arguments['\"\]]* is (not )?string", source) is not None
+    wanted = None if takes_both else str if re.search(r"arguments['\"\]]* *\+", source) else dict
+    result = []
+    for message, raw in zip(messages, given, strict=True):
+        fields: dict[str, Any] = {"role": message.role, "content": message.content}
+        others = raw if isinstance(raw, dict) else {}
+        fields |= {name: others[name] for name in ("name", "tool_call_id") if others.get(name) is not None}
+        if not splits_thoughts and isinstance(others.get("content"), str):
+            fields["content"] = others["content"]
+        if message.reasoning_content and (splits_thoughts or fields["content"] == message.content):
+            fields["reasoning_content"] = message.reasoning_content
+        if message.tool_calls:
+            calls = others.get("tool_calls")
+            ids = [one.get("id") for one in calls] if isinstance(calls, list) else [None] * len(message.tool_calls)
+            fields["tool_calls"] = [
+                {"type": "function", "function": call | {"arguments": _arguments(call["arguments"], wanted)}}
+                | ({"id": number} if number else {})
+                for call, number in zip(message.tool_calls, ids, strict=True)
+            ]
+        result.append(fields)
+    return result
 
 
-def _answer(message: Message, trained: int) -> Iterator[Segment]:
-    """What the assistant itself writes: thinking, text, tool calls."""
-    if message.parts:
-        yield from (Segment(text, False, trained * weight) for text, weight in message.parts)
-        return
-    text = message.content
-    if message.reasoning_content:
-        yield Segment("<think>", True, trained)
-        yield Segment("\n", False, trained)  # a segment of its own, as it is in a prompt that asks to think
-        yield Segment(f"{message.reasoning_content}\n", False, trained)
-        yield Segment("</think>", True, trained)
-        text = f"\n\n{text}"
-    if message.content and message.tool_calls:
-        text += "\n"
-    for call in message.tool_calls:
-        yield Segment(text, False, trained)
-        yield Segment("<tool_call>", True, trained)
-        yield Segment(f"\n{_call_as_json(call)}\n", False, trained)
-        yield Segment("</tool_call>", True, trained)
-        text = "\n"
-    if not message.tool_calls:
-        yield Segment(text, False, trained)
-
-
-def _call_as_json(call: dict) -> str:
-    name, arguments = json.dumps(call["name"], ensure_ascii=False), call["arguments"]
-    if not isinstance(arguments, str):  # JSON text stays as it was written
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return f'{{"name": {name}, "arguments": {arguments}}}'
+def _arguments(arguments: Any, wanted: type | None) -> Any:
+    if wanted is dict and isinstance(arguments, str):
+        return json.loads(arguments)
+    return json.dumps(arguments, ensure_ascii=False) if wanted is str and isinstance(arguments, dict) else arguments
 
 
 def encode_conversations(
     tokenizer: Tokenizer, conversations: Sequence[Conversation]
 ) -> list[tuple[list[int], np.ndarray]]:
     """(ids, flags) of each conversation; flags is a uint8 array of TRAINED and MAY_END, one per token."""
-    rendered = [segments(conversation, tokenizer.bos_token) for conversation in conversations]
-    ids_of = _encode(tokenizer, rendered)
+    rendered = [segments(conversation, tokenizer.our_chat) for conversation in conversations]
     result = []
-    for pieces in rendered:
-        ids: list[int] = []
-        flags: list[int] = []
-        for piece in pieces:
-            new = ids_of[piece.text, piece.special]
-            ids += new
-            flags += [piece.flags & TRAINED] * len(new)
-            flags[-1] |= piece.flags & MAY_END
-        result.append((ids, np.array(flags, dtype=np.uint8)))
+    encoded = tokenizer.encode_pieces([[(text, special) for text, special, _ in pieces] for pieces in rendered])
+    for pieces, (ids, piece_of) in zip(rendered, encoded, strict=True):
+        given = np.array([piece.flags for piece in pieces], dtype=np.uint8)
+        flags = given[piece_of] & TRAINED
+        for number in np.flatnonzero(given & MAY_END):
+            flags[np.searchsorted(piece_of, number, "right") - 1] |= MAY_END  # the last token of the piece
+        result.append((ids.tolist(), flags))
     return result
 
 
@@ -125,42 +134,54 @@ def prompt_ids(
     tokenizer: Tokenizer,
     messages: Sequence[Message | dict],
     tools: Sequence[dict] = (),
-    enable_thinking: bool = False,
     continued: bool = False,
+    **variables: Any,
 ) -> list[int]:
-    """The ids of a conversation up to where the assistant answers (enable_thinking: begins to think). They are
-    exactly the ids that precede this answer in training. continued: the last message is an answer to be continued.
-    Raises BadRecord."""
+    """The ids of a conversation up to where the assistant answers, written by the model's own chat template.
+
+    For Headlight's own models they are exactly the ids that precede this answer in training. variables: for the
+    template; ours knows enable_thinking, which begins the thoughts. continued: the last message is an answer to be
+    continued. Raises BadRecord; InputError for a model that has neither a template nor our special tokens.
+    """
     conversation = checked_conversation(messages, tools)
-    pieces = segments(conversation, tokenizer.bos_token)
+    tools = tools if not isinstance(tools, str) else ()
+    variables = {"add_generation_prompt": not continued} | variables
+    pieces = _pieces(tokenizer.chat, conversation, messages, tools, **variables)
     if continued:
-        if conversation.messages[-1].role != "assistant" or enable_thinking:
+        if conversation.messages[-1].role != "assistant" or variables.get("enable_thinking"):
             raise BadRecord(
                 "only a message of the assistant can be continued, and one that has begun: no enable_thinking"
             )
-        pieces = pieces[:-2]  # without the end of its turn
-    else:
-        pieces += [Segment("<|im_start|>", True, 0), Segment("assistant\n", False, 0)]
-    if enable_thinking:
-        pieces += [Segment("<think>", True, 0), Segment("\n", False, 0)]
-    ids_of = _encode(tokenizer, [pieces])
-    return [token_id for piece in pieces for token_id in ids_of[piece.text, piece.special]]
+        ids = [tokenizer.backend.token_to_id(piece.text) if piece.special else -1 for piece in pieces]
+        ends = [at for at, token_id in enumerate(ids) if token_id == tokenizer.turn_end]
+        pieces = pieces[: ends[-1]] if ends else pieces  # without the end of its turn
+    return _encoded(tokenizer, pieces)
 
 
 def next_prompt_ids(tokenizer: Tokenizer, role: str, content: str) -> list[int]:
     """The ids of one more message, and of the header of the answer to it. They follow the turn before, with its
     line end; what was read and written so far keeps its ids. Raises BadRecord."""
-    return prompt_ids(tokenizer, [{"role": role, "content": content}])[1:]  # without the first token of all
+    end = end_of_turn_ids(tokenizer)
+    behind = _behind_an_answer(tokenizer, [{"role": role, "content": content}], add_generation_prompt=True)
+    return behind[len(end) :] if behind[: len(end)] == end else behind
 
 
 def end_of_turn_ids(tokenizer: Tokenizer) -> list[int]:
     """The ids that end a turn: the model writes the first one itself."""
-    return [tokenizer.special_id("<|im_end|>"), *tokenizer.encode("\n")]
+    return _behind_an_answer(tokenizer, [])
 
 
-def _encode(tokenizer: Tokenizer, rendered: Sequence[list[Segment]]) -> dict[tuple[str, bool], list[int]]:
-    """The ids of every distinct segment, each encoded once, on all cores."""
-    different = {(piece.text, piece.special) for pieces in rendered for piece in pieces}
-    plain = [text for text, special in different if not special]
-    ids_of = {(text, False): ids for text, ids in zip(plain, tokenizer.encode_many(plain), strict=True)}
-    return ids_of | {(text, True): [tokenizer.special_id(text)] for text, special in different if special}
+def _behind_an_answer(tokenizer: Tokenizer, messages: list[dict], **variables: Any) -> list[int]:
+    """What the template writes behind an answer, and these messages."""
+    answer = f"{PRIVATE}."
+    said = [{"role": "user", "content": "."}, {"role": "assistant", "content": answer}, *messages]
+    pieces = _pieces(tokenizer.chat, checked_conversation(said), said, **variables)
+    at = next((number for number, piece in enumerate(pieces) if answer in piece.text), None)
+    if at is None:
+        raise BadRecord("the chat template leaves answers out")
+    behind = pieces[at]._replace(text=pieces[at].text.partition(answer)[2])
+    return _encoded(tokenizer, [piece for piece in (behind, *pieces[at + 1 :]) if piece.text])
+
+
+def _encoded(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[int]:
+    return tokenizer.encode_pieces([[(text, special) for text, special, _ in pieces]])[0][0].tolist()

@@ -9,9 +9,8 @@ import numpy as np
 
 from configs.shown_text import escape
 from configs.tables import table
-from data.chat import TRAINED
 from data.config import DataConfig
-from data.packing import SCAN, ConversationRows, HeldOutRows, Rows, TokenStream, conversation_starts
+from data.packing import SCAN, ConversationRows, HeldOutRows, Rows, TokenStream, conversation_starts, trained_tokens
 from data.prepare import SPLITS, PreparedData
 from data.reading.ledger import Split
 
@@ -43,8 +42,9 @@ def measure(config: DataConfig, data: PreparedData, split: Split, rows: Rows) ->
     sizes = np.diff(starts, append=len(stream))
     kept, trained, cut, dropped = sizes, counts["trained_tokens"], 0, 0
     if isinstance(rows, ConversationRows):
+        starts, sizes = starts[:: rows.every], sizes[:: rows.every]
         kept, cut, dropped = rows.sizes, rows.cut, rows.dropped
-        trained -= _lost(stream, starts, sizes, kept)
+        trained = int(trained_tokens(stream, starts, kept).sum())
     filled = int(kept.sum())
     if isinstance(rows, HeldOutRows):
         filled += rows.per_epoch - 1  # each row begins with the last token of the one before
@@ -52,12 +52,6 @@ def measure(config: DataConfig, data: PreparedData, split: Split, rows: Rows) ->
     alone = 1 - kept.sum() / max(1, (-(-kept // length)).sum() * length)
     unknown = None if data.tokenizer.unk_id is None else _count(stream, data.tokenizer.unk_id)
     return Epoch(sizes, rows.per_epoch, places, places - filled, float(alone), trained, unknown, cut, dropped)
-
-
-def _lost(stream: TokenStream, starts: np.ndarray, sizes: np.ndarray, kept: np.ndarray) -> int:
-    """Trained tokens that are in no row, because their conversation was cut before them."""
-    ends = [(int(starts[i] + kept[i]), int(sizes[i] - kept[i])) for i in np.flatnonzero(kept < sizes)]
-    return sum(int(np.count_nonzero(stream.read_flags(*end) & TRAINED)) for end in ends)
 
 
 def _count(stream: TokenStream, token_id: int) -> int:

@@ -171,12 +171,14 @@ def documents_are_rows(stream: TokenStream, length: int, bos_id: int) -> bool:
 
 class ConversationRows:
     """Conversations, packed whole. One that is longer than a row is cut after the last assistant turn that fits.
-    It is left out where not even the first turn fits, or with too_long="drop". in_order: a row holds conversations
-    that follow each other, or nearly so, at the price of a little more padding.
+    It is left out where no token that is trained on is left, or with too_long="drop". in_order: a row holds
+    conversations that follow each other, or nearly so, at the price of a little more padding.
 
     `cut`, `dropped`: how many. `sizes`: the tokens of each conversation that are in a row. `members`: the
     conversations of each row. Raises ValueError when no conversation is left.
     """
+
+    every = 1  # of the stream's conversations, which are read: all
 
     def __init__(
         self,
@@ -191,14 +193,18 @@ class ConversationRows:
         self.stream, self.pad_id, self.offsets, self._longest = stream, pad_id, 1, length
         starts = conversation_starts(stream, bos_id)
         sizes = np.diff(starts, append=len(stream))
+        starts, sizes = starts[:: self.every], sizes[:: self.every]
         long = np.flatnonzero(sizes > length)
         for i in long:
             ends = np.flatnonzero(stream.read_flags(int(starts[i]), length) & MAY_END)
             sizes[i] = ends[-1] + 1 if len(ends) and too_long == "truncate" else 0
-        self.dropped = int((sizes[long] == 0).sum())
-        self.cut = len(long) - self.dropped
+        sizes[trained_tokens(stream, starts, sizes) == 0] = 0  # a row of these alone would have a loss of 0 / 0
+        self.dropped = int((sizes == 0).sum())
+        self.cut = int((sizes[long] > 0).sum())
         if not sizes.any():
-            raise ValueError(f"none of {len(sizes):,} conversations fits into a row of {length} tokens")
+            raise ValueError(
+                f"none of {len(sizes):,} conversations has an answer to train on within a row of {length} tokens"
+            )
         self._starts, self.sizes = starts, sizes
         self.join(1)
 
@@ -224,15 +230,24 @@ class ConversationRows:
 class ChosenRows(ConversationRows):
     """Of pairs of conversations, the first ones: answers that are preferred. Held-out pairs are read so."""
 
-    def join(self, rows: int) -> float:
-        self.sizes[1::2] = 0
-        return super().join(rows)
+    every = 2
 
 
 def conversation_starts(stream: TokenStream, bos_id: int) -> np.ndarray:
     """(N,) positions of the bos tokens."""
     parts = [(at, min(SCAN, len(stream) - at)) for at in range(0, len(stream), SCAN)]
     return np.concatenate([np.flatnonzero(stream.read(*part) == bos_id) + part[0] for part in parts])
+
+
+def trained_tokens(stream: TokenStream, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """(N,) how many tokens of each conversation are trained on, of its first `sizes` tokens."""
+    found = np.zeros(len(starts), np.int64)
+    for at in range(0, len(stream), SCAN):
+        flags = stream.read_flags(at, min(SCAN, len(stream) - at)) & TRAINED
+        before = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])
+        begin, end = (np.clip(places - at, 0, len(flags)) for places in (starts, starts + sizes))
+        found += before[end] - before[begin]
+    return found
 
 
 def fit_in_order(sizes: np.ndarray, capacity: int) -> list[list[int]]:

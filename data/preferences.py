@@ -14,7 +14,7 @@ import numpy as np
 
 from configs.command import InputError
 from data.chat import TRAINED, encode_conversations
-from data.packing import IGNORED, TokenStream, conversation_starts
+from data.packing import IGNORED, TokenStream, conversation_starts, trained_tokens
 from data.reading.pairs import Pair
 from data.tokenizer import Tokenizer
 
@@ -34,19 +34,22 @@ def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[tuple[list
 
 
 class Pairs:
-    """The pairs of a stream of which both conversations fit into `longest` tokens. left_out: how many do not.
-
-    Raises InputError if none fits.
+    """The pairs of a stream of which both conversations fit into `longest` tokens and have an answer to train on.
+    left_out: how many do not. Raises InputError if none does.
     """
 
     offsets = 1
 
     def __init__(self, stream: TokenStream, longest: int, bos_id: int):
         starts = conversation_starts(stream, bos_id)
-        spans = np.stack([starts, np.diff(starts, append=len(stream))], axis=1).reshape(-1, 2, 2)
-        fits = spans[:, :, 1].max(axis=1) <= longest
+        sizes = np.diff(starts, append=len(stream))
+        spans = np.stack([starts, sizes], axis=1).reshape(-1, 2, 2)
+        fits = ((sizes <= longest) & (trained_tokens(stream, starts, sizes) > 0)).reshape(-1, 2).all(axis=1)
         if not fits.any():
-            raise InputError(f"data.sequence_length: none of {len(spans):,} pairs fits into {longest} tokens: raise it")
+            raise InputError(
+                f"data.sequence_length: none of {len(spans):,} pairs fits into {longest} tokens with an answer to "
+                "train on: raise it"
+            )
         self._stream, self._spans = stream, spans[fits]  # pair, answer, (start, size)
         self.length, self.per_epoch, self.left_out = 2 * longest, len(self._spans), int((~fits).sum())
 

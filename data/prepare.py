@@ -254,7 +254,8 @@ def _new_tokenizer(config: DataConfig, directory: Path, show_progress: bool) -> 
 
 
 def describe(prepared: PreparedData) -> str:
-    """Two lines, what was read and how many tokens it made; then what was left out, a warning and a hint, if any."""
+    """Two lines, what was read and how many tokens it made; then what was left out, a warning and a hint, if any. Of
+    conversations, bytes are those of the answers."""
     lines = []
     what = {"text": "document", "conversations": "conversation", "pairs": "pair"}[
         prepared.manifest["depends_on"]["records"]
@@ -264,7 +265,10 @@ def describe(prepared: PreparedData) -> str:
         size = f"{c['bytes'] / 1e6:.1f} MB" if c["bytes"] >= 1e6 else f"{c['bytes'] / 1e3:.1f} kB"
         tokens = f"{c['tokens'] / 1e6:.2f} M" if c["tokens"] >= 1e6 else f"{c['tokens']:,}"
         documents = f"{c['documents']:,} {what}{'s' * (c['documents'] != 1)}"
-        lines.append(f"{split}: {documents}, {size}, {tokens} tokens ({c['bytes_per_token']:.2f} bytes per token)")
+        text = f"{size}, {tokens} tokens"
+        if what != "document":
+            text = f"{tokens} tokens; trained on: {c['trained_tokens']:,} of them, {size} of answers"
+        lines.append(f"{split}: {documents}, {text} ({c['bytes_per_token']:.2f} bytes per token)")
     read = prepared.manifest["read"]
     verb = "left out" if prepared.manifest["depends_on"]["drop_duplicates"] else "kept"
     notes = [f"{read['duplicates']:,} exact duplicates {verb}"] if read["duplicates"] else []

@@ -17,13 +17,14 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from configs.command import InputError
-from data.chat_template import CHAT_TEMPLATE
+from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate
 from data.config import TokenizerConfig
-from data.tokenizer_files import clear_errors, open_tokenizer, text_of
+from data.tokenizer_files import Settings, clear_errors, open_tokenizer, rows_beside
 from data.words import ROUGHLY, cut, last_end, pre_tokenizer
 
 PAD, BOS, EOS, UNK = "<|pad|>", "<|bos|>", "<|eos|>", "<|unk|>"
@@ -42,10 +43,13 @@ TOGETHER = 1 << 20  # characters that all cores encode at a time; each needs abo
 class Tokenizer:
     """Text <-> token ids. Special strings inside a text stay plain text: typing one never opens a turn.
 
-    roles: which token is the pad_token, the bos_token and the eos_token.
+    roles: which token is the pad_token, the bos_token and the eos_token. settings: those of a model directory: its
+    chat template, and what stands before a text; without them they are ours.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, roles: dict[str, str] | None = None):
+    def __init__(
+        self, backend: tokenizers.Tokenizer, roles: dict[str, str] | None = None, settings: Settings | None = None
+    ):
         self.backend, self.roles = backend, dict(roles or ROLES)
         self.backend.encode_special_tokens = True
         self.backend.no_padding()  # transformers saves how it padded last
@@ -53,6 +57,29 @@ class Tokenizer:
         self.pad_id, self.bos_id, self.eos_id = (self.special_id(self.roles[role]) for role in ROLES)
         added = self.backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._settings = settings
+        self.model_ends: list[int] = []  # as transformers' generate takes them from generation_config.json
+        self.first_ids = [self.bos_id]
+        if settings is not None:  # what transformers puts before a text: tokenizer.json says it
+            begun = self.backend.encode("a", add_special_tokens=True)
+            self.first_ids = begun.ids[: begun.special_tokens_mask.index(0)]
+
+    @cached_property
+    def our_chat(self) -> ChatTemplate:
+        """Our own chat template, which all training uses."""
+        return ChatTemplate({"default": CHAT_TEMPLATE}, self.roles, {*self._specials, *SPECIAL_TOKENS})
+
+    @cached_property
+    def chat(self) -> ChatTemplate:
+        """The chat template that the model is prompted with: the one that it brings, or else ours."""
+        if self._settings is None or not self._settings.chat_template:
+            return self.our_chat
+        return ChatTemplate(self._settings.chat_template, self._settings.named_tokens, self._specials)
+
+    @property
+    def _specials(self) -> list[str]:
+        added = self.backend.get_added_tokens_decoder()
+        return [added[token_id].content for token_id in self.special_ids]
 
     def special_id(self, token: str) -> int:
         """The id of a special token. Raises InputError if there is no such token."""
@@ -68,9 +95,17 @@ class Tokenizer:
 
     @property
     def stop_ids(self) -> list[int]:
-        """The ids that end a document and a turn. A foreign model may have no turns."""
-        turn = self.backend.token_to_id("<|im_end|>")
-        return list(dict.fromkeys([self.eos_id, *([] if turn is None else [turn])]))
+        """The ids that end a document and a turn, and those that the model's own config names."""
+        turn = [] if self.turn_end is None else [self.turn_end]
+        return list(dict.fromkeys([self.eos_id, *turn, *self.model_ends]))
+
+    @cached_property
+    def turn_end(self) -> int | None:
+        """The special token that the chat template writes behind an answer. Raises CannotRender."""
+        answer = f"{PRIVATE}."
+        pieces = self.chat.render([{"role": "user", "content": "."}, {"role": "assistant", "content": answer}])
+        behind = itertools.dropwhile(lambda piece: answer not in piece.text, pieces)
+        return next((self.backend.token_to_id(piece.text) for piece in behind if piece.special), None)
 
     @cached_property
     def vocab_size(self) -> int:
@@ -92,6 +127,17 @@ class Tokenizer:
         deciding = [described[key] for key in ("model", "normalizer", "pre_tokenizer", "added_tokens")]
         return hashlib.sha256(json.dumps([deciding, self.roles], sort_keys=True).encode()).hexdigest()
 
+    def tokens_beyond(self, other: Tokenizer) -> list[str] | None:
+        """The tokens that were added to the other one's, reserved ones left out; None if an id of the other one stands
+        for something else here. Which tokens begin and end a text does not matter: it changes no id."""
+        ours, theirs = (json.loads(one.backend.to_str()) for one in (self, other))
+        here, there = (one.backend.get_vocab(with_added_tokens=True) for one in (self, other))
+        same = all(ours[key] == theirs[key] for key in ("model", "normalizer", "pre_tokenizer"))
+        if not same or not there.items() <= here.items():
+            return None
+        added = sorted(here.keys() - there.keys(), key=here.__getitem__)
+        return [token for token in added if not token.startswith("<|reserved_")]
+
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without the first and last token of a document. Raises ValueError for half a character."""
         return self.encode_many([text])[0]
@@ -104,6 +150,65 @@ class Tokenizer:
         pieces = [self.pieces(text) for text in texts]
         encoded = self._encoded(itertools.chain.from_iterable(pieces))
         return [list(itertools.chain.from_iterable(itertools.islice(encoded, len(of_one)))) for of_one in pieces]
+
+    def begin(self, text: str) -> list[int]:
+        """The ids of a text that the model is to continue, as transformers gives them: its first token, if it has one.
+
+        Raises ValueError as `encode` does.
+        """
+        return [*self.first_ids, *self.encode(text)] or [self.bos_id]
+
+    def encode_pieces(self, texts: Sequence[Sequence[tuple[str, bool]]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Texts of pieces (text, whether it is one special token) -> (ids, the piece that each id ends in), uint32.
+
+        A text is encoded once and whole. In one whose pieces can be encoded apart no token reaches across a joint.
+        """
+        backend, spelled, known = self._reader
+        joint = spelled[""] if self.can_cut else ""
+        result, some, size = [], list[tuple[str, np.ndarray]](), 0
+        for number, text in enumerate(texts, 1):
+            parts = []
+            for (piece, special), (_, next_special) in zip(text, [*text[1:], ("", True)], strict=True):
+                plain = piece if next_special else piece + joint  # special tokens are joints anyway
+                parts.append(spelled[self._checked(piece)] if special else plain)
+            some.append(("".join(parts), np.cumsum([len(part) for part in parts])))
+            size += len(some[-1][0])
+            if size < TOGETHER and number < len(texts):
+                continue
+            try:
+                encoded = backend.encode_batch([whole for whole, _ in some], add_special_tokens=False)
+            except TypeError:
+                raise ValueError(_half_of("".join(whole for whole, _ in some))) from None
+            for (_, ends), one in zip(some, encoded, strict=True):
+                ids = known[np.array(one.ids, dtype=np.int64)]
+                begins, stops = np.array(one.offsets, dtype=np.int64).reshape(-1, 2).T
+                last, real = np.maximum(begins, stops - 1), ids >= 0
+                result.append((ids[real].astype(np.uint32), np.searchsorted(ends, last[real], "right")))
+            some, size = [], 0
+        return result
+
+    def _checked(self, special: str) -> str:
+        self.special_id(special)
+        return special
+
+    @cached_property
+    def _reader(self) -> tuple[tokenizers.Tokenizer, dict[str, str], np.ndarray]:
+        """A tokenizer that takes special tokens in a spelling that nobody can type, and only so; the spelling of each,
+        and of "", a joint that nothing reaches across; which id each of its ids is here, -1 for a joint."""
+        backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        backend.encode_special_tokens = True
+        added, size = self.backend.get_added_tokens_decoder(), self.vocab_size
+        backend.add_tokens([f"{PRIVATE}gap{i}" for i in range(size - backend.get_vocab_size())])  # ids of no token
+        backend.add_tokens([tokenizers.AddedToken(joint := f"{PRIVATE}-", normalized=False)])
+        spelled, known = {"": joint}, np.arange(backend.get_vocab_size() + len(self.special_ids))
+        known[backend.token_to_id(joint)] = -1
+        for token_id in self.special_ids:
+            token = added[token_id]
+            spelled[token.content] = spelling = f"{PRIVATE}{token_id}\ufdd1"
+            flags = {name: getattr(token, name) for name in ("lstrip", "rstrip", "single_word", "normalized")}
+            backend.add_tokens([tokenizers.AddedToken(spelling, **flags)])
+            known[backend.token_to_id(spelling)] = token_id
+        return backend, spelled, known
 
     def _encoded(self, pieces: Iterable[str]) -> Iterator[list[int]]:
         some: list[str] = []
@@ -281,23 +386,26 @@ def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
     """A pretrained tokenizer: its ids stay, and the special tokens that it lacks are added after them.
 
     Its own bos, eos and pad tokens are kept if possible. The bos token marks where a document begins, so it must
-    differ from the others and from those of the chat. Raises InputError.
+    differ from the others and from those of the chat. A model beside it often has rows for more ids than there are
+    tokens: the added ones take these rows, and reserved ones the rest. Raises InputError.
     """
     file, backend, settings = open_tokenizer(path)
+    rows = rows_beside(file)
     vocabulary = backend.get_vocab(with_added_tokens=True)
     if max(vocabulary.values(), default=-1) + 1 != len(vocabulary):
         last = max(vocabulary.values())
         raise InputError(f"{file}: its ids have gaps ({len(vocabulary):,} tokens, the last one is {last:,})")
     roles = {}
     for role, ours in ROLES.items():
-        theirs = text_of(getattr(settings, role))
+        theirs = settings.named_tokens.get(role, "")
         roles[role] = theirs if theirs in vocabulary else ours
     if roles["bos_token"] in (roles["eos_token"], roles["pad_token"], *CHAT):
         roles["bos_token"] = BOS
     if roles["pad_token"] in (roles["eos_token"], getattr(backend.model, "unk_token", None)):
         roles["pad_token"] = PAD
     backend.add_special_tokens([*roles.values(), *CHAT, *TOOLS])
-    tokenizer = Tokenizer(_with_reserved(backend, at_least), roles)
+    used = max(at_least, backend.get_vocab_size(with_added_tokens=True))
+    tokenizer = Tokenizer(_with_reserved(backend, rows if used <= rows else round_up(used)), roles)
     _check_typed(tokenizer, file)
     return tokenizer
 
@@ -317,10 +425,10 @@ def _check_typed(tokenizer: Tokenizer, file: Path) -> None:
             )
 
 
-def _with_reserved(backend: tokenizers.Tokenizer, at_least: int = 0) -> tokenizers.Tokenizer:
+def _with_reserved(backend: tokenizers.Tokenizer, size: int = 0) -> tokenizers.Tokenizer:
     used = backend.get_vocab_size(with_added_tokens=True)
     names = (name for i in itertools.count() if backend.token_to_id(name := f"<|reserved_{i}|>") is None)
-    backend.add_special_tokens(list(itertools.islice(names, round_up(max(used, at_least)) - used)))
+    backend.add_special_tokens(list(itertools.islice(names, (size or round_up(used)) - used)))
     return backend
 
 
@@ -331,12 +439,13 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     is none, and for one that cannot be used.
     """
     file, backend, settings = open_tokenizer(path)
-    named = {role: text_of(setting) for role, setting in settings}
+    named = {role: settings.named_tokens.get(role, "") for role in ROLES}
     own = {role: ours for role, ours in ROLES.items() if backend.token_to_id(ours) is not None}
     end = named["eos_token"] or own.get("eos_token") or named["pad_token"] or EOS
     others = {"eos_token": end, "pad_token": end, "bos_token": named["pad_token"] or end}
     with clear_errors(file):
-        tokenizer = Tokenizer(backend, {role: named[role] or own.get(role) or others[role] for role in ROLES})
+        roles = {role: named[role] or own.get(role) or others[role] for role in ROLES}
+        tokenizer = Tokenizer(backend, roles, settings)
         tokenizer.decode(tokenizer.encode("A fox, 7 foxes and an é.\n"))
     return tokenizer
 

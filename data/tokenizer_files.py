@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import tokenizers
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, field_validator
 
+from configs.bounds import MOST_VOCABULARY
 from configs.checkpoints import check_files, is_file, is_pointer, read_checkpoint
 from configs.command import InputError
 from configs.read_back import read_json, read_text
@@ -21,12 +23,49 @@ class Token(BaseModel):
     content: str
 
 
+class NamedTemplate(BaseModel):
+    """One of several chat templates."""
+
+    name: str
+    template: str
+
+
 class Settings(BaseModel):
-    """What is read of tokenizer_config.json."""
+    """What is read of tokenizer_config.json. chat_template: by name; chat_template.jinja goes before it."""
 
     pad_token: str | Token | None = None
     bos_token: str | Token | None = None
     eos_token: str | Token | None = None
+    unk_token: str | Token | None = None
+    sep_token: str | Token | None = None
+    cls_token: str | Token | None = None
+    mask_token: str | Token | None = None
+    chat_template: dict[str, str] = {}
+
+    @field_validator("chat_template", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            return {one.name: one.template for one in map(NamedTemplate.model_validate, value)}
+        return {} if not value else {"default": value} if isinstance(value, str) else value
+
+    @property
+    def named_tokens(self) -> dict[str, str]:
+        """The tokens that a chat template may ask for, by their names."""
+        tokens = {name: value for name, value in self if name.endswith("_token")}
+        return {name: token.content if isinstance(token, Token) else token for name, token in tokens.items() if token}
+
+
+class Beside(BaseModel):
+    """What is read of the config.json of a model beside a tokenizer."""
+
+    vocab_size: int = Field(0, ge=0, le=MOST_VOCABULARY)
+
+
+def rows_beside(file: Path) -> int:
+    """How many ids the model beside a tokenizer.json has rows for; 0 where there is none. Raises InputError."""
+    config = file.with_name("config.json")
+    return read_json(config, Beside).vocab_size if is_file(config) else 0
 
 
 def open_tokenizer(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settings]:
@@ -45,12 +84,15 @@ def open_tokenizer(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settin
 
 def _read(file: Path) -> tuple[tokenizers.Tokenizer, Settings]:
     """A tokenizer.json, and the tokenizer_config.json beside it, if there is one. Raises InputError."""
-    check_files(file.parent, file.name, "tokenizer_config.json")
+    path, template = file.with_name("tokenizer_config.json"), file.with_name("chat_template.jinja")
+    check_files(file.parent, file.name, path.name, template.name)
     text = read_text(file)
     with clear_errors(file):
         backend = tokenizers.Tokenizer.from_str(text)
-    path = file.with_name("tokenizer_config.json")
-    return backend, read_json(path, Settings) if path.is_file() else Settings()
+    settings = read_json(path, Settings) if path.is_file() else Settings()
+    if is_file(template):
+        settings.chat_template |= {"default": read_text(template)}
+    return backend, settings
 
 
 @contextmanager
@@ -83,8 +125,3 @@ def _quiet() -> Iterator[None]:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-
-
-def text_of(setting: str | Token | None) -> str:
-    """The text of a token; "" where there is none."""
-    return setting.content if isinstance(setting, Token) else setting or ""

@@ -100,7 +100,7 @@ class EvalConfig(Section):
         65536, ge=2, le=MOST_TOKENS, description="Held-out tokens that an evaluation reads during training. null = all."
     )
     final_max_tokens: int | None = Field(
-        None, ge=2, le=MOST_TOKENS, description="Held-out tokens that the last evaluation reads. null = all."
+        262144, ge=2, le=MOST_TOKENS, description="Held-out tokens that the last evaluation reads. null = all."
     )
     floor_documents: int = Field(
         200,
@@ -109,7 +109,9 @@ class EvalConfig(Section):
         description="storyworld: held-out stories compared at the end with the lowest possible loss.",
     )
     prompts: list[str] = Field(
-        [""], description='Texts that the model continues at every evaluation. "" begins a new document.'
+        [""],
+        description="Texts that the model continues at every evaluation, or questions where it learns conversations. "
+        '"" begins a new document, or asks a held-out question of the data.',
     )
     sample_tokens: int = Field(160, ge=1, le=MOST_QUESTIONS, description="Longest continuation in tokens.")
     temperature: float = Field(

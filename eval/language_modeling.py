@@ -26,8 +26,16 @@ def mean_loss(
     autocast: Callable[[], AbstractContextManager] = nullcontext,
 ) -> float:
     """Mean of -ln p over every token that the batches ask for, in nats a token."""
-    sums = [part for parts in loss_sums(lm, batches, autocast) for part in parts]
-    return sum(loss_sum for loss_sum, _ in sums) / max(1, sum(count for _, count in sums))
+    return mean(part for parts in loss_sums(lm, batches, autocast) for part in parts)[0]
+
+
+def mean(sums: Iterable[tuple[float, int]]) -> tuple[float, int]:
+    """Sums of losses and their counts -> the mean loss and the whole count. NaN where nothing was counted: a loss of 0
+    would be a perfect one. They are added in their order, so that equal parts give equal bits."""
+    total, count = 0.0, 0
+    for loss_sum, counted in sums:
+        total, count = total + loss_sum, count + counted
+    return total / count if count else math.nan, count
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from configs.bounds import MOST_FACTOR, number
 from configs.checkpoints import checkpoint_directory, read_checkpoint
 from configs.command import InputError
 from configs.loader import load_config, validate
+from data.chat_template import CannotRender
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     import torch
@@ -63,6 +64,7 @@ def open_checkpoint(
     if tokenizer.vocab_size > lm.lm_head.out_features:
         sizes = f"{tokenizer.vocab_size:,} ids, the model {lm.lm_head.out_features:,}"
         raise InputError(f"{path}: the tokenizer has {sizes}: they do not belong together")
+    tokenizer.model_ends = _ends(lm)
     if quantise is not None:
         try:
             quantise_weights(lm, quantise)
@@ -72,10 +74,16 @@ def open_checkpoint(
 
 
 def ends_turns(lm: LanguageModel, tokenizer: Tokenizer) -> bool:
-    """Whether the model was trained on chats: then it may end a turn by itself."""
+    """Whether the model was trained on chats: then it may end a turn by itself. Raises InputError."""
+    try:
+        return tokenizer.turn_end is not None and tokenizer.turn_end in _ends(lm)
+    except CannotRender as error:
+        raise InputError(f"the model's chat template cannot be used: {error}") from None
+
+
+def _ends(lm: LanguageModel) -> list[int]:
     ends = lm.config.eos_token_id
-    turn = tokenizer.backend.token_to_id("<|im_end|>")  # None in a foreign model of other turns
-    return turn is not None and turn in (ends if isinstance(ends, list) else [ends])
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 
 def add_device_option(parser: argparse.ArgumentParser) -> None:

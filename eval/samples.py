@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
 def complete(
     lm: LanguageModel,
     tokenizer: Tokenizer,
-    prompt: str,
+    prompt: str | list[int],
     max_new_tokens: int,
     temperature: float = 0.8,
     top_p: float | None = 0.95,
@@ -31,18 +31,20 @@ def complete(
 ) -> Message:
     """The prompt and its continuation, up to the end of the document; or, chat: the answer to the prompt, taken apart.
 
-    begin_document puts the first token of a document in front, as training did; an empty prompt needs it.
+    begin_document puts the first token of a document in front, if the model has one; an empty prompt needs it. A prompt
+    of ids is taken as it is.
     Raises InputError for a prompt that fills the context.
     """
     import torch
 
     from model import generate
 
-    if chat and prompt:
+    if not isinstance(prompt, str):
+        ids = prompt
+    elif chat and prompt:
         ids = prompt_ids(tokenizer, [{"role": "user", "content": prompt}])
     else:
-        ids = tokenizer.encode(prompt)
-        ids = [tokenizer.bos_id, *ids] if begin_document or not ids else ids
+        ids = tokenizer.begin(prompt) if begin_document or not prompt else tokenizer.encode(prompt)
     longest = lm.config.max_position_embeddings
     if len(ids) >= longest:
         raise InputError(f"the prompt has {len(ids)} tokens, the context {longest}: shorten it")

@@ -106,7 +106,8 @@ class Experts(nn.Module):
 class MixtureOfExperts(nn.Module):
     """Router and experts, in place of a dense feed-forward layer: (B, T, hidden_size) both ways.
 
-    In training it also returns the load-balancing loss, {"load_balancing": (B,)}, one number a row.
+    In training it also returns the load-balancing loss, {"load_balancing": (B,)}, one number a row. real (B, T): which
+    tokens are not padding; None: all.
     """
 
     part = "feed_forward"
@@ -117,13 +118,13 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(config)
         self.router_aux_loss_coef = config.router_aux_loss_coef
 
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         probabilities, weights, experts = self.gate(x.flatten(0, 1))
         out = self.experts(x.flatten(0, 1), weights, experts).view(x.shape)
         if not (self.training and self.router_aux_loss_coef):
             return out
         B, T, _ = x.shape
-        loss = load_balancing_loss(probabilities.view(B, T, -1), experts.view(B, T, -1))
+        loss = load_balancing_loss(probabilities.view(B, T, -1), experts.view(B, T, -1), real)
         return out, {"load_balancing": self.router_aux_loss_coef * loss}
 
     def reset_parameters(self) -> None:
@@ -132,20 +133,23 @@ class MixtureOfExperts(nn.Module):
         self.experts.reset_parameters()
 
 
-def load_balancing_loss(probabilities: Tensor, experts: Tensor) -> Tensor:
+def load_balancing_loss(probabilities: Tensor, experts: Tensor, real: Tensor | None = None) -> Tensor:
     """E * Σ_e f_e P_e of every row: (B, T, E), (B, T, k) -> (B,). It is 1 where every expert gets as much as any other.
 
-    f_e: share of the row's choices that are expert e; P_e: mean probability of e in the row. The gradient goes through
+    f_e: share of the row's choices that are expert e; P_e: mean probability of e in the row. real (B, T): the tokens
+    that count; padding is alike everywhere, and its experts must not pass for overworked. The gradient goes through
     P: experts that are chosen often become less likely. Switch (equations 4 to 6), for k choices and row by row as in
     DeepSeek-V3 (Liu et al. 2024, arXiv 2412.19437, equations 17 to 20). A row is never split, so the loss of a step is
     the same for any micro-batches and processes. transformers takes the layers together before it multiplies, so that
     what one layer has too much another may have too little; its loss is k when all are equal.
     """
-    count = probabilities.shape[-1]
-    chosen = torch.zeros_like(probabilities[:, 0]).scatter_add_(
-        1, experts.flatten(1), torch.ones_like(experts.flatten(1), dtype=probabilities.dtype)
-    )
-    return count * (chosen / experts[0].numel() * probabilities.mean(1)).sum(-1)
+    count, k = probabilities.shape[-1], experts.shape[-1]
+    counts = torch.ones_like(probabilities[..., 0]) if real is None else real.to(probabilities.dtype)  # (B, T)
+    tokens = counts.sum(1, keepdim=True).clamp(min=1)
+    chosen = torch.zeros_like(probabilities[:, 0])  # (B, E)
+    chosen = chosen.scatter_add_(1, experts.flatten(1), counts.repeat_interleave(k, dim=1)) / (k * tokens)
+    mean = (probabilities * counts[..., None]).sum(1) / tokens
+    return count * (chosen * mean).sum(-1)
 
 
 def places(experts: Tensor, count: int, multiple: int) -> tuple[Tensor, Tensor, Tensor]:

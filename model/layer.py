@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from model.attention import Attention
 from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache
-from model.experts import make_feed_forward
+from model.experts import MixtureOfExperts, make_feed_forward
 from model.latent_attention import LatentAttention
 from model.masks import Mask
 from model.norm import make_norm
@@ -33,10 +33,12 @@ class DecoderLayer(nn.Module):
         self.mlp = make_feed_forward(config, layer_index)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, kv_cache: KVCache | None) -> Stream:
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, kv_cache: KVCache | None, real: Tensor | None = None
+    ) -> Stream:
         """-> the stream, and the auxiliary losses of the feed-forward layer, if it has any."""
         x = x + self.dropout(self.self_attn(self.input_layernorm(x), cos, sin, mask, kv_cache))
-        out, auxiliary = output_and_losses(self.mlp(self.post_attention_layernorm(x)))
+        out, auxiliary = feed_forward(self.mlp, self.post_attention_layernorm(x), real)
         return x + self.dropout(out), auxiliary
 
     def reset_parameters(self) -> None:
@@ -61,10 +63,12 @@ class NormAfterLayer(nn.Module):
         self.post_feedforward_layernorm = make_norm(config, config.hidden_size, gain)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, kv_cache: KVCache | None) -> Stream:
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, kv_cache: KVCache | None, real: Tensor | None = None
+    ) -> Stream:
         """-> the stream, and the auxiliary losses of the feed-forward layer, if it has any."""
         x = x + self.dropout(self.post_attention_layernorm(self.self_attn(x, cos, sin, mask, kv_cache)))
-        out, auxiliary = output_and_losses(self.mlp(x))
+        out, auxiliary = feed_forward(self.mlp, x, real)
         return x + self.dropout(self.post_feedforward_layernorm(out)), auxiliary
 
     def reset_parameters(self) -> None:
@@ -76,6 +80,8 @@ class NormAfterLayer(nn.Module):
 LAYERS: dict[str, type[nn.Module]] = {"before": DecoderLayer, "after": NormAfterLayer}  # by norm_position
 
 
-def output_and_losses(out: Tensor | Stream) -> Stream:
-    """What a feed-forward layer returned: its output alone, or with auxiliary losses."""
+def feed_forward(layer: nn.Module, x: Tensor, real: Tensor | None) -> Stream:
+    """What a feed-forward layer returns, its output alone or with auxiliary losses. real (B, T): the tokens that
+    are not padding, which experts ask for; None: all."""
+    out = layer(x, real) if isinstance(layer, MixtureOfExperts) else layer(x)
     return out if isinstance(out, tuple) else (out, {})

@@ -94,7 +94,9 @@ class _CrossEntropySum(torch.autograd.Function):
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        hidden_grads, weight_grad = [], torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+        hidden_grads, weight_grad = [], None  # (V, D), which neither an evaluation nor a frozen head has
+        if of_weight:
+            weight_grad = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
         with torch.autocast(device, enabled=False):
             head = weight.to(dtype)
             size = CHUNK.get(device, CHUNK_ELSEWHERE)
@@ -110,14 +112,15 @@ class _CrossEntropySum(torch.autograd.Function):
                 if gradients:  # softmax - one_hot(label), nothing where the label is ignored
                     gradient = exponentials.mul_(wanted / total).scatter_add_(1, target, -wanted).to(dtype)
                     hidden_grads.append((gradient @ head).to(hidden.dtype))
-                    if of_weight:
+                    if weight_grad is not None:
                         weight_grad += gradient.T @ chunk
         if gradients:
-            ctx.save_for_backward(torch.cat(hidden_grads) if hidden_grads else hidden, weight_grad.to(weight.dtype))
+            of_head = weight_grad.to(weight.dtype) if weight_grad is not None else None
+            ctx.save_for_backward(torch.cat(hidden_grads) if hidden_grads else hidden, of_head)
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         hidden_grad, weight_grad = ctx.saved_tensors
         (scale,) = grad_outputs
-        return hidden_grad * scale, weight_grad * scale, None, None, None
+        return hidden_grad * scale, weight_grad * scale if weight_grad is not None else None, None, None, None

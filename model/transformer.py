@@ -2,7 +2,7 @@
 
 Modules know themselves. Each has `reset_parameters` and may say, as class attributes that hold for everything inside:
 `optimizer_group` (one of GROUPS), `part` and `active_share` (how model/counting.py counts it). A feed-forward layer may
-return `(output, {name: loss})`: auxiliary losses, which LanguageModel adds to the training loss.
+return `(output, {name: loss})`: auxiliary losses, which training adds to the loss of every objective (train/step.py).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from model.norm import make_norm
 from model.positions.learned import make_positions
 from model.positions.rope import make_rotary_embedding
 
+Output = Tensor | tuple[Tensor, Tensor]  # logits, hidden states, or (loss_sum, token_count)
 GROUPS = ("matrix", "expert", "embedding", "head", "vector", "adapter")
 
 
@@ -105,7 +106,7 @@ class Decoder(nn.Module):
         kv_cache: KVCache | None,
         document_starts: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """-> the hidden states, and the sums of the layers' auxiliary losses by name."""
+        """-> the hidden states, and the sums of the layers' auxiliary losses by name, each summed over real tokens."""
         T, device = input_ids.shape[1], input_ids.device
         if BACKENDS[self.backend].limits is not None:
             self.check_backend(input_ids, attention_mask, document_ids, kv_cache)
@@ -116,16 +117,25 @@ class Decoder(nn.Module):
         position_ids = positions[None] if position_ids is None else position_ids
         x = self.dropout(self.embed_positions(self.embed_tokens(input_ids), position_ids))
         cos, sin = self.rotary_emb(position_ids, x.dtype)
+        real = None  # which tokens are not padding (B, T), None: all; only experts, which are balanced, ask
+        if self.training and self.config.num_experts:
+            if attention_mask is not None:
+                real = real_tokens(attention_mask, positions)
+            elif self.config.pad_token_id is not None:
+                real = input_ids != self.config.pad_token_id
         auxiliary: dict[str, Tensor] = {}
         for layer, window in zip(self.layers, self.config.windows, strict=True):
             if self.activation_checkpointing and self.training:
-                x, losses = checkpoint(layer, x, cos, sin, masks[window], None, use_reentrant=False)
+                x, losses = checkpoint(layer, x, cos, sin, masks[window], None, real, use_reentrant=False)
             else:
-                x, losses = layer(x, cos, sin, masks[window], kv_cache)
+                x, losses = layer(x, cos, sin, masks[window], kv_cache, real)
             for name, loss in losses.items():
                 auxiliary[name] = auxiliary[name] + loss if name in auxiliary else loss
         if kv_cache is not None:
             kv_cache.advance(T)
+        if auxiliary:  # a loss is a number a row (B,), or one for all
+            tokens = input_ids.new_full((len(input_ids),), T) if real is None else real.sum(1)
+            auxiliary = {name: (loss * tokens).sum() for name, loss in auxiliary.items()}
         return self.norm(x), auxiliary
 
     def build_masks(
@@ -183,10 +193,7 @@ class Decoder(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """A decoder-only language model: token ids -> logits, or the summed loss when labels are given.
-
-    auxiliary_losses: of the last pass that had labels, by name, the mean of rows; {} if the layers returned none.
-    """
+    """A decoder-only language model: token ids -> logits, or the summed loss when labels are given."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -197,7 +204,6 @@ class LanguageModel(nn.Module):
         self.lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
-        self.auxiliary_losses: dict[str, Tensor] = {}
         self.adapters: Adapters | None = None  # model/adapters/lora.py sets it
         self.set_attn_implementation(config.attn_implementation)
         self.reset_parameters()
@@ -225,6 +231,23 @@ class LanguageModel(nn.Module):
             if parameter.requires_grad:
                 groups["vector" if parameter.ndim < 2 else group].append(parameter)
         return groups
+
+    @torch.no_grad()
+    def add_rows(self, vocab_size: int) -> None:
+        """Make room for more token ids: rows of the embedding and of the head, each at first the mean of the others.
+
+        So the new tokens start where an average one is, and none of them is likely (Hewitt 2021,
+        https://nlp.stanford.edu/~johnhew/vocab-expansion.html). The logits of the ids that were there stay the same.
+        """
+        embedding, head = self.model.embed_tokens, self.lm_head
+        for module, size in ((embedding, "num_embeddings"), (head, "out_features")):
+            old = module.weight
+            mean = old.double().mean(0, keepdim=True).to(old.dtype)  # double: the same on every machine
+            module.weight = nn.Parameter(torch.cat([old, mean.expand(vocab_size - len(old), -1)]))
+            setattr(module, size, vocab_size)
+        if self.config.tie_word_embeddings:
+            head.weight = embedding.weight
+        self.config = self.model.config = self.config.model_copy(update={"vocab_size": vocab_size})
 
     def set_attn_implementation(self, name: str) -> None:
         """Switch every layer to another backend; `auto` is sdpa here. Raises ValueError for an unknown name.
@@ -288,7 +311,8 @@ class LanguageModel(nn.Module):
         logits_to_keep: int = 0,
         document_starts: Tensor | None = None,
         hidden_states: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+        with_auxiliary: bool = False,
+    ) -> Output | tuple[Output, dict[str, Tensor]]:
         """input_ids (B, T) -> logits (B, T, V); with labels (B, T) -> (loss_sum, token_count), both scalars.
 
         attention_mask (B, S): 1 = real token, 0 = padding. document_ids (B, T): equal ids see each other.
@@ -302,8 +326,9 @@ class LanguageModel(nn.Module):
         document_starts (B, N): where the documents of document_ids begin, filled up with T, as batches have them. flash
         then waits for nothing. Without it, it has to read from the GPU how many there are.
 
-        In training mode, with labels, every auxiliary loss of the layers is added to loss_sum, times token_count; one
-        that is a number a row (B,), times the trained tokens of each row.
+        with_auxiliary: -> (the above, {name: auxiliary loss}), which the layers return in training mode: scalars, sums
+        over the tokens that are not padding (as attention_mask says, or by pad_token_id). They are part of what is
+        minimised, and never of loss_sum, which is the same in training and evaluation.
 
         Raises ValueError for a sequence longer than max_position_embeddings (unless document_ids and position_ids say
         that it is several documents), masks of another shape, and a backend that cannot serve.
@@ -311,19 +336,16 @@ class LanguageModel(nn.Module):
         if not torch.compiler.is_compiling():
             self._check_inputs(input_ids, attention_mask, document_ids, position_ids, kv_cache, document_starts)
         hidden, auxiliary = self.model(input_ids, attention_mask, document_ids, position_ids, kv_cache, document_starts)
+        found: Output
         if hidden_states:
-            return hidden
-        if labels is None:
-            return self.lm_head(hidden[:, -logits_to_keep:])
-        next_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # position t is asked for token t + 1
-        loss_sum = cross_entropy_sum(hidden.flatten(0, 1), self.lm_head.weight, next_labels.flatten())
-        of_rows = (next_labels != IGNORED).sum(1)  # (B,)
-        token_count = of_rows.sum()
-        if auxiliary:
-            self.auxiliary_losses = {name: loss.detach().mean() for name, loss in auxiliary.items()}
-        if auxiliary and self.training:
-            loss_sum = loss_sum + sum((loss * of_rows).sum() for loss in auxiliary.values())
-        return loss_sum, token_count
+            found = hidden
+        elif labels is None:
+            found = self.lm_head(hidden[:, -logits_to_keep:])
+        else:
+            next_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # position t is asked for token t + 1
+            loss_sum = cross_entropy_sum(hidden.flatten(0, 1), self.lm_head.weight, next_labels.flatten())
+            found = loss_sum, (next_labels != IGNORED).sum()
+        return (found, auxiliary) if with_auxiliary else found
 
     def _check_inputs(
         self,

@@ -48,7 +48,7 @@ def parse() -> argparse.Namespace:
     """The command line. Raises InputError."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
-    parser.add_argument("runs", type=Path, help="a folder of runs, or one run")
+    parser.add_argument("runs", type=Path, help="a folder of runs, one run, or a model directory")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: 127.0.0.1, this machine")
     parser.add_argument("--port", type=whole("--port", 1, 65535), default=8000, metavar="N", help="(8000)")
     parser.add_argument("--api-key", help=f"clients must send it; default: ${KEY}, if it is set")

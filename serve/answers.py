@@ -19,8 +19,6 @@ from serve.batching import End, Event, Prompt, Request, Token, TooManyRequests
 from serve.errors import ApiError
 from serve.library import Library, Served
 
-TEMPLATE_SWITCHES = ("enable_thinking",)  # variables of data/chat_template.jinja that a client may set
-
 
 @dataclass(frozen=True)
 class Question:
@@ -89,9 +87,9 @@ def chat_ids(
     Raises ApiError for messages of another form, and for what this model's template does not have.
     """
     flat = [message | {"content": _text_of(message.get("content"))} for message in messages]
-    known = TEMPLATE_SWITCHES if served.is_chat else ()
+    known = served.tokenizer.chat.variables if served.is_chat else ()
     for name, value in template.items():
-        if name not in known or not isinstance(value, bool):
+        if name not in known or (name == "enable_thinking" and not isinstance(value, bool)):
             what = (
                 f"knows {', '.join(known)} only, true or false" if known else "has none, as it was not trained on chats"
             )
@@ -102,7 +100,7 @@ def chat_ids(
         text = "\n".join(message["content"] or "" for message in flat)
         return text_ids(served, text)
     try:
-        return prompt_ids(served.tokenizer, flat, tools, bool(template.get("enable_thinking")), continued)
+        return prompt_ids(served.tokenizer, flat, tools, continued, **template)
     except (BadRecord, TypeError, AttributeError) as error:
         raise ApiError(400, f"messages: {error}") from None
 
@@ -122,7 +120,7 @@ def text_ids(served: Reads, prompt: str | list[int], field: str = "prompt") -> l
     """A prompt to be continued: the first token, then the text; or the very ids that were given. Raises ApiError."""
     if isinstance(prompt, str):
         try:
-            return [served.tokenizer.bos_id, *served.tokenizer.encode(prompt)]
+            return served.tokenizer.begin(prompt)
         except ValueError as error:
             raise ApiError(400, f"prompt: {error}") from None
     highest = served.lm.lm_head.out_features

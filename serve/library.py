@@ -1,4 +1,5 @@
-"""Which models can be asked for? The runs of one folder that have a checkpoint, by name; loaded when first asked for.
+"""Which models can be asked for? The runs of one folder that have a checkpoint, and model directories, by name; loaded
+when first asked for.
 
 A name is looked up in the list of runs and never joined to a path, so no name leads out of the folder.
 """
@@ -10,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.checkpoints import checkpoint_directory
+from configs.checkpoints import checkpoint_directory, is_file, is_model
 from configs.command import InputError
 from data.tokenizer import Tokenizer
 from eval.opening import check_quantise, ends_turns, open_checkpoint
@@ -38,8 +39,13 @@ class Served:
         return self.lm.config.max_position_embeddings
 
 
+def _has_model(path: Path) -> bool:
+    return is_file(path / "checkpoints" / "latest") or is_model(path)
+
+
 class Library:
-    """The runs in `folder`, or one run. most_loaded: models in memory; the one that was idle for longest leaves.
+    """The runs and model directories in `folder`, or one of either. most_loaded: models in memory; the one that was
+    idle for longest leaves.
 
     quantise: of their weights, as `eval.opening.open_checkpoint` takes it.
     """
@@ -53,20 +59,22 @@ class Library:
         self._loaded: OrderedDict[str, Served] = OrderedDict()
         self._lock = threading.Lock()
         if not self.runs() and not RunFolder(folder).runs():  # one that has just begun can be watched
-            raise InputError(f"{folder}: holds no run: train one first, for example with `make demo`")
+            what = "is not a model directory and holds no run"
+            raise InputError(f"{folder}: {what}: train one first, for example with `make demo`")
 
     def runs(self) -> dict[str, Path]:
-        """Name -> run directory, in the order of their names."""
-        if (self.folder / "checkpoints" / "latest").is_file():
+        """Name -> run directory or model directory, in the order of their names."""
+        if _has_model(self.folder):
             return {self.folder.resolve().name: self.folder}
         if not self.folder.is_dir():
             return {}
-        found = sorted(path for path in self.folder.iterdir() if (path / "checkpoints" / "latest").is_file())
-        return {path.name: path for path in found}
+        return {path.name: path for path in sorted(self.folder.iterdir()) if _has_model(path)}
 
     def changed_at(self, name: str) -> int:
         """When the run's newest checkpoint was named: seconds since 1970."""
-        return int((self.runs()[name] / "checkpoints" / "latest").stat().st_mtime)
+        run = self.runs()[name]
+        latest = run / "checkpoints" / "latest"
+        return int((latest if latest.is_file() else run).stat().st_mtime)
 
     def find(self, name: str) -> Served:
         """A model by its name, loaded if need be: its newest checkpoint. Raises KeyError, and InputError."""

@@ -113,7 +113,7 @@ class TrainConfig(Section):
         0.7, ge=0, le=1, description="wsd: share of the run in which the learning rate goes down."
     )
     final_lr_fraction: Annotated[float, Meaning.IDENTITY] = Field(
-        0.05, ge=0, le=1, description="Last learning rate, as a share of the highest."
+        0.05, ge=0, le=1, description="Learning rate of the last step, as a share of the highest (not constant)."
     )
     grad_clip: Annotated[float, Meaning.IDENTITY] = Field(
         1.0, ge=0, le=MOST_FACTOR, description="A longer gradient is shortened to this norm. 0 = never."
@@ -162,7 +162,9 @@ class RunConfig(Methods):
     """One run. The key `extends` is resolved before."""
 
     init_from: Annotated[PathText | None, Meaning.IDENTITY] = Field(
-        None, description="Start from the weights of this run or model directory. null = random weights."
+        None,
+        description="Start from the weights of this run or model directory, with its shape and its tokenizer. null = "
+        "random weights.",
     )
     model: Annotated[ModelConfig, Meaning.IDENTITY] = Field(ModelConfig(), description="The network.")
     data: Annotated[DataConfig, Meaning.IDENTITY] = Field(
@@ -192,11 +194,16 @@ class RunConfig(Methods):
                     f"{key} ({tokens}) is longer than model.max_position_embeddings ({longest}): "
                     "lower the first or raise the second"
                 )
-        if self.train.tokens_per_step % length:
-            below = max(1, rows) * length
+        apart, why = 1, ""  # rows that must be in one step
+        if self.grpo is not None:
+            apart, why = self.grpo.group_size, f" times grpo.group_size ({self.grpo.group_size})"
+        elif self.data.records == "pairs":
+            apart, why = 2, " times 2, for both answers of a pair"
+        if self.train.tokens_per_step % (apart * length):
+            below = max(1, rows // apart) * apart * length
             raise ValueError(
-                f"tokens_per_step ({self.train.tokens_per_step}) must be a multiple of data.sequence_length "
-                f"({length}): use {below} or {below + length}"
+                f"train.tokens_per_step ({self.train.tokens_per_step}) must be a multiple of data.sequence_length "
+                f"({length}){why}: use {below} or {below + apart * length}"
             )
         if (self.model.num_experts or 0) > 1 and self.model.num_experts_per_tok == 1 and self.model.norm_topk_prob:
             raise ValueError(
@@ -281,7 +288,20 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
             f"`output_dir` and `name` hold {error.object[error.start]!r}, which no file's name can hold in this locale"
         )
         raise InputError(f"{loaded.where(('name',))}: {problem}: set PYTHONUTF8=1 in the environment") from None
-    return config.model_copy(update={"name": name})
+    config = config.model_copy(update={"name": name})
+    said = loaded.said_of_start("model")
+    if config.init_from is None or said >= ModelConfig.model_fields.keys():  # the config.yaml of a run says it all
+        return config
+    from train.saving.start import shape_of, start_of  # torch takes seconds to import
+
+    source, data = start_of(config.directory, config.init_from) or "", config.data
+    if data.tokenizer.path == config.init_from:  # the run may have its own by now, and init_from be gone
+        data = data.model_copy(update={"tokenizer": data.tokenizer.model_copy(update={"path": source})})
+    config = config.model_copy(update={"model": shape_of(source, config.model, said), "data": data})
+    try:
+        return config._check_across_sections()  # type: ignore[operator]  # learned positions may be fewer than the rows are long
+    except ValueError as error:
+        raise InputError(f"init_from: {error}") from None
 
 
 def _refuse_foreign_hooks(loaded: LoadedConfig, config: RunConfig) -> None:

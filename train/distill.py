@@ -132,7 +132,7 @@ def open_distillation(config: RunConfig, data: PreparedData, lm: LanguageModel, 
 def as_student(config: RunConfig) -> RunConfig:
     """The config with the teacher's tokenizer; with init_from, also with the architecture of that model.
 
-    Raises InputError without a teacher, if that is not a model, and for a student whose experts must be balanced.
+    Raises InputError without a teacher, or if that is not a model.
     """
     from model.saving.checkpoint_format import read_config
     from train.saving.initial_weights import take_over
@@ -144,13 +144,7 @@ def as_student(config: RunConfig) -> RunConfig:
         read_checkpoint(teacher, read_config)
     except (OSError, ValueError) as error:
         raise InputError(f"distill.teacher: {error}") from None
-    config = take_over(config, tokenizer_of=teacher)
-    if config.model.num_experts is not None:
-        raise InputError(
-            "model.num_experts: distillation does not balance the experts of a student, whose router would use a few "
-            "of them: set model.num_experts=null; the teacher may have experts"
-        )
-    return config
+    return take_over(config, tokenizer_of=teacher)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,6 @@ class GRPO:
         import torch
 
         from data.batches import IGNORED
-        from train.methods.rollouts import reported_names
 
         is_answer = batch["labels"] != IGNORED
         used = int(is_answer.any(dim=0).nonzero().max()) + 1  # rows are sorted by length: a sync point, and it pays
@@ -64,8 +63,7 @@ class GRPO:
         copies = batch["copies"]
         of_answers = (copies / is_answer.sum(1))[:, None] * is_answer  # each answer's tokens weigh 1 together
         summed = {name: (value.detach() * of_answers).sum() for name, value in figures.items()}
-        reported = (batch["reported"] * copies[:, None]).sum(0)
-        return (loss * weights).sum(), summed | dict(zip(reported_names(self.settings), reported, strict=True))
+        return (loss * weights).sum(), summed
 
     def log_probs(self, forward: Forward, lm: LanguageModel, ids: Tensor, labels: Tensor) -> Tensor:
         """ln p of each label, at the temperature at which it was drawn: (B, T) twice -> (B, T)."""
@@ -108,11 +106,6 @@ def as_grpo(config: RunConfig) -> RunConfig:
         raise InputError("grpo: is null: train.grpo needs this section, as configs/grpo_demo.yaml has it")
     if isinstance(config.data.source, StoryworldSource) and config.data.source.recall is not None:
         raise InputError("data.source.recall: train.grpo asks in conversations, and these are facts: set it to null")
-    if config.rows_per_step % settings.group_size:
-        raise InputError(
-            f"grpo.group_size ({settings.group_size}) must divide the {config.rows_per_step} answers of a step "
-            "(train.tokens_per_step / data.sequence_length)"
-        )
     find_reward(settings.reward)
     return as_fine_tuning(config)
 

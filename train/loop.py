@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 
 import torch
 
@@ -78,7 +78,8 @@ def _train(run: Run, stopped: Signal) -> None:
     run.lm.train()
     progress = agreed_progress(run)
     upcoming = run.source.upcoming(state.step, config.max_steps or sys.maxsize, run.lm)
-    with closing(upcoming):
+    with closing(upcoming), ExitStack() as first_step:
+        first_step.enter_context(run.tracker.doing(f"step {state.step + 1:,}"))
         is_last = was_over  # and not progress >= 1: if compiling took all the minutes, one step is still taken
         while not is_last:
             before = time.perf_counter()
@@ -90,6 +91,7 @@ def _train(run: Run, stopped: Signal) -> None:
                 raise Stopped(counts.signal)
             is_logged = _due(state.step + 1, config.train.log_every)
             figures = training_step(run, batch, counts, progress, waited, is_logged)
+            first_step.close()
             state.step += 1
             state.hooks_done = []  # of the step before, if a signal cut its hooks short and they are due no more
             state.tokens += counts.tokens
@@ -151,16 +153,34 @@ def read_figures(run: Run, is_last: bool) -> None:
     for reading in meter.read_device():
         examine(run, reading)
     assert meter.last is not None
-    loss, lr = f"{meter.last.loss:.3f}", f"{meter.last.figures.lr:.1e}"
+    loss = f"{meter.last.loss:.3f}" if meter.last.figures.trained else "none"
+    lr = f"{meter.last.figures.lr:.1e}"
     run.tracker.progress(state.step, state.seconds, loss=loss, lr=lr, tok_s=f"{meter.tokens_per_s:,.0f}")
     if logs:
         run.check_owner()
         run.tracker.log("train", state.step, state.tokens, state.seconds, meter.line())
+    say_how_long(run)
+
+
+def say_how_long(run: Run) -> None:
+    """Once, as soon as a few steps show it: the minutes to expect. train.doctor says them without a run."""
+    left = (run.config.max_steps or 0) - run.state.step
+    if left <= 0 or run.meter.pace_is_said or (seconds := run.meter.seconds_a_step()) is None:
+        return
+    run.meter.pace_is_said, minutes = True, left * seconds / 60
+    time_left = f"{minutes:.1f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
+    stop = "; Ctrl-C stops and saves" if minutes > 30 else ""
+    run.tracker.say(
+        f"step {run.state.step:>6,}   about {time_left} of training to go ({seconds:.3g} s a step); evaluations and "
+        f"checkpoints come on top{stop}"
+    )
 
 
 def examine(run: Run, reading: Reading) -> None:
     """Log a step that was skipped, or whose loss stands out. Raises NonFiniteLoss if it is one too many."""
     figures, state = reading.figures, run.state
+    if not figures.trained:  # answers that all earned the same, a row of padding, or of a first token alone
+        return
     rows = f"rows {figures.rows[0]} to {figures.rows[1]}"
     values = {"loss": reading.loss, "grad_norm": reading.grad_norm, "rows": list(figures.rows)}
     if not (math.isfinite(reading.loss) and math.isfinite(reading.grad_norm)):
@@ -206,7 +226,8 @@ def evaluate(run: Run, stopped: Signal, is_last: bool = False) -> None:
     raise_if_stopped(run, stopped)
     run.check_owner()
     state.saved_at = None  # what the hooks find is not in the checkpoint of this step, if there is one
-    with run.meter.apart("eval_s"), run.tracker.doing("evaluating"), run.device.autocast():
+    what = "the last evaluation" if is_last else "evaluating"
+    with run.meter.apart("eval_s"), run.tracker.doing(what), run.device.autocast():
         loss, is_complete = run.hooks.run(run.event(is_last), state.hooks_done, stopped)
     if state.step and loss is not None and math.isfinite(loss):
         best = state.best_loss if state.best_tokens == tokens else None
@@ -222,7 +243,8 @@ def report_initial_loss(run: Run) -> None:
     """The loss before the first step. An untrained model should find every token equally likely."""
 
     def measure() -> tuple[torch.Tensor, int]:
-        batch = run.first_batch().split(min(8, run.state.micro_rows))[0]
+        parts = run.first_batch().split(min(8, run.state.micro_rows))
+        batch = next((part for part in parts if run.objective.count(part)), parts[0])
         with run.device.autocast():
             loss_sum, _ = run.objective.loss(run.lm, batch.to(run.device.device))
         return loss_sum, run.objective.count(batch)
@@ -232,7 +254,8 @@ def report_initial_loss(run: Run) -> None:
     expected, vocabulary = "", run.data.tokenizer.vocab_size
     if isinstance(run.objective, NextToken):
         expected = f", and ln(vocabulary {vocabulary:,}) = {math.log(vocabulary):.4f}"
-    run.tracker.say(f"step 0: loss {float(loss_sum) / max(1, counted):.4f}{expected}")
+    loss = float(loss_sum) / counted if counted else math.nan
+    run.tracker.say(f"step 0: loss {loss:.4f}{expected}")
 
 
 def save(run: Run, needed: bool, at_stop: bool = False) -> None:

@@ -19,6 +19,7 @@ from train.machine.device import Device
 from train.machine.distributed import whole
 from train.machine.hardware import known_peak
 
+SLOW_S, ENOUGH_S = 4.0, 2.0  # seconds: a first step that counts, since no warm-up takes so long; of steps to go by
 SPIKE_WINDOW = 30  # steps whose losses a new one is compared with
 SPIKE_DEVIATIONS = 6.0  # how far above their median it must be, in (robust) standard deviations, …
 SPIKE_SHARE = 0.1  # … and as a share of the median
@@ -28,15 +29,16 @@ SPIKE_SHARE = 0.1  # … and as a share of the median
 class StepFigures:
     """What one step measured, over all processes.
 
-    loss (nats a token), grad_norm: scalars on the device, not read yet. tokens without padding, positions with it.
-    waited: seconds for the batch. rows: numbers of the step's first and last row. figures: the objective's other means,
-    update_ratios: see UpdateRatio; both by name, on the device.
+    loss (nats a token), grad_norm: scalars on the device, not read yet; NaN where trained, what the objective counts,
+    is 0. tokens without padding, positions with it. waited: seconds for the batch. rows: numbers of the step's first
+    and last row. figures: the objective's other means, update_ratios: see UpdateRatio; both by name, on the device.
     """
 
     step: int
     loss: Tensor
     grad_norm: Tensor
     lr: float
+    trained: int
     tokens: int
     positions: int
     waited: float
@@ -64,6 +66,9 @@ class Meter:
         peak = known_peak(device) if device.device.type == "cuda" else None
         self.peak_flops = peak[0] * 1e12 * world_size if peak else None
         self.last: Reading | None = None
+        self.steps, self.training_s = 0, 0.0  # since this process began
+        self.pace_is_said = False
+        self._warm: tuple[int, float] | None = None
         self._unread: list[StepFigures] = []
         self._reset()
 
@@ -86,6 +91,7 @@ class Meter:
     def add(self, figures: StepFigures) -> None:
         """Count a step; its loss stays on the device."""
         self._unread.append(figures)
+        self.steps += 1
         self.tokens += figures.tokens
         self.positions += figures.positions
         self.waited += figures.waited
@@ -109,7 +115,18 @@ class Meter:
 
     def _lap(self) -> None:
         now = time.perf_counter()
-        self.seconds, self._since = self.seconds + now - self._since, now
+        self.seconds, self.training_s = self.seconds + now - self._since, self.training_s + now - self._since
+        self._since = now
+
+    def seconds_a_step(self) -> float | None:
+        """Of training alone, right after `read_device`; None as long as it cannot be told. What was read first warmed
+        up, or counts if it is slow."""
+        steps, seconds = self.steps, self.training_s
+        if self._warm is None:
+            self._warm = steps, seconds
+            return seconds / steps if seconds > SLOW_S * steps else None
+        steps, seconds = steps - self._warm[0], seconds - self._warm[1]
+        return seconds / steps if steps and seconds > ENOUGH_S else None
 
     @property
     def tokens_per_s(self) -> float:

@@ -35,13 +35,17 @@ class Objective(Protocol):
     """What a step minimises."""
 
     def count(self, batch: Batch) -> int:
-        """What the sums of a batch are divided by: trained tokens, pairs, … It is called on the CPU."""
+        """What the sums of a batch are divided by: trained tokens, pairs, … It is called on the CPU.
+
+        A step in which it is 0 everywhere has nothing to learn, and moves nothing.
+        """
         ...
 
     def loss(self, forward: Forward, batch: Batch) -> tuple[Tensor, Figures]:
         """-> the loss, summed over what `count` counts, and further figures by name, summed likewise.
 
-        The figures are logged beside the loss, as means. Call `forward` once for a batch, or as often as needed.
+        The figures are logged beside the loss, as means. Call `forward` once for a batch, or as often as needed. What
+        the model's own layers add (auxiliary losses, as of experts) is added by the step, and logged apart.
         """
         ...
 
@@ -71,11 +75,13 @@ class BatchSource:
     """Subclass it and write `batch`. rows_per_batch: rows of a step, over all processes; row_length: in tokens.
 
     notes: what the run says about it before it starts; "" = nothing. joined: what becomes of the rows of
-    data.sequence_length tokens that make one row, where these are several.
+    data.sequence_length tokens that make one row, where these are several. steps_per_batch: steps that learn from the
+    same batch.
     """
 
     rows_per_batch: int
     row_length: int
+    steps_per_batch: int = 1
     notes: str = ""
     joined: str = "into one"
 
@@ -106,32 +112,40 @@ class BatchSource:
 class TextBatches(BatchSource):
     """Rows of prepared text. Batches do not depend on the weights, so a thread makes them ahead of time.
 
-    A subclass may have other `rows`, and another way to make a batch of them.
+    A subclass may have other `rows`, and another way to make a batch of them. Where an epoch does not fill a step, a
+    step has fewer rows than train.tokens_per_step asks for: half, a quarter, …, as many as the processes can share.
     """
 
     Batches = TrainBatches
+    name_of_rows = "row"
 
     def __init__(self, config: RunConfig, data: PreparedData, world: World = ALONE, device: torch.device = CPU):
-        """Raises InputError if an epoch does not fill one step, or the processes cannot share a step's rows."""
+        """Raises InputError if the processes cannot share a step's rows."""
         rows = self.rows(config, data)
-        wanted = config.train.tokens_per_step // rows.length
-        if rows.per_epoch < wanted:
-            raise InputError(
-                f"data.source: the training text has {data.manifest['train']['tokens']:,} tokens, which make "
-                f"{rows.per_epoch:,} rows, fewer than the {wanted:,} of a step (train.tokens_per_step): "
-                "give more text or lower train.tokens_per_step"
-            )
+        wanted = asked = config.train.tokens_per_step // rows.length
         if wanted % world.size:
+            enough = -(-wanted // world.size) * world.size * rows.length
+            joined = " or data.rows_joined=1" if isinstance(rows, ConversationRows) else ""
             raise InputError(
-                f"{world.size} processes cannot share the {wanted} joined rows of a step evenly: set data.rows_joined=1"
+                f"{world.size} processes cannot share the {wanted} {self.name_of_rows}s of a step evenly, each of "
+                f"{rows.length} tokens: set train.tokens_per_step={enough}{joined}"
             )
+        while rows.per_epoch < wanted and wanted % (2 * world.size) == 0:
+            wanted //= 2
         restart = config.data.restart_positions or rows.length > config.data.sequence_length
         packed_as = (config.data.isolate_documents, restart)
         self.batches = self.Batches(rows, data.tokenizer, wanted, config.seed, *packed_as, config.data.shuffle)
         self.rows_per_batch, self.row_length = wanted, rows.length
         self._share, self._pin = (world.rank, world.size), device.type == "cuda"
-        if isinstance(rows, ConversationRows):
-            self.notes = too_long(rows, config.data)
+        notes = [too_long(rows, config.data, "train")] if isinstance(rows, ConversationRows) else []
+        notes += [self.notes]  # of a subclass
+        if wanted < asked:
+            what = f"{rows.per_epoch:,} {self.name_of_rows}{'s' * (rows.per_epoch != 1)} of {rows.length:,} tokens"
+            notes += [
+                f"the training text makes {what}, fewer than the {asked:,} of train.tokens_per_step="
+                f"{config.train.tokens_per_step}: a step takes {wanted:,}"
+            ]
+        self.notes = "\n".join(filter(None, notes))
 
     def rows(self, config: RunConfig, data: PreparedData) -> Any:
         """What an epoch reads (data.packing.Rows)."""

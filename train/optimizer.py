@@ -213,9 +213,9 @@ def lr_factor(
 ) -> float:
     """What the peak learning rate is multiplied by, in [0, 1].
 
-    progress: share of the run that is over, in [0, 1]: of its steps, or of its minutes.
+    progress: 0 at the first step, 1 at the last; or the share of the run's minutes that are over.
 
-    constant: the peak to the end.
+    constant: the peak to the end, so it has no final_lr_fraction.
     cosine:   half a cosine down to final_lr_fraction (Loshchilov & Hutter 2017, arXiv 1608.03983).
     wsd:      constant, then linear to final_lr_fraction over the last `cooldown` share of the run
               (warm-up-stable-decay, Hu et al. 2024, arXiv 2404.06395).

@@ -158,8 +158,8 @@ def build_model(
     lm.set_attn_implementation(device.attention)
     if config.train.activation_checkpointing:
         lm.set_activation_checkpointing(True)
-    if initial is not None:
-        load_initial_weights(lm, initial, tokenizer, config.lora)
+    if initial is not None and (added := load_initial_weights(lm, initial, tokenizer, config.lora)):
+        world.say(added)
     if world.shares_model:
         shard(lm, device.dtype)
     if world.rank:  # the weights are drawn, alike everywhere: each process draws its own dropout from here on

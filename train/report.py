@@ -13,6 +13,8 @@ import torch
 from configs.command import InputError
 from configs.read_back import DamagedFile, read_name
 from configs.shown_text import code, fenced, markdown
+from data.batches import too_long
+from data.packing import ConversationRows
 from data.prepare import describe
 from eval.attention.render import VIEWER
 from eval.hooks import Outcome
@@ -32,18 +34,20 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
     if together and run.device.device.type == "cpu" and c.data.records == "conversations":
         together += "; on a CPU data.rows_joined=1 may be quicker"
     minutes = f"{c.train.max_minutes} minutes by the clock (so never twice exactly the same) in steps"
+    rows = run.source.rows_per_batch * run.rows_joined
     epochs = run.source.epochs(c.max_steps) if c.max_steps else None
     lines = [
         f"{c.name}: {run.lm.num_parameters():,} parameters{_active(run)}, {c.model.in_words()}",
         "; ".join(run.device.notes),
-        f"{f'{c.max_steps:,} steps' if c.max_steps else minutes} of {c.train.tokens_per_step:,} tokens "
-        f"({c.rows_per_step} rows of {c.data.sequence_length}, {run.state.micro_rows * run.rows_joined} at a time"
-        f"{together})"
+        f"{f'{c.max_steps:,} steps' if c.max_steps else minutes} of {rows * c.data.sequence_length:,} tokens "
+        f"({rows} row{'s' * (rows != 1)} of {c.data.sequence_length}, "
+        f"{run.state.micro_rows * run.rows_joined} at a time{together})"
         + (f", {epochs:.2f} epochs" if epochs else "")
         + (f"; starts from {c.init_from}" * bool(c.init_from)),
         _in_words(world),
         describe(run.data),
         run.source.notes,
+        too_long(run.held_out, c.data, "validation") if isinstance(run.held_out, ConversationRows) else "",
         f"resumed from {str(checkpoint).removesuffix('.tmp')}, step {run.state.step:,}" if checkpoint else "",
         *map(in_words, run.state.breaks),
     ]

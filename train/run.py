@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -97,6 +98,8 @@ class Run:
 
     def event(self, is_last: bool) -> EvalEvent:
         """This moment, for the hooks."""
+        resume, init_from = self.config.resume, self.config.init_from
+        base = init_from if resume in ("auto", "never") else resume
         return EvalEvent(
             step=self.state.step,
             tokens=self.state.tokens,
@@ -113,8 +116,9 @@ class Run:
             tracker=self.tracker,
             world=self.world,
             total_steps=self.config.max_steps,
-            loss=self.meter.last.loss if self.meter.last else None,
+            loss=self.meter.last.loss if self.meter.last and self.meter.last.figures.trained else None,
             command=typed(self.script),
+            base=Path(base) if base else None,
         )
 
 
@@ -158,6 +162,7 @@ def open_run(
         rows = min(state.resolved.get("micro_batch_size") or rows, config.rows_per_step // world.size)
     state.before, state.resolved = state.resolved, decided_by(device, rows, world.size)
     state.micro_rows = max(1, rows * config.data.sequence_length // source.row_length)
+    state.micro_rows = min(state.micro_rows, max(1, source.rows_per_batch // world.size))
     state.forward = lm
     state.non_finite = torch.tensor(float(state.skipped), device=device.device)
     tracker = Tracker(config, state.step, state.seconds, state.wandb_id, world.is_first, owner)

@@ -10,7 +10,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from data.batches import Batch
 from train.machine.distributed import add_up_gradients, sync_gradients, whole
 from train.machine.signals import STOP_SIGNALS
 from train.meters import StepFigures, UpdateRatio
+from train.objective import Figures, Forward
 from train.optimizer import lr_factor, set_learning_rate
 from train.run import Run
 
@@ -56,21 +57,28 @@ def training_step(
 ) -> StepFigures:
     """One step on a batch; this process holds its share of it.
 
-    progress: share of the run that is over, which the learning rate follows. is_logged: measure the update.
+    progress: share of the minutes that are over, which the learning rate follows if they are the run's limit. The last
+    step begins before they are over, with a rate just above the final one. is_logged: measure the update.
     A loss or gradient that is non-finite moves nothing: on a GPU that is decided there, and the loop reads it later.
     """
     config, state = run.config.train, run.state
-    loss, figures, grad_norm = _loss_and_gradients(run, batch.to(run.device.device), counts.trained)
     schedule = (config.schedule, config.warmup_steps, config.cooldown, config.final_lr_fraction)
+    if (steps := run.config.max_steps) is not None:  # 0 at the first step, 1 at the last, which has the final rate
+        progress = state.step / (steps - 1) if steps > 1 else 1.0
     lr = set_learning_rate(run.optimizers, lr_factor(progress, state.step, *schedule))
+    loss = grad_norm = torch.tensor(math.nan, device=run.device.device)  # of a step that counts nothing: no loss at all
+    figures = {name: torch.tensor(value, device=run.device.device) for name, value in batch.figures.items()}
+    if counts.trained:  # else not even momentum and weight decay may move it
+        loss, of_loss, grad_norm = _loss_and_gradients(run, batch.to(run.device.device), counts)
+        figures |= of_loss
     is_finite = loss.isfinite() & grad_norm.isfinite()
-    if run.gates_on_device:
+    if run.gates_on_device and counts.trained:
         state.non_finite += ~is_finite
         stay = ~is_finite | (state.non_finite > config.skip_non_finite)
         for optimizer in run.optimizers:
             optimizer.found_inf = stay.float()  # type: ignore[attr-defined]
     watched = UpdateRatio(run.optimizers) if is_logged else None
-    if run.gates_on_device or is_finite:
+    if counts.trained and (run.gates_on_device or is_finite):
         for optimizer in run.optimizers:
             optimizer.step()
     run.forget_gradients()
@@ -80,6 +88,7 @@ def training_step(
         loss=loss,
         grad_norm=grad_norm,
         lr=lr,
+        trained=counts.trained,
         tokens=counts.tokens,
         positions=counts.positions,
         waited=waited,
@@ -89,7 +98,7 @@ def training_step(
     )
 
 
-def _loss_and_gradients(run: Run, batch: Batch, trained: int) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+def _loss_and_gradients(run: Run, batch: Batch, counts: Counts) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """Mean loss of the step, the objective's other figures, and the norm of the gradient, which is clipped; all of
     them scalars on the device.
 
@@ -98,7 +107,7 @@ def _loss_and_gradients(run: Run, batch: Batch, trained: int) -> tuple[Tensor, d
     """
     scale_before = run.scaler.state_dict()
     while True:
-        loss, figures = _backward(run, batch, trained)
+        loss, figures = _backward(run, batch, counts)
         if run.scaler.is_enabled():
             for optimizer in run.optimizers:
                 run.scaler.unscale_(optimizer)
@@ -116,21 +125,21 @@ def _loss_and_gradients(run: Run, batch: Batch, trained: int) -> tuple[Tensor, d
         run.forget_gradients()
 
 
-def _backward(run: Run, batch: Batch, trained: int) -> tuple[Tensor, dict[str, Tensor]]:
+def _backward(run: Run, batch: Batch, counts: Counts) -> tuple[Tensor, dict[str, Tensor]]:
     # the loss of a step is its sum / its count, whatever micro-batches and processes there are; DDP and FSDP2 divide
     # gradients by the number of processes, so the loss is multiplied by it
-    count, memory = max(1, trained), run.world.memory
+    memory = run.world.memory
     factor = run.world.size if memory is None else 1
-    sums = within_memory(run, lambda: _passes(run, batch, factor / count), agree=memory is not None)
+    sums = within_memory(run, lambda: _passes(run, batch, factor / counts.trained, counts), agree=memory is not None)
     if memory is not None:
         add_up_gradients(run.lm, memory, sums.values())
     else:
         sums = {name: run.world.sum_tensor(value) for name, value in sums.items()}
-    means = {name: value / count for name, value in sums.items()}
+    means = {name: value / counts.trained for name, value in sums.items()}
     return means.pop("loss"), means
 
 
-def _passes(run: Run, batch: Batch, factor: float) -> dict[str, Tensor]:
+def _passes(run: Run, batch: Batch, factor: float, counts: Counts) -> dict[str, Tensor]:
     """Forward and backward, one micro-batch after the other: the gradients of factor * loss, and sums of figures."""
     forward = run.state.forward
     sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=run.device.device))
@@ -138,12 +147,32 @@ def _passes(run: Run, batch: Batch, factor: float) -> dict[str, Tensor]:
     for number, part in enumerate(parts, start=1):
         if run.world.size > 1:
             sync_gradients(forward, run.lm, run.world, wanted=number == len(parts))
-        with run.device.autocast():
-            loss_sum, figures = run.objective.loss(forward, part)
-        run.scaler.scale(loss_sum * factor).backward()
-        for name, value in {"loss": loss_sum, **figures}.items():
+        # auxiliary losses are means over real tokens, the loss is one over what is trained: both are divided by that
+        minimised, figures = losses(run, forward, part, counts.trained / max(1, counts.tokens))
+        run.scaler.scale(minimised * factor).backward()
+        for name, value in figures.items():
             sums[name] += value.detach()
     return sums
+
+
+def losses(run: Run, forward: Forward, batch: Batch, share: float = 1.0) -> tuple[Tensor, Figures]:
+    """-> what is minimised, and its parts by name: the objective's `loss`, the auxiliary losses of the model's own
+    layers, times share, and the objective's figures. All are sums.
+
+    Whatever an objective asks the model for, the model is asked for its auxiliary losses too: no objective can forget
+    them, and `loss` is comparable with that of an evaluation.
+    """
+    auxiliary: Figures = {}
+
+    def asking(*inputs: Tensor, **options: Any) -> Any:
+        found, more = forward(*inputs, **options, with_auxiliary=True)
+        for name, loss in more.items():
+            auxiliary[name] = auxiliary.get(name, 0) + share * loss
+        return found
+
+    with run.device.autocast():
+        loss_sum, figures = run.objective.loss(asking, batch)
+    return sum(auxiliary.values(), loss_sum), {"loss": loss_sum, **figures, **auxiliary}
 
 
 def within_memory(run: Run, attempt: Callable[[], Result], agree: bool = False) -> Result:

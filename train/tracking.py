@@ -7,13 +7,14 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from configs.read_back import append_line
+from configs.still_busy import still_busy
 from eval.run_files import METRICS
 from train.config import RunConfig
 from train.saving.run_lock import Owner
@@ -113,10 +114,12 @@ class Tracker:
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """While inside, the bar says what keeps it from moving: evaluating, saving, compiling, drawing."""
+        """While inside, the bar says what keeps it from moving: evaluating, saving, compiling, drawing; without a
+        terminal a line does, every few seconds."""
         self.bar.set_postfix_str(f"{what} …")
         try:
-            yield
+            with still_busy(what) if self.writes and self.bar.disable else nullcontext():
+                yield
         finally:
             self.bar.set_postfix_str("", refresh=False)
 

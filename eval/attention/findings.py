@@ -35,10 +35,17 @@ def formed(snapshots: Sequence[Snapshot]) -> str:
         if best is None:
             return "Induction was not measured."
         score, level = float(last.scores["induction"][best]), last.chance.get("induction")
+        before = float(snapshots[0].scores.get("induction", last.scores["induction"])[best])
         if level and score >= 10 * level:
             return (
                 f"An induction head was there at the first look (step {snapshots[0].step:,}): {_name(last, best)}. "
-                f"It has {_value(score)} at step {last.step:,} (chance {_value(level)})."
+                f"It has {_value(score)} at step {last.step:,} (was {_value(before)}; chance {_value(level)})."
+            )
+        if level and before >= 10 * level:
+            return (
+                f"The induction head that was there at the first look (step {snapshots[0].step:,}) is weaker: "
+                f"{_name(last, best)} has {_value(score)} at step {last.step:,} (was {_value(before)}; chance "
+                f"{_value(level)})."
             )
         return f"No induction head formed: the best one has {_value(score)} (chance {_value(level)})."
     layer, head = last.layers.index(change.layer), last.heads.index(change.head)
@@ -66,8 +73,12 @@ def in_one_sentence(snapshots: Sequence[Snapshot]) -> str:
         chance = f", chance {level:.2f}" if level else ""
         learned = "learned to look at what followed the same token before, which is how a model copies"
         return f"Around step {change.step:,}, {name} {learned} (induction {before}{chance})."
+    first = float(snapshots[0].scores.get("induction", last.scores["induction"])[best])
+    numbers += f", was {first:.2f} at step {snapshots[0].step:,}" if len(snapshots) > 1 else ""
     if level and score >= 10 * level:
         return f"From the first look on, {name} looks at what followed the same token before ({numbers})."
+    if level and first >= 10 * level:
+        return f"What followed the same token before: {name} looked at it at first, and does so less now ({numbers})."
     return f"No head has learned yet to look at what followed the same token before (the best: {name}, {numbers})."
 
 

@@ -120,11 +120,13 @@ def build_probes(
     context_length: int,
     texts: Sequence[str | ProbeText] = (),
     held_out: Stream | None = None,
+    blocks: Sequence[Sequence[int]] = (),
 ) -> list[Probe]:
     """Every probe that this run can have, text first; what does not fit the context is shortened or left out.
 
     texts: to look at; plain strings are called text, text_2, … If none is called text, `text` is how the documents of
-    held_out (`data.stream("validation")`) begin. Raises ValueError for an empty text.
+    held_out (`data.stream("validation")`) begin. blocks: what repeated_2 and repeated_4 repeat, if it is given: a run
+    that starts from another one looks at the same. Raises ValueError for an empty text.
     """
     longest = min(context_length, data_config.sequence_length, LONGEST)
     built: list[Probe | None] = [
@@ -133,7 +135,7 @@ def build_probes(
     if held_out is not None and all(probe is None or probe.name != "text" for probe in built):
         built.insert(0, text_probe(tokenizer, held_out, longest))
     in_use = held_out.read(0, min(len(held_out), SCAN)).tolist() if held_out is not None else ()
-    built += [repeated_probe(tokenizer, copies, longest, in_use) for copies in (2, 4)]
+    built += [repeated_probe(tokenizer, copies, longest, in_use, blocks) for copies in (2, 4)]
     source = _storyworld(data_config)
     if source is not None:
         built += [songs_probe(tokenizer, source, longest), stories_probe(tokenizer, source, longest)]
@@ -170,22 +172,28 @@ def text_probe(tokenizer: Tokenizer, held_out: Stream, longest: int) -> Probe | 
     return _probe("text", tokenizer, rows) if rows else None
 
 
-def repeated_probe(tokenizer: Tokenizer, copies: int, longest: int, in_use: Iterable[int] = ()) -> Probe | None:
+def repeated_probe(
+    tokenizer: Tokenizer,
+    copies: int,
+    longest: int,
+    in_use: Iterable[int] = (),
+    blocks: Sequence[Sequence[int]] = (),
+) -> Probe | None:
     """The first token of a document, and a block of random tokens, no two alike, `copies` times: 16 or 8 rows.
 
     Special and reserved tokens are never in it. in_use: draw from these, if there are enough: what training never
     shows (a quarter of a small BPE vocabulary) no head can have learned to handle. The block has 25 tokens, or as
-    many as context and vocabulary allow. Always the same for the same tokenizer and in_use.
+    many as context and vocabulary allow. Always the same for the same tokenizer and in_use. blocks: take these.
     """
     ordinary = [token for token in range(tokenizer.vocab_size) if token not in tokenizer.special_ids]
     common = sorted(set(in_use).intersection(ordinary))
     pool = common if len(common) >= BLOCK_TOKENS else ordinary
-    size = min(BLOCK_TOKENS, (longest - 1) // copies, len(pool))
+    size = min(BLOCK_TOKENS, (longest - 1) // copies, len(blocks[0] if blocks else pool))
     if size < 2:
         return None
     rng = Random("repeated tokens")
-    blocks = [rng.sample(pool, size) for _ in range(BLOCK_ROWS[copies])]
-    rows = [[tokenizer.bos_id, *block * copies] for block in blocks]
+    blocks = blocks or [rng.sample(pool, size) for _ in range(BLOCK_ROWS[copies])]
+    rows = [[tokenizer.bos_id, *list(block[:size]) * copies] for block in blocks[: BLOCK_ROWS[copies]]]
     return _probe(f"repeated_{copies}", tokenizer, rows, first=1, period=size, copies=copies)
 
 

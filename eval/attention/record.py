@@ -41,6 +41,7 @@ def look(
     chance: dict[str, float | None] = {}
     scalars: dict[str, float | None] = {}
     alike = None
+    blocks: list[list[int]] = []
     for probe in probes:
         given = probe.for_model(device)
         ids, documents = given["input_ids"], given.get("document_ids")
@@ -48,6 +49,8 @@ def look(
         for name, values in metrics.score(captured, probe).items():
             if wanted.metrics == "all" or name in wanted.metrics:
                 scores[name], chance[name] = values.float().numpy(), metrics.chance(name, probe)
+        if probe.name == "repeated_2" and probe.period:
+            blocks = probe.input_ids[:, probe.first : probe.first + probe.period].tolist()
         if probe.name == "text":
             similarity = metrics.similarity(captured.weights)
             alike = similarity.float().numpy()
@@ -68,6 +71,7 @@ def look(
         chance=chance,
         similarity=alike,
         scalars=summary(scores) | scalars | copy_gains(lm, probes),
+        blocks=blocks,
     )
 
 

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -67,6 +68,7 @@ class Snapshot:
     scalars:               figures of the model as a whole, such as copy_gain; None where undefined
     ablations:             at the end of a run, what happens without some heads
     attention:             heads, or mla: what the keys and values of the heads are made of
+    blocks:                the random tokens that the probe repeated_2 repeats, a block a row
     """
 
     step: int
@@ -83,6 +85,7 @@ class Snapshot:
     scalars: dict[str, float | None] = field(default_factory=dict)
     ablations: list[Ablated] = field(default_factory=list)
     attention: str = "heads"
+    blocks: list[list[int]] = field(default_factory=list)
 
     def group(self, head: int) -> int:
         """The key/value head that this query head reads."""
@@ -103,7 +106,7 @@ def write(snapshot: Snapshot, folder: Path) -> Path:
     }
     about: dict[str, Any] = {"format": FORMAT, **{key: getattr(snapshot, key) for key in PLAIN}}
     about |= {"maps": maps, "scores": list(snapshot.scores), "scalars": _numbers(snapshot.scalars)}
-    about["ablations"] = snapshot.ablations
+    about |= {"ablations": snapshot.ablations, "blocks": snapshot.blocks}
     arrays: dict[str, Any] = {f"map.{name}": one.weights.astype(np.float16) for name, one in snapshot.maps.items()}
     arrays |= {f"score.{name}": values.astype(np.float32) for name, values in snapshot.scores.items()}
     if snapshot.similarity is not None:
@@ -164,6 +167,7 @@ class _About(BaseModel):
     scalars: dict[str, Number | None]
     ablations: list[tuple[str, list[Head], float]] = []
     attention: Literal["heads", "mla"] = "heads"
+    blocks: list[list[Annotated[int, Field(ge=0)]]] = []
 
 
 def _snapshot(about: _About, arrays: Any, file: Path) -> Snapshot:
@@ -185,7 +189,7 @@ def _snapshot(about: _About, arrays: Any, file: Path) -> Snapshot:
         values = _numbers_of(arrays, f"score.{name}", shape)
         scores[name] = np.where(np.isinf(values), np.float32("nan"), values)
     similarity = _numbers_of(arrays, "similarity", (*shape, len(heads))) if "similarity" in arrays else None
-    known = {key: getattr(about, key) for key in (*PLAIN, "scalars")}
+    known = {key: getattr(about, key) for key in (*PLAIN, "scalars", "blocks")}
     return Snapshot(
         **known, maps=maps, scores=scores, similarity=similarity, ablations=[Ablated(*one) for one in about.ablations]
     )
@@ -211,6 +215,16 @@ def read_all(run: Path) -> tuple[list[Snapshot], list[str]]:
         except InputError as error:
             problems.append(str(error))
     return snapshots, problems
+
+
+def newest(folder: Path) -> Snapshot | None:
+    """The newest snapshot of a run that can be read. folder: the run's directory, its checkpoints' or one of these."""
+    folder = folder.resolve()
+    for run in (folder, *folder.parents[:2]):
+        for file in sorted((run / "attention").glob("step_????????.npz"), reverse=True):
+            with suppress(InputError):
+                return read(file)
+    return None
 
 
 def _numbers(values: dict[str, float | None]) -> dict[str, float | None]:

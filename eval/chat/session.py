@@ -1,13 +1,15 @@
 """How does a conversation continue? In token ids, so that a turn reads only what is new in it.
 
 Messages and answers keep the ids in which they were read and written, so the key-value cache stays valid. Encoding the
-text again need not give the ids that the model drew.
+text again need not give the ids that the model drew. A chat template that writes what was said differently now (some
+leave old thoughts out) has the last word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,7 @@ class Conversation:
         self.lm, self.tokenizer = lm, tokenizer
         self.sampling = Sampling(temperature, top_p=top_p)
         self.max_new_tokens, self.seed = max_new_tokens, seed
-        self.system, self.head = "", [tokenizer.bos_id]
+        self.system, self.head = "", tokenizer.first_ids
         self.tools: tuple[dict, ...] = ()
         self._is_chat: bool | None = None
         self.cache = KVCache(lm.config)
@@ -91,6 +93,7 @@ class Conversation:
     def reset(self) -> None:
         """Start again; system message and settings stay. The same questions get the same answers again."""
         self.turns: list[list[int]] = []
+        self._said: list[list[dict[str, str]]] = []  # the messages of each turn
         self.last: Turn | None = None
         self.reply, self.thought = Reply(self.tokenizer), ""
         self.forgotten, self._answered, self._document_ended = 0, 0, False
@@ -105,10 +108,10 @@ class Conversation:
         if (text or self.tools) and not self.is_chat:
             missing = "tools" if self.tools else "system message"
             raise ValueError(f"this model was trained on texts, not on chats: it has no {missing}")
-        head = [self.tokenizer.bos_id]
+        head = self.tokenizer.first_ids
         if text or self.tools:
             said = [{"role": "system", "content": text}]
-            head = prompt_ids(self.tokenizer, said, self.tools)[: -len(self._header())]
+            head = prompt_ids(self.tokenizer, said, self.tools, add_generation_prompt=False)
         if len(head) > self.context_length // 2:
             what = "the system message with the tools" if self.tools else "the system message"
             raise ValueError(
@@ -132,7 +135,9 @@ class Conversation:
             self.turns, self._document_ended = [], False
         self.forgotten = self._make_room(self._ids_of(text, role))
         new = self._ids_of(text, role)  # again: it may be the first turn now
-        prompt = [*self.head, *(token for turn in self.turns for token in turn), *new]
+        del self._said[: len(self._said) - len(self.turns)]
+        asked = {"role": role, "content": text}
+        prompt = self._as_the_template_says([*self.head, *chain(*self.turns), *new], asked)
         device = next(self.lm.parameters()).device
         steps = stream(
             self.lm,
@@ -144,9 +149,23 @@ class Conversation:
             kv_cache=self.cache,
         )
         self._answered += 1
-        return self._pieces(steps, prompt, new)
+        return self._pieces(steps, prompt, new, asked)
 
-    def _pieces(self, steps: Iterator[Any], prompt: list[int], new: list[int]) -> Generator[str, None, None]:
+    def _as_the_template_says(self, ids: list[int], asked: dict[str, str]) -> list[int]:
+        """The ids of a prompt, if they spell what the chat template writes; otherwise what it writes."""
+        if not self.is_chat:
+            return ids or [self.tokenizer.bos_id]
+        system = [{"role": "system", "content": self.system}] if self.system or self.tools else []
+        written = prompt_ids(self.tokenizer, [*system, *chain(*self._said), asked], self.tools)
+        spelled = [self.tokenizer.decode(one, skip_special_tokens=False) for one in (ids, written)]
+        prompt = ids if spelled[0] == spelled[1] else written
+        if len(prompt) >= self.context_length:
+            raise ValueError(self._too_long(len(prompt)))
+        return prompt
+
+    def _pieces(
+        self, steps: Iterator[Any], prompt: list[int], new: list[int], asked: dict[str, str]
+    ) -> Generator[str, None, None]:
         reused, ended = self.cache.length, "stopped"
         self.reply = Reply(self.tokenizer, prompt, tools=bool(self.tools), is_chat=self.is_chat)
         ids = self.reply.ids
@@ -170,6 +189,8 @@ class Conversation:
             steps.close()  # type: ignore[attr-defined]  # a generator: now the cache knows what it has read
             if ids or not ended:
                 self._keep(new, ids, ended)
+                said = self.tokenizer.decode(ids, skip_special_tokens=False)  # the template takes it apart
+                self._said.append([asked, {"role": "assistant", "content": said}])
             self.last = Turn([*prompt, *ids], len(prompt), reused, self.cache.length - reused, ended)
 
     def _keep(self, new: list[int], ids: list[int], ended: str) -> None:
@@ -181,13 +202,15 @@ class Conversation:
         """Forget the oldest turns until `new` and an answer fit: how many."""
         longest, fixed = self.context_length, len(self.head) + len(new)
         if fixed >= longest:
-            raise ValueError(
-                f"that makes {fixed:,} tokens, and the model sees {longest:,}, its answer included: shorten it"
-            )
+            raise ValueError(self._too_long(fixed))
         room, before = min(self.max_new_tokens, longest // FREE), len(self.turns)
         while self.turns and fixed + sum(map(len, self.turns)) + room > longest:
             del self.turns[0]
         return before - len(self.turns)
+
+    def _too_long(self, tokens: int) -> str:
+        longest = self.context_length
+        return f"that makes {tokens:,} tokens, and the model sees {longest:,}, its answer included: shorten it"
 
     def _ids_of(self, text: str, role: str) -> list[int]:
         """What stands between the last turn and the answer to this message; of a text, its next words."""
@@ -196,9 +219,6 @@ class Conversation:
         written = self.tokenizer.decode(self.turns[-1][-4:]) if self.turns else ""
         between = " " if written and written[-1].isascii() and not written[-1].isspace() and text[0].isalnum() else ""
         return self.tokenizer.encode(between + text)
-
-    def _header(self) -> list[int]:
-        return [self.tokenizer.special_id("<|im_start|>"), *self.tokenizer.encode("assistant\n")]
 
 
 def open_conversation(

@@ -207,7 +207,7 @@ def answer_loss(lm: LanguageModel, text: Text) -> float:
         Batch({"input_ids": part.ids, "labels": part.ids.masked_fill(~part.counted, IGNORED)}, [*range(len(part.ids))])
         for part in text.parts(lm)
     ]
-    return mean_loss(lm, parts) if parts else math.nan
+    return mean_loss(lm, parts)
 
 
 def needed_heads(lm: LanguageModel, text: Text) -> Tensor:

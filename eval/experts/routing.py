@@ -16,7 +16,7 @@ from torch import Tensor
 
 from data.batches import Batch
 from eval.eval_mode import evaluating
-from eval.language_modeling import loss_sums
+from eval.language_modeling import loss_sums, mean
 from model import LanguageModel
 from model.experts import Router
 
@@ -99,7 +99,7 @@ def loss_with(
     """Mean loss in nats a token, with the routers as they are or with their choice changed."""
     with through(lm, change) if change else nullcontext():
         sums = [part for parts in loss_sums(lm, batches, autocast) for part in parts]
-    return sum(loss for loss, _ in sums) / max(1, sum(count for _, count in sums))
+    return mean(sums)[0]
 
 
 def at_random(seed: int = 0) -> Callable[[int, Routes], Routes]:

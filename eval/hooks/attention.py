@@ -141,7 +141,11 @@ def _probes_of(event: EvalEvent) -> list[Probe]:
     if wanted.probe_file is not None:
         texts += read_probe_file(wanted.probe_file)
     length = event.lm.config.max_position_embeddings
-    return build_probes(event.tokenizer, event.data_config, length, texts, event.data.stream("validation"))
+    # fine-tuning keeps the random tokens of the model that it starts from: its own text may have a few dozen tokens,
+    # which it learns by heart, and a head that copies would look like one that has forgotten it
+    began = snapshots.newest(event.directory) or (snapshots.newest(event.base) if event.base else None)
+    blocks = began.blocks if began else []
+    return build_probes(event.tokenizer, event.data_config, length, texts, event.data.stream("validation"), blocks)
 
 
 def _shown_so_far(directory: Path) -> Live:

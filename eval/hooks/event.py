@@ -57,8 +57,8 @@ class EvalEvent:
 
     step, tokens, seconds: of training so far. total_steps: None where a clock ends the run. loss: of the last step, in
     nats a token; None before the first one. rows_per_batch: rows that fit into memory in one forward pass. directory:
-    of the run. command: what continues the run after a stop, as one types it. kept: for functions that must remember
-    something between two events; a Hook has itself.
+    of the run. command: what continues the run after a stop, as one types it. base: the run or model directory that it
+    started from. kept: for functions that must remember something between two events; a Hook has itself.
     Where a run has several processes, every one runs every hook, because each may hold only a share of the model;
     the first process, which `writes`, leaves the files.
     """
@@ -80,6 +80,7 @@ class EvalEvent:
     total_steps: int | None = None
     loss: float | None = None
     command: str = ""
+    base: Path | None = None
     kept: dict[str, Any] = field(default_factory=dict)
 
     @property

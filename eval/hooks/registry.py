@@ -66,22 +66,18 @@ class Hooks:
                 continue
             if event.any_process(bool(stopped())):
                 return loss, False
-            found = self._attempt(name, lambda hook: hook.look(event), event)
+            found = self._attempt(name, "look", event)
             loss = found if isinstance(found, float) else loss
             done.append(name)
         return loss, True
 
     def finish(self, event: EvalEvent) -> None:
         """After the last step: what is drawn once. Only the first process draws."""
-        for name in self.hooks:
-            if event.writes:
-                self._attempt(name, lambda hook: hook.finish(event), replace(event, world=Alone()))
+        self._on_first(event, "finish")
 
     def stop(self, event: EvalEvent, why: str) -> None:
         """Before the last step: what shows the run says that it has stopped. Only the first process does."""
-        for name in self.hooks:
-            if event.writes and name not in self.off:
-                self._attempt(name, lambda hook: hook.stop(event, why), replace(event, world=Alone()))
+        self._on_first(event, "stop", why)
 
     def outcomes(
         self, directory: Path, metrics: list[dict[str, Any]], warn: Callable[[str], None]
@@ -94,11 +90,17 @@ class Hooks:
                 problem = f"{type(error).__name__}: {error}{_place(error, hook)}"
                 warn(f"warning: the {name} hook adds nothing to the report: {problem}")
 
-    def _attempt(self, name: str, act: Callable[[Hook], Any], event: EvalEvent) -> Any:
+    def _on_first(self, event: EvalEvent, method: str, *more: Any) -> None:
+        """The other processes do not come here, so the event knows none that a hook could ask and wait for."""
+        for name in self.hooks:
+            if event.writes and name not in self.off:
+                self._attempt(name, method, replace(event, world=Alone()), *more)
+
+    def _attempt(self, name: str, method: str, event: EvalEvent, *more: Any) -> Any:
         found, problem = None, ""
         try:
             with _random_state_kept():
-                found = act(self.hooks[name])
+                found = getattr(self.hooks[name], method)(event, *more)
         except OutOfStep as error:
             if event.world.rank:  # only the first process prints the errors that end a run
                 print(f"error in process {event.world.rank}: {error}", file=sys.stderr)

@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 TENSORS = "adapter_model.safetensors"
 PREFIX = "base_model.model."  # peft's wrapper around the model
 HASH = "base_sha256"
+# added rows of the embedding or the head (lora.AddedRows): our name, and peft's
+ROWS, PEFT_ROWS = "parametrizations.weight.0.lora_rows", "token_adapter.trainable_tokens_delta"
 # what peft can do besides, which computes something else
 OTHER_KINDS = (
     "alora_invocation_tokens alpha_pattern arrow_config fan_in_fan_out kasa_config layer_replication lora_bias "
-    "modules_to_save monteclora_config rank_pattern target_parameters trainable_token_indices use_bdlora use_dora "
+    "modules_to_save monteclora_config rank_pattern target_parameters use_bdlora use_dora "
     "use_qalora use_rslora velora_config"
 ).split()
 
@@ -47,6 +49,7 @@ class AdapterJson(BaseModel):
     lora_dropout: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
     bias: Literal["none"] = "none"
     init_lora_weights: Literal[True, False, "gaussian", "orthogonal", "eva"] = True  # others change the base as well
+    trainable_token_indices: dict[str, list[int]] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -89,8 +92,13 @@ def save_adapters(lm: LanguageModel, directory: Path, weights: dict[str, Tensor]
         "use_dora": False,
         "use_rslora": False,
     }
+    tied = "lm_head." + ROWS if lm.config.tie_word_embeddings else ""  # the same tensor as the embedding's
+    tensors = {name: x.contiguous() for name, x in weights.items() if ".lora_" in name and name != tied}
+    vocab = lm.lm_head.out_features
+    trained = {name.split(".")[-5]: [*range(vocab - len(x), vocab)] for name, x in tensors.items() if ROWS in name}
+    values |= {"trainable_token_indices": trained} if trained else {}
     (directory / ADAPTER).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    tensors = {PREFIX + name: tensor.contiguous() for name, tensor in weights.items() if ".lora_" in name}
+    tensors = {PREFIX + name.replace(ROWS, PEFT_ROWS): x for name, x in tensors.items()}
     # one entry: safetensors writes several in any order, and the files of two equal runs are equal
     save_file(tensors, directory / TENSORS, metadata={HASH: lm.adapters.base_sha256})
 
@@ -120,20 +128,35 @@ def load_adapters(lm: LanguageModel, directory: Path) -> None:
 
     Raises DamagedFile for another base, and for files that do not fit.
     """
-    config = read_adapter_config(directory)
+    config, rows = read_adapter_config(directory), _rows_of_base(lm, directory)
     check_base(directory, weights_hash(lm))
     try:
-        add_adapters(lm, config)
+        add_adapters(lm, config, rows=rows)
     except ValueError as error:
         raise DamagedFile(f"{directory / ADAPTER}: {error}") from None
     lm.load_state_dict(read_adapters(lm, directory), strict=False)
+
+
+def _rows_of_base(lm: LanguageModel, directory: Path) -> int | None:
+    """Where the rows of added tokens begin; None without any. Raises DamagedFile for other rows."""
+    indices = read_json(directory / ADAPTER, AdapterJson).trainable_token_indices
+    if not indices:
+        return None
+    start, vocab = min(min(each, default=0) for each in indices.values()), lm.lm_head.out_features
+    modules = ["embed_tokens", *([] if lm.config.tie_word_embeddings else ["lm_head"])]
+    if indices != {name: [*range(start, vocab)] for name in modules}:
+        raise DamagedFile(
+            f"{directory / ADAPTER}: trainable_token_indices must be the last rows of {' and '.join(modules)}, up to "
+            f"{vocab - 1}: Headlight trains those of added tokens only"
+        )
+    return start
 
 
 def read_adapter_config(directory: Path) -> LoraConfig:
     """The config of the adapters in a directory; target_modules are the whole names of the matrices that have one."""
     check_files(directory, ADAPTER, TENSORS)
     there = read_json(directory / ADAPTER, AdapterJson)
-    modules = sorted({name.partition(".lora_")[0] for name in _stored(directory).shapes})
+    modules = sorted({name.partition(".lora_")[0] for name in _stored(directory).shapes if ROWS not in name})
     return LoraConfig(rank=there.r, alpha=there.lora_alpha, dropout=there.lora_dropout, target_modules=modules)
 
 
@@ -157,6 +180,8 @@ def read_adapters(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
     check_files(directory, ADAPTER, TENSORS)
     stored = _stored(directory)
     expected = {name: list(x.shape) for name, x in lm.state_dict().items() if ".lora_" in name}
+    if lm.config.tie_word_embeddings:
+        expected.pop("lm_head." + ROWS, None)
     for name in sorted(expected.keys() | stored.shapes.keys()):
         if expected.get(name) != stored.shapes.get(name):
             found, wanted = (f"{x[name]}" if name in x else "nothing" for x in (stored.shapes, expected))
@@ -167,7 +192,9 @@ def read_adapters(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
 
 
 def _stored(directory: Path) -> weight_files.Stored:
-    stored = weight_files.describe_file(directory / TENSORS, lambda name: name.removeprefix(PREFIX))
+    stored = weight_files.describe_file(
+        directory / TENSORS, lambda name: name.removeprefix(PREFIX).replace(PEFT_ROWS, ROWS)
+    )
     if not stored.shapes:
         raise DamagedFile(f"{stored.file}: holds no tensor")
     return stored

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from model.adapters.config import Adapters, LoraConfig
 from model.families import fitting_family
@@ -64,11 +65,31 @@ class LoraLinear(nn.Linear):
         return linear.train(self.training)
 
 
-def add_adapters(lm: LanguageModel, config: LoraConfig, base: str = "", base_sha256: str = "") -> None:
+class AddedRows(nn.Module):
+    """Rows of the embedding or the head for tokens that the base does not know, trained in place of frozen ones.
+
+    A parametrization of `weight`: the frozen rows, then these. `on` switches to all the frozen ones.
+    """
+
+    optimizer_group = "adapter"
+
+    def __init__(self, weight: Tensor, start: int):
+        super().__init__()
+        self.lora_rows = nn.Parameter(weight[start:].detach().clone())
+        self.on = True
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return torch.cat([weight[: -len(self.lora_rows)], self.lora_rows]) if self.on else weight
+
+
+def add_adapters(
+    lm: LanguageModel, config: LoraConfig, base: str = "", base_sha256: str = "", rows: int | None = None
+) -> None:
     """Freeze the model and put adapters beside the matrices that the config names.
 
-    base, base_sha256: as in `Adapters`. Raises ValueError for a model that has adapters or can have none, a module that
-    is not there, and a rank larger than the smaller side of a matrix; then nothing was changed.
+    base, base_sha256: as in `Adapters`. rows: tokens of the base, where others were added: their rows are trained too.
+    Raises ValueError for a model that has adapters or can have none, a module that is not there, and a rank larger than
+    the smaller side of a matrix; then nothing was changed.
     """
     if lm.adapters is not None:
         raise ValueError("this model has adapters already: remove or merge them first")
@@ -96,6 +117,13 @@ def add_adapters(lm: LanguageModel, config: LoraConfig, base: str = "", base_sha
     lm.requires_grad_(False)
     for name, linear in chosen.items():
         lm.set_submodule(name, LoraLinear(linear, config))
+    if rows is not None and rows < lm.lm_head.out_features:
+        of_embedding = AddedRows(
+            lm.lm_head.weight if lm.config.tie_word_embeddings else lm.model.embed_tokens.weight, rows
+        )
+        of_head = of_embedding if lm.config.tie_word_embeddings else AddedRows(lm.lm_head.weight, rows)
+        parametrize.register_parametrization(lm.model.embed_tokens, "weight", of_embedding)
+        parametrize.register_parametrization(lm.lm_head, "weight", of_head)
     lm.adapters = Adapters(config, base, base_sha256)
 
 
@@ -105,16 +133,16 @@ def without_adapters(lm: LanguageModel) -> Iterator[None]:
 
     Raises ValueError for a model without adapters, which would be compared with itself.
     """
-    layers = adapted(lm)
+    layers = [module for module in lm.modules() if isinstance(module, LoraLinear | AddedRows)]
     if not layers:
         raise ValueError("this model has no adapters, so there is no base inside it: use lora, or a second model")
-    before = [layer.on for layer in layers.values()]
-    for layer in layers.values():
+    before = [layer.on for layer in layers]
+    for layer in layers:
         layer.on = False
     try:
         yield
     finally:
-        for layer, on in zip(layers.values(), before, strict=True):
+        for layer, on in zip(layers, before, strict=True):
             layer.on = on
 
 
@@ -123,13 +151,16 @@ def merge(lm: LanguageModel) -> None:
     """Add every adapter to its matrix, W + (alpha / rank) · B A, and take it away: an ordinary model is left."""
     for layer in adapted(lm).values():
         layer.weight += (layer.lora_B.weight @ layer.lora_A.weight) * layer.scaling
-    remove_adapters(lm)
+    remove_adapters(lm, keep_rows=True)
 
 
-def remove_adapters(lm: LanguageModel) -> None:
-    """The base, as it was before `add_adapters`, trainable again."""
+def remove_adapters(lm: LanguageModel, keep_rows: bool = False) -> None:
+    """The base, as it was before `add_adapters`, trainable again. keep_rows: with the rows that were added to it."""
     for name, layer in adapted(lm).items():
         lm.set_submodule(name, layer.plain())
+    for module in (lm.model.embed_tokens, lm.lm_head):
+        if parametrize.is_parametrized(module, "weight"):
+            parametrize.remove_parametrizations(module, "weight", leave_parametrized=keep_rows)
     lm.requires_grad_(True)
     lm.adapters = None
 

@@ -23,6 +23,8 @@ RULES = {  # steps of a tokenizer.json -> llama.cpp's name; SmolLM and GPT-2 had
     ("digits", "words as bytes"): "smollm",
     ("words as bytes",): "gpt-2",
 }
+# only transformers knows these tags; an empty comment treats the spaces around it alike
+GENERATION = re.compile(r"\{%([+-]?)\s*(?:end)?generation\s*([+-]?)%\}")
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # llama.cpp's types of tokens
 
 
@@ -65,7 +67,7 @@ class GgufTokenizer:
     types: list[int]
     merges: list[str]
     add_bos: bool
-    chat_template: str | None
+    chat_template: str  # "": none
 
 
 def read_tokenizer(directory: Path, vocab_size: int | None) -> GgufTokenizer:
@@ -86,13 +88,14 @@ def read_tokenizer(directory: Path, vocab_size: int | None) -> GgufTokenizer:
     rows = [by_id.get(number, (f"[PAD{number}]", UNUSED)) for number in range(vocab_size)]
     settings_file, template = directory / "tokenizer_config.json", directory / "chat_template.jinja"
     settings = read_json(settings_file, _Settings) if settings_file.is_file() else _Settings()
+    chat_template = template.read_text(encoding="utf-8") if template.is_file() else settings.chat_template or ""
     return GgufTokenizer(
         pre=pre,
         tokens=[token for token, _ in rows],
         types=[kind for _, kind in rows],
         merges=[merge if isinstance(merge, str) else " ".join(merge) for merge in bpe.merges],
         add_bos=settings.add_bos_token,
-        chat_template=template.read_text(encoding="utf-8") if template.is_file() else settings.chat_template,
+        chat_template=GENERATION.sub(r"{#\1 \2#}", chat_template),
     )
 
 

@@ -68,9 +68,10 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 directory = "."  # the folder of this file
-base = AutoModelForCausalLM.from_pretrained({base!r})
-model = PeftModel.from_pretrained(base, directory)
 tokenizer = AutoTokenizer.from_pretrained(directory)
+base = AutoModelForCausalLM.from_pretrained({base!r})
+base.resize_token_embeddings(len(tokenizer))  # for tokens that were added
+model = PeftModel.from_pretrained(base, directory)
 ```"""
 USE_HEADLIGHT = """\
 It was trained with `loadable_elsewhere: false`, so only Headlight can load it:

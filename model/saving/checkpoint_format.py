@@ -78,12 +78,20 @@ def _load(directory: Path) -> LanguageModel:
 def load_weights(lm: LanguageModel, directory: Path) -> None:
     """Copy a directory's weights into a model; of adapters, those of their base with the adapters merged.
 
-    Every tensor must be there and fit, and none may be left over. Raises ValueError that names the file.
+    Every tensor must be there and fit, and none may be left over; but a model that was given more token ids than the
+    directory has gets new rows for them (`add_rows`). Raises ValueError that names the file.
     """
     if is_adapter(directory):
         load_weights(lm, base_of(directory))
         load_adapters(lm, directory)
         merge(lm)
+        return
+    there, wanted = read_config(directory), lm.lm_head.out_features
+    if (there.vocab_size or wanted) < wanted:
+        start = LanguageModel(there)
+        load_weights(start, directory)
+        start.add_rows(wanted)
+        lm.load_state_dict(start.state_dict())
         return
     check_files(directory, WEIGHTS)
     lm.load_state_dict(read_weights(lm, directory), strict=not lm.config.tie_word_embeddings)
@@ -123,7 +131,9 @@ def _check_tensors(lm: LanguageModel, stored: weight_files.Stored, family: Famil
 
 def _check_size(config: ModelConfig, directory: Path) -> None:
     """Raises ValueError, before anything is built, unless the files hold this model and it fits into memory."""
-    directory = base_of(directory) if is_adapter(directory) else directory
+    if is_adapter(directory):
+        directory = base_of(directory)
+        config = read_config(directory)  # which may have fewer token ids
     family = _family(directory)[0]
     stored = weight_files.describe(directory, family.current)
     if config.num_hidden_layers > len(stored.shapes):

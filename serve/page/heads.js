@@ -170,7 +170,9 @@ class Heads {
       this.form = ownTextForm(this.own, (text) => this.look(text), () => this.back());
       this.live.append(this.form);
     }
-    const words = { training: "Training: new looks arrive by themselves.", finished: "Finished.", stopped: "Stopped before its end." };
+    const ended = now.total && now.step >= now.total; // evaluated and drawn last; that can take minutes
+    const training = ended ? "Trained: evaluating once more, then drawing." : "Training: new looks arrive by themselves.";
+    const words = { training, finished: "Finished.", stopped: "Stopped before its end." };
     const step = `Step ${now.step ?? 0}${now.total ? ` of ${now.total}` : ""}, ${now.looks[0]} looks.`;
     this.status.textContent = `${words[now.state]} ${step}`;
     this.status.className = `live-line state ${now.state}`;

@@ -35,9 +35,9 @@ def test_what_is_sampled_and_what_it_earns(run):
     before = batch(run)
     assert int(before["copies"].sum()) == ROWS
     same = batch(run, reward="tests.train.grpo_helpers:same")  # no group is left, of which one answer stays
-    assert (same["reported"][0, 0], same["reported"][0, 2], len(same["copies"])) == (1, 1, 1)
+    assert (same.figures["reward"], same.figures["skipped_groups"], same["copies"].tolist()) == (1, 1, [0])
     assert rollouts(run, group_size=2)[1].groups == 2 * rollouts(run)[1].groups
-    assert batch(run, max_new_tokens=3)["reported"][0, 3] <= 3 < before["reported"][0, 3]
+    assert batch(run, max_new_tokens=3).figures["answer_length"] <= 3 < before.figures["answer_length"]
     colder = batch(run, temperature=0.1)
     assert colder["drawn_log_probs"].sum() / colder["copies"].sum() > before["drawn_log_probs"].sum() / ROWS
 
@@ -54,7 +54,7 @@ def test_a_tool_is_described_before_the_question(run):
 @shows("grpo.num_iterations")
 def test_how_many_steps_learn_from_the_same_answers(run):
     _, source = rollouts(run, num_iterations=2)
-    batches = [source.batch(k, opened(run)[0]) for k in range(4)]
+    batches = list(source.upcoming(0, 4, opened(run)[0]))
     assert batches[0] is batches[1]
     assert batches[2] is batches[3]
     assert batches[0] is not batches[2]

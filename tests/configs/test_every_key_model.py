@@ -129,8 +129,8 @@ def longest(lm: LanguageModel) -> str:
 
 def balance(lm: LanguageModel, ids: torch.Tensor) -> float:
     """The load-balancing loss; 0 for a model without experts."""
-    lm.train()(ids, labels=ids)
-    return float(sum(lm.auxiliary_losses.values()))
+    _, auxiliary = lm.train()(ids, with_auxiliary=True)
+    return float(sum(auxiliary.values()))
 
 
 @torch.no_grad()

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
 from data.chat import MAY_END, TRAINED, encode_conversations, prompt_ids, segments
@@ -210,8 +212,10 @@ def test_a_whole_conversation_as_it_is_written():
 
 def test_a_system_message_keeps_its_place_before_the_tools():
     conversation = Conversation((Message("system", "Be brief."), Message("assistant", "Yes.")), ({"name": "a"},))
-    text = "".join(piece.text for piece in segments(conversation, bos_token=""))
-    assert text.startswith('<|im_start|>system\nBe brief.\n\nYou can call these tools:\n{"name": "a"}<|im_end|>\n<|im_')
+    text = "".join(piece.text for piece in segments(conversation))
+    assert text.startswith(
+        '<|bos|><|im_start|>system\nBe brief.\n\nYou can call these tools:\n{"name": "a"}<|im_end|>\n<|im_'
+    )
 
 
 def test_template_reads_openai_and_minimind_dicts_as_they_are(both):
@@ -307,18 +311,44 @@ def test_many_at_once_are_each_as_alone(both):
     assert encode_conversations(tokenizer, []) == []
 
 
-def test_where_a_line_end_is_several_tokens_the_last_of_them_may_end():
-    class TwoTokensEach:
-        bos_token = "<|bos|>"
+def sentencepiece_like(scheme: str) -> tokenizers.Tokenizer:
+    """As Llama 2 (prepend), Mistral v3 (first) and T5 (always) have it: a space stands before a text."""
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    words = ["\u2581", *"hi\u2581there,assistant\u2581user.", "hi", "\u2581hi", "\u2581there", "\u2581,"]
+    vocabulary = {token: i for i, token in enumerate(dict.fromkeys(["<unk>", "<s>", "</s>", *bytes_, *words]))}
+    merges = [("h", "i"), ("\u2581", "hi"), ("\u2581", ",")]
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    if scheme == "prepend":
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=scheme == "always")
+    start = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(start)
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return backend
 
-        def special_id(self, token):
-            return SPECIAL_TOKENS.index(token)
 
-        def encode_many(self, texts):
-            return [[100, 101] * len(text) for text in texts]
-
-    [(ids, flags)] = encode_conversations(TwoTokensEach(), [Conversation((Message("assistant", "A"),))])
-    assert flags.tolist() == [0] * (len(ids) - 5) + [TRAINED, TRAINED, TRAINED, 0, MAY_END]
+@pytest.mark.parametrize("scheme", ["prepend", "first", "always"])
+def test_a_tokenizer_with_a_space_before_a_text_gets_the_ids_of_the_whole_chat(tmp_path, scheme):
+    """Encoded apart, every answer began with a space that nobody wrote."""
+    sentencepiece_like(scheme).save(str(tmp_path / "tokenizer.json"))
+    config = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path)), [])
+    tokenizer.save(tmp_path / "ours")
+    reference = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    user, said = {"role": "user", "content": "hi, there"}, {"role": "assistant", "content": "hi"}
+    thought = {"role": "assistant", "content": " there", "reasoning_content": "hi there"}
+    record = {"messages": [user, said, user, thought]}
+    [(ids, flags)] = encode_conversations(tokenizer, [conversation_of(record)])
+    expected = theirs(reference, record, return_dict=True, return_assistant_tokens_mask=True)
+    assert ids == expected["input_ids"]
+    assert (flags & TRAINED).tolist() == expected["assistant_masks"]
+    prompt = prompt_ids(tokenizer, record["messages"][:3])
+    assert prompt == theirs(reference, record, 3, add_generation_prompt=True, return_dict=False) == ids[: len(prompt)]
+    ends = np.flatnonzero(flags & MAY_END)  # a line end is several tokens here: the last one may end
+    start = tokenizer.special_id("<|im_start|>")
+    assert [ids[end + 1 : end + 2] for end in ends] == [[start], []]
 
 
 def test_a_prompt_needs_a_message_that_is_well_formed(both):

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from data.batches import TrainBatches, make_batch, make_rows
 from data.chat import MAY_END, TRAINED, encode_conversations
 from data.config import DataConfig, StoryworldSource, TokenizerConfig
-from data.packing import IGNORED, NEIGHBORS, ConversationRows, DocumentRows, TokenStream, best_fit, fit_in_order
+from data.packing import (
+    IGNORED,
+    NEIGHBORS,
+    ChosenRows,
+    ConversationRows,
+    DocumentRows,
+    TokenStream,
+    best_fit,
+    fit_in_order,
+)
 from data.prepare import prepare
 from data.reading.records import Conversation, Message
 from data.storyworld import tell_many
@@ -106,6 +115,22 @@ def test_whole_conversations_share_rows_and_each_token_comes_once(tmp_path):
     assert sorted(seen) == sorted(expected)
 
 
+@pytest.mark.parametrize("kind", [ConversationRows, ChosenRows])
+def test_a_conversation_without_a_trained_token_in_its_row_is_left_out_and_counted(tmp_path, kind):
+    """Cut after an answer of weight 0, or too long for a row; of pairs, only the first of two is counted."""
+    read = Message("assistant", "no", weight=0)
+    late = Conversation((Message("user", "a"), read, Message("user", "b" * 200), Message("assistant", "c")))
+    good, long = conversation("a", "b"), conversation("a" * 300, "b")
+    measures = 100, TOKENIZER.bos_id, TOKENIZER.pad_id, "truncate"
+    rows = kind(stream_of([late, good, good, late, long, good], tmp_path), *measures)
+    assert (rows.cut, rows.dropped, len(rows.sizes)) == ((0, 3, 6) if kind is ConversationRows else (0, 2, 3))
+    for index in range(rows.per_epoch):
+        ids, labels = rows.row(index)
+        assert (labels != IGNORED).sum() == 2 * (ids == TOKENIZER.bos_id).sum()  # "b" and the end of each turn
+    with pytest.raises(ValueError, match="conversations has an answer to train on"):
+        kind(stream_of([late, good] if kind is ChosenRows else [late], tmp_path), *measures)
+
+
 LONG = conversation("a b", " yes", "and?", "", "go on <|im_end|>", "no\n\nmore", "end", "bye")
 
 
@@ -115,7 +140,7 @@ def test_truncation_at_every_possible_position_leaves_whole_turns(tmp_path, leng
     ends = [int(at) + 1 for at in np.flatnonzero(flags & MAY_END)]
     fitting = [end for end in ends if end <= length]
     if not fitting:
-        with pytest.raises(ValueError, match=f"none of 1 conversations fits into a row of {length} tokens"):
+        with pytest.raises(ValueError, match=f"none of 1 conversations .* within a row of {length} tokens"):
             rows_of([LONG], length, tmp_path)
         return
     rows = rows_of([LONG], length, tmp_path)

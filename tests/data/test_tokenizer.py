@@ -324,6 +324,7 @@ def test_what_transformers_saves_is_the_same_tokenizer(kind, tmp_path):
     again = load_tokenizer(tmp_path / "theirs")
     assert again.sha256() == ours.sha256()
     assert again.encode_documents(CORPUS) == ours.encode_documents(CORPUS)
+    assert again.begin("a") == ours.begin("a") == [ours.bos_id, *ours.encode("a")]
     other = train_tokenizer(TokenizerConfig(kind=kind), [*CORPUS, "ẞ" * 9])
     assert (other.sha256() == ours.sha256()) == (kind == "byte")  # whose ids are the same for any text
 

@@ -61,7 +61,7 @@ def sample_of_chats() -> list:
     tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), [])
     some = [{"messages": messages}, {"messages": messages, "tools": tools}, {"messages": messages[1:], "tools": tools}]
     encoded = encode_conversations(tokenizer, [conversation_of(record) for record in some])
-    prompts = [prompt_ids(tokenizer, messages[:2], tools, thinking) for thinking in (False, True)]
+    prompts = [prompt_ids(tokenizer, messages[:2], tools, enable_thinking=thinking) for thinking in (False, True)]
     return [[ids, flags.tolist()] for ids, flags in encoded] + prompts
 
 

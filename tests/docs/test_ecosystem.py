@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import torch
 
 from configs.read_back import read_json
 from data import load_tokenizer
+from eval.attention import capture
 from eval.tasks.minimal_pairs import read_pairs
 from eval.tasks.multiple_choice import figures, read_multiple_choice, score_multiple_choice
 from model import load
@@ -58,6 +60,38 @@ def test_peft(hub):
 def test_trl(hub):
     exec(code("trl"), {})
     assert not torch.equal(load("demo-trl").lm_head.weight, load(hub).lm_head.weight)
+
+
+@pytest.mark.parametrize(
+    ("section", "module"),
+    [
+        ("TransformerLens", "transformer_lens"),
+        ("nnsight", "nnsight"),
+        ("BertViz", "bertviz"),
+        ("CircuitsVis", "circuitsvis"),
+    ],
+)
+def test_tools_that_look_inside_see_what_we_see(hub, section, module):
+    pytest.importorskip(module)
+    Path("lines.py").write_text(code(section), encoding="utf-8")  # nnsight reads the lines again from their file
+    found = runpy.run_path("lines.py")
+    lm, ids = load(hub), found["ids"]
+    assert ids[0, 0] == load_tokenizer(hub).bos_id
+
+    def same(theirs, ours):
+        torch.testing.assert_close(theirs.detach(), ours, rtol=0, atol=1e-5)  # other kernels, in float32
+
+    with torch.no_grad():
+        if "logits" in found:
+            same(found["logits"], lm(ids))
+        if "patterns" in found:
+            same(torch.stack(list(found["patterns"])), capture(lm, ids).weights)
+        if "page" in found:
+            assert "<script" in str(getattr(found["page"], "data", found["page"]))
+        if "without" in found:
+            size = lm.config.head_size
+            lm.model.layers[0].self_attn.o_proj.weight[:, size : 2 * size] = 0
+            same(found["without"], lm(ids))
 
 
 def test_lm_evaluation_harness_counts_as_eval_tasks_does(hub):

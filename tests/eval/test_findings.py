@@ -43,7 +43,9 @@ def test_every_ablation_is_reported_with_its_heads(tmp_path):
 
 def test_a_head_that_was_there_before_did_not_form_in_this_run():
     text = told(snapshot(0, 0.5), snapshot(80, 0.6))
-    assert "An induction head was there at the first look (step 0): L2 H1. It has 0.600" in text
+    assert "An induction head was there at the first look (step 0): L2 H1. It has 0.600 at step 80 (was 0.500;" in text
+    text = told(snapshot(0, 0.5), snapshot(80, 0.1))
+    assert "The induction head that was there at the first look (step 0) is weaker: L2 H1 has 0.100 at step 80" in text
 
 
 def test_no_induction_head():
@@ -63,9 +65,13 @@ def test_one_sentence_for_each_of_these():
     assert formed.endswith("(induction 0.02 → 0.60, chance 0.02).")
     there = in_one_sentence([snapshot(0, 0.5), snapshot(80, 0.6)])
     assert there.startswith("From the first look on, layer 2, head 1 looks at what followed the same token before")
+    assert there.endswith("(induction 0.60, chance 0.02, was 0.50 at step 0).")
+    weaker = in_one_sentence([snapshot(0, 0.5), snapshot(80, 0.1)])
+    assert weaker.startswith("What followed the same token before: layer 2, head 1 looked at it at first")
+    assert weaker.endswith("(induction 0.10, chance 0.02, was 0.50 at step 0).")
     none = in_one_sentence([snapshot(0, 0.02), snapshot(80, 0.1)])
     assert none.startswith("No head has learned yet")
-    assert none.endswith("(the best: layer 2, head 1, induction 0.10, chance 0.02).")
+    assert none.endswith("(the best: layer 2, head 1, induction 0.10, chance 0.02, was 0.02 at step 0).")
     unmeasured = snapshot(0, 0.5)
     unmeasured.scores.clear()
     assert in_one_sentence([unmeasured]) == ""

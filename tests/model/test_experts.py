@@ -93,23 +93,46 @@ def test_of_one_row_and_one_layer_it_is_that_of_transformers():
         probabilities = logits.softmax(-1)
         ours = load_balancing_loss(probabilities[None], probabilities.topk(k).indices[None])
         torch.testing.assert_close(ours[0], load_balancing_loss_func((logits,), 6, k) / k)
+        real = torch.arange(30)[None] % 7 < 4
+        ours = load_balancing_loss(probabilities[None], probabilities.topk(k).indices[None], real)
+        torch.testing.assert_close(ours[0], load_balancing_loss_func((logits,), 6, k, real.long()) / k)
 
 
 def test_how_a_step_is_split_changes_nothing():
     """Rows with few trained tokens and rows with many, all at once and one by one."""
-    lm = random_model(tiny_config(**EXPERTS, router_aux_loss_coef=3.0)).train()
-    ids = torch.randint(0, 192, (4, 12))
+    lm = random_model(tiny_config(**EXPERTS, router_aux_loss_coef=3.0, pad_token_id=0)).train()
+    ids = torch.randint(1, 192, (4, 12))
     labels = ids.clone()
     labels[0, :7], labels[2, :10] = -100, -100
-    whole, count = lm(ids, labels=labels)
-    parts = [lm(ids[i : i + 1], labels=labels[i : i + 1])[0] for i in range(4)]
+    ids[1, 5:] = 0
+    whole, balance = minimised(lm, ids, labels)
+    parts = [minimised(lm, ids[i : i + 1], labels[i : i + 1])[0] for i in range(4)]
     torch.testing.assert_close(whole, sum(parts))
-    plain, _ = lm.eval()(ids, labels=labels)
-    assert (whole - plain).item() > 3.0 * count.item()  # each of two layers adds at least about its coefficient
+    assert balance.item() > 3.0 * (ids != 0).sum()  # each of two layers adds at least about its coefficient
     gradients = torch.autograd.grad(whole, lm.parameters())
     of_parts = torch.autograd.grad(sum(parts), lm.parameters())
     for one, other in zip(gradients, of_parts, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("masked", [True, False], ids=["mask", "ids"])
+def test_padding_is_not_balanced(masked):
+    """The loss, and the gradient of the router, are those of the row without its padding, however long that is."""
+    lm = random_model(tiny_config(**EXPERTS, router_aux_loss_coef=9.0, pad_token_id=None if masked else 0)).train()
+    ids, found = torch.randint(1, 192, (2, 12)), []
+    for pads in (0, 12, 36):
+        padded = torch.nn.functional.pad(ids, (0, pads))
+        mask = {"attention_mask": (padded != 0).long()} if masked else {}
+        _, balance = minimised(lm, padded, torch.nn.functional.pad(ids, (0, pads), value=-100), **mask)
+        found.append([balance, *torch.autograd.grad(balance, [layer.mlp.gate.weight for layer in lm.model.layers])])
+    for some in found[1:]:
+        torch.testing.assert_close(some, found[0], rtol=1e-4, atol=1e-5)
+
+
+def minimised(lm, ids, labels, **mask):
+    """(what one step minimises, the balancing loss in it), both sums."""
+    (loss, _), auxiliary = lm(ids, labels=labels, with_auxiliary=True, **mask)
+    return loss + auxiliary["load_balancing"], auxiliary["load_balancing"]
 
 
 def test_the_balancing_loss_spreads_the_tokens():
@@ -230,7 +253,7 @@ def test_the_rest_of_a_compiled_model_computes_the_same():
     found = []
     for forward in (lm, torch.compile(lm, dynamic=False)):
         lm.zero_grad()
-        loss, _ = forward(ids, labels=ids)
+        loss, _ = minimised(forward, ids, ids)
         loss.backward()
         found.append([loss.detach(), *(parameter.grad.clone() for parameter in lm.parameters())])
     for plain, compiled in zip(*found, strict=True):

@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from model import LanguageModel, ModelConfig
 from model.loss import CHUNK, cross_entropy_sum, log_probs
@@ -84,6 +86,31 @@ def test_the_chunked_loss_equals_pytorchs_forward_and_backward(every, autocast, 
     for a, b in zip(found, expected, strict=True):
         assert a.dtype == b.dtype == torch.float32
         assert (a - b).abs().max() <= (2e-2 if autocast else 1e-5) * b.abs().max()
+
+
+@pytest.mark.parametrize("evaluates", [True, False], ids=["an evaluation", "a frozen head"])
+def test_no_gradient_of_the_head_is_made_for_nobody(evaluates):
+    hidden, weight = torch.randn(40, 16, requires_grad=True), torch.randn(50, 16, requires_grad=evaluates)
+    with Made() as made:
+        with torch.set_grad_enabled(not evaluates):
+            loss = cross_entropy_sum(hidden, weight, torch.randint(0, 50, (40,)))
+        if not evaluates:
+            loss.backward()
+            assert hidden.grad.abs().sum() > 0
+    assert weight.shape not in made.shapes
+
+
+class Made(TorchDispatchMode):
+    """The shapes of all tensors that are made inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.shapes |= {tensor.shape for tensor in tree_leaves(out) if isinstance(tensor, torch.Tensor)}
+        return out
 
 
 def plain_cross_entropy(hidden, weight, labels):
@@ -202,12 +229,14 @@ def test_a_layer_of_ones_own_says_its_groups_and_adds_its_losses(checkpointing):
     assert any(p is mlp.experts for p in groups["expert"])
     assert any(p is mlp.router.weight for p in groups["matrix"])
     assert any(p is mlp.router.bias for p in groups["vector"])
-    expected, count = lm.eval()(ids, labels=ids)
-    loss, _ = lm.train()(ids, labels=ids)
-    added = sum(value.item() for value in lm.auxiliary_losses.values())
-    assert lm.auxiliary_losses["size"] == 1.0  # 0.5 in each of two layers
-    assert loss.item() == pytest.approx(expected.item() + added * count.item(), rel=1e-5)
-    loss.backward()
+    expected = lm.eval()(ids, labels=ids)
+    found, auxiliary = lm.train()(ids, labels=ids, with_auxiliary=True)
+    assert found == expected  # what is minimised besides stands apart
+    assert auxiliary["size"] == ids.numel()  # 0.5 in each of two layers, times the tokens
+    (hidden, same), logits = lm(ids, hidden_states=True, with_auxiliary=True), lm(ids)
+    assert same == auxiliary
+    assert torch.equal(lm.lm_head(hidden), logits)
+    auxiliary["balance"].backward()
     assert mlp.router.weight.grad.abs().sum() > 0
 
 

@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from data.chat import prompt_ids
 from data.tokenizer import load_tokenizer
@@ -56,6 +57,23 @@ def test_models_are_the_runs_that_have_a_checkpoint(client):
     assert client.models.retrieve("chat").owned_by == "headlight"
     with pytest.raises(openai.NotFoundError, match="There are: chat, text"):
         client.models.retrieve("unfinished")
+
+
+def test_a_plain_model_directory_is_served_with_its_own_template(folder, tmp_path):
+    """Somebody else's model: no run around it, and a system turn that our template does not have."""
+    place = tmp_path / "downloads" / "a model"
+    shutil.copytree(folder / "chat/checkpoints/step_00000010", place)
+    template = "{{ '<|im_start|>system\\nBe brief.<|im_end|>' }}"
+    template += "{% for m in messages %}{{ m.content }}{% endfor %}<|im_end|>"
+    (place / "chat_template.jinja").write_text(template, encoding="utf-8")
+    prompt = AutoTokenizer.from_pretrained(place).apply_chat_template(SAID, return_dict=False)
+    for served in (place, place.parent):
+        with serving(served) as (address, _), httpx.Client(base_url=address, timeout=60) as http:
+            (model,) = http.get("/v1/models").json()["data"]
+            asked = {"model": "a model", "messages": SAID, "max_tokens": 3}
+            assert http.post("/v1/chat/completions", json=asked).json()["usage"]["prompt_tokens"] == len(prompt)
+            assert [one["name"] for one in http.get("/live/chat/models").json()["models"]] == [model["id"]]
+            assert http.get("/live/chat/model", params={"run": model["id"]}).json()["is_chat"]
 
 
 def test_a_chat_answer_is_the_models_own(client, direct):

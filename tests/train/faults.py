@@ -22,7 +22,11 @@ def at_step(monkeypatch, steps, action) -> list:
 
 
 def bad_loss(run):
-    return run.lm.register_forward_hook(lambda module, inputs, output: (output[0] * float("nan"), output[1]))
+    def spoilt(module, inputs, output):
+        (loss_sum, count), auxiliary = output
+        return (loss_sum * float("nan"), count), auxiliary
+
+    return run.lm.register_forward_hook(spoilt)
 
 
 def bad_gradient(run):

@@ -67,6 +67,15 @@ def same(question, reply: str) -> float:
     return 1.0
 
 
+CALLS = [0]
+
+
+def soon_the_same(question, reply: str) -> float:
+    """`vowels` before the first step and in it; then what eight times is not eight times its mean in float32."""
+    CALLS[0] += 1
+    return vowels(question, reply) if CALLS[0] <= 2 * ROWS else 0.1
+
+
 def in_16_bits(question, reply: str) -> float:
     """Earned where the model writes in 16 bits, as a run with bf16 computes."""
     return float(torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16)

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from data import load_tokenizer
 from data.chat import prompt_ids
 from data.prepare import prepare
+from eval.hooks.samples import in_a_line
 from eval.samples import complete
 from model import generate, load
 from tests.train.helpers import metrics, pretrain, run_module, write_config
@@ -86,12 +87,20 @@ def test_generation_stops_at_the_end_of_a_turn(chat):
 
 def test_samples_of_a_chat_are_answers(chat):
     folder, config = chat
-    pretrain(config, "name=asked", "eval.prompts=['What is 2 and 2?', '']", "train.max_steps=1", "eval.every=1")
+    said = pretrain(config, "name=asked", "eval.prompts=['', 'What is 2 and 2?']", "train.max_steps=1", "eval.every=1")
     lines = (folder / "runs/asked/samples.jsonl").read_text(encoding="utf-8").splitlines()
-    samples = [json.loads(line) for line in lines]
-    assert {sample["prompt"] for sample in samples} == {"What is 2 and 2?", ""}
-    assert not any("What is" in sample["text"] for sample in samples if sample["prompt"])
-    lm, tokenizer = load(folder / "runs/sft"), load_tokenizer(folder / "runs/sft")
+    *_, own, other = [json.loads(line) for line in lines]
+    assert other["prompt"] == "What is 2 and 2?"
+    number = int(re.fullmatch(r"What is (\d+) and \d+\?", own["prompt"])[1])  # a held-out question of the user's data
+    assert own["expected"] == f"{2 * number}."
+    lm, tokenizer = load(folder / "runs/asked"), load_tokenizer(folder / "runs/sft")
+    ids = prompt_ids(tokenizer, [{"role": "user", "content": own["prompt"]}])
+    assert own["text"] == complete(lm, tokenizer, ids, 8, chat=True).content
+    [shown] = [line for line in said.stdout.splitlines() if line.startswith("step      1   asked")]
+    assert shown == f"step      1   {in_a_line(own['text'], own['prompt'])}"
+    assert f"asked:   {own['prompt']}\nwrites:  " in said.stdout
+    assert f"\nthe data's answer: {own['expected']}\n" in said.stdout
+    lm = load(folder / "runs/sft")
     answer = complete(lm, tokenizer, "What is 2 and 2?", 8, temperature=0.0, chat=True).content
     ids = torch.tensor([prompt_ids(tokenizer, [{"role": "user", "content": "What is 2 and 2?"}])])
     output = generate(lm, ids, 8, temperature=0.0, stop_ids=tokenizer.stop_ids)
@@ -123,7 +132,7 @@ def test_joined_rows_train_on_the_same_tokens(chat):
     assert max(shares[1]) < 0.06
     assert "left out" not in said  # every conversation fits
     short = pretrain(config, "name=cut", "data.sequence_length=64", "train.tokens_per_step=1024", "train.max_steps=1")
-    cut = re.search(r"of (\d+) conversations, (\d+) were cut at a turn and 0 left out, because", short.stdout)
+    cut = re.search(r"train: of (\d+) conversations, (\d+) were cut at a turn and 0 left out", short.stdout)
     assert cut is not None
     assert cut[1] == cut[2] != "0"
     run = load_run_config(config, ["data.sequence_length=96", "train.tokens_per_step=1536"])
@@ -134,8 +143,37 @@ def test_joined_rows_train_on_the_same_tokens(chat):
     assert "data.rows_joined (7) must divide the 8 rows of a step" in done.stderr
 
 
-def test_a_row_too_short_for_any_conversation_says_so(chat):
-    _, config = chat
-    done = pretrain(config, "name=short", "data.sequence_length=16", code=2)
-    assert "none of" in done.stderr
-    assert "conversations fits into a row of 16 tokens, train part: raise it" in done.stderr
+def test_a_step_is_smaller_where_the_text_does_not_fill_it(chat):
+    """A user's first thirty chats, in a config for thousands: half of a step's rows, or a quarter, or an eighth, …"""
+    folder, config = chat
+    few = folder / "few.jsonl"
+    few.write_text("".join((folder / "chat.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:30]))
+    said = pretrain(config, "name=few", f"data.source={few}", "train.tokens_per_step=10240", "train.max_steps=2").stdout
+    rows, taken = map(
+        int, re.search(r"makes (\d+) rows of 160 tokens, fewer than the 64 .* a step takes (\d+)", said).groups()
+    )
+    assert taken <= rows < 2 * taken
+    assert f"2 steps of {taken * 160:,} tokens ({taken} rows of 160, " in said
+    [train] = re.findall(r"train: 2\d conversations, [\d,]+ tokens; trained on: ([\d,]+) of them, .* of answers", said)
+    losses = [line["loss"] for line in metrics(folder / "runs/few") if line["split"] == "train"]
+    assert all(losses)
+    assert int(train.replace(",", "")) > 100
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_where_no_trained_token_is_left_a_run_ends_in_a_line(chat, split):
+    """An answer of weight 0, and one behind a long question: cut after the first, nothing is left to train on."""
+    folder, config = chat
+    messages = [
+        {"role": "user", "content": "Sure?"},
+        {"role": "assistant", "content": "Yes.", "weight": 0},
+        {"role": "user", "content": "And then? " * 40},
+        {"role": "assistant", "content": "Late."},
+    ]
+    late = folder / "late.jsonl"
+    late.write_text("".join(json.dumps({"messages": [*messages]}) + "\n" for _ in range(40)))
+    paths = {"train": (late, folder / "chat.jsonl"), "validation": (folder / "chat.jsonl", late)}[split]
+    source = f"{{kind: files, path: {paths[0]}, validation_path: {paths[1]}}}"
+    done = pretrain(config, f"name=nothing-{split}", f"data.source={source}", code=2)
+    assert f"has an answer to train on within a row of 160 tokens, {split} part: raise it" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from tests.processes import exit_code
+from tests.train.grpo_helpers import begun, grpo_config
 from tests.train.helpers import metrics, pretrain, refusal, write_config
 from tests.train.worlds import trace
+from train import grpo
 from train.machine import compilation, device, timing
+from train.methods.rollouts import Rollouts
 from train.optimizer import Muon
 
 
@@ -83,6 +86,20 @@ def test_the_estimate_is_of_whole_steps(tmp_path, clocks, monkeypatch):
     clocks(wall=clock, cpu=clock)
     said = pretrain(plain(tmp_path)).stdout
     assert "about 12.0 minutes of training steps, evaluations and checkpoints not counted" in said
+
+
+def test_the_estimate_holds_the_answers_that_a_step_draws(tmp_path, clocks, monkeypatch):
+    """Here time passes while the model answers: a minute for every second step, and 12 steps."""
+    clock, sample = Clock(), Rollouts.sample
+
+    def slow(self, *arguments):
+        clock.now += 60
+        return sample(self, *arguments)
+
+    config = grpo_config(begun(tmp_path / "folder"), grpo={"num_iterations": 2}, train={"max_steps": 12})
+    monkeypatch.setattr(Rollouts, "sample", slow)
+    clocks(wall=clock, cpu=clock)
+    assert "about 6.0 minutes of training steps" in pretrain(config, "--trust-hooks", script=grpo.main).stdout
 
 
 def test_long_work_is_compiled_after_it_says_so_and_trying_changes_nothing(tmp_path, clocks, monkeypatch):

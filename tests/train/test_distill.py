@@ -120,7 +120,6 @@ def test_a_stopped_run_goes_on_exactly(tmp_path, teacher, on_policy):
         (["distill.teacher=nowhere"], "distill.teacher: nowhere: is neither a run"),
         (["distill.beta=2"], "`distill.beta` is 2"),
         (["data.sequence_length=600", "train.tokens_per_step=600", "model.max_position_embeddings=600"], "at once"),
-        (["model.num_experts=4"], "model.num_experts: distillation does not balance the experts"),
     ],
 )
 def test_what_cannot_teach_is_said_in_one_line(tmp_path, teacher, changes, message):

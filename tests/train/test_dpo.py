@@ -15,6 +15,7 @@ from model.adapters.config import LoraConfig
 from model.adapters.lora import adapted, add_adapters
 from model.saving.checkpoint_format import save
 from tests.train.exactly import check_that_a_stopped_run_goes_on_exactly
+from tests.train.foreign import foreign_directory
 from tests.train.helpers import metrics, pretrain, refusal, write_config
 from train.config import load_run_config
 from train.dpo import Preference, answer_log_probs, main, preference_loss
@@ -47,6 +48,16 @@ def pair_config(folder, base, records=None, **sections):
     return write_config(
         folder, name="dpo", init_from=str(base), data=data, model=model, train=train, eval={"hooks": []}, **sections
     )
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["whole", "lora"])
+def test_a_foreign_directory_is_its_own_reference(tmp_path, lora):
+    """Also the tokens that were added to it begin as they are in the reference, beside adapters as well."""
+    foreign, _ = foreign_directory(tmp_path / "foreign", "smollm2", "exact")
+    done = pretrain(
+        pair_config(tmp_path, foreign, train={"max_steps": 2}, **({"lora": lora} if lora else {})), script=main
+    )
+    assert float(re.search(r"step 0: loss ([\d.]+)\n", done.stdout)[1]) == pytest.approx(math.log(2), abs=1e-4)
 
 
 def test_the_chosen_answers_win(tmp_path, base):
@@ -184,8 +195,16 @@ def test_the_losses_where_they_are_known():
     assert float(preference_loss(ratios, lengths, DPOConfig(beta=0.25, loss="ipo"))) == 0.0
 
 
-def test_pairs_that_are_too_long_are_counted_once(tmp_path, base):
-    records = [{"prompt": f"{i}?", "chosen": "Yes" * (1 + 30 * (i % 4 == 0)), "rejected": "No"} for i in range(200)]
+@pytest.mark.parametrize("reason", ["too long", "weight 0"])
+def test_pairs_that_cannot_be_trained_on_are_counted_once(tmp_path, base, reason):
+    def answer(text, is_left_out):
+        bad = is_left_out and reason == "weight 0"
+        return [{"role": "assistant", "content": text * (1 + 30 * (is_left_out and not bad)), "weight": int(not bad)}]
+
+    records = []
+    for i in range(200):
+        prompt = [{"role": "user", "content": f"{i}?"}]
+        records.append({"prompt": prompt, "chosen": answer("Yes", i % 4 == 0), "rejected": answer("No", False)})
     done = pretrain(pair_config(tmp_path, base, records), script=main)
     [line] = [line for line in done.stdout.splitlines() if "pairs are left out" in line]
     assert re.search(r"^\d+ of 1\d\d pairs are left out, because a prompt with an answer is longer than", line)
@@ -197,7 +216,7 @@ def test_pairs_that_are_too_long_are_counted_once(tmp_path, base):
         (["data.records=conversations"], main, "data.records is conversations, but fine-tuning needs pairs"),
         (["init_from=null"], main, "init_from: fine-tuning starts from a trained model: name a run"),
         (["init_from=nowhere"], main, "init_from: "),
-        (["train.tokens_per_step=96"], main, "train.tokens_per_step (96) holds no pair of answers"),
+        (["train.tokens_per_step=96"], main, "times 2, for both answers of a pair: use 192 or 384"),
         (["dpo.beta=0"], main, "dpo.beta"),
         (["train.parallel=fsdp2"], main, "train.parallel: "),
         ([], pretrain_main, "train.pretrain knows nothing of `data.records: pairs`: use python -m train.dpo"),

@@ -6,8 +6,14 @@ import signal
 import numpy as np
 import pytest
 
+import train.distill
+import train.dpo
+import train.grpo
+import train.pretrain
+import train.sft
 from eval.experts import log
 from model import load
+from tests.train.grpo_helpers import vowels
 from tests.train.helpers import kill_at, metrics, pretrain, write_config
 from tests.train.worlds import pretrain_rank, run_world, trace
 
@@ -84,6 +90,41 @@ def test_two_processes_and_other_micro_batches_compute_the_same(whole, tmp_path)
         assert found == pytest.approx(expected, rel=1e-3), name
     looks = [log.read(tmp_path / "runs" / name, pytest.fail) for name in ("small", "two")]
     assert [[look.step for look in found] for found in looks] == [[0, 1, 4, 8, 12]] * 2
+
+
+PAIRS = [{"prompt": f"{i}. Which sound?", "chosen": "Meow" + "!" * (i % 3), "rejected": "Woof"} for i in range(200)]
+ROLES = (("user", "prompt"), ("assistant", "chosen"))
+CHATS = [{"messages": [{"role": role, "content": pair[key]} for role, key in ROLES]} for pair in PAIRS]
+METHODS = {  # the script, the sections of its config, and what it reads, if that is not the text of the base
+    "pretrain": (train.pretrain.main, {}, "text", None),
+    "sft": (train.sft.main, {}, "conversations", CHATS),
+    "dpo": (train.dpo.main, {}, "pairs", PAIRS),
+    "grpo": (train.grpo.main, {"grpo": {"reward": f"{vowels.__module__}:vowels"}}, "conversations", CHATS),
+    "distill": (train.distill.main, {"distill": {}}, "text", None),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_objective_balances_the_experts_and_its_loss_is_shown_without_that(whole, tmp_path, method):
+    """Two first steps that are alike but for how strongly experts are balanced: the loss is equal, the gradient not."""
+    (script, sections, kind, records), (base, _) = METHODS[method], whole
+    data = {"sequence_length": 96, "records": kind}
+    if records is not None:
+        (tmp_path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        data["source"] = {"kind": "files", "path": str(tmp_path / "records.jsonl")}
+    teacher = ["distill.teacher=" + str(base)] if method == "distill" else []
+    config = with_experts(tmp_path, data=data, init_from=str(base), eval={"hooks": []}, **sections)
+    one_step = ["train.max_steps=1", "train.tokens_per_step=768", "train.processes=1", "--trust-hooks", *teacher]
+    found = []
+    for strength in (5.0, 0.0):
+        name = f"balance_{strength:.0f}"
+        pretrain(config, f"name={name}", f"model.router_aux_loss_coef={strength}", *one_step, script=script)
+        found.append(next(line for line in metrics(tmp_path / "runs" / name) if line["split"] == "train"))
+    balanced, not_balanced = found
+    assert balanced["loss"] == not_balanced["loss"]
+    assert balanced["grad_norm"] != pytest.approx(not_balanced["grad_norm"], rel=1e-3)
+    assert balanced["load_balancing"] > 0.9 * 2 * 5.0  # two layers, 5 each where all experts are used alike
+    assert "load_balancing" not in not_balanced
 
 
 def test_what_cannot_be_is_said_before_anything_is_read(tmp_path):

@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from configs.checkpoints import checkpoint_directory
 from eval.questions import Asked
+from tests.train import grpo_helpers
 from tests.train.grpo_helpers import begun, grpo_config, opened, rollouts
 from tests.train.helpers import metrics, pretrain, refusal, run_module, stopped_at, write_config
 from tests.train.worlds import trace
@@ -229,6 +231,8 @@ def test_advantages_are_of_a_group():
     found = advantages(torch.tensor([1.0, 0.0, 1.0, 1.0]), 2, scaled=False)
     assert found.tolist() == [0.5, -0.5, 0.0, 0.0]
     assert advantages(torch.tensor([3.0, 1.0]), 2, scaled=True).tolist() == pytest.approx([2**-0.5, -(2**-0.5)], 1e-3)
+    for scaled in (False, True):  # the mean of eight times 0.1 is another number
+        assert not advantages(torch.tensor([0.1] * 8 + [1e6 + 0.3] * 8), 8, scaled).any()
 
 
 def test_equal_answers_are_one_row_and_groups_without_variance_are_left_out(run):
@@ -244,6 +248,25 @@ def test_equal_answers_are_one_row_and_groups_without_variance_are_left_out(run)
     assert (batch["advantages"] * batch["copies"]).sum() == pytest.approx(0, abs=1e-6)
     nothing = source.rows(prompts, answers, torch.ones(8), torch.zeros(4))
     assert (len(nothing.row_ids), float(nothing["advantages"])) == (1, 0.0)
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.3])
+def test_a_step_in_which_all_answers_earn_the_same_moves_nothing(run, kl, monkeypatch):
+    """Not by momentum, not by weight decay, not towards the reference; its figures are logged, and it has no loss."""
+    monkeypatch.setattr(grpo_helpers, "CALLS", [0])
+    settings = {"reward": f"{HERE}:soon_the_same", "group_size": 8, "kl": kl}
+    train = {"max_steps": 3, "checkpoint_every": 1, "keep_last": 9, "optimizer": {"weight_decay": 0.1}}
+    pretrain(grpo_config(run, grpo=settings, train=train), f"name=same_{kl}", "--trust-hooks", script=grpo.main)
+    moved, *stayed = [line for line in metrics(run.parent / f"same_{kl}") if line["split"] == "train"]
+    assert moved["loss"] is not None
+    assert moved["skipped_groups"] == 0
+    for line in stayed:
+        assert [line[name] for name in ("loss", "skipped_groups", "reward_variance")] == [None, 1, 0]
+        assert line["reward"] == pytest.approx(0.1)
+    folders = [run.parent / f"same_{kl}/checkpoints/step_{step:08d}" for step in (1, 3)]
+    for name in ("model.safetensors", "training/optimizer.safetensors"):
+        first, last = (load_file(folder / name) for folder in folders)
+        assert all(torch.equal(last[key], first[key]) for key in first), name
 
 
 def test_it_earns_more_and_goes_on_exactly_after_a_stop(run):
@@ -268,19 +291,25 @@ def test_the_model_writes_in_the_precision_in_which_it_trains(run):
     assert [line["reward"] for line in metrics(run.parent / "bf16") if line["split"] == "train"] == [1.0, 1.0]
 
 
-def test_a_stop_between_steps_on_the_same_answers_changes_nothing(run):
-    """Steps 2 and 3 have the answers that the weights of step 2 gave. The run stops between them."""
-    train = {"trace": True, "max_steps": 5, "checkpoint_every": 2}
+@pytest.mark.parametrize("compiles", [False, True], ids=["plain", "compiled"])
+def test_a_stop_between_steps_on_the_same_answers_changes_nothing(run, compiles, monkeypatch):
+    """Steps 2 and 3 have the answers that the weights of step 2 gave. The run stops between them.
+
+    compiles: the run tries its compiled model on a batch before it goes on (here nothing is compiled, for time).
+    """
+    monkeypatch.setattr(torch, "compile", lambda model, dynamic: model)
+    whole, stopped = (f"{name}_{compiles}" for name in ("twice", "twice_stopped"))
+    train = {"trace": True, "max_steps": 5, "checkpoint_every": 2, "compile": compiles}
     config = grpo_config(run, grpo={"num_iterations": 2}, train=train)
-    pretrain(config, "name=twice", "--trust-hooks", script=grpo.main)
-    lines = trace(run.parent / "twice")
+    pretrain(config, f"name={whole}", "--trust-hooks", script=grpo.main)
+    lines = trace(run.parent / whole)
     assert [line["batch"] for line in lines[::2]] == [*(line["batch"] for line in lines[1::2]), lines[-1]["batch"]]
     assert len({line["batch"] for line in lines}) == 3
     with stopped_at(2):  # it finishes that step
-        pretrain(config, "name=twice_stopped", "--trust-hooks", script=grpo.main, code=143)
-    assert (checkpoint_directory(run.parent / "twice_stopped") / "training/source.safetensors").exists()
-    pretrain(config, "name=twice_stopped", "--trust-hooks", script=grpo.main)
-    assert trace(run.parent / "twice_stopped") == lines
+        pretrain(config, f"name={stopped}", "--trust-hooks", script=grpo.main, code=143)
+    assert (checkpoint_directory(run.parent / stopped) / "training/source.safetensors").exists()
+    pretrain(config, f"name={stopped}", "--trust-hooks", script=grpo.main)
+    assert trace(run.parent / stopped) == lines
 
 
 @pytest.mark.parametrize(
@@ -289,7 +318,7 @@ def test_a_stop_between_steps_on_the_same_answers_changes_nothing(run):
         (["grpo.reward=best"], "no reward is called 'best': use exact_match, contains_answer, or module:function"),
         ([f"grpo.reward={HERE}:missing"], "cannot be imported: AttributeError"),
         ([f"grpo.reward={HERE}:HERE"], "cannot be imported: AttributeError"),
-        (["grpo.group_size=3"], "grpo.group_size (3) must divide the 8 answers of a step"),
+        (["grpo.group_size=3"], "times grpo.group_size (3): use "),
         (["grpo=null"], "grpo: is null: train.grpo needs this section"),
         (["init_from=null"], "init_from: fine-tuning starts from a trained model"),
         (["data.source.recall={}"], "data.source.recall: train.grpo asks in conversations, and these are facts"),

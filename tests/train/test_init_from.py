@@ -163,7 +163,8 @@ def other_architecture(directory: Path) -> str:
 @pytest.mark.parametrize("harm", [other_tokenizer, no_tokenizer, half_the_weights, no_directory, other_architecture])
 def test_a_source_that_does_not_fit_is_refused(here, harm):
     message = harm(here / "converted")
-    said = refusal(write_config(here, model=GQA, init_from=str(here / "converted")))
+    model = GQA | {"rope_theta": 10000.0, "tie_word_embeddings": True}
+    said = refusal(write_config(here, model=model, init_from=str(here / "converted")))
     assert message in said
     assert not (here / "runs/tiny").exists()
 
@@ -214,5 +215,17 @@ def test_longer_sequences_are_learned_on_top_of_old_weights(trained, here):
     longer = load(here / "runs/longer").config
     assert longer.rope_scaling is not None
     assert longer.windows == [16, None]
-    refused = pretrain(write_config(here, name="back", model=GQA, init_from=str(here / "runs/longer")), code=2).stderr
-    assert "rope_scaling is null here and" in refused
+    said = refusal(
+        write_config(here, name="back", model=GQA | {"rope_scaling": None}, init_from=str(here / "runs/longer"))
+    )
+    assert "rope_scaling is null here and" in said
+
+
+def test_rows_longer_than_learned_positions_are_refused_before_any_text_is_read(tmp_path):
+    directory = tmp_path / "learned"
+    save(
+        random_model(tiny_config(position_embedding="learned", max_position_embeddings=16, loadable_elsewhere=False)),
+        directory,
+    )
+    said = refusal(write_config(tmp_path), f"init_from={directory}")
+    assert "init_from: sequence_length (32) is longer than model.max_position_embeddings (16)" in said

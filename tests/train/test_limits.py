@@ -23,6 +23,17 @@ def test_without_a_limit_it_is_a_thousand_steps(tmp_path):
     assert load_run_config(write_config(tmp_path, train={"max_steps": None})).max_steps == 1000
 
 
+@pytest.mark.parametrize("steps", [1, 2, 12])
+@pytest.mark.parametrize("schedule", ["wsd", "cosine"])
+def test_the_last_step_has_the_last_rate(tmp_path, schedule, steps):
+    train = {"schedule": schedule, "final_lr_fraction": 0.25, "max_steps": steps, "optimizer": {"lr": 0.02}}
+    pretrain(write_config(tmp_path, train=train, eval={"hooks": []}))
+    rates = [line["lr"] for line in metrics(tmp_path / "runs/tiny") if line["split"] == "train"]
+    assert len(rates) == steps
+    assert rates[-1] == 0.25 * 0.02
+    assert rates[0] == (0.02 if steps > 1 else rates[-1])
+
+
 @pytest.fixture
 def clock(monkeypatch) -> list[float]:
     """The run's clock, as [seconds]: a step takes an eighth of a second, and all else no time."""

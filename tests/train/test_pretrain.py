@@ -83,6 +83,7 @@ def test_the_last_lines_say_what_was_seen_and_where_to_look(finished):
 def test_a_sample_is_one_line_that_controls_nothing():
     assert in_a_line("One  fox.\nTwo\tcats\x1b[31m") == "writes “One fox. Two cats⟨U+001B⟩[31m”"
     assert in_a_line("x" * 200) == f"writes “{'x' * 90}…”"
+    assert in_a_line("No.\n", "y" * 99 + "?\x1b") == f"asked “…{'y' * 51}?⟨U+001B⟩”, writes “No.”"
 
 
 def test_metrics_hold_what_the_contract_names(finished):
@@ -232,6 +233,35 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path):
     assert metrics(tmp_path / "runs/tiny") == before
 
 
+@pytest.mark.parametrize(("limit", "said_at"), [("ENOUGH_S", 2), ("SLOW_S", 1)])
+def test_a_run_says_how_long_it_takes_and_what_it_is_busy_with(tmp_path, monkeypatch, limit, said_at):
+    """After the step that warms up; if that one is slow, at once."""
+    monkeypatch.setattr(f"train.meters.{limit}", 0.0)
+    monkeypatch.setattr("configs.still_busy.SECONDS", 1e-3)
+    done = pretrain(write_config(tmp_path, eval={"final_max_tokens": 320}))
+    [(step, minutes)] = re.findall(r"step +(\d+)   about ([\d.]+) minutes of training to go", done.stdout)
+    assert (int(step), minutes) == (said_at, "0.0")
+    for what in ("step 1", "the last evaluation", "saving"):
+        assert f"… {what}, for " in done.stderr
+    result = json.loads((tmp_path / "runs/tiny/result.json").read_text(encoding="utf-8"))
+    assert result["val"]["held_out_tokens"] == 11 * 31  # whole rows
+    assert f"on {result['val']['held_out_tokens']} held-out tokens" in done.stdout
+
+
+def test_a_step_that_counts_no_token_has_no_loss_and_moves_nothing(tmp_path):
+    """The last row of an epoch holds one token, which nothing before it predicts, and is a step of its own."""
+    (tmp_path / "text.txt").write_text("x" * (4 * 32 + 1 - 2))  # with its first and its last token
+    (tmp_path / "held_out.txt").write_text("y" * 70)
+    source = {"kind": "files", "path": str(tmp_path / "text.txt"), "validation_path": str(tmp_path / "held_out.txt")}
+    train = {"tokens_per_step": 32, "max_steps": 6, "checkpoint_every": 1, "keep_last": 9}
+    data = {"source": source, "shuffle": False}
+    pretrain(write_config(tmp_path, data=data, train=train, eval={"hooks": []}))
+    losses = [line["loss"] for line in metrics(tmp_path / "runs/tiny") if line["split"] == "train"]
+    assert [step for step, loss in enumerate(losses, 1) if loss is None] == [5]
+    weights = [(tmp_path / f"runs/tiny/checkpoints/step_{k:08d}/model.safetensors").read_bytes() for k in (4, 5, 6)]
+    assert weights[0] == weights[1] != weights[2]
+
+
 BAD = [
     (["sed=1"], "command line `sed=1`: unknown key `sed`, did you mean `seed`?"),
     (["model.hiden_size=3"], "unknown key `model.hiden_size`, did you mean `model.hidden_size`?"),
@@ -250,7 +280,6 @@ BAD = [
     (["train.precision=fp8"], "`train.precision` is 'fp8'"),
     (["init_from=nowhere"], "init_from: "),
     (["train.parallel=ddp2"], "`train.parallel` is 'ddp2'"),
-    (["train.tokens_per_step=65536"], "fewer than the 2,048 of a step"),
     (["train.device=cuda"], "train.device is cuda: not available here"),
     (["model.vocab_size=100"], "model.vocab_size is 100, but the tokenizer has 320 ids"),
     (["output_dir=/proc/nowhere"], "output_dir: /proc/nowhere cannot be written"),

@@ -3,10 +3,15 @@
 import json
 
 import pytest
+import torch
 import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from eval.chat.session import open_conversation
 from model import load
+from tests.train.foreign import SHAPES, foreign_directory
 from tests.train.helpers import metrics, pretrain, refusal, write_config
+from train.pretrain import main as pretrain_main
 from train.sft import main
 
 
@@ -81,3 +86,72 @@ def test_a_model_that_only_headlight_loads_is_fine_tuned_as_such(tmp_path):
     pretrain(write_config(tmp_path, name="base", model=only_here, train={"max_steps": 1}))
     pretrain(chat_config(tmp_path, tmp_path / "runs/base"), "train.max_steps=1", script=main)
     assert load(tmp_path / "runs/chat/checkpoints/step_00000001").config.loadable_elsewhere is False
+
+
+SOME = [("qwen2", "padded"), ("llama", "plain"), ("smollm2", "exact")]
+EACH = [(shape, vocabulary) for shape in SHAPES for vocabulary in ("padded", "exact", "plain")]
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["whole", "lora"])
+@pytest.mark.parametrize(
+    ("shape", "vocabulary"), [one if one in SOME else pytest.param(*one, marks=pytest.mark.slow) for one in EACH]
+)
+def test_a_foreign_directory_is_fine_tuned_and_talked_to(tmp_path, shape, vocabulary, lora):
+    foreign, rows = foreign_directory(tmp_path / "foreign", shape, vocabulary)
+    before = AutoModelForCausalLM.from_pretrained(foreign)
+    config = chat_config(tmp_path, foreign, **({"lora": lora} if lora else {}))
+    done = pretrain(config, "train.max_steps=60", "train.optimizer.lr=0.05", script=main)
+    assert f"added to the tokenizer of {foreign}, in " in done.stdout
+    run = tmp_path / "runs/chat"
+    losses = [m["loss"] for m in metrics(run) if m["split"] == "val"]
+    assert losses[-1] < 0.2 * losses[0]
+
+    lm, checkpoint = load(run), run / "checkpoints/step_00000060"
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    assert len(tokenizer) == lm.config.vocab_size
+    assert (lm.config.vocab_size == rows) == (vocabulary == "padded")
+    if vocabulary == "plain":  # its chats begin turns with added tokens
+        assert len(lm.model.embed_tokens.weight[rows:].unique(dim=0)) > 1  # equal at first, and then trained
+    if lora is None:
+        theirs = AutoModelForCausalLM.from_pretrained(checkpoint)
+    else:
+        from peft import PeftModel
+
+        before.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        theirs = PeftModel.from_pretrained(before, checkpoint).eval()
+    ids = torch.arange(lm.config.vocab_size)[-64:][None]  # the added ones among them
+    with torch.no_grad():
+        torch.testing.assert_close(lm(ids), theirs(ids).logits, rtol=0, atol=0 if lora is None else 1e-4)
+    talk = open_conversation(run, device="cpu", max_new_tokens=8, temperature=0.0)
+    assert talk.is_chat
+    assert "".join(talk.answer("7. Which sound does it make?")) == "Meow."
+
+    resumed = pretrain(config, "train.max_steps=62", "train.optimizer.lr=0.05", script=main)
+    assert "resumed from" in resumed.stdout
+    pretrain(config, "train.max_steps=1", f"init_from={run}", "lora=null", "name=on", script=main)  # merged
+
+
+def test_rows_are_added_without_changing_what_was_there(tmp_path):
+    foreign, rows = foreign_directory(tmp_path / "foreign", "llama", "exact")
+    lm, ids = load(foreign), torch.arange(40)[None]
+    before = lm(ids)
+    lm.add_rows(rows + 20)
+    torch.testing.assert_close(lm(ids)[..., :rows], before)  # a product of another size may round otherwise
+    torch.testing.assert_close(lm(ids)[..., rows:], before.mean(-1, keepdim=True).expand(-1, -1, 20))
+
+
+def test_training_on_takes_shape_and_tokenizer_from_the_directory_unless_the_yaml_says_otherwise(tmp_path):
+    """A config that was written for another model: with init_from on the command line its shape and tokenizer yield."""
+    foreign, _ = foreign_directory(tmp_path / "foreign", "smollm2", "exact")
+    config = write_config(tmp_path, model={"hidden_dropout": 0.1}, train={"max_steps": 2})
+    pretrain(config, f"init_from={foreign}", script=pretrain_main)
+    lm = load(tmp_path / "runs/tiny")
+    assert (lm.config.hidden_size, lm.config.num_attention_heads, lm.config.hidden_dropout) == (36, 9, 0.1)
+    assert AutoTokenizer.from_pretrained(tmp_path / "runs/tiny/checkpoints/step_00000002")("Meow").input_ids[1:] == (
+        AutoTokenizer.from_pretrained(foreign)("Meow").input_ids
+    )
+    pretrain(config, f"init_from={foreign}", "train.max_steps=3", script=pretrain_main)  # the run has both by now
+    said = refusal(config, f"init_from={foreign}", "name=b", "model.num_attention_heads=4", script=pretrain_main)
+    assert "init_from: num_attention_heads is 4 here and 9 in" in said
+    said = refusal(config, f"init_from={foreign}", "name=b", "data.tokenizer={kind: char}", script=pretrain_main)
+    assert "is not the tokenizer of this run's data" in said

@@ -14,6 +14,7 @@ import torch
 
 from configs.command import exit_on_bad_input
 from configs.read_back import read_json
+from eval.hooks import Hook
 from tests.processes import print_to, start
 from tests.train.helpers import write_config
 from tests.train.worlds import trace
@@ -177,6 +178,31 @@ def note_step(event) -> None:
     assert event.world.size == 1
     if event.step:
         print("hook at", event.step)
+
+
+class Gathering(Hook):
+    """Asks all processes at the end, as it may during training."""
+
+    def look(self, event) -> None:
+        assert event.world.gather(event.world.rank) == [0, 1]
+
+    def finish(self, event) -> None:
+        print("gathered", event.world.gather(event.world.rank))
+
+
+class Off(Gathering):
+    def look(self, event) -> None:
+        raise RuntimeError("broken")
+
+
+def test_the_last_word_of_a_hook_waits_for_no_other_process_and_one_that_is_off_has_none(tmp_path):
+    hooks = [{"name": f"tests.train.test_together:{name}", "every": 2} for name in ("Gathering", "Off")]
+    config = write_config(tmp_path, train={"max_steps": 4, "checkpoint_every": 0}, eval={"hooks": hooks})
+    code, said = command(config, TWO, "--trust-hooks")
+    assert code == 0, said
+    assert said.count("gathered [0]\n") == 1
+    assert said.count("warning: ") == 1
+    assert "test_together:Off hook is off from here: RuntimeError: broken" in said
 
 
 def numbers(tmp_path: Path, cores: int, monkeypatch, **changes) -> int:

@@ -21,7 +21,7 @@ from train.machine.findings import recall
 from train.machine.load import in_words, share_of_others
 from train.machine.timing import synchronize, timed
 from train.run import Run
-from train.step import random_state, set_random_state, within_memory
+from train.step import losses, random_state, set_random_state, within_memory
 
 # minutes of plain training that a run must still have before it, so that compiling pays: it costs about one minute,
 # and saves a tenth of the rest on a CPU and a third on a GPU (EXPERIMENTS.md)
@@ -120,16 +120,21 @@ def _agreed_trial(run: Run) -> tuple[float, float]:
 
 
 def _trial(run: Run) -> tuple[float, float]:
-    """A step that computes only its first micro-batch, which counts for all. The update moves nothing."""
+    """A step that computes only its first micro-batch, which counts for all. The update moves nothing.
+
+    Answers that the model draws count too, as a share of what several steps learn from.
+    """
     number, device = run.source.rows_per_batch / run.world.size / run.state.micro_rows, run.device.device
     try:
-        batch = timed(run.first_batch, device)
-        micro_batch = _micro_batch(run)
+        made: list[Batch] = []
+        batch = timed(lambda: made.append(run.first_batch()), device)
+        micro_batch = _micro_batch(run, made[0])
         passes = timed(lambda: _forward_backward(run, run.lm, micro_batch), device)
         update = timed(lambda: _update_nothing(run), device)
     finally:
         run.forget_gradients()
-    wall, quiet = (b + number * p + u for b, p, u in zip(batch, passes, update, strict=True))
+    share = 1 / run.source.steps_per_batch
+    wall, quiet = (share * b + number * p + u for b, p, u in zip(batch, passes, update, strict=True))
     return wall, quiet
 
 
@@ -167,7 +172,7 @@ def _compile(run: Run, stopped: Callable[[], int]) -> nn.Module:
     before = time.perf_counter()
     try:
         with run.tracker.doing("compiling"):
-            within_memory(run, lambda: _forward_backward(run, model, _micro_batch(run)))
+            within_memory(run, lambda: _forward_backward(run, model, _micro_batch(run, run.first_batch())))
             synchronize(run.device.device)  # an error of a GPU comes when somebody waits for it
     except InputError:
         raise
@@ -192,8 +197,8 @@ def _compile(run: Run, stopped: Callable[[], int]) -> nn.Module:
     return model
 
 
-def _micro_batch(run: Run) -> Batch:
-    return run.first_batch().split(run.state.micro_rows)[0].to(run.device.device)
+def _micro_batch(run: Run, batch: Batch) -> Batch:
+    return batch.split(run.state.micro_rows)[0].to(run.device.device)
 
 
 def _forward_backward(run: Run, model: nn.Module, batch: Batch) -> None:
@@ -201,8 +206,7 @@ def _forward_backward(run: Run, model: nn.Module, batch: Batch) -> None:
     before = random_state(run)
     try:
         run.lm.train()
-        with run.device.autocast():
-            loss_sum, _ = run.objective.loss(model, batch)
-        loss_sum.backward()
+        minimised, _ = losses(run, model, batch)
+        minimised.backward()
     finally:
         set_random_state(before)

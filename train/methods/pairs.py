@@ -7,13 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from configs.command import InputError
 from data.batches import IGNORED, Batch, TrainBatches
 from data.preferences import Pairs
 from data.prepare import PreparedData
 from train.config import RunConfig
-from train.machine.distributed import ALONE, World
-from train.objective import CPU, TextBatches
+from train.objective import TextBatches
 
 MULTIPLE = 64  # rows are padded to a multiple of it, so that few shapes occur
 
@@ -35,22 +33,14 @@ class PairSource(TextBatches):
     """Pairs of the training part. One takes the place of two rows of data.sequence_length; longer ones are left out."""
 
     Batches = PairBatches
-    joined = "to a pair"
-
-    def __init__(self, config: RunConfig, data: PreparedData, world: World = ALONE, device: torch.device = CPU):
-        if config.rows_per_step < 2 * world.size:
-            least = 2 * world.size * config.data.sequence_length
-            raise InputError(
-                f"train.tokens_per_step ({config.train.tokens_per_step}) holds no pair of answers of "
-                f"data.sequence_length ({config.data.sequence_length}) for each process: use {least} or more"
-            )
-        super().__init__(config, data, world, device)
+    joined, name_of_rows = "to a pair", "pair"
 
     def rows(self, config: RunConfig, data: PreparedData) -> Pairs:
         pairs = Pairs(data.stream("train"), config.data.sequence_length, data.tokenizer.bos_id)
         if pairs.left_out:
             self.notes = (
                 f"{pairs.left_out:,} of {pairs.left_out + pairs.per_epoch:,} pairs are left out, because a prompt with "
-                f"an answer is longer than data.sequence_length ({config.data.sequence_length}): raise it to keep them"
+                f"an answer is longer than data.sequence_length ({config.data.sequence_length}), or an answer has "
+                "weight 0: raise it to keep the long ones"
             )
         return pairs

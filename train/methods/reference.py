@@ -33,13 +33,15 @@ def open_reference(
             "train.parallel: under fsdp2 no process has the whole head, which the loss asks in chunks: use ddp"
         )
     try:
-        same = read_checkpoint(path, lambda directory: load_tokenizer(directory).sha256() == tokenizer.sha256())
-        if not same:
+        there, lm = read_checkpoint(path, lambda directory: (load_tokenizer(directory), load(directory)))
+        added = tokenizer.vocab_size - lm.lm_head.out_features
+        if added < 0 or tokenizer.tokens_beyond(there) is None:
             raise InputError(
                 f"{key}: {path} has another tokenizer than this run, so the same ids stand for other text: name a "
                 "model with the same tokenizer"
             )
-        lm = load(path)
+        if added:  # as in the model that starts from this one
+            lm.add_rows(tokenizer.vocab_size)
     except (OSError, ValueError) as error:
         raise InputError(f"{key}: {error}") from None
     longest = lm.config.max_position_embeddings

@@ -7,7 +7,7 @@ steps. Then a checkpoint between these holds it, since the weights that drew it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from random import Random
@@ -36,7 +36,7 @@ from train.objective import BatchSource
 
 REPORTED = ("reward", "reward_variance", "skipped_groups", "answer_length")  # means over all answers of a step
 OF_TOOLS = ("tool_calls", "tool_errors")  # of an answer, with grpo.tools
-COLUMNS = ("input_ids", "labels", "drawn_log_probs", "advantages", "copies", "weights", "reported")  # of a batch
+COLUMNS = ("input_ids", "labels", "drawn_log_probs", "advantages", "copies", "weights")  # of a batch
 EPSILON = 1e-4  # of the division by a standard deviation, as in TRL
 ATTEMPTS = 1000  # to find a question that fits
 
@@ -64,8 +64,8 @@ class Rollouts(BatchSource):
 
     A batch holds the answers of groups whose rewards differ, right-padded, with their questions in front: input_ids and
     labels (B, T), where only answers are labels; drawn_log_probs (B, T), aligned with labels; advantages (B,); weights
-    (B, T), what a token counts; copies (B,), how often the answer was drawn: equal ones are one row; reported (B, F),
-    the figures of the step that `reported_names` names.
+    (B, T), what a token counts; copies (B,), how often the answer was drawn: equal ones are one row. Where no group's
+    rewards differ there is one row, of 0 copies: there is nothing to learn. Its figures are those of REPORTED.
     """
 
     def __init__(self, config: RunConfig, data: PreparedData, world: World, device: torch.device):
@@ -81,30 +81,34 @@ class Rollouts(BatchSource):
             )
         self.draw_question = questions_to_draw(config.data)
         self.reward = find_reward(self.settings.reward)
-        self.drawn: tuple[int, Batch] | None = None  # the step of the newest batch, and that batch
+        self.steps_per_batch = self.settings.num_iterations
+        self.drawn: tuple[int, Batch] | None = None  # what is trained on: the step that drew it, and the batch
         self.tools = described(self.settings.tools)
         if self.tools:
             self.tokenizer.special_id(CALL)  # raises where the tokenizer knows no calls
 
-    def batch(self, k: int, lm: LanguageModel) -> Batch:
-        first = k - k % self.settings.num_iterations
-        if self.drawn is None or self.drawn[0] != first:
-            self.drawn = first, self.draw_batch(first, lm)
-        return self.drawn[1]
+    def upcoming(self, first: int, stop: int, lm: LanguageModel) -> Generator[Batch]:
+        for k in range(first, stop):
+            drawn_at = k - k % self.steps_per_batch
+            if self.drawn is None or self.drawn[0] != drawn_at:
+                self.drawn = drawn_at, self.batch(drawn_at, lm)
+            yield self.drawn[1]
 
     def kept(self, k: int) -> dict[str, Tensor]:
-        if self.drawn is None or k % self.settings.num_iterations == 0:
+        if self.drawn is None or k % self.steps_per_batch == 0:
             return {}  # the next batch is a new one
         first, batch = self.drawn
-        return batch.tensors | {"step": torch.tensor(first), "row_ids": torch.tensor(batch.row_ids)}
+        others = {"step": first, "row_ids": batch.row_ids, "figures": list(batch.figures.values())}
+        return batch.tensors | {name: torch.tensor(value) for name, value in others.items()}
 
     def restore(self, kept: dict[str, Tensor]) -> None:
         if kept:  # the file has its tensors in another order
-            batch = Batch({name: kept[name] for name in COLUMNS}, kept["row_ids"].tolist())
+            figures = dict(zip(reported_names(self.settings), kept["figures"].tolist(), strict=True))
+            batch = Batch({name: kept[name] for name in COLUMNS}, kept["row_ids"].tolist(), figures)
             self.drawn = int(kept["step"]), batch
 
-    def draw_batch(self, k: int, lm: LanguageModel) -> Batch:
-        """New questions, and the answers that the weights of step k give."""
+    def batch(self, k: int, lm: LanguageModel) -> Batch:
+        """New questions, and the answers that lm gives. Nothing is remembered: what a trial asks for changes no run."""
         mine = range(self.world.rank, self.groups, self.world.size)
         questions, prompts = zip(*(self.question(k, number) for number in mine), strict=True)
         answers = self.sample(k, lm, prompts, [said_by_user(question.messages) for question in questions])
@@ -172,7 +176,7 @@ class Rollouts(BatchSource):
         ]
 
     def rows(self, prompts: tuple[list[int], ...], answers: list[Answer], rewards: Tensor, reported: Tensor) -> Batch:
-        """What is trained on. If no group's rewards differ, one answer is left, whose advantage is 0."""
+        """What is trained on. A process none of whose groups' rewards differ has one answer, which weighs nothing."""
         worth = advantages(rewards, self.settings.group_size, self.settings.scale_advantages).tolist()
         differ = spread(rewards, self.settings.group_size) > 0
         equal: dict[tuple[Any, ...], list[int]] = {}  # group, ids, own, worth -> answers that have them
@@ -183,13 +187,13 @@ class Rollouts(BatchSource):
             equal.values(), key=lambda rows: len(prompts[answers[rows[0]].group]) + len(answers[rows[0]].ids)
         )
         first = [rows[0] for rows in chosen]
-        counts = torch.tensor([len(rows) for rows in chosen])
+        counts = torch.tensor([len(rows) for rows in chosen]) * differ.any()
         lengths = torch.tensor([sum(answers[row].own) for row in first])  # tools' tokens weigh nothing
         both = self.world.gather((int(counts.sum()), int((counts * lengths).sum())))
         kept, tokens = (sum(each) for each in zip(*both, strict=True))
         per_token = {
             "sequence": 1 / lengths,
-            "token": torch.full_like(counts, kept / tokens, dtype=torch.float32),
+            "token": torch.full_like(counts, kept / max(1, tokens), dtype=torch.float32),
             "fixed": torch.full_like(counts, 1 / self.settings.max_new_tokens, dtype=torch.float32),
         }[self.settings.mean]
         columns: dict[str, list[Tensor]] = {"input_ids": [], "labels": [], "drawn_log_probs": []}
@@ -204,8 +208,7 @@ class Rollouts(BatchSource):
         tensors["advantages"] = torch.tensor([worth[row] for row in first])
         tensors["copies"] = counts
         tensors["weights"] = (counts * per_token)[:, None] * (tensors["labels"] != IGNORED)
-        tensors["reported"] = reported.expand(len(first), -1)
-        return Batch(tensors, first)
+        return Batch(tensors, first, dict(zip(reported_names(self.settings), reported.tolist(), strict=True)))
 
 
 def reported_names(settings: GRPOConfig) -> tuple[str, ...]:
@@ -214,14 +217,19 @@ def reported_names(settings: GRPOConfig) -> tuple[str, ...]:
 
 
 def spread(rewards: Tensor, group_size: int) -> Tensor:
-    """Standard deviation of each group's rewards: (groups * group_size,) -> (groups,)."""
-    return rewards.view(-1, group_size).std(dim=1)
+    """Standard deviation of each group's rewards: (groups * group_size,) -> (groups,).
+
+    Exactly 0 where all are equal. The mean of eight times 0.1 is not 0.1, and optimizers scale whatever is left of such
+    a difference up to a whole step.
+    """
+    groups = rewards.view(-1, group_size)
+    return groups.std(dim=1).where(groups.amax(dim=1) > groups.amin(dim=1), 0.0)
 
 
 def advantages(rewards: Tensor, group_size: int, scaled: bool) -> Tensor:
     """How much better than the mean of its group an answer is; scaled: in standard deviations. Both (answers,)."""
-    groups = rewards.view(-1, group_size)
-    better = groups - groups.mean(dim=1, keepdim=True)
+    groups, deviations = rewards.view(-1, group_size), spread(rewards, group_size)[:, None]
+    better = (groups - groups.mean(dim=1, keepdim=True)).where(deviations > 0, 0.0)
     if scaled:
-        better = better / (groups.std(dim=1, keepdim=True) + EPSILON)
+        better = better / (deviations + EPSILON)
     return better.flatten()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-from configs.checkpoints import is_adapter, read_checkpoint
+from configs.checkpoints import is_adapter
 from configs.command import InputError
 from configs.meaning import Meaning, keys_that
 from data.tokenizer import Tokenizer, load_tokenizer
@@ -15,10 +14,9 @@ from model.adapters.config import LoraConfig
 from model.adapters.files import base_of, weights_hash
 from model.adapters.lora import add_adapters
 from model.counting import on_meta
-from model.saving.checkpoint_format import load_weights, read_config
+from model.saving.checkpoint_format import load_weights
 from train.config import RunConfig
-
-WINDOWS = {"sliding_window", "layer_types"}  # set together
+from train.saving.start import WINDOWS, free_keys, read_start, start_of
 
 
 def find_initial_weights(config: RunConfig) -> Path:
@@ -26,9 +24,9 @@ def find_initial_weights(config: RunConfig) -> Path:
 
     Raises InputError unless its architecture is that of `model:`, naming the keys that differ.
     """
-    directory, there = _read(str(config.init_from))
+    directory, there = read_start(str(config.init_from))
     different = [key for key, value in config.model.model_dump().items() if value != there[key]]
-    different = [key for key in different if key not in _free_keys(there)]
+    different = [key for key in different if key not in free_keys(there)]
     if different:
         here = config.model.model_dump()
         listed = ", ".join(f"{k} is {json.dumps(here[k])} here and {json.dumps(there[k])}" for k in different)
@@ -58,7 +56,7 @@ def find_base(config: RunConfig, checkpoint: Path | None) -> Path:
             f"init_from: {directory} holds adapters, and adapters need a whole model: merge them first with "
             f"python -m model.export {config.init_from} --to merged --out DIR"
         )
-    there, here = _read(str(directory))[1], config.model.model_dump()
+    there, here = read_start(str(directory))[1], config.model.model_dump()
     if added := [key for key in keys_that(ModelConfig, Meaning.ADDED_AT_START) if here.get(key) != there.get(key)]:
         raise InputError(
             f"lora: model.{added[0]} is not as in {directory}, and adapters are opened beside the model as it is: set "
@@ -85,13 +83,16 @@ def take_over(config: RunConfig, tokenizer_of: str | None = None) -> RunConfig:
     A run that has begun has both of its own. tokenizer_of: the model whose tokenizer is taken where init_from is null.
     Raises InputError.
     """
-    begun = config.init_from is not None and (config.directory / "checkpoints" / "latest").is_file()
-    source = str(config.directory) if begun else config.init_from
+    source = start_of(config.directory, config.init_from)
     if source is not None:
         config = config.model_copy(update={"model": take_over_architecture(config, source)})
-    tokenizer = config.data.tokenizer
-    if begun or tokenizer.kind != "pretrained":
-        tokenizer = tokenizer.model_copy(update={"kind": "pretrained", "path": source or tokenizer_of})
+    if source == config.init_from and config.data.tokenizer.kind == "pretrained":
+        return config
+    return _with_tokenizer_of(config, source or tokenizer_of)
+
+
+def _with_tokenizer_of(config: RunConfig, path: str | None) -> RunConfig:
+    tokenizer = config.data.tokenizer.model_copy(update={"kind": "pretrained", "path": path, "vocab_size": None})
     return config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": tokenizer})})
 
 
@@ -100,44 +101,26 @@ def take_over_architecture(config: RunConfig, source: str) -> ModelConfig:
 
     Raises InputError.
     """
-    _, there = _read(source)
-    own = _free_keys(there).difference(WINDOWS)
+    _, there = read_start(source)
+    own = free_keys(there).difference(WINDOWS)
     if not there["loadable_elsewhere"]:
         own.discard("loadable_elsewhere")
     return ModelConfig.model_validate(there | {key: getattr(config.model, key) for key in own})
 
 
-def _read(init_from: str) -> tuple[Path, dict[str, Any]]:
-    """A model's directory and its config's values."""
-    try:
-        return read_checkpoint(init_from, lambda directory: (directory, read_config(directory).model_dump()))
-    except (OSError, ValueError) as error:
-        raise InputError(f"init_from: {error}") from None
-
-
-def _free_keys(there: dict[str, Any]) -> set[str]:
-    """The keys of `model:` that may have another value than `there`, in the config of the model begun from."""
-    added = set(keys_that(ModelConfig, Meaning.ADDED_AT_START))
-    if there["rope_scaling"] is not None:
-        added.remove("rope_scaling")
-    if there["sliding_window"] is not None:
-        added -= WINDOWS
-    free = added.union(keys_that(ModelConfig, Meaning.FREE_AT_START, Meaning.TOKENIZER)) & there.keys()
-    if there["position_embedding"] == "learned":
-        free.discard("max_position_embeddings")  # it is the size of a tensor
-    return free
-
-
 def load_initial_weights(
     lm: LanguageModel, directory: Path, tokenizer: Tokenizer, lora: LoraConfig | None = None
-) -> None:
+) -> str:
     """Copy the weights of a model directory into a new run's model; then freeze them, beside adapters, with `lora`.
 
-    Raises InputError if the directory's tokenizer is not the run's: the same ids would stand for other text.
+    The tokenizer may have tokens that the directory's has not. Returns a line about them; "" where there are none.
+    Raises InputError if the same ids would stand for other text.
     """
     if not directory.is_dir():  # `init_from` is a run that trains, and data were prepared since it was found
         raise InputError(f"init_from: its run has removed {directory}: wait for its end, or raise its train.keep_last")
-    if load_tokenizer(directory).sha256() != tokenizer.sha256():
+    rows, wanted, theirs = read_start(str(directory))[1]["vocab_size"], tokenizer.vocab_size, load_tokenizer(directory)
+    new = tokenizer.tokens_beyond(theirs)
+    if rows > wanted or new is None:
         raise InputError(
             f"init_from: {directory / 'tokenizer.json'} is not the tokenizer of this run's data: take it over with "
             f"'data.tokenizer={{kind: pretrained, path: {directory}}}'"
@@ -147,4 +130,8 @@ def load_initial_weights(
     except ValueError as error:
         raise InputError(f"init_from: {error}") from None
     if lora is not None:
-        add_adapters(lm, lora, str(directory), weights_hash(lm))
+        add_adapters(lm, lora, str(directory), weights_hash(lm), theirs.vocab_size if new else None)
+    if not new:
+        return ""
+    where = f"in {wanted - rows} new rows, each at first the mean of the others" if rows < wanted else "in free rows"
+    return f"added to the tokenizer of {directory}, {where}: {' '.join(new)}"

@@ -4,14 +4,18 @@ import builtins
 import json
 import os
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 import gguf
+import jinja2
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from configs.command import InputError
+from data.chat import segments
+from data.reading.records import Conversation, Message
 from data.words import pre_tokenizer
 from model import generate
 from model.export.__main__ import export
@@ -105,7 +109,11 @@ def test_every_token_comes_back(tmp_path):
     roles = {role: said[f"tokenizer.ggml.{role}_token_id"] for role in ("bos", "eos", "padding")}
     assert roles == {"bos": tokens.bos_id, "eos": tokens.eos_id, "padding": tokens.pad_id}
     assert said["tokenizer.ggml.add_bos_token"] is True
-    assert "<|im_start|>" in said["tokenizer.chat_template"]
+    # other programs' Jinja has no {% generation %}
+    chat = Conversation((Message("user", "Hi"), Message("assistant", " Yes\n", "Hm."), Message("user", "\n")))
+    jinja = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(said["tokenizer.chat_template"])
+    rendered = jinja.render(messages=[asdict(message) for message in chat.messages], bos_token="<|bos|>")
+    assert rendered == "".join(segment.text for segment in segments(chat))
 
 
 def test_the_rule_that_splits_our_text_is_the_one_that_is_named():

@@ -7,7 +7,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,7 +24,6 @@ from train.fits import micro_batch_rows
 from train.machine import compilation, device, hardware
 from train.machine.device import resolve_device
 from train.saving import atomic_save
-from train.sweep import processes as sweep
 
 pytestmark = pytest.mark.slow
 
@@ -315,20 +313,6 @@ def test_on_windows_directories_are_not_synced_and_files_are_opened_for_writing(
         atomic_save._flush(file)
     assert opened == [os.O_RDWR]
     assert len(synced) == 1
-
-
-@pytest.mark.parametrize(("system", "told"), [("nt", "terminate"), ("posix", signal.SIGINT)])
-def test_a_sweep_ends_its_runs_as_the_system_can(monkeypatch, system, told):
-    """Windows' send_signal raises for SIGINT."""
-    process, said = object.__new__(sweep.Process), []
-    running = type(
-        "Popen", (), {"terminate": lambda _: said.append("terminate"), "send_signal": lambda _, n: said.append(n)}
-    )
-    process._process, process._signal_at = running(), 0.0
-    with monkeypatch.context() as other:
-        other.setattr(os, "name", system)
-        process.pass_on(signal.SIGINT)
-    assert said == [told]
 
 
 def test_what_only_some_systems_tell_is_asked_with_a_fallback(tmp_path, monkeypatch):

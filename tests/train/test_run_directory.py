@@ -1,21 +1,12 @@
-"""The run directory: result.json is complete or absent, and only a finished run has one."""
+"""The run directory: only a finished run has a result.json."""
 
 from eval.run_files import read_result as read
 from tests.train.faults import at_step, bad_loss
 from tests.train.helpers import pretrain, write_config
-from train.saving.run_directory import write_result
 
 
 def read_result(run):
     return read(run, lambda problem: None)
-
-
-def test_a_result_is_read_as_it_was_written(tmp_path):
-    assert read_result(tmp_path) is None
-    write_result(tmp_path, {"step": 12, "validation": {"loss": 1.5}})
-    write_result(tmp_path, {"step": 14, "validation": None})
-    assert read_result(tmp_path) == {"step": 14, "validation": None}
-    assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
 
 
 def test_a_resumed_run_is_finished_only_at_its_new_end(tmp_path, monkeypatch):

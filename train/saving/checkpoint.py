@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from pydantic import ConfigDict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -174,14 +173,7 @@ def _random_states(world: World) -> dict[str, Tensor]:
     mine = {"rng.cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         mine["rng.cuda"] = torch.cuda.get_rng_state()
-    states: dict[str, Tensor] = {}
-    for name, state in mine.items():
-        everyone = [state]
-        if world.size > 1:
-            everyone = [torch.empty_like(state) for _ in range(world.size)]
-            dist.all_gather(everyone, state)  # over gloo: these are tensors of the CPU
-        states |= {f"{name}.{rank}": each for rank, each in enumerate(everyone)}
-    return states
+    return {f"{name}.{rank}": state for rank, each in enumerate(world.gather(mine)) for name, state in each.items()}
 
 
 def load_checkpoint(
@@ -230,18 +222,15 @@ def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimize
             if not names and parameter.requires_grad:  # a frozen one may be given to an optimizer
                 raise ValueError(f"{OPTIMIZER}: {prefix[:-1]} has no state")
             if names:  # copies, because load_file's tensors share one buffer, in which they may stand unaligned
-                state[number] = {
-                    name.removeprefix(prefix): _as_held(tensors.pop(name).clone(), parameter) for name in names
+                saved = {name.removeprefix(prefix): tensors.pop(name).clone() for name in names}
+                state[number] = {  # of a moment this process's share; AdamW's step count is one number everywhere
+                    key: share(value, parameter) if value.ndim == parameter.ndim else value
+                    for key, value in saved.items()
                 }
         # load_state_dict puts each tensor where the optimizer wants it: fused AdamW counts steps on the device
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
     for name in sorted(tensors):
         raise ValueError(f"{OPTIMIZER}: {name} is not part of this run")
-
-
-def _as_held(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """This process's share of a tensor of the optimizer's state. AdamW's step count is one number everywhere."""
-    return share(tensor, parameter) if tensor.ndim == parameter.ndim else tensor
 
 
 def _restore_random_state(states: dict[str, Tensor], rank: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -219,11 +218,3 @@ def truncate_after(file: Path, step: int, size: int | None = None) -> None:
         keep_lines(file, lambda record: record["step"] <= step, warn, STEPPED)
     except DamagedFile as error:
         warn(f"{error}: training continues without it")
-
-
-def write_result(directory: Path, values: dict[str, Any]) -> None:
-    """Write result.json into a run directory, all or nothing: with it, the run is finished at values["step"].
-
-    Raises OSError.
-    """
-    replace_text(directory / RESULT, json.dumps(values, indent=2) + "\n")

@@ -38,24 +38,20 @@ class Holder(BaseModel):
 
 
 class Owner:
-    """The folder and, in the process that owns it, its lock.
+    """A folder, and whether it is ours.
 
-    problem: why the folder cannot be taken, one line for the user: somebody holds it, or it cannot be written.
+    problem: why it cannot be taken, one line for the user: somebody holds it, or it cannot be written.
     """
 
     def __init__(self, directory: Path):
         self.directory, self.problem = directory, ""
-        self._lock: BaseFileLock | None = None
-        self._card = ""
-        self._made: list[Path] = []
+        self.card = ""  # what owner.json holds as long as the folder is ours; "" in a process that took nothing
 
     @property
     def lost(self) -> bool:
         """Whether the folder is no longer ours: it was moved, deleted or replaced, or another process took it."""
-        if self._lock is None:
-            return False
         try:
-            return (self.directory / CARD).read_text(encoding="utf-8") != self._card
+            return self.card != "" and (self.directory / CARD).read_text(encoding="utf-8") != self.card
         except (FileNotFoundError, NotADirectoryError):
             return True
         except (OSError, ValueError):
@@ -69,46 +65,40 @@ class Owner:
                 "checkpoints that were saved are where the folder is now; move it back and the same command continues"
             )
 
-    def take(self, named: str) -> None:
-        """Take the folder, which is made if it does not exist; or set `problem`. named: the key that names it."""
-        here = Holder(pid=os.getpid(), host=socket.gethostname(), since=time.strftime("%Y-%m-%d %H:%M:%S"))
-        try:
-            self._made = [path for path in (self.directory, *self.directory.parents) if not path.exists()]
-            self._lock = _lock(self.directory)
-            self._card = here.model_dump_json() + "\n"
-            (self.directory / CARD).unlink(missing_ok=True)  # it may be a link
-            (self.directory / CARD).write_text(self._card, encoding="utf-8")
-        except Timeout:
-            self.problem = f"{self.directory} is in use by {_described(self.directory)}: wait until it ends, or stop it"
-        except (OSError, ValueError) as error:  # ValueError: a path with a NUL character
-            file = getattr(error, "filename", None) or self.directory
-            self.problem = f"{named}: {file} cannot be written: {getattr(error, 'strerror', None) or error}"
-
-    def release(self) -> None:
-        """Give the folder back. It is as if it had never been made if nothing else was written into it."""
-        if self._lock is None:
-            return
-        is_ours = not self.lost
-        for name in (CARD, LOCK) if is_ours else ():  # while it is locked: who waits for the lock sees that it is gone
-            with suppress(OSError):
-                (self.directory / name).unlink()
-        self._lock.release()
-        self._lock = None
-        with suppress(OSError):
-            for path in self._made if is_ours else ():
-                path.rmdir()
-
 
 @contextmanager
 def owned(directory: Path, is_first: bool = True, named: str = "output_dir") -> Iterator[Owner]:
-    """While inside, this process owns the folder, or `problem` says why not. is_first: others need no lock."""
-    owner = Owner(directory)
+    """While inside, this process owns the folder, which is made if it does not exist; or `problem` says why not.
+
+    is_first: others need no lock. named: the key or option that names the folder.
+    """
+    owner, lock, made = Owner(directory), None, list[Path]()
     if is_first:
-        owner.take(named)
+        here = Holder(pid=os.getpid(), host=socket.gethostname(), since=time.strftime("%Y-%m-%d %H:%M:%S"))
+        try:
+            made = [path for path in (directory, *directory.parents) if not path.exists()]
+            lock = _lock(directory)
+            (directory / CARD).unlink(missing_ok=True)  # it may be a link
+            (directory / CARD).write_text(here.model_dump_json(), encoding="utf-8")
+            owner.card = here.model_dump_json()
+        except Timeout:
+            owner.problem = f"{directory} is in use by {_described(directory)}: wait until it ends, or stop it"
+        except (OSError, ValueError) as error:  # ValueError: a path with a NUL character
+            file = getattr(error, "filename", None) or directory
+            owner.problem = f"{named}: {file} cannot be written: {getattr(error, 'strerror', None) or error}"
     try:
         yield owner
     finally:
-        owner.release()
+        is_ours = not owner.lost
+        if lock is not None and is_ours:
+            for name in (CARD, LOCK):  # while it is locked: who waits for the lock sees that it is gone
+                with suppress(OSError):
+                    (directory / name).unlink()
+        if lock is not None:
+            lock.release()
+        with suppress(OSError):  # as if the folder had never been made, if nothing else was written into it
+            for path in made if lock is not None and is_ours else ():
+                path.rmdir()
 
 
 def holder(directory: Path) -> str:

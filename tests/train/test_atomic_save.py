@@ -14,7 +14,9 @@ from configs.command import InputError
 from model import load
 from tests.processes import exit_code, little_room
 from tests.train.checkpoints import training
+from tests.train.faults import at_step, bad_loss
 from tests.train.helpers import metrics, pretrain, stopped_at, write_config
+from tests.train.worlds import pretrain_rank
 from train.config import load_run_config
 from train.saving.atomic_save import SaveError, commit, damage, newest_intact, settle
 from train.saving.run_directory import find_start, open_for
@@ -166,11 +168,9 @@ def test_a_place_that_cannot_be_written_is_a_save_error(tmp_path):
         run.save(tmp_path / "file")
 
 
-def pretrain_on_a_full_disk(config: Path) -> None:
-    """No file may grow beyond 60 kB: the figures have room, the weights (140 kB) do not."""
-    from tests.train.worlds import pretrain_rank
-
-    with little_room(60_000):
+def pretrain_with_room_for(size: int, config: Path) -> None:
+    """No file may grow beyond `size` bytes: the kernel takes a part of a line and refuses the rest."""
+    with little_room(size):
         pretrain_rank(config, [])
 
 
@@ -180,13 +180,28 @@ def test_on_a_full_disk_a_run_trains_on_says_so_and_resumes_from_what_was_saved(
     pretrain(config, "name=whole")
     with stopped_at(3):
         pretrain(config, code=143)
-    assert exit_code(pretrain_on_a_full_disk, config) == 2
+    assert exit_code(pretrain_with_room_for, 60_000, config) == 2  # room for figures, not for the weights
     lines = (tmp_path / "rank0.txt").read_text().splitlines()
     assert sum(line.startswith("warning: the checkpoint of step 6 could not be written") for line in lines) == 1
     assert lines[-1].startswith("error: the checkpoint of step 8 could not be written")
     assert newest_intact(run / "checkpoints") == run / "checkpoints/step_00000004"
     pretrain(config)
     assert metrics(run) == metrics(tmp_path / "runs/whole")
+
+
+@pytest.mark.slow
+def test_a_run_whose_log_had_no_room_for_the_rest_of_a_letter_is_resumed(tmp_path):
+    train = {"max_steps": 5, "checkpoint_every": 0}
+    config = write_config(tmp_path, train=train, eval={"every": 1, "prompts": ["猫が座った"] * 20})
+    pretrain(config, "name=whole")
+    samples, run = (tmp_path / "runs/whole/samples.jsonl").read_bytes(), tmp_path / "runs/tiny"
+    room = next(place for place in range(5000, len(samples)) if samples[place] & 0xC0 == 0x80)  # inside a letter
+    assert exit_code(pretrain_with_room_for, room, config) == 2  # the checkpoint has no room either
+    whole = samples[:room].rpartition(b"\n")[0] + b"\n"
+    assert (run / "samples.jsonl").read_bytes().startswith(whole)
+    assert [json.loads(line) for line in (run / "samples.jsonl").read_text("utf-8").splitlines()]
+    assert "finished at step 5" in pretrain(config).stdout
+    assert (run / "samples.jsonl").read_bytes() == samples
 
 
 # Damaged files
@@ -312,6 +327,19 @@ def test_a_start_deletes_what_a_kill_left_of_the_last_save(tmp_path):
     (tmp_path / "runs/tiny/result.json").unlink()
     pretrain(config, "train.keep_last=1")
     assert steps_in(tmp_path / "runs/tiny/checkpoints") == [4]
+
+
+def test_a_resumed_run_is_finished_only_at_its_new_end(tmp_path, monkeypatch):
+    config, run = write_config(tmp_path, train={"max_steps": 2}, eval={"every": 0}), tmp_path / "runs/tiny"
+    pretrain(config)
+    assert (run / "result.json").is_file()
+    assert "finished at step 2" in pretrain(config).stdout
+    at_step(monkeypatch, [3], bad_loss)
+    pretrain(config, "train.max_steps=4", code=3)
+    assert not (run / "result.json").exists()
+    monkeypatch.undo()
+    pretrain(config, "train.max_steps=4")
+    assert json.loads((run / "result.json").read_text())["step"] == 4
 
 
 def test_settings_that_differ_are_named_and_may_be_allowed(tmp_path):

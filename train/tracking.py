@@ -23,6 +23,7 @@ from train.config import RunConfig
 from train.saving.run_lock import Owner
 
 SILENCE_S, SILENCE = 10.0, 0.05  # without a terminal, for so long and this share of the run nothing need be said
+Media = Path | tuple[list[str], list[list[Any]]]  # a file, or a table: columns, rows
 
 
 class Tracker:
@@ -96,17 +97,9 @@ class Tracker:
                 self.say(f"warning: {file} cannot be written ({error.strerror}); training continues")
             self._disk_failed = True
 
-    def log_image(self, name: str, path: Path, step: int) -> None:
-        """Send a picture from the disk elsewhere."""
-        self._tell(lambda other: other.log_image(name, path, step))
-
-    def log_html(self, name: str, path: Path, step: int) -> None:
-        """Send a page from the disk elsewhere."""
-        self._tell(lambda other: other.log_html(name, path, step))
-
-    def log_table(self, name: str, columns: list[str], rows: list[list[Any]], step: int) -> None:
-        """A table, sent elsewhere."""
-        self._tell(lambda other: other.log_table(name, columns, rows, step))
+    def show(self, name: str, media: Media, step: int) -> None:
+        """A picture (.png) or a page (.html) on the disk, or a table, sent elsewhere."""
+        self._tell(lambda other: other.show(name, media, step))
 
     def progress(self, step: int, seconds: float, **shown: str) -> None:
         """Move the bar to this step (under max_minutes, to this time) and show these figures beside it.
@@ -176,23 +169,17 @@ class Wandb:
         """Figures by name."""
         self._run.log({**values, "step": step})
 
-    def log_image(self, name: str, path: Path, step: int) -> None:
-        """A picture on the disk."""
+    def show(self, name: str, media: Media, step: int) -> None:
+        """A picture or a page on the disk, or a table."""
         import wandb
 
-        self.log({name: wandb.Image(str(path))}, step)
-
-    def log_html(self, name: str, path: Path, step: int) -> None:
-        """A page on the disk."""
-        import wandb
-
-        self.log({name: wandb.Html(path.read_text(encoding="utf-8"), inject=False)}, step)
-
-    def log_table(self, name: str, columns: list[str], rows: list[list[Any]], step: int) -> None:
-        """A table."""
-        import wandb
-
-        self.log({name: wandb.Table(columns=list(columns), data=rows)}, step)
+        if not isinstance(media, Path):
+            shown: Any = wandb.Table(columns=list(media[0]), data=media[1])
+        elif media.suffix == ".html":
+            shown = wandb.Html(media.read_text(encoding="utf-8"), inject=False)
+        else:
+            shown = wandb.Image(str(media))
+        self.log({name: shown}, step)
 
     def finish(self, exit_code: int) -> None:
         """Wait for what is still to be sent."""
@@ -200,7 +187,7 @@ class Wandb:
 
 
 class TensorBoard:
-    """Event files in `runs/<name>/tensorboard`, for `tensorboard --logdir runs`. It shows neither pages nor tables."""
+    """Event files in `runs/<name>/tensorboard`, for `tensorboard --logdir runs`."""
 
     name = "tensorboard"
 
@@ -221,17 +208,14 @@ class TensorBoard:
             if isinstance(value, int | float):
                 self._writer.add_scalar(name, value, step)
 
-    def log_image(self, name: str, path: Path, step: int) -> None:
-        """A picture on the disk."""
+    def show(self, name: str, media: Media, step: int) -> None:
+        """A picture on the disk; there is no place for a page or a table."""
         import numpy as np
         from PIL import Image
 
-        with Image.open(path) as picture:
-            self._writer.add_image(name, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
-
-    def log_html(self, name: str, path: Path, step: int) -> None: ...
-
-    def log_table(self, name: str, columns: list[str], rows: list[list[Any]], step: int) -> None: ...
+        if isinstance(media, Path) and media.suffix == ".png":
+            with Image.open(media) as picture:
+                self._writer.add_image(name, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
 
     def finish(self, exit_code: int) -> None:
         """Write what is left."""

@@ -97,12 +97,12 @@ def _run(
             world.say(report.summary(config.directory))
             return 0
         device = world.first(lambda: resolve_device(config, start.state.resolved if start.state else None))
-        world.first(lambda: check_memory(config, device, world.size))
-        world.first(lambda: check_disk(config))
         starts_from = config.init_from is not None and start.checkpoint is None
         initial = world.first(lambda: find_initial_weights(config)) if starts_from else None
         if config.lora is not None:  # also where it resumes: a checkpoint holds the adapters alone
             initial = world.first(lambda: find_base(config, start.checkpoint))
+        world.first(lambda: check_memory(config, device, world.size))
+        world.first(lambda: check_disk(config))
 
         # 3. Text -> tokens -> rows.
         data = prepare(config.data, Path(config.output_dir), show_progress=world.is_first)

@@ -34,11 +34,12 @@ my.txt book.txt notes/ notes/*.md books/*.txt pairs.jsonl questions.jsonl train.
 configs/x.yaml x.yaml configs/mine.yaml x.py runs/x
 lora_identity.jsonl rlaif.jsonl sft_data.jsonl lora_data.jsonl r1_data.jsonl dpo_data.jsonl
 train_00000.bin
+dataset_info.json state.json data/test-00000-of-00001.parquet val/chats.jsonl
 """.split()
 # names of other projects' things that our code does not spell
 FOREIGN = """
 wh_questions_object_gap npi_present_1 alpaca_en_demo alpaca_zh_demo glaive_toolcall_en_demo glaive_toolcall_zh_demo
-dpo_en_demo dpo_zh_demo sanitize_control_tokens NCCL_DEBUG
+dpo_en_demo dpo_zh_demo sanitize_control_tokens NCCL_DEBUG tokenized_requests
 """.split()
 KEY = re.compile(r"^((?:model|data|train|eval|tracking)(?:\.[a-z_0-9N]+)+)(?:$|[=:( ])")
 OVERRIDE = re.compile(r"^([a-z_]+(?:\.[a-z_0-9]+)*)=(.*)$")

@@ -67,7 +67,7 @@ def rung(name: str, seed: int) -> Path:
 
     Raises Sentence for a name that is not a rung.
     """
-    from train.sweep.plan import plan
+    from train.sweep import plan
 
     own = [f"seed={seed}", f"train.max_steps={LADDER_STEPS}", "train.cooldown=0.2", "train.processes=auto"]
     runs = {run.variant.label: run for run in plan(LADDER, own, seeds=1)}

@@ -22,7 +22,7 @@ from configs.command import InputError
 from configs.loader import flatten
 from configs.read_back import DamagedFile, opened, parse_json, read_json, read_text
 from eval.run_files import METRIC, METRICS, RESULT
-from train.saving.owner import CARD, LOCK, Holder
+from train.saving.run_lock import CARD, LOCK, Holder
 
 MARKS = ("config.yaml", METRICS, "checkpoints/latest")  # a folder with one of them is a run
 TAIL = 200_000  # bytes at the end of a log, in which its newest figures are
@@ -95,7 +95,7 @@ def _stat(file: Path) -> os.stat_result | None:
 
 
 def _state(run: Path) -> str:
-    """training, finished or stopped. Somebody owns a folder into which a run writes (train/saving/owner.py)."""
+    """training, finished or stopped. Somebody owns a folder into which a run writes (train/saving/run_lock.py)."""
     if (run / LOCK).exists() and _is_alive(run):
         return "training"
     return "finished" if (run / RESULT).is_file() else "stopped"

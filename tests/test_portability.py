@@ -7,7 +7,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,8 +23,7 @@ from train.config import load_run_config
 from train.fits import micro_batch_rows
 from train.machine import compilation, device, hardware
 from train.machine.device import resolve_device
-from train.saving import commit
-from train.sweep import processes as sweep
+from train.saving import atomic_save
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +33,7 @@ FILES = sorted(file for room in ROOMS for file in (REPOSITORY / room).rglob("*.p
 LEXISTS = "pathlib has no lexists before Python 3.12"
 # what is right although it looks like one of these, and why
 ALLOWED = {
-    ("train/saving/commit.py", "rename"): "the target was moved away or never existed; Windows renames that",
+    ("train/saving/atomic_save.py", "rename"): "the target was moved away or never existed; Windows renames that",
     ("model/saving/new_directory.py", "rename"): "the target is removed before",
     ("model/saving/new_directory.py", "os.path"): LEXISTS,
     ("model/export/__main__.py", "os.path"): LEXISTS,
@@ -50,7 +48,6 @@ ALLOWED = {
     ("configs/checkpoints.py", "os.path"): LEXISTS,
     ("configs/read_back.py", "os.path"): LEXISTS,
     ("eval/compare/runs.py", "os.path"): LEXISTS,
-    ("train/saving/owner.py", "os.path"): LEXISTS,
 }
 
 POSIX_MODULES = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "readline", "syslog", "termios", "tty"}
@@ -310,25 +307,11 @@ def test_on_windows_directories_are_not_synced_and_files_are_opened_for_writing(
         windows.setattr(os, "name", "nt")
         windows.setattr(os, "open", lambda path, flags, real=os.open: opened.append(flags) or real(path, flags))
         windows.setattr(os, "fsync", synced.append)
-        commit._flush(tmp_path)
+        atomic_save._flush(tmp_path)
         assert (opened, synced) == ([], [])
-        commit._flush(file)
+        atomic_save._flush(file)
     assert opened == [os.O_RDWR]
     assert len(synced) == 1
-
-
-@pytest.mark.parametrize(("system", "told"), [("nt", "terminate"), ("posix", signal.SIGINT)])
-def test_a_sweep_ends_its_runs_as_the_system_can(monkeypatch, system, told):
-    """Windows' send_signal raises for SIGINT."""
-    process, said = object.__new__(sweep.Process), []
-    running = type(
-        "Popen", (), {"terminate": lambda _: said.append("terminate"), "send_signal": lambda _, n: said.append(n)}
-    )
-    process._process, process._signal_at = running(), 0.0
-    with monkeypatch.context() as other:
-        other.setattr(os, "name", system)
-        process.pass_on(signal.SIGINT)
-    assert said == [told]
 
 
 def test_what_only_some_systems_tell_is_asked_with_a_fallback(tmp_path, monkeypatch):

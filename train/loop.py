@@ -19,9 +19,9 @@ from train.machine.signals import signal_in_words, stop_signals
 from train.meters import Reading, spike_median
 from train.objective import NextToken
 from train.run import Run
+from train.saving.atomic_save import SaveError
 from train.saving.checkpoint import save_checkpoint
-from train.saving.commit import SaveError
-from train.saving.logs import log_sizes
+from train.saving.run_directory import log_sizes
 from train.step import count, training_step, within_memory
 
 EXIT_NON_FINITE = 3

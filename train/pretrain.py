@@ -74,8 +74,8 @@ def _run(
     from train.objective import TextBatches, next_token
     from train.run import open_run
     from train.saving.initial_weights import find_base, find_initial_weights
-    from train.saving.owner import owned
     from train.saving.run_directory import start_of_owner
+    from train.saving.run_lock import owned
 
     survive_lost_output()
 

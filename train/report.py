@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
 from datetime import date
@@ -18,13 +19,13 @@ from data.packing import ConversationRows
 from data.prepare import describe
 from eval.attention.render import VIEWER
 from eval.hooks import Outcome
-from eval.run_files import read_metrics, read_result
+from eval.run_files import RESULT, read_metrics, read_result
 from train.machine.cpu_processes import processes_in_words
 from train.machine.device import exact_until
 from train.machine.distributed import World
 from train.machine.hardware import machine
 from train.run import Run
-from train.saving.run_directory import write_result
+from train.saving.atomic_save import replace_text
 
 
 def opening(run: Run, checkpoint: Path | None = None) -> str:
@@ -48,7 +49,7 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
         describe(run.data),
         run.source.notes,
         too_long(run.held_out, c.data, "validation") if isinstance(run.held_out, ConversationRows) else "",
-        f"resumed from {checkpoint}, step {run.state.step:,}" if checkpoint is not None else "",
+        f"resumed from {str(checkpoint).removesuffix('.tmp')}, step {run.state.step:,}" if checkpoint else "",
         *map(exact_until, run.state.breaks),
     ]
     return "\n".join(filter(None, lines))
@@ -93,7 +94,7 @@ def write(run: Run) -> None:
     try:
         plot_loss(metrics, directory / "loss.png")
         (directory / "report.md").write_text(_page(run, figures, outcomes), encoding="utf-8")
-        write_result(directory, figures)
+        replace_text(directory / RESULT, json.dumps(figures, indent=2) + "\n")  # with it, the run is finished
     except OSError as error:
         raise InputError(
             f"{directory}/report.md cannot be written ({error.strerror}), but the run is finished and saved: make "

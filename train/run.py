@@ -27,8 +27,8 @@ from train.objective import BatchSource, Objective
 from train.optimizer import build_optimizers
 from train.saving import run_directory
 from train.saving.checkpoint import TrainerState, load_checkpoint, load_kept
-from train.saving.owner import Owner
 from train.saving.run_directory import Start
+from train.saving.run_lock import Owner
 from train.tracking import Tracker
 
 

@@ -1,4 +1,7 @@
-"""Where figures go: metrics.jsonl always, a progress bar, other programs on top (trackers.py)."""
+"""Where figures go: metrics.jsonl always, a progress bar, and other programs that show a run: wandb and TensorBoard.
+
+None of those stops a run: one that raises is switched off, and the run continues without it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,10 +20,10 @@ from configs.read_back import append_line
 from configs.still_busy import still_busy
 from eval.run_files import METRICS
 from train.config import RunConfig
-from train.saving.owner import Owner
-from train.trackers import Elsewhere, TensorBoard, Wandb
+from train.saving.run_lock import Owner
 
 SILENCE_S, SILENCE = 10.0, 0.05  # without a terminal, for so long and this share of the run nothing need be said
+Media = Path | tuple[list[str], list[list[Any]]]  # a file, or a table: columns, rows
 
 
 class Tracker:
@@ -52,13 +55,14 @@ class Tracker:
             disable=None if writes else True,  # None: only on a terminal
         )
         self._began = self._said = time.monotonic()
-        self._elsewhere: list[Elsewhere] = []
+        self._others: list[Wandb | TensorBoard] = []
         self.wandb_id = wandb_id
         if writes and config.tracking.wandb != "disabled":
             self.wandb_id = wandb_id or secrets.token_hex(4)
-            self._elsewhere.append(Wandb(config, self.wandb_id, self.say))
+            self._others.append(Wandb(config, self.wandb_id))
         if writes and config.tracking.tensorboard:
-            self._elsewhere.append(TensorBoard(config, start_step, self.say))
+            self._others.append(TensorBoard(config, start_step))
+        self._tell(lambda other: other.start())
 
     def log(self, split: str, step: int, tokens: int, time_s: float, values: dict[str, Any]) -> None:
         """One line of metrics.jsonl; the same figures go elsewhere as `train/loss`, `val/loss`, …"""
@@ -66,8 +70,16 @@ class Tracker:
             return
         record = {"step": step, "tokens": tokens, "time_s": round(time_s, 3), "split": split, **values}
         self.append(self.file, record)
-        for other in self._elsewhere:
-            other.log({f"{split}/{key}": value for key, value in values.items()}, step)
+        self._tell(lambda other: other.log({f"{split}/{key}": value for key, value in values.items()}, step))
+
+    def _tell(self, what: Callable[[Wandb | TensorBoard], None]) -> None:
+        """Let every other program do this; one that raises is off from here."""
+        for other in list(self._others):
+            try:
+                what(other)
+            except Exception as error:
+                self._others.remove(other)
+                self.say(f"warning: {other.name} is off from here: {type(error).__name__}: {error}")
 
     def append(self, file: Path, record: dict[str, Any]) -> None:
         """A line of a .jsonl file of the run; what is non-finite (NaN, infinity) is null.
@@ -85,20 +97,9 @@ class Tracker:
                 self.say(f"warning: {file} cannot be written ({error.strerror}); training continues")
             self._disk_failed = True
 
-    def log_image(self, name: str, path: Path, step: int) -> None:
-        """Send a picture from the disk elsewhere."""
-        for other in self._elsewhere:
-            other.log_image(name, path, step)
-
-    def log_html(self, name: str, path: Path, step: int) -> None:
-        """Send a page from the disk elsewhere."""
-        for other in self._elsewhere:
-            other.log_html(name, path, step)
-
-    def log_table(self, name: str, columns: list[str], rows: list[list[Any]], step: int) -> None:
-        """A table, sent elsewhere."""
-        for other in self._elsewhere:
-            other.log_table(name, columns, rows, step)
+    def show(self, name: str, media: Media, step: int) -> None:
+        """A picture (.png) or a page (.html) on the disk, or a table, sent elsewhere."""
+        self._tell(lambda other: other.show(name, media, step))
 
     def progress(self, step: int, seconds: float, **shown: str) -> None:
         """Move the bar to this step (under max_minutes, to this time) and show these figures beside it.
@@ -134,5 +135,88 @@ class Tracker:
     def close(self, exit_code: int = 0) -> None:
         """Close the bar, and the others' runs with our exit code."""
         self.bar.close()
-        for other in self._elsewhere:
-            other.close(exit_code)
+        self._tell(lambda other: other.finish(exit_code))
+
+
+class Wandb:
+    """Weights & Biases, which has a process of its own: a line costs training next to nothing. The runs of a sweep are
+    one group there (WANDB_RUN_GROUP, train/sweep.py)."""
+
+    name = "wandb"
+
+    def __init__(self, config: RunConfig, run_id: str):
+        self._config, self._id = config, run_id
+
+    def start(self) -> None:
+        """Begin a run there, or continue the one with our id."""
+        import wandb
+
+        self._run = wandb.init(
+            project=self._config.tracking.project,
+            name=self._config.name,
+            id=self._id,
+            resume="allow",
+            mode=self._config.tracking.wandb,
+            dir=str(self._config.directory.resolve()),  # its service may have another working directory
+            config=self._config.model_dump(),
+            settings=wandb.Settings(silent=True, x_service_wait=300.0),  # a busy machine starts it slowly
+        )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+        self._run.define_metric("val/loss", step_metric="step", summary="min")  # the table of runs shows the best
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        """Figures by name."""
+        self._run.log({**values, "step": step})
+
+    def show(self, name: str, media: Media, step: int) -> None:
+        """A picture or a page on the disk, or a table."""
+        import wandb
+
+        if not isinstance(media, Path):
+            shown: Any = wandb.Table(columns=list(media[0]), data=media[1])
+        elif media.suffix == ".html":
+            shown = wandb.Html(media.read_text(encoding="utf-8"), inject=False)
+        else:
+            shown = wandb.Image(str(media))
+        self.log({name: shown}, step)
+
+    def finish(self, exit_code: int) -> None:
+        """Wait for what is still to be sent."""
+        self._run.finish(exit_code=exit_code)
+
+
+class TensorBoard:
+    """Event files in `runs/<name>/tensorboard`, for `tensorboard --logdir runs`."""
+
+    name = "tensorboard"
+
+    def __init__(self, config: RunConfig, start_step: int):
+        self._folder, self._start_step = config.directory / "tensorboard", start_step
+
+    def start(self) -> None:
+        """Open a file of events; what a run that was killed wrote beyond its last checkpoint is replaced."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ImportError("tensorboard is not installed: pip install tensorboard") from None
+        self._writer = SummaryWriter(self._folder, purge_step=self._start_step + 1)
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        """Figures by name."""
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                self._writer.add_scalar(name, value, step)
+
+    def show(self, name: str, media: Media, step: int) -> None:
+        """A picture on the disk; there is no place for a page or a table."""
+        import numpy as np
+        from PIL import Image
+
+        if isinstance(media, Path) and media.suffix == ".png":
+            with Image.open(media) as picture:
+                self._writer.add_image(name, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
+
+    def finish(self, exit_code: int) -> None:
+        """Write what is left."""
+        self._writer.close()

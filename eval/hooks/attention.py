@@ -92,7 +92,7 @@ class Attention(Hook):
             file = event.directory / "attention" / name
             if file.suffix == ".png" and file.is_file():
                 event.log_image(f"attention/{file.stem}", file)
-        event.tracker.log_html("attention/viewer", viewer, event.step)
+        event.tracker.show("attention/viewer", viewer, event.step)
         last = found[-1]
         rows = [
             [layer, head, last.group(head), *(_plain(values[i, j]) for values in last.scores.values())]
@@ -100,7 +100,7 @@ class Attention(Hook):
             for j, head in enumerate(last.heads)
         ]
         columns = ["layer", "head", "kv_group", *last.scores]
-        event.tracker.log_table("attention/scores", columns, rows, event.step)
+        event.tracker.show("attention/scores", (columns, rows), event.step)
 
     def stop(self, event: EvalEvent, why: str) -> None:
         live = self.live or _shown_so_far(event.directory)

@@ -45,9 +45,7 @@ class Tracker(Protocol):
     """Where figures go: metrics.jsonl, the terminal, wandb (train.tracking.Tracker)."""
 
     def log(self, split: str, step: int, tokens: int, time_s: float, values: dict[str, Any]) -> None: ...
-    def log_image(self, name: str, path: Path, step: int) -> None: ...
-    def log_html(self, name: str, path: Path, step: int) -> None: ...
-    def log_table(self, name: str, columns: list[str], rows: list[list[Any]], step: int) -> None: ...
+    def show(self, name: str, media: Path | tuple[list[str], list[list[Any]]], step: int) -> None: ...
     def say(self, text: str) -> None: ...
 
 
@@ -102,7 +100,7 @@ class EvalEvent:
 
     def log_image(self, name: str, path: Path) -> None:
         """A picture on disk, to wandb."""
-        self.tracker.log_image(name, path, self.step)
+        self.tracker.show(name, path, self.step)
 
     def say(self, text: str) -> None:
         """A line on the terminal, with the step in front."""

@@ -9,7 +9,7 @@ import pytest
 
 from tests.configs.every_key import shows
 from tests.train.helpers import metrics, pretrain, write_config
-from train.sweep.plan import plan
+from train.sweep import plan
 
 
 @pytest.fixture(scope="module")

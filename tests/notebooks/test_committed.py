@@ -20,7 +20,7 @@ from notebooks.recall_point import balanced
 from tests.eval.viewer_helpers import chromium
 from tests.notebooks.making import FIND_IT, FIRST_CELL, ROOT, write_notebook
 from train.config import load_run_config
-from train.sweep.plan import plan
+from train.sweep import plan
 
 pytestmark = pytest.mark.slow
 NAMES = """

@@ -54,18 +54,6 @@ class Training:
         return self
 
 
-def as_headlight_0_1(checkpoint: Path) -> Path:
-    """Turn a checkpoint into one of Headlight 0.1, which kept all its files in one directory, without a model card."""
-    manifest = json.loads((checkpoint / "training/manifest.json").read_text())
-    flat = {name.removeprefix("training/"): entry for name, entry in manifest.items()}
-    for file in (checkpoint / "training").iterdir():
-        file.rename(checkpoint / file.name)
-    (checkpoint / "training").rmdir()
-    (checkpoint / "README.md").unlink()
-    (checkpoint / "manifest.json").write_text(json.dumps(flat, indent=2) + "\n")
-    return checkpoint
-
-
 def edit_state(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Let a checkpoint have been saved with another trainer_state.json; its manifest agrees."""
     state = json.loads((checkpoint / "training/trainer_state.json").read_text())

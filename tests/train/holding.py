@@ -3,7 +3,6 @@
 import random
 import signal
 import threading
-import time
 
 from eval.hooks import EvalEvent, Hook
 
@@ -27,13 +26,6 @@ def until_a_signal(event: EvalEvent) -> None:
         pass
     for number, handler in handlers.items():
         signal.signal(number, handler)
-
-
-def while_held(event: EvalEvent) -> None:
-    """As long as the runs' folder has a file `hold`: `held` is written, and the run waits."""
-    while (event.directory.parent / "hold").exists():
-        (event.directory.parent / "held").touch()
-        time.sleep(0.01)
 
 
 class Dice(Hook):

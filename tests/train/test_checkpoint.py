@@ -5,10 +5,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from configs.command import InputError
-from tests.train.checkpoints import OPTIMIZERS, Training, as_headlight_0_1, training
+from tests.train.checkpoints import OPTIMIZERS, Training, training
 from train.machine.distributed import World
 from train.saving.checkpoint import TrainerState, load_checkpoint, read_state
-from train.saving.commit import newest_intact, settle
 
 OPTIMIZER = "training/optimizer.safetensors"
 
@@ -109,7 +108,7 @@ def test_what_is_trained_may_not_change_in_the_middle_of_a_run(tmp_path):
     freeze(run, "muon")
     for each in (run, other):
         each.steps(1)
-    with pytest.raises(InputError, match=r"muon.model.layers.0.self_attn.q_proj.weight.momentum_buffer is missing"):
+    with pytest.raises(InputError, match=r"muon.model.layers.0.self_attn.q_proj.weight has no state"):
         training().load(run.save(tmp_path / "frozen"))
     with pytest.raises(InputError, match=r"adamw.model.embed_tokens.weight.exp_avg is not part of this run"):
         run.load(other.save(tmp_path / "all"))
@@ -123,50 +122,20 @@ def test_tools_that_load_every_safetensors_file_find_the_weights_alone(tmp_path)
     assert [file.name for file in directory.glob("*.safetensors")] == ["model.safetensors"]
 
 
-def test_a_checkpoint_that_keeps_its_training_state_beside_the_weights_is_read(tmp_path):
-    """As Headlight 0.1 wrote it."""
-    run = training()
-    run.steps(2)
-    old = as_headlight_0_1(run.save(tmp_path))
-    run.steps(2)
-    assert newest_intact(tmp_path) == old
-    resumed = training(seed=1).load(old)
-    resumed.steps(2)
-    for (name, ours), theirs in zip(resumed.lm.state_dict().items(), run.lm.state_dict().values(), strict=True):
-        assert torch.equal(ours, theirs), name
-    settle(tmp_path, old)
-    assert (tmp_path / "latest").read_text() == "step_00000002\n"
-    resumed.save(tmp_path, keep_last=1)
-    assert newest_intact(tmp_path) == tmp_path / "step_00000004"
-    assert not old.exists()
-    (as_headlight_0_1(tmp_path / "step_00000004") / "optimizer.safetensors").unlink()
-    assert newest_intact(tmp_path) is None
-
-
 def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path):
     run = training()
     run.steps(1)
     assert {file.suffix for file in run.save(tmp_path).rglob("*.*")} == {".json", ".md", ".safetensors"}
 
 
-EMBEDDING, MOMENT = "model.embed_tokens.weight", "adamw.model.norm.weight.exp_avg_sq"
-BUFFER = "muon.model.layers.0.self_attn.q_proj.weight.momentum_buffer"
+EMBEDDING = "model.embed_tokens.weight"
+BUFFER = "muon.model.layers.0.self_attn.q_proj.weight"
 UNFIT = [
     ("model", lambda t: t.pop(EMBEDDING), f"{EMBEDDING} is missing"),
     ("model", lambda t: t.update(extra=torch.ones(1)), "extra is not part of this model"),
     ("model", lambda t: t.update({EMBEDDING: torch.ones(2, 2)}), f"{EMBEDDING} has shape [2, 2]"),
-    ("training/optimizer", lambda t: t.pop(MOMENT), f"{MOMENT} is missing"),
-    ("training/optimizer", lambda t: t.pop("adamw.model.norm.weight.step"), "adamw.model.norm.weight.step is missing"),
-    ("training/optimizer", lambda t: t.pop(BUFFER), f"{BUFFER} is missing"),
+    ("training/optimizer", lambda t: t.pop(f"{BUFFER}.momentum_buffer"), f"{BUFFER} has no state"),
     ("training/optimizer", lambda t: t.update(extra=torch.ones(1)), "extra is not part of this run"),
-    (
-        "training/optimizer",
-        lambda t: t.update({MOMENT: torch.ones(7)}),
-        f"{MOMENT} has shape [7], its parameter has [32]",
-    ),
-    ("training/optimizer", lambda t: t.update({BUFFER: torch.ones(7)}), f"{BUFFER} has shape [7]"),
-    ("training/optimizer", lambda t: t.pop("rng.cpu.0"), "rng.cpu.0 is missing"),
-    ("training/optimizer", dict.clear, "muon.model.layers.0.self_attn.q_proj.weight has no state"),
 ]
 
 
@@ -191,7 +160,7 @@ def test_another_optimizer_or_architecture_is_refused_and_named(tmp_path):
     run = training("muon")
     run.steps(1)
     directory = run.save(tmp_path)
-    with pytest.raises(InputError, match="adamw.model.layers.0.self_attn.q_proj.weight.exp_avg is missing"):
+    with pytest.raises(InputError, match="adamw.model.layers.0.self_attn.q_proj.weight has no state"):
         training("adamw").load(directory)
     with pytest.raises(InputError, match="another architecture: model.layers.2"):
         training(num_hidden_layers=3).load(directory)
@@ -219,19 +188,11 @@ def test_the_state_is_read_as_it_was_written(tmp_path):
 
 
 def test_what_an_older_version_did_not_write_has_its_default_and_what_a_newer_one_writes_is_an_error(tmp_path):
-    file = tmp_path / "trainer_state.json"
+    file = tmp_path / "training/trainer_state.json"
+    file.parent.mkdir()
     file.write_text('{"step": 3, "tokens": 5}')
     assert read_state(tmp_path) == TrainerState(step=3, tokens=5)
-    for text, message in [
-        ('{"step": 3, "stp": 4}', "`stp`: is unknown"),
-        ('{"tokens": 3}', "`step` is missing"),
-        ('{"step": -3}', "`step`: must be greater than or equal to 0"),
-        ('{"step": 3, "best_step": 4}', "`best_step` is later than `step`"),
-        ("[]", "must be an object of keys and values"),
-        ("3", "cannot resume from here"),
-        ("{", "cannot resume from here"),
-    ]:
+    for text in ('{"step": 3, "stp": 4}', '{"step": "three"}', "[]", "{"):
         file.write_text(text)
-        with pytest.raises(InputError, match="trainer_state.json: cannot resume from here") as caught:
+        with pytest.raises(InputError, match="trainer_state.json: cannot resume from here"):
             read_state(tmp_path)
-        assert message in str(caught.value)

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from tests.processes import start
 from tests.train.checkpoints import Training, adamw, training, world
+from train.saving.atomic_save import SaveError, newest_intact
 from train.saving.checkpoint import TrainerState, gather
-from train.saving.commit import SaveError, newest_intact
 
 OPTIMIZER = "training/optimizer.safetensors"
 pytestmark = pytest.mark.skipif(not dist.is_available() or os.name == "nt", reason="needs torch.distributed and fork")
@@ -106,14 +106,14 @@ def theirs_norm(directory: Path) -> torch.Tensor:
 
 def take_over_from_one(rank: int, folder: Path) -> None:
     run = shared(fused=False, tied=True).load(folder / "one/step_00000002")
-    tensors = gather(run.lm, run.optimizers, world())
+    weights, moments = gather(run.lm, run.optimizers, world())
     if rank > 0:
-        assert not tensors.weights
-        assert all(name.startswith("rng.") for name in tensors.optimizer)
+        assert not weights
+        assert all(name.startswith("rng.") for name in moments)
         return
     saved = folder / "one/step_00000002"
     there = load_file(saved / "model.safetensors") | load_file(saved / OPTIMIZER)
-    here = tensors.weights | tensors.optimizer
+    here = weights | moments
     assert here.keys() - there.keys() == {"rng.cpu.1"}
     assert all(torch.equal(here[name], tensor) for name, tensor in there.items())
     assert not torch.equal(here["rng.cpu.0"], here["rng.cpu.1"])

@@ -16,7 +16,7 @@ from tests.train.worlds import failing_on_rank_1, pretrain_rank, run_world, trac
 from train.config import load_run_config
 from train.machine.distributed import processes, wrap
 from train.pretrain import main  # noqa: F401
-from train.saving.commit import damage
+from train.saving.atomic_save import damage
 
 TIED = {"tie_word_embeddings": True}
 

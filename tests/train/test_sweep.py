@@ -7,15 +7,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from filelock import FileLock
 
 from model.counting import parameter_counts
 from tests.train.helpers import REPOSITORY, metrics, pretrain, write_config
+from train import sweep
 from train.budget import with_vocabulary
 from train.config import load_run_config
-from train.sweep import __main__ as sweep
-from train.sweep.plan import plan, split_values
+from train.saving.run_lock import LOCK, holder
+from train.sweep import plan, split_values
 
 KEY = "model.num_key_value_heads"
 
@@ -42,7 +45,7 @@ def names(config: Path, *arguments: str, seeds: int = 1) -> list[str]:
         ('["a, b", c],"d,e"', ['["a, b", c]', '"d,e"']),
         ("it's fine,so", ["it's fine", "so"]),
         ("1", ["1"]),
-        ("1,", ["1", ""]),
+        ("1,", ["1"]),
     ],
 )
 def test_values_are_parted_at_commas_outside_of_brackets_and_quotes(text, values):
@@ -161,7 +164,7 @@ def test_a_bad_rung_is_one_line_before_anything_is_trained(tmp_path, rungs, mess
         ([f"{KEY}=1,2", "--jobs", "0"], "--jobs is '0': it must be a whole number from 1"),
         (["num_key_value_heads"], "`num_key_value_heads`: write key=value,value"),
         (["=1,2"], "`=1,2`: write key=value,value"),
-        ([f"{KEY}=1,,2"], "a value is empty"),
+        ([f"{KEY}=1,,2"], "not valid YAML"),
         ([f"{KEY}=[1,2"], "not valid YAML"),
         ([f"{KEY}=1,2", f"{KEY}=4,1"], f"`{KEY}` is given twice"),
         (["seed=1,2,3"], "seeds are not swept: --seeds 3"),
@@ -184,11 +187,6 @@ def test_runs_of_another_sweep_are_refused_before_anything_is_trained(tmp_path):
     done = command(config, f"{KEY}=1,2", code=2)
     assert "tiny-1-seed0 belongs to another run; these keys differ: train.optimizer.lr" in done.stderr
     assert not (tmp_path / "runs/tiny-2-seed0").exists()
-
-
-def test_help_needs_no_torch():
-    check = "import sys, train.sweep; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", check]).returncode == 0
 
 
 # Real sweeps
@@ -254,8 +252,7 @@ def stopped_sweep(tmp_path: Path, stop) -> tuple[Path, str, int]:
     stop(process.pid)
     printed, _ = process.communicate(timeout=300)
     assert metrics(runs / "tiny-2-seed0")[-1]["step"] in (9, 10, 11), printed
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)  # no process of it is left
+    assert not holder(runs / "tiny-2-seed0")  # no process of it is left
     return config, printed, process.returncode
 
 
@@ -274,7 +271,7 @@ def test_a_sweep_that_is_stopped_saves_and_resumes_exactly(tmp_path):
 
 
 @pytest.mark.slow
-def test_control_c_reaches_every_process_of_a_sweep_at_once(tmp_path):
+def test_control_c_in_a_terminal_stops_the_run_that_trains_once(tmp_path):
     _, printed, code = stopped_sweep(tmp_path, lambda pid: os.killpg(pid, signal.SIGINT))
     assert code == 130, printed
     assert "stopped at step" in printed  # the run saved
@@ -315,21 +312,42 @@ def test_matched_configs_differ_in_heads_and_width_alone_and_have_as_many_parame
 
 
 def test_the_runs_of_a_sweep_are_a_group_in_wandb(monkeypatch):
-    from train.sweep import processes
-    from train.sweep.__main__ import default_folder
-    from train.sweep.plan import plan
-
     started = []
-
-    class Started:
-        def __init__(self, command, env, **options):
-            started.append(env)
-
-    monkeypatch.setattr(processes.subprocess, "Popen", Started)
+    monkeypatch.setattr(sweep.subprocess, "Popen", lambda command, env, **options: started.append(env))
+    monkeypatch.setattr(sweep.threading, "Thread", lambda **options: SimpleNamespace(start=lambda: None))
     monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
     runs = plan("configs/small.yaml", ["model.num_key_value_heads=1,2"], 1)
-    processes.Process("configs/small.yaml", runs[0], 1, default_folder(runs).name)
+    sweep._start(runs[0], ["configs/small.yaml"], 1, sweep.default_folder(runs).name)
     assert started[0]["WANDB_RUN_GROUP"] == "small-sweep-num_key_value_heads"
     monkeypatch.setenv("WANDB_RUN_GROUP", "mine")
-    processes.Process("configs/small.yaml", runs[0], 1, default_folder(runs).name)
+    sweep._start(runs[0], ["configs/small.yaml"], 1, "another")
     assert started[1]["WANDB_RUN_GROUP"] == "mine"
+
+
+# Beside other processes
+
+
+def test_a_second_sweep_is_refused_and_trains_nothing(tmp_path):
+    config, folder = write_config(tmp_path), tmp_path / "runs/tiny-sweep-num_key_value_heads"
+    folder.mkdir(parents=True)
+    with FileLock(folder / LOCK):
+        done = command(config, f"{KEY}=1,2", code=2)
+    assert done.stderr.startswith(f"error: {folder} is in use by another process")
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [folder.name]
+
+
+def test_a_sweep_waits_for_a_run_that_another_process_trains(tmp_path, monkeypatch):
+    config = write_config(tmp_path, train={"max_steps": 4, "checkpoint_every": 2}, eval={"every": 2})
+    for heads in (1, 2):
+        pretrain(config, f"{KEY}={heads}", f"name=tiny-{heads}-seed0")
+    other = FileLock(tmp_path / "runs/tiny-1-seed0" / LOCK)
+    other.acquire()
+    monkeypatch.setattr(sweep.time, "sleep", lambda seconds: other.release())
+    done = command(config, f"{KEY}=1,2", "--skip-decode")
+    assert "2 runs, 1 of them already trained" in done.stdout
+    assert "[1/2] tiny-1-seed0: is trained by another process, already: waiting until that ends" in done.stdout
+    assert "[2/2] tiny-1-seed0: trained" in done.stdout
+    other.acquire()
+    monkeypatch.setattr(sweep.time, "sleep", lambda seconds: os.kill(os.getpid(), signal.SIGINT))
+    assert "continues from here" in command(config, f"{KEY}=1,2", code=130).stderr
+    other.release()

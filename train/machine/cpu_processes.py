@@ -34,8 +34,8 @@ from train.config import RunConfig
 from train.fits import largest_divisor
 from train.machine.distributed import STORE
 from train.machine.signals import STOP_SIGNALS
-from train.saving.commit import STEPS
-from train.saving.state import read_state
+from train.saving.atomic_save import STEPS
+from train.saving.checkpoint import read_state
 
 LEAST_TOKENS = 512  # of a process in a step: with fewer it would rather wait than compute
 CAN_COPY = platform.system() == "Linux"

@@ -13,7 +13,7 @@ from filelock import BaseFileLock, FileLock
 
 from tests.attack.attack import Case
 from tests.attack.victims import stopped, trained, write_config
-from train.saving.owner import CARD, FILES, LOCK
+from train.saving.run_lock import CARD, FILES, LOCK
 
 TRAIN = ("train.pretrain", "tiny.yaml", "eval.hooks=[]")  # nothing is drawn, so a case takes a moment
 LOCKLESS = ("tests.attack.without_locks", *TRAIN[1:])
@@ -88,7 +88,7 @@ def cases() -> Iterator[Case]:
         for what, make in FILE_KINDS.items():
             prepare = partial(with_file, name=file, make=make)
             yield Case(f"{file} is {what}, finished", TRAIN, prepare, may_work=True, says="never refused", check=kept)
-            said = file.replace(".", r"\.") + " cannot be used|belongs to another run"
+            said = file.replace(".", r"\.") + " cannot be written|belongs to another run"
             yield Case(
                 f"{file} is {what}, another seed", (*TRAIN, "seed=1"), prepare, says=said, may_change=OURS, check=kept
             )

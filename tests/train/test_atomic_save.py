@@ -1,0 +1,377 @@
+"""A kill at any step of saving, a full disk, a damaged file: a run finds its last complete checkpoint."""
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from configs.command import InputError
+from model import load
+from tests.processes import exit_code, little_room
+from tests.train.checkpoints import training
+from tests.train.faults import at_step, bad_loss
+from tests.train.helpers import metrics, pretrain, stopped_at, write_config
+from tests.train.worlds import pretrain_rank
+from train.config import load_run_config
+from train.saving.atomic_save import SaveError, commit, damage, newest_intact, settle
+from train.saving.run_directory import find_start, open_for
+
+STATE = [f"training/{name}" for name in ("optimizer.safetensors", "trainer_state.json", "manifest.json")]
+FILES = "config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json".split() + STATE
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Checkpoints of step 1 and step 2."""
+    checkpoints, run = tmp_path_factory.mktemp("two"), training()
+    for _ in range(2):
+        run.steps(1)
+        run.save(checkpoints)
+    return checkpoints
+
+
+@pytest.fixture
+def checkpoints(two, tmp_path):
+    return Path(shutil.copytree(two, tmp_path / "checkpoints"))
+
+
+def steps_in(checkpoints: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in checkpoints.glob("step_????????"))
+
+
+# Killed while it saves
+
+
+def write_checkpoint(checkpoints: Path, step: int, content: str) -> None:
+    """A checkpoint as far as the protocol is concerned."""
+
+    def fill(directory: Path) -> None:
+        (directory / "training/trainer_state.json").write_text(json.dumps({"step": step, "best_step": step}))
+        (directory / "model.safetensors").write_text(content)
+
+    commit(checkpoints, step, fill)
+
+
+def content(checkpoints: Path) -> str:
+    return (newest_intact(checkpoints) / "model.safetensors").read_text()
+
+
+def killed_at(number: int, action, *arguments) -> None:
+    """action(*arguments), killed before operation `number` of those that change the disk, a write being half done."""
+    count = itertools.count()
+
+    def watch(owner, name: str, begin=None) -> None:
+        call = getattr(owner, name)
+
+        def watched(*given, **options):
+            if next(count) == number:
+                if begin is not None:
+                    begin(*given)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*given, **options)
+
+        setattr(owner, name, watched)
+
+    for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync"):
+        watch(os, name)
+    watch(Path, "write_text", lambda file, text, *rest: file.open("w").write(text[: len(text) // 2]))
+    action(*arguments)
+
+
+def find_and_settle(checkpoints: Path) -> None:
+    settle(checkpoints, newest_intact(checkpoints))
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
+@pytest.mark.parametrize("step", [4, 6], ids=["the same step again", "a new step"])
+def test_killed_before_every_operation_of_a_save_the_old_checkpoint_counts_or_the_new_one(step, tmp_path):
+    """And the start after it is killed as well, once at each of its own operations in turn."""
+    write_checkpoint(tmp_path / "first", 4, "old")
+    contents = []
+    for number in itertools.count():
+        checkpoints = tmp_path / f"at_{number}"
+        shutil.copytree(tmp_path / "first", checkpoints)
+        code = exit_code(killed_at, number, write_checkpoint, checkpoints, step, "new")
+        contents.append(content(checkpoints))
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        exit_code(killed_at, number % 12, find_and_settle, checkpoints)
+        assert content(checkpoints) == contents[-1]
+        find_and_settle(checkpoints)
+        assert content(checkpoints) == contents[-1]
+        whole = {4: "old", step: "new"} if contents[-1] == "new" else {4: "old"}
+        assert {path.name for path in checkpoints.iterdir()} == {"latest", "best", *map("step_{:08d}".format, whole)}
+        assert all(damage(path) is None for path in checkpoints.glob("step_*"))
+        for pointer in ("latest", "best"):
+            assert (checkpoints / pointer).read_text() == f"step_{max(whole):08d}\n"
+    assert number > 15
+    assert contents == sorted(contents, reverse=True)  # first always the old one, from some moment on the new one
+    assert contents.count("new") > 3
+    assert steps_in(checkpoints) == sorted({4, step})
+
+
+def test_what_is_half_written_or_half_removed_does_not_count_and_is_removed(checkpoints):
+    for suffix in (".tmp", ".removed"):
+        shutil.copytree(checkpoints / "step_00000002", checkpoints / f"step_00000003{suffix}")
+        (checkpoints / f"step_00000003{suffix}/model.safetensors").write_bytes(b"half")
+    (checkpoints / "latest.tmp").write_text("step_000")
+    assert newest_intact(checkpoints) == checkpoints / "step_00000002"
+    find_and_settle(checkpoints)
+    assert {path.name for path in checkpoints.iterdir()} == {"latest", "step_00000001", "step_00000002"}
+
+
+# A full disk
+
+
+@pytest.mark.parametrize("limit", [200, 1500, 20_000, 120_000])
+def test_a_disk_that_is_full_in_the_middle_of_a_save_leaves_everything_as_it_was(limit, checkpoints):
+    run = training(seed=3)
+    run.steps(3)
+    before = {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*") if path.is_file()}
+    with little_room(limit), pytest.raises(SaveError) as caught:
+        run.save(checkpoints)
+    assert before == {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*") if path.is_file()}
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step_00000001", "step_00000002"]
+    assert str(caught.value).startswith("the checkpoint of step 3 could not be written to ")
+    assert "File too large" in str(caught.value)
+
+
+def test_a_failure_after_the_old_one_of_the_same_step_was_moved_puts_it_back(checkpoints, monkeypatch):
+    run = training()
+    run.steps(2)
+    before = (checkpoints / "step_00000002/training/manifest.json").read_bytes()
+    rename = Path.rename
+
+    def fails_once(path: Path, target: Path) -> Path:
+        if path.suffix == ".tmp":
+            raise OSError(28, "No space left on device")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fails_once)
+    with pytest.raises(SaveError, match="No space left on device"):
+        run.save(checkpoints)
+    assert (checkpoints / "step_00000002/training/manifest.json").read_bytes() == before
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step_00000001", "step_00000002"]
+
+
+def test_a_place_that_cannot_be_written_is_a_save_error(tmp_path):
+    run = training()
+    run.steps(1)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SaveError, match="could not be written to .*: (Not a directory|File exists)"):
+        run.save(tmp_path / "file")
+
+
+def pretrain_with_room_for(size: int, config: Path) -> None:
+    """No file may grow beyond `size` bytes: the kernel takes a part of a line and refuses the rest."""
+    with little_room(size):
+        pretrain_rank(config, [])
+
+
+def test_on_a_full_disk_a_run_trains_on_says_so_and_resumes_from_what_was_saved(tmp_path):
+    sections = {"train": {"max_steps": 8, "checkpoint_every": 2}, "eval": {"every": 2, "sample_tokens": 2}}
+    config, run = write_config(tmp_path, **sections), tmp_path / "runs/tiny"
+    pretrain(config, "name=whole")
+    with stopped_at(3):
+        pretrain(config, code=143)
+    assert exit_code(pretrain_with_room_for, 60_000, config) == 2  # room for figures, not for the weights
+    lines = (tmp_path / "rank0.txt").read_text().splitlines()
+    assert sum(line.startswith("warning: the checkpoint of step 6 could not be written") for line in lines) == 1
+    assert lines[-1].startswith("error: the checkpoint of step 8 could not be written")
+    assert newest_intact(run / "checkpoints") == run / "checkpoints/step_00000004"
+    pretrain(config)
+    assert metrics(run) == metrics(tmp_path / "runs/whole")
+
+
+@pytest.mark.slow
+def test_a_run_whose_log_had_no_room_for_the_rest_of_a_letter_is_resumed(tmp_path):
+    train = {"max_steps": 5, "checkpoint_every": 0}
+    config = write_config(tmp_path, train=train, eval={"every": 1, "prompts": ["猫が座った"] * 20})
+    pretrain(config, "name=whole")
+    samples, run = (tmp_path / "runs/whole/samples.jsonl").read_bytes(), tmp_path / "runs/tiny"
+    room = next(place for place in range(5000, len(samples)) if samples[place] & 0xC0 == 0x80)  # inside a letter
+    assert exit_code(pretrain_with_room_for, room, config) == 2  # the checkpoint has no room either
+    whole = samples[:room].rpartition(b"\n")[0] + b"\n"
+    assert (run / "samples.jsonl").read_bytes().startswith(whole)
+    assert [json.loads(line) for line in (run / "samples.jsonl").read_text("utf-8").splitlines()]
+    assert "finished at step 5" in pretrain(config).stdout
+    assert (run / "samples.jsonl").read_bytes() == samples
+
+
+# Damaged files
+
+
+def rewrite(change):
+    def damaged(file: Path) -> None:
+        raw = bytearray(file.read_bytes())
+        file.write_bytes(change(raw) or raw)
+
+    return damaged
+
+
+def flip_a_bit(raw: bytearray) -> None:
+    raw[len(raw) // 2] ^= 1
+
+
+DAMAGES = {
+    "empty": lambda file: file.write_bytes(b""),
+    "a byte short": rewrite(lambda raw: raw[:-1]),
+    "a flipped bit": rewrite(flip_a_bit),
+    "deleted": lambda file: file.unlink(),
+    "a directory": lambda file: (file.unlink(), file.mkdir()),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_every_damage_to_every_file_is_found_and_the_checkpoint_before_it_is_used(kind, name, checkpoints, capsys):
+    assert newest_intact(checkpoints) == checkpoints / "step_00000002"
+    DAMAGES[kind](checkpoints / "step_00000002" / name)
+    assert newest_intact(checkpoints) == checkpoints / "step_00000001"
+    said = capsys.readouterr().err
+    assert "step_00000002" in said
+    assert said.endswith(": trying the checkpoint before it\n")
+    assert said.count("\n") == 1
+
+
+def test_an_edited_model_card_is_not_damage_and_a_model_needs_no_training_state(checkpoints):
+    (checkpoints / "step_00000002/README.md").write_text("license: apache-2.0")
+    (checkpoints / "step_00000001/README.md").unlink()
+    assert damage(checkpoints / "step_00000002") is None
+    assert damage(checkpoints / "step_00000001") is None
+    shutil.rmtree(checkpoints / "step_00000002/training")
+    assert "is not a complete checkpoint" in damage(checkpoints / "step_00000002")
+    load(checkpoints / "step_00000002")
+
+
+def test_where_latest_and_best_point_does_not_matter_to_a_start(checkpoints):
+    for text in ("step_00000009\n", "", "step_00000001\n"):
+        for name in ("latest", "best"):
+            (checkpoints / name).write_text(text)
+        assert newest_intact(checkpoints) == checkpoints / "step_00000002"
+        find_and_settle(checkpoints)
+        assert (checkpoints / "latest").read_text() == "step_00000002\n"
+        assert not (checkpoints / "best").exists()  # none of these two was called the best
+
+
+def test_a_run_continues_past_a_damaged_checkpoint_to_the_same_end(tmp_path):
+    """The command itself: two damaged ones, and a `latest` that names nothing."""
+    changes = {"eval": {"every": 4, "sample_tokens": 2}, "train": {"keep_last": 3}}
+    config, checkpoints = write_config(tmp_path, **changes), tmp_path / "runs/tiny/checkpoints"
+    pretrain(config)
+    whole = metrics(tmp_path / "runs/tiny")
+    (checkpoints / "step_00000012/training/optimizer.safetensors").unlink()
+    rewrite(flip_a_bit)(checkpoints / "step_00000008/model.safetensors")
+    (checkpoints / "latest").write_text("step_00000099\n")
+    done = pretrain(config)
+    assert "resumed from " + str(checkpoints / "step_00000004") in done.stdout
+    assert done.stderr.count("trying the checkpoint before it") == 2
+    assert metrics(tmp_path / "runs/tiny") == whole
+    assert (checkpoints / "latest").read_text() == "step_00000012\n"
+    assert steps_in(checkpoints) == [4, 8, 12]
+    assert (checkpoints / "step_00000008.damaged").is_dir()
+    for step in (4, 8, 12):
+        shutil.rmtree(checkpoints / f"step_{step:08d}")
+    assert "no checkpoint in it is complete" in pretrain(config, code=2).stderr
+
+
+def test_a_start_hashes_the_newest_checkpoint_once_and_no_other(tmp_path, monkeypatch):
+    config = write_config(tmp_path, train={"max_steps": 6, "checkpoint_every": 2, "keep_last": 3}, eval={"every": 0})
+    pretrain(config)
+    hashed, file_digest = [], hashlib.file_digest
+
+    def counting(stream, *arguments):
+        hashed.append(Path(stream.name))
+        return file_digest(stream, *arguments)
+
+    monkeypatch.setattr(hashlib, "file_digest", counting)
+    checkpoints = tmp_path / "runs/tiny/checkpoints"
+    for override in ("resume=auto", f"resume={checkpoints / 'step_00000006'}"):
+        hashed.clear()
+        start = find_start(load_run_config(config, [override, "train.max_steps=8"]))
+        open_for(load_run_config(config, [override, "train.max_steps=8"]), start)
+        ours = [file for file in hashed if checkpoints in file.parents]
+        assert sorted({file.relative_to(checkpoints).parts[0] for file in ours}) == ["step_00000006"]
+        assert len(ours) == len(set(ours)) > 3
+        assert steps_in(checkpoints) == [2, 4, 6]
+
+
+# Which are kept, and what a run may continue
+
+
+@pytest.mark.parametrize(("keep_last", "keep_best"), [(1, True), (3, True), (2, False)])
+def test_which_checkpoints_are_kept(keep_last, keep_best, tmp_path):
+    run = training()
+    for step in range(1, 6):
+        run.steps(1)
+        if step == 2:
+            run.state.best_step = 2
+        run.save(tmp_path, keep_last, keep_best)
+        newest = set(range(max(1, step - keep_last + 1), step + 1))
+        assert steps_in(tmp_path) == sorted(newest | ({2} if keep_best and step >= 2 else set()))
+        assert (tmp_path / "latest").read_text() == f"step_{step:08d}\n"
+        assert (tmp_path / "best").exists() == (2 in steps_in(tmp_path))
+    if keep_best:
+        assert (tmp_path / "best").read_text() == "step_00000002\n"
+
+
+def test_a_start_deletes_what_a_kill_left_of_the_last_save(tmp_path):
+    config = write_config(tmp_path, train={"max_steps": 4, "checkpoint_every": 2, "keep_last": 2}, eval={"every": 0})
+    pretrain(config)
+    (tmp_path / "runs/tiny/result.json").unlink()
+    pretrain(config, "train.keep_last=1")
+    assert steps_in(tmp_path / "runs/tiny/checkpoints") == [4]
+
+
+def test_a_resumed_run_is_finished_only_at_its_new_end(tmp_path, monkeypatch):
+    config, run = write_config(tmp_path, train={"max_steps": 2}, eval={"every": 0}), tmp_path / "runs/tiny"
+    pretrain(config)
+    assert (run / "result.json").is_file()
+    assert "finished at step 2" in pretrain(config).stdout
+    at_step(monkeypatch, [3], bad_loss)
+    pretrain(config, "train.max_steps=4", code=3)
+    assert not (run / "result.json").exists()
+    monkeypatch.undo()
+    pretrain(config, "train.max_steps=4")
+    assert json.loads((run / "result.json").read_text())["step"] == 4
+
+
+def test_settings_that_differ_are_named_and_may_be_allowed(tmp_path):
+    changes = {"train": {"max_steps": 4, "checkpoint_every": 2}, "eval": {"every": 0}}
+    config = write_config(tmp_path, **changes)
+    pretrain(config)
+    other = ["seed=5", "train.grad_clip=2.0", "train.max_steps=6"]
+    refused = pretrain(config, *other, code=2).stderr
+    for told in ("seed (there 0, here 5)", "train.grad_clip (there 1.0, here 2.0)", "allow_mismatch=true"):
+        assert told in refused
+    allowed = pretrain(config, *other, "allow_mismatch=true")
+    assert allowed.stderr.count("warning: ") == 1
+    assert [m["step"] for m in metrics(tmp_path / "runs/tiny") if m["split"] == "train"] == list(range(1, 7))
+    pretrain(config, *other, "train.max_steps=7")  # these are the run's settings from now on
+    wrong = pretrain(config, *other, "train.max_steps=8", "model.hidden_size=64", "allow_mismatch=true", code=2)
+    assert "allow_mismatch cannot help with model.head_dim, model.hidden_size" in wrong.stderr
+    (tmp_path / "text.txt").write_text((tmp_path / "text.txt").read_text() + "One more line.\n")
+    assert "no longer what this run was" in pretrain(config, *other, "train.max_steps=8", code=2).stderr
+    told = pretrain(config, *other, "train.max_steps=8", "allow_mismatch=true").stderr
+    assert "no longer what this run was trained on: continuing" in told
+
+
+def test_another_tokenizer_is_named_and_its_embedding_does_not_fit(tmp_path):
+    config = write_config(tmp_path, train={"max_steps": 2}, eval={"every": 0})
+    pretrain(config)
+    other = ["data.tokenizer={kind: char}", "train.max_steps=4"]
+    assert "data.tokenizer.kind (there 'byte', here 'char')" in pretrain(config, *other, code=2).stderr
+    wrong = pretrain(config, *other, "allow_mismatch=true", code=2).stderr
+    assert "model.embed_tokens.weight has shape [320, 32], the model has [64, 32]" in wrong
+    assert damage(tmp_path / "runs/tiny/checkpoints/step_00000002") is None
+
+
+def test_no_checkpoint_is_an_input_error(tmp_path):
+    with pytest.raises(InputError, match="cannot resume from here"):
+        training().load(tmp_path)

@@ -22,7 +22,8 @@ from configs.locks import locked
 from configs.read_back import DamagedFile, read_json
 
 LOCK, CARD = "owner.lock", "owner.json"
-FILES = (LOCK, CARD, "owner.lock.lease")  # the last one on file systems without locks (configs/locks.py)
+LEASE = "owner.lock.lease"  # on file systems without locks (configs/locks.py)
+FILES = (LOCK, CARD, LEASE)
 PATIENCE_S = 1.0  # with an owner that is just leaving, or with somebody who looks at the lock (`holder`)
 
 
@@ -83,6 +84,8 @@ def owned(directory: Path, is_first: bool = True, named: str = "output_dir") -> 
             owner.card = here.model_dump_json()
         except Timeout:
             owner.problem = f"{directory} is in use by {_described(directory)}: wait until it ends, or stop it"
+            if (directory / LEASE).exists():  # of another host it cannot be asked whether the process lives
+                owner.problem += f"; if it is gone, delete {directory / LEASE}"
         except (OSError, ValueError) as error:  # ValueError: a path with a NUL character
             file = getattr(error, "filename", None) or directory
             owner.problem = f"{named}: {file} cannot be written: {getattr(error, 'strerror', None) or error}"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.timing import Clock, alternate, peak_bytes
-from configs.tables import table
+from configs.text import table
 from model.backends.choice import BACKENDS, Situation, why_not
 from model.backends.flex import flex_kernel_compiled
 from model.config import ModelConfig

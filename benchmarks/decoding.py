@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.timing import alternate, synchronize
 from benchmarks.transformers_model import in_transformers
-from configs.tables import table
+from configs.text import table
 from model import LanguageModel, generate
 from model.config import ModelConfig
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from benchmarks.packing import OneDocumentRows
 from benchmarks.timing import Clock, peak_bytes, synchronize
 from configs.command import InputError
-from configs.tables import table
+from configs.text import table
 from data.batches import Batch, TrainBatches, make_rows, validation_batches
 from data.packing import IGNORED
 from data.prepare import PreparedData, prepare

@@ -15,10 +15,9 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-from configs.bounds import MOST_FACTOR, number
-from configs.command import exit_on_bad_input
-from configs.read_back import read_text
-from configs.tables import table
+from configs.command import exit_on_bad_input, number
+from configs.files import read_text
+from configs.text import table
 from data.config import DataConfig, FilesSource, TokenizerConfig
 from data.prepare import prepare
 from data.storyworld import tell_many
@@ -60,9 +59,7 @@ def prose(size: int) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Time long words beside prose.")
-    parser.add_argument(
-        "--megabytes", type=number("--megabytes", 0, MOST_FACTOR, above=True), default=1.0, help="size of each text"
-    )
+    parser.add_argument("--megabytes", type=number("--megabytes", 0, above=True), default=1.0, help="size of each text")
     parser.add_argument(
         "--prose", type=Path, help="a text file to compare with (default: stories of the built-in world)"
     )

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks.timing import alternate
-from configs.tables import table
+from configs.text import table
 from data.batches import Batch, TrainBatches, make_rows
 from data.packing import IGNORED, Rows, conversation_starts, labels
 from data.prepare import PreparedData, prepare

@@ -19,8 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from configs.bounds import MOST_FACTOR, MOST_ROUNDS, number, whole
-from configs.command import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input, number, whole
 from data.config import DataConfig, FilesSource, TokenizerConfig
 from data.prepare import prepare
 from data.storyworld import tell_many
@@ -34,13 +33,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compare data.prepare with the tokenizers library alone.")
     parser.add_argument(
         "--megabytes",
-        type=number("--megabytes", 0, MOST_FACTOR, above=True),
+        type=number("--megabytes", 0, above=True),
         default=50.0,
         help="size of the corpus (default 50)",
     )
     parser.add_argument(
         "--rounds",
-        type=whole("--rounds", 1, MOST_ROUNDS),
+        type=whole("--rounds", 1),
         default=3,
         help="how often each is timed; medians are printed",
     )

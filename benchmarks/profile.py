@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.timing import synchronize
-from configs.tables import table
+from configs.text import table
 
 # an operator belongs to the first class whose pattern is in its name
 CLASSES = {

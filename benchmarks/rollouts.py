@@ -11,18 +11,17 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 
-from configs.bounds import MOST_QUESTIONS, MOST_ROUNDS, MOST_ROW, whole
-from configs.command import exit_on_bad_input
-from configs.tables import table
+from configs.command import exit_on_bad_input, whole
+from configs.text import table
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rollouts", description="Sampled answers, tokens/s.")
     parser.add_argument("run", help="a run that answers, for example runs/sft_demo")
-    parser.add_argument("--questions", type=whole("--questions", 1, MOST_QUESTIONS), default=16)
-    parser.add_argument("--group-size", type=whole("--group-size", 1, MOST_QUESTIONS), default=8)
-    parser.add_argument("--tokens", type=whole("--tokens", 1, MOST_ROW), default=24, help="of each answer")
-    parser.add_argument("--rounds", type=whole("--rounds", 1, MOST_ROUNDS), default=5)
+    parser.add_argument("--questions", type=whole("--questions", 1), default=16)
+    parser.add_argument("--group-size", type=whole("--group-size", 1), default=8)
+    parser.add_argument("--tokens", type=whole("--tokens", 1), default=24, help="of each answer")
+    parser.add_argument("--rounds", type=whole("--rounds", 1), default=5)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     given = parser.parse_args()
     from itertools import islice

@@ -22,9 +22,8 @@ from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 
-from configs.bounds import MOST_ROUNDS, whole
-from configs.command import InputError, exit_on_bad_input
-from configs.tables import table
+from configs.command import InputError, exit_on_bad_input, whole
+from configs.text import table
 from eval.opening import add_device_option
 
 PROMPT = "Once there was a fox named {}{}. "
@@ -36,7 +35,7 @@ def main() -> int:
     for option, most, default, meaning in (
         ("--clients", 1000, 64, "requests at once"),
         ("--tokens", 10_000, 64, "tokens of each answer"),
-        ("--rounds", MOST_ROUNDS, 3, "turns"),
+        ("--rounds", 1000, 3, "turns"),
     ):
         parser.add_argument(
             option, type=whole(option, 1, most), default=default, metavar="N", help=f"{meaning} ({default})"

@@ -18,8 +18,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.bounds import MOST_FACTOR, MOST_POSITIONS, MOST_ROUNDS, number, whole
-from configs.command import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input, number, whole
 
 if TYPE_CHECKING:
     import torch
@@ -133,13 +132,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
     parser.add_argument(
         "--rounds",
-        type=whole("--rounds", 1, MOST_ROUNDS),
+        type=whole("--rounds", 1),
         default=5,
         help="how often each is timed; medians are printed",
     )
     parser.add_argument(
         "--seconds",
-        type=number("--seconds", 0, MOST_FACTOR, above=True),
+        type=number("--seconds", 0, above=True),
         help="to measure for, 30; with --ladder, of each rung, 20",
     )
     parser.add_argument(
@@ -151,7 +150,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--skip", nargs="+", default=[], metavar="RUNG", help="leave out, for example compile")
     parser.add_argument(
         "--lengths",
-        type=whole("--lengths", 1, MOST_POSITIONS),
+        type=whole("--lengths", 1),
         nargs="+",
         default=[512, 1024, 2048, 4096, 8192],
         help="with --attention",

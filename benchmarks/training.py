@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.profile import PROFILED, profile_steps, take
 from benchmarks.timing import Clock, peak_bytes, synchronize
-from configs.tables import table
+from configs.text import table
 from model.counting import flops_per_token
 from train.config import RunConfig
 from train.doctor.speed import Step, our_step

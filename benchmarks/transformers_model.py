@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.timing import Clock, alternate
 from benchmarks.training import seconds_of
 from configs.command import InputError
-from configs.tables import table
+from configs.text import table
 from model import LanguageModel, save
 from train.config import RunConfig
 from train.doctor.speed import Step, fused_adamw, make_step, our_step, random_steps

@@ -1,31 +1,30 @@
 """How does a command begin and end? With an exit code and at most one line of error, never with a traceback.
 
-    0      done, or nobody reads the rest of the output (`… | head -1`)
-    2      bad input; the output cannot be written; the memory does not suffice
+    0      done
+    1      a fault of Headlight; the line names the file that holds the traceback
+    2      bad input; the memory does not suffice
     130    stopped by Ctrl-C
 
 `InputError` is the one exception for bad input: a command prints its message, one line, and exits with code 2.
 `warnings.warn(message, InputWarning)` is for input that a command can still use: it prints one line, `warning: …`.
-
-Each room imports this file first. Where `python -m` starts a command, Ctrl-C is heard from there on: an import that is
-interrupted raises whatever it likes. A program or a notebook that imports a room keeps its own Ctrl-C and streams.
 """
 
 from __future__ import annotations
 
+import math
 import os
-import signal
+import re
 import sys
+import tempfile
+import threading
+import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from typing import Any, TextIO
 
-from configs.cache import cache_folder
-from configs.shown_text import escape
-from configs.streams import guard, guarded
-
-STOPPED = "stopped; run the same command again to continue"
+from configs.text import escape, plain, shortened
 
 
 class InputError(Exception):
@@ -37,17 +36,99 @@ class InputWarning(UserWarning):
 
 
 def exit_on_bad_input(command: Callable[[], int | None]) -> None:
-    """Run a command: exit code 0 when it is done, one clear line and exit code 2 for bad input."""
+    """Run a command and end the process: one clear line and exit code 2 for bad input."""
     if spec := sys.modules["__main__"].__spec__:  # what argparse calls the program; from Python 3.14 on by itself
         sys.argv[0] = f"python -m {spec.name.removesuffix('.__main__')}"
-    warnings.showwarning = _shown(warnings.showwarning)
+    before, others = sys.stdout, warnings.showwarning
+    sys.stdout = Plain(sys.stdout)
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
+        if issubclass(category, InputWarning):
+            _say(f"warning: {escape(str(message))}")
+        else:
+            others(message, category, *where, **options)
+
+    warnings.showwarning = show
     _keep_compiled_code_apart()
-    with guarded():
-        try:
-            code = _code_of(command)
-        finally:  # argparse ends the process by itself
-            sys.stdout.flush()
+    code = 0
+    try:
+        code = command() or 0
+        sys.stdout.flush()
+    except InputError as error:
+        code = _say(f"error: {escape(str(error))}", 2)
+    except KeyboardInterrupt:
+        code = _say("stopped; run the same command again to continue", 130)
+    except BrokenPipeError:  # `… | head -1`: the reader has what they wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), before.fileno())
+    except Exception as error:
+        if is_out_of_memory(error):
+            code = _say("error: out of memory: use a smaller model, shorter rows or smaller batches", 2)
+        else:
+            code = _say(f"error: {type(error).__name__}: {escape(str(error))} (traceback: {_saved_traceback()})", 1)
+    finally:
+        sys.stdout = before
     sys.exit(code)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Python's MemoryError, torch's on a GPU, and what torch raises on a CPU: a plain RuntimeError that says so."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "DefaultCPUAllocator" in str(error)
+
+
+class Plain:
+    """A standard output on which text of others stays text: no control characters but line ends and tabs."""
+
+    is_needed, has_colors = True, False
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+        if hasattr(stream, "reconfigure"):  # a terminal without some letter still gets the line
+            stream.reconfigure(errors="backslashreplace")
+
+    def write(self, text: str) -> int:
+        """Write the text, and return its length."""
+        parts = re.split(r"(\x1b\[[\d;]*m)", text) if self.has_colors else [text]
+        try:
+            self.stream.write("".join(part if i % 2 else plain(part) for i, part in enumerate(parts)))
+        except OSError:
+            if self.is_needed:
+                raise
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def survive_lost_output() -> None:
+    """From here on the command continues when nobody reads its output, or the disk is full."""
+    if isinstance(sys.stdout, Plain):
+        sys.stdout.is_needed = False
+
+
+def allow_colors() -> None:
+    """From here on colours are written; text of others must have been through `escape` or `visible`."""
+    if isinstance(sys.stdout, Plain):
+        sys.stdout.has_colors = True
+
+
+def _say(line: str, code: int = 0) -> int:
+    if os.environ.get("RANK", "0") == "0":  # under torchrun every process finds the same
+        print(line, file=sys.stderr)
+    return code
+
+
+def _saved_traceback() -> str:
+    with tempfile.NamedTemporaryFile("w", prefix="headlight-", suffix=".txt", delete=False, encoding="utf-8") as file:
+        traceback.print_exc(file=file)
+    return file.name
+
+
+def cache_folder() -> Path:
+    """What this user's programs remember between runs: HEADLIGHT_CACHE, or a folder in the user's cache."""
+    import platformdirs
+
+    return Path(os.environ.get("HEADLIGHT_CACHE") or platformdirs.user_cache_path("headlight", appauthor=False))
 
 
 def _keep_compiled_code_apart() -> None:
@@ -60,89 +141,68 @@ def _keep_compiled_code_apart() -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
-def _code_of(command: Callable[[], int | None]) -> int:
-    global _in_command
-    _in_command = True
+@contextmanager
+def still_busy(doing: str | Callable[[], str], seconds: float = 8.0) -> Iterator[None]:
+    """Say on stderr, every few seconds, what is being done. doing: what, or a function that says how far it is."""
+    done = threading.Event()
+
+    def say() -> None:
+        spent = 0.0
+        while not done.wait(seconds):
+            spent += seconds
+            print(f"… {doing if isinstance(doing, str) else doing()}, for {spent:.0f} s now", file=sys.stderr)
+
+    thread = threading.Thread(target=say, name="still busy", daemon=True)
+    thread.start()
     try:
-        return command() or 0
-    except InputError as error:
-        return _say(f"error: {escape(str(error))}", 2)
-    except KeyboardInterrupt:
-        return _say(STOPPED, 130)
-    except RecursionError as error:
-        return _say(f"error: something that was given is nested too deep ({_place_of(error)})", 2)
-    except (MemoryError, RuntimeError) as error:
-        if not (is_out_of_memory(error) or _interrupted):
-            raise
-        advice = "use a smaller model, shorter rows or smaller batches, or end other programs"
-        return _say(f"error: the memory does not suffice ({_place_of(error)}): {advice}", 2)
-    except Exception:
-        if not _interrupted:
-            raise
-        return _say(STOPPED, 130)
+        yield
     finally:
-        _in_command = False
+        done.set()
+        thread.join()
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Python's MemoryError, torch's on a GPU, and what torch raises on a CPU: a plain RuntimeError that says so."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "DefaultCPUAllocator" in str(error)
-
-
-def _shown(others: Callable[..., None]) -> Callable[..., None]:
-    """Show an InputWarning as one line; all `others` as before."""
-
-    def show(message: Warning | str, category: type[Warning], *where: object) -> None:
-        if issubclass(category, InputWarning):
-            _say(f"warning: {escape(str(message))}", 0)
-        else:
-            others(message, category, *where)
-
-    return show
-
-
-def _say(line: str, code: int) -> int:
-    """Print how the command ended. After Ctrl-C no other reason counts: a library may have made an error of it."""
-    line, code = (STOPPED, 130) if _interrupted else (line, code)
-    if os.environ.get("RANK", "0") == "0":  # under torchrun every process finds the same
-        print(line, file=sys.stderr)
-    return code
-
-
-def _place_of(error: BaseException) -> str:
-    """Where it was raised: `data/reading/files.py:88`."""
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    return f"{at.tb_frame.f_code.co_filename}:{at.tb_lineno}" if at is not None else type(error).__name__
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
 
 
 # ---------------------------------------------------------------------------------------------------------
-# from the first import of a command on
-
-_in_command = False
-_interrupted = False
+# for `type=` of an option; each raises InputError
 
 
-def _on_ctrl_c(number: int, frame: FrameType | None) -> None:
-    """KeyboardInterrupt inside a command; while modules are imported, and behind its end, the process ends here."""
-    global _interrupted
-    while _in_command and frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
-        frame = frame.f_back
-    if _in_command and frame is None:
-        _interrupted = True
-        raise KeyboardInterrupt
-    os.write(2, f"{STOPPED}\n".encode())  # not print: it may be what was interrupted
-    os._exit(130)
+def whole(option: str, least: int, most: float = math.inf) -> Callable[[str], int]:
+    """Reads a whole number of this range."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text) if len(text) < 30 else least - 1
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            upper = "" if most == math.inf else f" to {most:,}"
+            raise InputError(f"{option} is {shortened(text, 40)!r}: it must be a whole number from {least:,}{upper}")
+        return value
+
+    return read
 
 
-def is_starting() -> bool:
-    """Whether `python -m` is still looking for its module: a command begins here."""
-    return sys.argv[:1] == ["-m"]
+def number(option: str, least: float, most: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
+    """Reads a finite number of this range; above: not `least` itself."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most or not math.isfinite(value) or (above and value == least):
+            lower, upper = f"{'above' if above else 'from'} {least:g}", "" if most == math.inf else f" to {most:,g}"
+            raise InputError(f"{option} is {shortened(text, 40)!r}: it must be a number {lower}{upper}")
+        return value
+
+    return read
 
 
-if is_starting():
-    guard()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where Ctrl-C is ignored, as behind nohup
-        signal.signal(signal.SIGINT, _on_ctrl_c)
+def numbers(option: str, least: int, most: float = math.inf) -> Callable[[str], list[int]]:
+    """Reads whole numbers of this range, with commas between them."""
+    one = whole(option, least, most)
+    return lambda text: [one(part) for part in text.split(",")]

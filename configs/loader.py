@@ -1,4 +1,8 @@
-"""YAML + `extends` + `section.key=value` -> a plain dict that remembers file and line of every key."""
+"""YAML + `extends` + `section.key=value` -> a plain dict that remembers file and line of every key.
+
+PyYAML scans and parses. What it takes a word for is YAML 1.1's: `no` is false, `12:30` is 750, `1e-3` is text. So the
+words are those of YAML 1.2 here (yaml.org/spec/1.2.2, 10.3.2).
+"""
 
 from __future__ import annotations
 
@@ -9,34 +13,89 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from pydantic import BaseModel, ValidationError
 
-from configs import yaml_text
 from configs.command import InputError
-from configs.meaning import fields
-from configs.paths import resolve
-from configs.read_back import read_text
-from configs.shown_text import did_you_mean
-from configs.yaml_text import LONGEST_KEY, MOST_DEPTH
+from configs.files import read_text, resolve
+from configs.schema import fields
+from configs.text import did_you_mean, shortened
 
 KeyPath = tuple[str, ...]
 Model = TypeVar("Model", bound=BaseModel)
-MOST_BYTES = 1_000_000  # of a config; base.yaml, the longest that is written by hand, has 7,000
-MOST_FILES = 20  # in a chain of `extends`
-MOST_PROBLEMS = 5  # that one error names
 SHORT_FORMS = {("data", "source"): lambda path: {"kind": "files", "path": path}}  # a path, or a list, for a section
+WORDS = {  # YAML 1.2's, by the tag whose value PyYAML then makes, with their first letters
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "int": (r"[-+]?(0|[1-9][0-9]*)", list("-+0123456789")),
+    "float": (r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan", list("-+.0123456789")),
+}
+
+
+class _Loader(yaml.SafeLoader):
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if isinstance(event := self.peek_event(), yaml.AliasEvent):
+            _refuse("it uses an alias: write the value out, or use `extends`", event)
+        return super().compose_node(parent, index)
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node, lines = super().compose_mapping_node(anchor), dict[str, int]()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.value in ("", "<<"):
+                _refuse("keys must be plain words (use `extends` to reuse another file)", key)
+            if key.value in lines:
+                _refuse(f"`{key.value}` is given twice (first in line {lines[key.value]})", key)
+            lines[key.value] = key.start_mark.line + 1
+        return node
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Loader.yaml_implicit_resolvers = {}  # assigned, so that PyYAML's own loader stays as it is
+for _tag, (_pattern, _letters) in WORDS.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), _letters)
+    _Dumper.add_implicit_resolver(f"{_tag} of YAML 1.2", re.compile(rf"(?:{_pattern})\Z"), _letters)  # so it is quoted
+
+
+def _refuse(problem: str, at: Any) -> None:
+    raise yaml.composer.ComposerError(None, None, problem, at.start_mark)
+
+
+def parse_yaml(text: str, where: str) -> yaml.Node | None:
+    """The tree of a text; None if it is empty. where: its file, for the error. Raises InputError."""
+    try:
+        return yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise InputError(f"{where}{line}: not valid YAML: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a character that YAML has not, nested too deep
+        raise InputError(f"{where}: not valid YAML: {shortened(str(error).splitlines()[0])}") from None
+
+
+def construct(node: yaml.Node | None, where: str) -> Any:
+    """The value of a tree. Raises InputError."""
+    try:
+        return None if node is None else _Loader("").construct_object(node, deep=True)
+    except (yaml.YAMLError, ValueError) as error:  # a tag that names code, a number of 5,000 digits
+        raise InputError(f"{where}: not valid YAML: {shortened(str(error).splitlines()[0])}") from None
+
+
+def dump_yaml(values: Any) -> str:
+    """The text of values, mappings in their order, which YAML 1.1 and 1.2 read back as these values."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# files and overrides -> values
 
 
 class Place(str):
     """Where a key is written: `file:line`, or the override. file: None for the command line."""
 
     file: Path | None = None
-
-    @classmethod
-    def in_file(cls, file: Path, line: int) -> Place:
-        place = cls(f"{file}:{line}")
-        place.file = file
-        return place
 
 
 @dataclass
@@ -95,16 +154,12 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     _read_file(loaded.path, loaded, seen=())
     for override in sorted(overrides, key=lambda text: ".kind=" not in text):  # a new kind starts without old keys
         name, equals, text = override.partition("=")
-        place = Place(f"command line `{shortened(override)}`")
-        key = tuple(name.split(".")) if len(name) < LONGEST_KEY else ()
-        if not equals or not all(key) or not 0 < len(key) < MOST_DEPTH:
+        place, key = Place(f"command line `{shortened(override)}`"), tuple(name.split("."))
+        if not equals or not all(key):
             raise InputError(f"{place}: write section.key=value, for example model.hidden_size=256")
-        try:
-            value = yaml_text.load(text) if text else ""
-        except yaml_text.NotAConfig as error:
-            hint = ": put the whole argument in quotes" if text.count("{") > text.count("}") else ""
-            raise InputError(f"{place}: {error}{hint}") from None
-        loaded.set(key, value, place)
+        if text.count("{") > text.count("}"):
+            raise InputError(f"{place}: put the whole argument in quotes")
+        loaded.set(key, construct(parse_yaml(text, place), place) if text else "", place)
     _name_tokenizer(loaded)
     return loaded
 
@@ -125,50 +180,36 @@ def _name_tokenizer(loaded: LoadedConfig) -> None:
 def _read_file(path: Path, into: LoadedConfig, seen: tuple[Path, ...], asked_by: str = "") -> None:
     if path.resolve() in seen:
         raise InputError(f"{asked_by}: `extends` goes in a circle through {path}")
-    if len(seen) == MOST_FILES:
-        raise InputError(f"{asked_by}: `extends` leads through more than {MOST_FILES} files")
     if not path.exists():
         shipped = Path(__file__).parent
         shipped = Path(shipped.name) if shipped.parent == Path.cwd() else shipped
         files = {file.name: file for folder in (shipped, path.parent) for file in folder.glob("*.y*ml")}
-        nearest = did_you_mean(path.name, files)
-        raise InputError(f"{asked_by + ': ' if asked_by else ''}no such config file: {path}{nearest}")
-    text = read_text(path, MOST_BYTES)
-    try:
-        root = yaml_text.compose(text)
-        if root is None:
-            raise yaml_text.NotAConfig("is empty")
-        if not isinstance(root, yaml_text.MappingNode):
-            raise yaml_text.NotAConfig("a config must be a mapping of keys to values", root.start_mark.line + 1)
-        _merge(root, path, (), into, (*seen, path.resolve()))
-    except yaml_text.NotAConfig as error:
-        raise InputError(f"{path}{f':{error.line}' if error.line else ''}: {error}") from None
+        hint = did_you_mean(path.name, files)
+        raise InputError(f"{asked_by + ': ' if asked_by else ''}no such config file: {path}{hint}")
+    root = parse_yaml(read_text(path), str(path))
+    if not isinstance(root, yaml.MappingNode):
+        raise InputError(f"{path}:1: a config must be a mapping of keys to values")
+    _merge(root, path, (), into, (*seen, path.resolve()))
 
 
-def _merge(
-    node: yaml_text.MappingNode, path: Path, prefix: KeyPath, into: LoadedConfig, seen: tuple[Path, ...]
-) -> None:
+def _merge(node: yaml.MappingNode, path: Path, prefix: KeyPath, into: LoadedConfig, seen: tuple[Path, ...]) -> None:
     first = ("extends", "kind")  # other keys change what these bring
     for key_node, value_node in sorted(node.value, key=lambda pair: pair[0].value not in first):
-        place, key = Place.in_file(path, key_node.start_mark.line + 1), (*prefix, key_node.value)
+        place, key = Place(f"{path}:{key_node.start_mark.line + 1}"), (*prefix, key_node.value)
+        place.file = path
         if key == ("extends",):
             if not isinstance(value_node.value, str) or not value_node.value:
                 raise InputError(f"{place}: extends takes one file name")
-            _read_file(_extended(value_node.value, place, path.parent), into, seen, place)
-        elif isinstance(value_node, yaml_text.MappingNode) and (
+            beside, shipped = resolve(value_node.value, place, path.parent), Path(__file__).parent / value_node.value
+            is_shipped = Path(value_node.value).name == value_node.value and shipped.is_file() and not beside.exists()
+            _read_file(shipped if is_shipped else beside, into, seen, place)
+        elif isinstance(value_node, yaml.MappingNode) and (
             value_node.value or isinstance(_get(into.values, key), dict)
         ):
             _merge(value_node, path, key, into, seen)
             into.origins[key] = place
         else:
-            into.set(key, yaml_text.construct(value_node), place)
-
-
-def _extended(name: str, place: Place, folder: Path) -> Path:
-    """The file that `extends` names: beside the one that says so, or else of this name among the shipped configs."""
-    beside, shipped = resolve(name, place, beside=folder), Path(__file__).parent / name
-    is_plain = Path(name).name == name
-    return shipped if is_plain and not beside.exists() and shipped.is_file() else beside
+            into.set(key, construct(value_node, place), place)
 
 
 def _get(values: Any, key: KeyPath) -> Any:
@@ -191,80 +232,59 @@ def validate(schema: type[Model], loaded: LoadedConfig, section: str | None = No
 
     Raises InputError with one line: every problem found, each with its file and line.
     """
-    prefix = (section,) if section else ()
-    if section:
-        _check_top_level(loaded, [(*prefix, *path) for path in key_paths(schema)])
+    prefix, known = (section,) if section else (), [path for path, _ in fields(schema)]
+    if section:  # a command that reads one section still refuses a top-level key that no section has
+        sections = json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8"))["properties"]
+        known = [*[(name,) for name in sections], *[(section, *path) for path in known]]
+        for name in sorted(loaded.values.keys() - sections.keys()):
+            raise InputError(f"{loaded.where((name,))}: unknown key `{name}`{_nearest((name,), known)}")
     values = loaded.values.get(section, {}) if section else loaded.values
     if not isinstance(values, dict):
-        raise InputError(f"{loaded.where(prefix)}: `{section}` must hold keys, not {_shown(values)}")
+        raise InputError(f"{loaded.where(prefix)}: `{section}` must hold keys, not {values!r:.200}")
     try:
         return schema.model_validate(values)
     except ValidationError as error:
         problems: dict[str, list[str]] = {}  # what is wrong with one key, by where it stands
         for problem in error.errors():
-            place, message = _explain(problem, schema, prefix, loaded)
-            if len(problems) == MOST_PROBLEMS and place not in problems:
-                problems["…"] = []
-                break
+            place, message = _explain(problem, known, prefix, loaded)
             if message not in problems.setdefault(place, []):
                 problems[place].append(message)
-        raise InputError("; ".join(place + " or ".join(parts) for place, parts in problems.items())) from None
+        raise InputError("; ".join(place + " or ".join(parts) for place, parts in [*problems.items()][:5])) from None
 
 
-def _check_top_level(loaded: LoadedConfig, known: list[KeyPath]) -> None:
-    """A command that reads one section still refuses a top-level key that no section has. Raises InputError."""
-    sections = json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8"))["properties"]
-    for name in sorted(loaded.values.keys() - sections.keys()):
-        nearest = _nearest((name,), [*[(section,) for section in sections], *known])
-        raise InputError(f"{loaded.where((name,))}: unknown key `{name}`{nearest}")
-
-
-def _explain(problem: Any, schema: type[BaseModel], prefix: KeyPath, loaded: LoadedConfig) -> tuple[str, str]:
+def _explain(problem: Any, known: list[KeyPath], prefix: KeyPath, loaded: LoadedConfig) -> tuple[str, str]:
     """(where and which key, what is wrong with it); apart, so that the members of a union can share a line."""
     # pydantic puts the tag of a discriminated union into the location ("source", "files", "path"): leave it out
-    key = prefix
+    key, kind = prefix, problem["type"]
     for part in map(str, problem["loc"]):
         parent = _get(loaded.values, key)
         is_tag = isinstance(parent, dict) and parent.get("kind") == part and part not in parent
         key = key if is_tag else (*key, part)
-    known = [prefix + path for path in key_paths(schema)]
-    if problem["type"] == "extra_forbidden" and _without_places(key) in known:
-        name, kind = ".".join(key), ".".join((*key[:-1], "kind"))
-        return f"{loaded.where(key)}: `{name}` belongs to another kind: set `{kind}` as well", ""
-    if problem["type"] == "extra_forbidden":
-        return f"{loaded.where(key)}: unknown key `{'.'.join(key)}`{_nearest(key, known)}", ""
-    if problem["type"] == "missing":
-        return f"{loaded.where(key)}: `{'.'.join(key)}` is missing", ""
-    if problem["type"] == "union_tag_invalid":
-        tag, tags = problem["ctx"]["tag"], re.findall(r"'(\w+)'", problem["ctx"]["expected_tags"])
-        must = f"must be {' | '.join(tags)}{did_you_mean(tag, dict(zip(tags, tags, strict=True)))}"
-        return f"{loaded.where(key)}: `{'.'.join(key)}.kind` is {_shown(tag)}: {must}", ""
-    if problem["type"] in ("model_attributes_type", "model_type", "dict_type"):
-        return (
-            f"{loaded.where(key)}: `{'.'.join(key)}` is {_shown(_get(loaded.values, key))}: ",
-            "must be {key: value, …}",
-        )
-    if problem["type"] == "union_tag_not_found":
-        return f"{loaded.where(key)}: `{'.'.join(key)}.kind` is missing", ""
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    if problem["type"] == "value_error":
+    if kind == "value_error":
         return f"{loaded.where(_blamed_key(message, known, key, loaded))}: ", message
-    while len(key) > 1 and _without_places(key) not in known and _get(loaded.values, key) is None:
-        key = key[:-1]  # the member of a union ("int", "list[str]"), or what is not there
-    return f"{loaded.where(key)}: `{'.'.join(key)}` is {_shown(_get(loaded.values, key))}: ", message
+    if kind == "union_tag_invalid":
+        key, tags = (*key, "kind"), re.findall(r"'(\w+)'", problem["ctx"]["expected_tags"])
+        close = did_you_mean(problem["ctx"]["tag"], dict(zip(tags, tags, strict=True)))
+        message = f"must be {' | '.join(tags)}{close}"
+    elif kind in ("model_attributes_type", "model_type", "dict_type"):
+        message = "must be {key: value, …}"
+    elif kind not in ("extra_forbidden", "missing", "union_tag_not_found"):
+        while len(key) > 1 and _plain(key) not in known and _get(loaded.values, key) is None:
+            key = key[:-1]  # the member of a union ("int", "list[str]"), or what is not there
+    name = ".".join(key)
+    place = f"{loaded.where(key)}: "
+    if kind == "extra_forbidden" and _plain(key) in known:
+        return f"{place}`{name}` belongs to another kind: set `{'.'.join((*key[:-1], 'kind'))}` as well", ""
+    if kind == "extra_forbidden":
+        return f"{place}unknown key `{name}`{_nearest(key, known)}", ""
+    if kind in ("missing", "union_tag_not_found"):
+        return f"{place}`{name}{'' if kind == 'missing' else '.kind'}` is missing", ""
+    return f"{place}`{name}` is {_get(loaded.values, key)!r:.200}: ", message
 
 
-def _shown(value: Any) -> str:
-    return shortened(repr(value), 200)
-
-
-def shortened(text: str, most: int = 100) -> str:
-    """The beginning of a text that is too long for a message."""
-    return text if len(text) <= most else f"{text[:most]}…"
-
-
-def _without_places(key: KeyPath) -> KeyPath:
-    """parts.0.weight -> parts.weight, as key_paths writes it."""
+def _plain(key: KeyPath) -> KeyPath:
+    """parts.0.weight -> parts.weight, as `fields` writes it."""
     return tuple(part for part in key if not part.isdecimal())
 
 
@@ -278,9 +298,11 @@ def _blamed_key(message: str, known: list[KeyPath], section: KeyPath, loaded: Lo
     return next(iter([*by_hand, *reversed(in_this_file), *named]), section)
 
 
-def key_paths(schema: type[BaseModel]) -> list[KeyPath]:
-    """Every key path that a pydantic model knows, sections before what they hold."""
-    return [path for path, _ in fields(schema)]
+def _nearest(key: KeyPath, known: list[KeyPath]) -> str:
+    beside = {path[-1]: f"`{'.'.join((*key[:-1], path[-1]))}`" for path in known if path[:-1] == _plain(key[:-1])}
+    anywhere = [".".join(path) for path in known if path[-1] == key[-1]][:1] or [".".join(path) for path in known]
+    anywhere_else = {name: f"`{name}`" for name in anywhere}
+    return did_you_mean(key[-1], beside) or did_you_mean(".".join(key), anywhere_else, likeness=0)
 
 
 def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
@@ -289,11 +311,3 @@ def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix: values}
     parts = (flatten(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in values.items())
     return {key: value for part in parts for key, value in part.items()}
-
-
-def _nearest(key: KeyPath, known: list[KeyPath]) -> str:
-    beside = [path[-1] for path in known if path[:-1] == _without_places(key[:-1])]
-    anywhere = [".".join(path) for path in known if path[-1] == key[-1]][:1] or [".".join(path) for path in known]
-    return did_you_mean(key[-1], {last: f"`{'.'.join((*key[:-1], last))}`" for last in beside}) or did_you_mean(
-        ".".join(key), {name: f"`{name}`" for name in anywhere}, likeness=0
-    )

@@ -8,18 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.bounds import (
-    MOST_BATCH,
-    MOST_BYTES,
-    MOST_DOCUMENTS,
-    MOST_FACTOR,
-    MOST_ROW,
-    MOST_SEED,
-    MOST_TOLD,
-    MOST_VOCABULARY,
-)
-from configs.meaning import Meaning, Section
-from configs.paths import PathText
+from configs.schema import Meaning, PathText, Section
 
 MOST_REPEATS = 100_000  # in document_start: compiling a pattern needs 300 bytes for each
 Name = Annotated[str, Field(min_length=1)]
@@ -98,9 +87,7 @@ class Drills(Section):
 class CourseStep(Section):
     """One step of a course."""
 
-    weight: float = Field(
-        1.0, ge=1 / MOST_FACTOR, le=MOST_FACTOR, description="Share of the documents, relative to the other steps."
-    )
+    weight: float = Field(1.0, ge=1e-6, description="Share of the documents, relative to the other steps.")
     drills: Drills = Field(Drills(), description="Instead of the drills of the source.")
 
 
@@ -108,11 +95,9 @@ class StoryworldSource(Section):
     """The built-in corpus: stories that are made while you wait. Their entropy, the lowest possible loss, is known."""
 
     kind: Literal["storyworld"] = Field("storyworld", description="The built-in world.")
-    documents: int = Field(40000, ge=1, le=MOST_TOLD, description="Number of training stories (or conversations).")
-    validation_documents: int = Field(
-        1000, ge=1, le=MOST_TOLD, description="Number of held-out stories, from other seeds."
-    )
-    seed: int = Field(0, ge=0, le=MOST_SEED, description="Another seed gives other stories.")
+    documents: int = Field(40000, ge=1, description="Number of training stories (or conversations).")
+    validation_documents: int = Field(1000, ge=1, description="Number of held-out stories, from other seeds.")
+    seed: int = Field(0, ge=0, description="Another seed gives other stories.")
     level: Literal[1, 2] = Field(
         1, description="1 = short stories of three friends | 2 = longer stories, more friends."
     )
@@ -193,9 +178,7 @@ class _WithText(Section):
         description="Regular expression for the text of a record that begins a document; the records up to the next "
         "one belong to it.",
     )
-    max_records: int | None = Field(
-        None, ge=1, le=MOST_DOCUMENTS, description="Read only this many records. null = all."
-    )
+    max_records: int | None = Field(None, ge=1, description="Read only this many records. null = all.")
 
     @field_validator("document_start")
     @classmethod
@@ -248,9 +231,7 @@ class HubSource(_WithText):
 class MixPart(Section):
     """One source of a mix."""
 
-    weight: float = Field(
-        1.0, ge=1 / MOST_FACTOR, le=MOST_FACTOR, description="Share of the mix's text, relative to the other weights."
-    )
+    weight: float = Field(1.0, ge=1e-6, description="Share of the mix's text, relative to the other weights.")
     source: Annotated[StoryworldSource | FilesSource | HubSource, Field(discriminator="kind")] = Field(
         description="Where this part comes from."
     )
@@ -283,12 +264,11 @@ class TokenizerConfig(Section):
     vocab_size: int | None = Field(
         None,
         ge=320,
-        le=MOST_VOCABULARY,
         description="bpe: number of tokens to learn (null: 2048), rounded up to a multiple of 64. pretrained: the "
         "least number of tokens.",
     )
     train_bytes: int = Field(
-        8_000_000, ge=1000, le=MOST_BYTES, description="Bytes of text, from all over the corpus, that bpe learns from."
+        8_000_000, ge=1000, description="Bytes of text, from all over the corpus, that bpe learns from."
     )
     path: Annotated[PathText | None, Meaning.MAY_CHANGE] = Field(
         None,
@@ -325,7 +305,6 @@ class DataConfig(Section):
     sequence_length: Annotated[int, Meaning.ROWS] = Field(
         256,
         ge=2,
-        le=MOST_ROW,
         description="Tokens in a row: the longest text the model sees at once in training.",
     )
     shuffle: Annotated[bool, Meaning.ROWS] = Field(
@@ -340,7 +319,7 @@ class DataConfig(Section):
     validation_fraction: float = Field(
         0.1, gt=0, lt=1, description="Share of files and datasets that is held out, to test the model on."
     )
-    rows_joined: Annotated[Literal["auto"] | Annotated[int, Field(ge=1, le=MOST_BATCH)], Meaning.ROWS] = Field(
+    rows_joined: Annotated[Literal["auto"] | Annotated[int, Field(ge=1)], Meaning.ROWS] = Field(
         "auto",
         description="Conversations: this many rows become one long row, so that less of it is padding. auto = the "
         "fewest that fill 95 % of it (needs isolate_documents) | 1 = none.",

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from configs.shown_text import escape
-from configs.tables import table
+from configs.text import escape, table
 from data.config import DataConfig
 from data.packing import SCAN, ConversationRows, HeldOutRows, Rows, TokenStream, conversation_starts, trained_tokens
 from data.prepare import SPLITS, PreparedData

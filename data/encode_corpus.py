@@ -10,7 +10,7 @@ from contextlib import closing, nullcontext
 
 import numpy as np
 
-from configs.still_busy import still_busy
+from configs.command import still_busy
 from data import shards
 from data.chat import TRAINED, encode_conversations
 from data.config import DataConfig

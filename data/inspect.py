@@ -18,12 +18,9 @@ from collections.abc import Iterator, Sequence
 from itertools import count, groupby, islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from configs.bounds import MOST_DOCUMENTS, whole
-from configs.command import InputError, exit_on_bad_input
+from configs.command import InputError, allow_colors, exit_on_bad_input, whole
 from configs.loader import LoadedConfig, load_config, validate
-from configs.shown_text import escape, visible
-from configs.streams import allow_colors
-from configs.tables import columns
+from configs.text import columns, escape, visible
 from data.config import DataConfig
 from data.corpus_summary import histogram, measure, notes, summary
 from data.packing import IGNORED, Rows
@@ -236,9 +233,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Show the rows that training will see, and what the corpus is like.")
     parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example data.sequence_length=64")
-    parser.add_argument(
-        "--rows", type=whole("--rows", 0, MOST_DOCUMENTS), default=3, metavar="N", help="how many rows (default 3)"
-    )
+    parser.add_argument("--rows", type=whole("--rows", 0), default=3, metavar="N", help="how many rows (default 3)")
     parser.add_argument("--ids", action="store_true", help="also show each token with its id")
     parser.add_argument("--split", choices=SPLITS, default="train", help="which rows (default train)")
     parser.add_argument("--color", choices=["auto", "always", "never"], default="auto", help="default: in a terminal")

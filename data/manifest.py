@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, FiniteFloat, model_validator
 
 from configs.command import InputError
-from configs.read_back import checked, read_json
+from configs.files import checked, read_json
 from data.reading.hashes import hashes, sha256
 
 Count = Annotated[int, Field(ge=0, lt=1 << 60)]

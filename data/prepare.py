@@ -15,11 +15,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from configs.command import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input, still_busy
 from configs.loader import LoadedConfig, load_config, validate
 from configs.locks import locked
-from configs.shown_text import escape
-from configs.still_busy import still_busy
+from configs.text import escape
 from data import shards
 from data.chat_template import CHAT_TEMPLATE_VERSION
 from data.config import DataConfig, FilesSource, MixSource, StoryworldSource

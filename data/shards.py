@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from configs.command import InputError
-from configs.read_back import checked, read_json
+from configs.files import checked, read_json
 from data.manifest import Count, Digest, Shard
 from data.reading.hashes import sha256
 

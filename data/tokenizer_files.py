@@ -11,10 +11,8 @@ from typing import Any
 import tokenizers
 from pydantic import BaseModel, Field, field_validator
 
-from configs.bounds import MOST_VOCABULARY
-from configs.checkpoints import check_files, is_file, is_pointer, read_checkpoint
 from configs.command import InputError
-from configs.read_back import read_json, read_text
+from configs.files import check_files, is_file, is_pointer, read_checkpoint, read_json, read_text
 
 
 class Token(BaseModel):
@@ -59,7 +57,7 @@ class Settings(BaseModel):
 class Beside(BaseModel):
     """What is read of the config.json of a model beside a tokenizer."""
 
-    vocab_size: int = Field(0, ge=0, le=MOST_VOCABULARY)
+    vocab_size: int = Field(0, ge=0)
 
 
 def rows_beside(file: Path) -> int:

@@ -14,12 +14,9 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import NamedTuple
 
-from configs.bounds import MOST_VOCABULARY, numbers
-from configs.command import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input, numbers, still_busy
 from configs.loader import load_config, validate
-from configs.shown_text import escape
-from configs.still_busy import still_busy
-from configs.tables import table
+from configs.text import escape, table
 from data.config import DataConfig, TokenizerConfig
 from data.learning_text import plain_texts, tokenizer_texts
 from data.reading import sources
@@ -231,7 +228,7 @@ def advice(found: Sequence[Measured]) -> str:
 
 def sizes_of(text: str) -> list[int]:
     """ "512,1024" -> sizes as they are after rounding. Raises InputError."""
-    return [round_up(size) for size in numbers("--sizes", SMALLEST, MOST_VOCABULARY)(text)]
+    return [round_up(size) for size in numbers("--sizes", SMALLEST)(text)]
 
 
 def main() -> int:

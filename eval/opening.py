@@ -10,9 +10,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.bounds import MOST_FACTOR, number
-from configs.checkpoints import checkpoint_directory, read_checkpoint
-from configs.command import InputError
+from configs.command import InputError, number
+from configs.files import checkpoint_directory, read_checkpoint
 from configs.loader import load_config, validate
 from data.chat_template import CannotRender
 
@@ -125,7 +124,7 @@ def add_rope_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rope-factor",
-        type=number("--rope-factor", 1, MOST_FACTOR),
+        type=number("--rope-factor", 1),
         metavar="N",
         help=f"longest text from now on / longest text in training ({ROPE_FACTOR:g})",
     )

@@ -23,9 +23,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from configs import tables
-from configs.bounds import MOST_QUESTIONS, MOST_ROUNDS, whole
-from configs.command import InputError, exit_on_bad_input
+from configs import text as tables
+from configs.command import InputError, exit_on_bad_input, whole
 from eval.opening import add_device_option, data_config, open_model
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
@@ -167,8 +166,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m eval.quantised", description=__doc__, formatter_class=form)
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
     for option, most, default, meaning in (
-        ("--documents", MOST_QUESTIONS, 50, "held-out stories, and conversations with questions"),
-        ("--rounds", MOST_ROUNDS, 5, "how often each is timed"),
+        ("--documents", 10**6, 50, "held-out stories, and conversations with questions"),
+        ("--rounds", 1000, 5, "how often each is timed"),
     ):
         parser.add_argument(
             option, type=whole(option, 1, most), default=default, metavar="N", help=f"{meaning} ({default})"

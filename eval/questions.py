@@ -16,10 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs import tables
-from configs.bounds import MOST_QUESTIONS, whole
-from configs.checkpoints import checkpoint_directory
-from configs.command import InputError, exit_on_bad_input
+from configs import text as tables
+from configs.command import InputError, exit_on_bad_input, whole
+from configs.files import checkpoint_directory
 from configs.loader import load_config, validate
 from data.chat import prompt_ids
 from data.config import DataConfig, StoryworldSource
@@ -290,13 +289,13 @@ def main() -> int:
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/sft_demo")
     parser.add_argument(
         "--documents",
-        type=whole("--documents", 1, MOST_QUESTIONS),
+        type=whole("--documents", 1),
         help="held-out conversations to ask about; default: all of them",
     )
     parser.add_argument("--class", dest="kind", metavar="CLASS", help=f"only one of {', '.join(KINDS)}")
     parser.add_argument(
         "--show",
-        type=whole("--show", 0, MOST_QUESTIONS),
+        type=whole("--show", 0),
         default=0,
         metavar="N",
         help="print the first N wrong replies as well",

@@ -7,18 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from configs.bounds import (
-    LEAST_EPSILON,
-    MOST_EXPERTS,
-    MOST_FACTOR,
-    MOST_HEADS,
-    MOST_INNER_WIDTH,
-    MOST_LAYERS,
-    MOST_POSITIONS,
-    MOST_VOCABULARY,
-    MOST_WIDTH,
-)
-from configs.meaning import Meaning, Section
+from configs.schema import Meaning, Section
 from model.backends import NO_SUCH_BACKEND, AttentionImplementation
 from model.positions.scaling import RopeScaling
 from model.sizes.defaults import written_out
@@ -28,9 +17,9 @@ from model.sizes.shape import check_biases, check_heads, check_positions, check_
 
 Activation = Literal["silu", "gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]  # as transformers names them
 LayerType = Literal["full_attention", "sliding_attention"]
-KeyValueHeads = Annotated[int, Field(ge=0, le=MOST_HEADS)] | Literal["mha", "gqa", "mqa"]
+KeyValueHeads = Annotated[int, Field(ge=0)] | Literal["mha", "gqa", "mqa"]
 Flag = Annotated[int, Field(ge=0, le=1)]
-TokenId = Annotated[int, Field(ge=-1, lt=MOST_VOCABULARY)]  # -1: none, in some of Llama's configs
+TokenId = Annotated[int, Field(ge=-1)]  # -1: none, in some of Llama's configs
 
 
 class ModelConfig(Section):
@@ -53,15 +42,14 @@ class ModelConfig(Section):
     """
 
     vocab_size: Annotated[int | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
-        None, ge=1, le=MOST_VOCABULARY, description="Number of different tokens. The tokenizer sets it."
+        None, ge=1, description="Number of different tokens. The tokenizer sets it."
     )
     hidden_size: Annotated[int, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
-        256, ge=1, le=MOST_WIDTH, description="Width of the network: how many numbers stand for a token inside it."
+        256, ge=1, description="Width of the network: how many numbers stand for a token inside it."
     )
     intermediate_size: Annotated[int | None, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
         None,
         ge=1,
-        le=MOST_INNER_WIDTH,
         description="Inner width of the feed-forward layers. null = 8/3 of hidden_size, rounded up to a multiple of "
         "32, or 4 times hidden_size without gated_mlp.",
     )
@@ -81,17 +69,13 @@ class ModelConfig(Section):
     num_experts: Annotated[int | None, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
         None,
         ge=1,
-        le=MOST_EXPERTS,
         description="Mixture of experts: feed-forward networks in a layer, of which a router picks a few for every "
         "token. null = one for all.",
     )
-    num_experts_per_tok: Annotated[int, Meaning.TENSORS] = Field(
-        2, ge=1, le=MOST_EXPERTS, description="Experts that a token goes to."
-    )
+    num_experts_per_tok: Annotated[int, Meaning.TENSORS] = Field(2, ge=1, description="Experts that a token goes to.")
     moe_intermediate_size: Annotated[int | None, Meaning.TENSORS] = Field(
         None,
         ge=1,
-        le=MOST_INNER_WIDTH,
         description="Inner width of an expert. null = intermediate_size / num_experts_per_tok, rounded up to "
         "a multiple of 8: a token costs what it costs without experts.",
     )
@@ -101,22 +85,20 @@ class ModelConfig(Section):
     router_aux_loss_coef: Annotated[float, Meaning.FREE_AT_START] = Field(
         0.01,
         ge=0,
-        le=MOST_FACTOR,
         description="How strongly the load-balancing loss makes the router use all experts. 0 = not at all.",
     )
     decoder_sparse_step: Annotated[int, Meaning.TENSORS] = Field(
-        1, ge=1, le=MOST_LAYERS, description="Every how many layers there are experts: 1 = in all, 2 = in every second."
+        1, ge=1, description="Every how many layers there are experts: 1 = in all, 2 = in every second."
     )
-    mlp_only_layers: Annotated[list[Annotated[int, Field(ge=0, lt=MOST_LAYERS)]], Meaning.TENSORS] = Field(
-        [], max_length=MOST_LAYERS, description="Layers without experts, counted from 0."
+    mlp_only_layers: Annotated[list[Annotated[int, Field(ge=0)]], Meaning.TENSORS] = Field(
+        [], description="Layers without experts, counted from 0."
     )
     num_hidden_layers: Annotated[int, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
-        6, ge=1, le=MOST_LAYERS, description="Number of layers."
+        6, ge=1, description="Number of layers."
     )
     num_attention_heads: Annotated[int, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
         8,
         ge=1,
-        le=MOST_HEADS,
         description="Query heads in a layer. Each one learns to look at the text in its own way.",
     )
     num_key_value_heads: Annotated[KeyValueHeads, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
@@ -127,7 +109,6 @@ class ModelConfig(Section):
     head_dim: Annotated[int | None, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
         None,
         ge=2,
-        le=MOST_WIDTH,
         description="Size of one head, an even number. null = hidden_size / num_attention_heads.",
     )
     attention: Annotated[Literal["heads", "mla"], Meaning.TENSORS, Meaning.STRUCTURE] = Field(
@@ -138,28 +119,25 @@ class ModelConfig(Section):
     kv_lora_rank: Annotated[int | None, Meaning.TENSORS] = Field(
         None,
         ge=1,
-        le=MOST_WIDTH,
         description="mla: size of the latent, which the cache keeps of a token. null = 4 x head_dim, but at most half "
         "of hidden_size.",
     )
     q_lora_rank: Annotated[int | None, Meaning.TENSORS] = Field(
-        None, ge=1, le=MOST_WIDTH, description="mla: size of a latent for the queries as well. null = none."
+        None, ge=1, description="mla: size of a latent for the queries as well. null = none."
     )
     qk_nope_head_dim: Annotated[int | None, Meaning.TENSORS] = Field(
         None,
         ge=1,
-        le=MOST_WIDTH,
         description="mla: numbers of a query or key that RoPE leaves alone. null = head_dim - qk_rope_head_dim.",
     )
     qk_rope_head_dim: Annotated[int | None, Meaning.TENSORS] = Field(
         None,
         ge=2,
-        le=MOST_WIDTH,
         description="mla: numbers of a query or key that RoPE turns, an even number. The cache keeps them beside the "
         "latent, once for all heads. null = half of head_dim.",
     )
     v_head_dim: Annotated[int | None, Meaning.TENSORS] = Field(
-        None, ge=1, le=MOST_WIDTH, description="mla: size of a value. null = head_dim."
+        None, ge=1, description="mla: size of a value. null = head_dim."
     )
     rope_interleave: Annotated[bool | None, Meaning.TENSORS] = Field(
         None,
@@ -192,13 +170,12 @@ class ModelConfig(Section):
     no_rope_layers: Annotated[list[Flag] | None, Meaning.STRUCTURE] = Field(
         None,
         min_length=1,
-        max_length=MOST_LAYERS,
         description="Which layers rotate: 1 = with RoPE, 0 = without, as in SmolLM3. A shorter list is repeated. "
         "null = all.",
         examples=[[1, 1, 1, 0]],
     )
     max_position_embeddings: Annotated[int, Meaning.FREE_AT_START, Meaning.SAME_NAME] = Field(
-        512, ge=1, le=MOST_POSITIONS, description="Longest text in tokens, in training and in generation."
+        512, ge=1, description="Longest text in tokens, in training and in generation."
     )
     rope_theta: float = Field(
         10000.0, gt=1, le=1e12, description="Base of RoPE, which tells the model where a token stands."
@@ -214,12 +191,10 @@ class ModelConfig(Section):
     sliding_window: Annotated[int | None, Meaning.ADDED_AT_START, Meaning.STRUCTURE] = Field(
         None,
         ge=1,
-        le=MOST_POSITIONS,
         description="Tokens that a sliding_attention layer sees, its own included. null = no window.",
     )
     layer_types: Annotated[list[LayerType] | None, Meaning.ADDED_AT_START] = Field(
         None,
-        max_length=MOST_LAYERS,
         description="Kind of each layer: full_attention or sliding_attention. A shorter list is repeated. "
         "null = all sliding if sliding_window is set, else all full.",
         examples=[["sliding_attention", "full_attention"]],
@@ -230,7 +205,7 @@ class ModelConfig(Section):
         "before, and a learned vector is added after, as in GPT-2.",
     )
     rms_norm_eps: Annotated[float, Meaning.SAME_NAME] = Field(
-        1e-6, ge=LEAST_EPSILON, le=1, description="Keeps the norm from dividing by zero."
+        1e-6, ge=1e-30, le=1, description="Keeps the norm from dividing by zero."
     )
     tie_word_embeddings: Annotated[bool, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
         True, description="true: embedding and head share one matrix: smaller, but it learns to copy later."

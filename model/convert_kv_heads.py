@@ -22,9 +22,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.bounds import MOST_HEADS, whole
-from configs.checkpoints import read_checkpoint
-from configs.command import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input, whole
+from configs.files import read_checkpoint
 from model.config import ModelConfig
 from model.families import fitting_family
 from model.saving.new_directory import read_tokenizer_files, refuse_occupied, write_whole
@@ -152,7 +151,7 @@ def main() -> int:
     parser.add_argument("source", type=Path, help="a run (its newest checkpoint) or a model directory")
     parser.add_argument(
         "--num-key-value-heads",
-        type=whole("--num-key-value-heads", 1, MOST_HEADS),
+        type=whole("--num-key-value-heads", 1),
         required=True,
         metavar="N",
         help="heads afterwards",

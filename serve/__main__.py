@@ -11,8 +11,7 @@ import ipaddress
 import os
 from pathlib import Path
 
-from configs.bounds import MOST_MINUTES, MOST_POSITIONS, number, whole
-from configs.command import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input, number, whole
 from eval.opening import add_device_option, add_quantise_option
 
 KEY = "HEADLIGHT_API_KEY"  # of the environment, so that the key need not stand in the list of processes
@@ -62,12 +61,12 @@ def parse() -> argparse.Namespace:
     for option, least, most, default, meaning in (
         ("--max-running", 1, 4096, 64, "requests that are answered at once"),
         ("--max-waiting", 0, 10**6, 256, "requests that may wait; more get status 429"),
-        ("--max-new-tokens", 1, MOST_POSITIONS, 2048, "tokens of an answer"),
+        ("--max-new-tokens", 1, 2**24, 2048, "tokens of an answer"),
     ):
         parser.add_argument(
             option, type=whole(option, least, most), default=default, metavar="N", help=f"{meaning} ({default})"
         )
-    seconds = number("--seconds", 0, MOST_MINUTES, above=True)
+    seconds = number("--seconds", 0, above=True)
     parser.add_argument("--seconds", type=seconds, default=120.0, metavar="N", help="of an answer; then 503 (120)")
     add_quantise_option(parser)
     add_device_option(parser)

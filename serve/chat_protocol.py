@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from configs.bounds import LEAST_DRAWN, MOST_POSITIONS, MOST_SEED, MOST_STEPS, MOST_TEMPERATURE
 from eval.attention.snapshots import Head
 from model.decoding.sampling import Sampling
 from serve.protocol import MOST_TOP
@@ -15,7 +14,7 @@ from serve.workbench import Name
 MOST_HEADS = 4096  # that are changed at once
 MOST_SCALE = 10.0
 MOST_MESSAGES = 1000
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=2**31)]], Field(max_length=MOST_POSITIONS)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=2**31)]], Field(max_length=2**20)]
 NameText = Annotated[str, StringConstraints(min_length=1, max_length=300)]
 
 
@@ -25,7 +24,7 @@ class ModelAsked(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     run: NameText
-    step: Annotated[int, Field(ge=0, le=MOST_STEPS)] | None = None
+    step: Annotated[int, Field(ge=0)] | None = None
     adapter: NameText | None = None
 
     @property
@@ -55,7 +54,7 @@ class Changed(ModelAsked):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    heads: list[Scaled] = Field(default=[], max_length=MOST_HEADS)
+    heads: list[Scaled] = Field(default=[])
 
     @property
     def factors(self) -> dict[Head, float]:
@@ -89,10 +88,10 @@ class AnswerAsked(Changed):
     messages: list[Message] | None = Field(None, min_length=1, max_length=MOST_MESSAGES)
     prompt: str | TokenIds | None = None
     answer_ids: TokenIds = []
-    max_tokens: int = Field(128, ge=1, le=MOST_POSITIONS)
-    temperature: float = Field(0.0, ge=0, le=MOST_TEMPERATURE, allow_inf_nan=False)
-    top_p: float = Field(1.0, ge=LEAST_DRAWN, le=1)
-    seed: int = Field(0, ge=0, le=MOST_SEED)
+    max_tokens: int = Field(128, ge=1)
+    temperature: float = Field(0.0, ge=0, allow_inf_nan=False)
+    top_p: float = Field(1.0, ge=1e-6, le=1)
+    seed: int = Field(0, ge=0)
     top: int = Field(8, ge=1, le=MOST_TOP)
 
     @model_validator(mode="after")

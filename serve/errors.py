@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from configs.shown_text import escape
+from configs.text import escape
 
 KINDS = {401: "authentication_error", 404: "invalid_request_error", 429: "rate_limit_error"}
 

@@ -11,8 +11,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.checkpoints import checkpoint_directory, is_file, is_model
 from configs.command import InputError
+from configs.files import checkpoint_directory, is_file, is_model
 from data.tokenizer import Tokenizer
 from eval.opening import check_quantise, ends_turns, open_checkpoint
 from model import LanguageModel

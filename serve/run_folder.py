@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from configs import yaml_text
 from configs.command import InputError
-from configs.loader import flatten
-from configs.read_back import DamagedFile, opened, parse_json, read_json, read_text
+from configs.files import DamagedFile, parse_json, read_json, read_text
+from configs.loader import construct, flatten, parse_yaml
 from eval.run_files import METRIC, METRICS, RESULT
 from train.saving.run_lock import CARD, LOCK, Holder
 
@@ -104,7 +103,7 @@ def _state(run: Path) -> str:
 def _is_alive(run: Path) -> bool:
     """Whether the owner of a run still works. A kill leaves the owner's files behind."""
     try:
-        card = read_json(run / CARD, Holder, most_bytes=10_000)
+        card = read_json(run / CARD, Holder)
         card = card if isinstance(card, Holder) else Holder(**card)
         if card.host == socket.gethostname() and os.name == "posix":
             os.kill(card.pid, 0)  # asks whether there is such a process; sends nothing
@@ -156,8 +155,9 @@ def _count(run: Path) -> list[int]:
 def settings(run: Path) -> dict[str, Any]:
     """config.yaml by dotted key, as the run wrote it; nothing of other files. {} where it cannot be read."""
     try:
-        values = yaml_text.load(read_text(run / "config.yaml", 1_000_000))
-    except (InputError, yaml_text.NotAConfig):
+        file = run / "config.yaml"
+        values = construct(parse_yaml(read_text(file), str(file)), str(file))
+    except InputError:
         return {}
     return flatten(values) if isinstance(values, dict) else {}
 
@@ -168,7 +168,7 @@ def tail(run: Path, file: int = 0, offset: int = 0, mark: int | None = None, mos
     file, mark: as the part before had them. Of another file, or where other bytes than then stand before the offset (a
     run that is resumed takes lines off its log), all is read. Raises DamagedFile where it cannot be read.
     """
-    with opened(run / METRICS, 2**62) as stream:
+    with (run / METRICS).open("rb") as stream:
         here = os.fstat(stream.fileno())
         if mark is not None and (here.st_ino != file or _mark(stream, offset) != mark):
             offset = 0

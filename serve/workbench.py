@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from configs.checkpoints import checkpoint_directory, is_adapter, is_file
 from configs.command import InputError
-from configs.read_back import DamagedFile
+from configs.files import DamagedFile, checkpoint_directory, is_adapter, is_file
 from data.tokenizer import Tokenizer
 from eval.chat.adapters import Adapters
 from eval.chat.session import Conversation

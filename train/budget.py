@@ -12,9 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.bounds import MOST_FACTOR, number
-from configs.command import InputError, exit_on_bad_input
-from configs.tables import table
+from configs.command import InputError, exit_on_bad_input, number
+from configs.text import table
 from data.config import HubSource, MixSource
 from model.config import ModelConfig
 from train.config import RunConfig, load_run_config
@@ -222,12 +221,12 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="plan for it; default: what this machine has")
     parser.add_argument(
         "--memory-gb",
-        type=number("--memory-gb", 0, MOST_FACTOR, above=True),
+        type=number("--memory-gb", 0, above=True),
         help="memory of the device, 1 GB = 1e9 bytes; default: ask it",
     )
     parser.add_argument(
         "--tflops",
-        type=number("--tflops", 0, MOST_FACTOR, above=True),
+        type=number("--tflops", 0, above=True),
         help="peak of the device; default: known for some GPUs, and a CPU is timed",
     )
     parser.add_argument(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import configs
 from configs.command import InputError
-from configs.meaning import fields
+from configs.schema import fields
 from train.config import RunConfig, add_trust_option, load_run_config
 
 WIDTH = 100

@@ -21,8 +21,7 @@ from pydantic.fields import FieldInfo
 
 from configs.command import exit_on_bad_input
 from configs.loader import load_config
-from configs.meaning import fields
-from configs.run_keys import TrackingConfig
+from configs.schema import TrackingConfig, fields
 from data.config import (
     ClassWeights,
     CourseStep,
@@ -66,8 +65,7 @@ names the nearest one. `runs/<name>/config.yaml` keeps every value that a run wa
 
 *Default* holds if no file sets the key. `configs/base.yaml`, which all shipped configs extend, sets some keys to other
 values: the next column has them. `null` means *not set*; the last column says what happens then. Editors complete and
-check your YAML with `configs/schema.json`. Every number has a smallest and a largest value: `configs/bounds.py` gives
-the reasons. Words mean what YAML 1.2 says: `yes`, `1_000` and `12:30` are text.
+check your YAML with `configs/schema.json`. Words mean what YAML 1.2 says: `yes`, `1_000` and `12:30` are text.
 
 If you start a run again under its name, it continues. It must then be the same run, so these keys must not change:
 `seed`, `init_from`, all of `lora`, all of `model` but `attn_implementation`, all of `data` (files may move: their

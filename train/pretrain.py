@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.command import InputError, exit_on_bad_input
-from configs.streams import survive_lost_output
+from configs.command import InputError, exit_on_bad_input, survive_lost_output
 from train.command_line import parse_command_line
 from train.config import RunConfig
 from train.methods.sections import check_script

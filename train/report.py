@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from configs.command import InputError
-from configs.read_back import DamagedFile, read_name
-from configs.shown_text import code, fenced, markdown
+from configs.files import DamagedFile, read_name
+from configs.text import code, fenced, markdown
 from data.batches import too_long
 from data.packing import ConversationRows
 from data.prepare import describe

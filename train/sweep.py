@@ -25,12 +25,9 @@ from typing import Any
 
 import yaml
 
-from configs.bounds import MOST_RUNS, whole
-from configs.command import InputError, exit_on_bad_input
-from configs.cores import usable_cores
+from configs.command import InputError, exit_on_bad_input, survive_lost_output, usable_cores, whole
 from configs.loader import flatten
-from configs.meaning import Meaning, keys_that
-from configs.streams import survive_lost_output
+from configs.schema import Meaning, keys_that
 from eval.run_files import read_result
 from train.config import RunConfig, add_trust_option, load_run_config
 from train.machine.signals import stop_signals
@@ -217,12 +214,12 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=a,b,c", help="swept; key=value holds for all runs")
     parser.add_argument(
         "--seeds",
-        type=whole("--seeds", 1, MOST_RUNS),
+        type=whole("--seeds", 1),
         default=1,
         help="runs of every variant: the config's seed, seed + 1, …",
     )
     parser.add_argument(
-        "--jobs", type=whole("--jobs", 1, MOST_RUNS), default=1, help="runs at a time; they share the machine's threads"
+        "--jobs", type=whole("--jobs", 1), default=1, help="runs at a time; they share the machine's threads"
     )
     parser.add_argument("--out", type=Path, help="folder of comparison.md; default: <output_dir>/<name>-sweep-<keys>")
     parser.add_argument("--skip-decode", action="store_true", help="do not measure decoding in the comparison")

@@ -16,8 +16,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from configs.read_back import append_line
-from configs.still_busy import still_busy
+from configs.command import still_busy
+from configs.files import append_line
 from eval.run_files import METRICS
 from train.config import RunConfig
 from train.saving.run_lock import Owner

@@ -17,10 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn
 
-from configs.command import InputError
-from configs.paths import resolve
-from configs.read_back import is_deep
-from configs.still_busy import still_busy
+from configs.command import InputError, still_busy
+from configs.files import resolve
 from data.reading.file_bytes import BLOCK, COMPRESSED, clear_errors, opened
 
 if TYPE_CHECKING:
@@ -316,7 +314,7 @@ def _json(file: Path, stream: Any) -> Iterator[Record]:
 
 
 def _checked(where: str, value: Any) -> Record:
-    return Record(where, None, TOO_DEEP) if is_deep(value) else Record(where, value)
+    return Record(where, value)
 
 
 def _elements(buffer: str, text: io.TextIOWrapper) -> Iterator[Any]:

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
+from configs.command import still_busy
+from configs.files import read_json
 from configs.locks import locked
-from configs.read_back import read_json
-from configs.still_busy import still_busy
 from data.reading.file_bytes import clear_errors
 
 ENTRY = TypeAdapter(tuple[int, int, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]])  # size, time of change, SHA-256
@@ -59,7 +59,7 @@ def sha256(file: str | Path) -> str:
 
 def _remembered(memory: Path) -> dict[str, list[Any]]:
     try:
-        known = read_json(memory, dict[str, list[Any]], MOST_BYTES)
+        known = read_json(memory, dict[str, list[Any]])
         return {key: list(ENTRY.validate_python(tuple(entry), strict=True)) for key, entry in known.items()}
     except ValueError:
         return {}  # not there yet, or damaged: hash again

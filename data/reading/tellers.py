@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from configs.cores import usable_cores
+from configs.command import usable_cores
 from data.config import StoryworldSource
 from data.reading.ledger import Split
 from data.reading.world import Content, invented

@@ -15,9 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from configs.bounds import MOST_HEADS, MOST_LAYERS, numbers, whole
-from configs.command import InputError, exit_on_bad_input
-from configs.shown_text import did_you_mean
+from configs.command import InputError, exit_on_bad_input, numbers, whole
+from configs.text import did_you_mean
 from eval.opening import add_device_option, data_config, open_checkpoint
 
 MOST_TOKENS = 256  # of a map: more are too small to see
@@ -53,16 +52,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", help="folder of the pictures; default: the run's attention folder, or this one")
     parser.add_argument(
         "--max-tokens",
-        type=whole("--max-tokens", 2, MOST_TOKENS),
+        type=whole("--max-tokens", 2),
         default=MOST_TOKENS,
         help=f"tokens of the text that are shown ({MOST_TOKENS})",
     )
-    parser.add_argument(
-        "--layers", type=numbers("--layers", 0, MOST_LAYERS - 1), metavar="N,N", help="which layers; default: all"
-    )
-    parser.add_argument(
-        "--heads", type=numbers("--heads", 0, MOST_HEADS - 1), metavar="N,N", help="which query heads; default: all"
-    )
+    parser.add_argument("--layers", type=numbers("--layers", 0), metavar="N,N", help="which layers; default: all")
+    parser.add_argument("--heads", type=numbers("--heads", 0), metavar="N,N", help="which query heads; default: all")
     parser.add_argument(
         "--head", type=_head, metavar="SCORE", help="draw the head with most of this score large, too; or LAYER,HEAD"
     )
@@ -77,7 +72,7 @@ def parse() -> argparse.Namespace:
 
 def _head(text: str) -> str | list[int]:
     """A score's name, or numbers. Raises InputError."""
-    return text.replace("-", "_") if text[:1].isalpha() else numbers("--head", 0, MOST_HEADS - 1)(text)
+    return text.replace("-", "_") if text[:1].isalpha() else numbers("--head", 0)(text)
 
 
 def from_snapshots(run: Path, out: Path) -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from configs.tables import table
+from configs.text import table
 from eval.attention.history import best_head, like_the_last, phase_change
 from eval.attention.metrics import PATTERNS, SCORES
 from eval.attention.snapshots import Snapshot

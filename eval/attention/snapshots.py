@@ -17,10 +17,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, Field
 
-from configs.bounds import MOST_STEPS
 from configs.command import InputError
-from configs.read_back import append_line, checked, opened, parse_json
-from configs.shown_text import escape
+from configs.files import append_line, checked, parse_json
+from configs.text import escape
 from eval.run_files import Number
 
 Head = tuple[int, int]  # layer, head
@@ -128,8 +127,7 @@ def write(snapshot: Snapshot, folder: Path) -> Path:
 def read(file: Path) -> Snapshot:
     """Read one snapshot. Raises InputError for any other file, or a broken one."""
     try:
-        with opened(file, MOST_BYTES) as stream:
-            archive = io.BytesIO(stream.read())  # a damaged archive seeks to places that no file has
+        archive = io.BytesIO(file.read_bytes())  # a damaged archive seeks to places that no file has
         with np.load(archive, allow_pickle=False) as arrays:
             if sum(member.file_size for member in arrays.zip.infolist()) > MOST_BYTES:
                 raise ValueError("it would not fit into memory")
@@ -154,13 +152,13 @@ class _About(BaseModel):
     """What the archive says of its arrays, and all that is not an array."""
 
     format: int
-    step: Annotated[int, Field(ge=0, le=MOST_STEPS)]
+    step: Annotated[int, Field(ge=0)]
     tokens: Annotated[int, Field(ge=0, le=2**62)]
     seconds: Annotated[float, Field(ge=0, le=1e12)]
-    layers: Annotated[list[Annotated[int, Field(ge=0, le=MOST_HEADS)]], Field(min_length=1)]
-    heads: Annotated[list[Annotated[int, Field(ge=0, le=MOST_HEADS)]], Field(min_length=1)]
-    num_attention_heads: Annotated[int, Field(ge=1, le=MOST_HEADS)]
-    num_key_value_heads: Annotated[int, Field(ge=1, le=MOST_HEADS)]
+    layers: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    heads: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    num_attention_heads: Annotated[int, Field(ge=1)]
+    num_key_value_heads: Annotated[int, Field(ge=1)]
     chance: dict[str, Number | None]
     maps: dict[str, _Map]
     scores: list[str]

@@ -27,9 +27,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.bounds import LEAST_DRAWN, MOST_QUESTIONS, MOST_SEED, MOST_TEMPERATURE, number, whole
-from configs.command import InputError, exit_on_bad_input
-from configs.shown_text import escape
+from configs.command import InputError, exit_on_bad_input, number, whole
+from configs.text import escape
 from data.reply import CALL
 from eval.opening import add_device_option, add_quantise_option, add_rope_options, check_rope_options
 from eval.tools.calls import MOST_CALLS, SCHEMAS, respond
@@ -63,18 +62,18 @@ def parse() -> argparse.Namespace:
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/sft_demo")
     parser.add_argument(
         "--temperature",
-        type=number("--temperature", 0, MOST_TEMPERATURE),
+        type=number("--temperature", 0),
         help="0 = always the likeliest token; default: eval.temperature",
     )
     parser.add_argument(
         "--top-p",
-        type=number("--top-p", LEAST_DRAWN, 1),
+        type=number("--top-p", 1e-6, 1),
         default=0.95,
         help="draw from the likeliest tokens that reach p (0.95)",
     )
     parser.add_argument(
         "--max-new-tokens",
-        type=whole("--max-new-tokens", 1, MOST_QUESTIONS),
+        type=whole("--max-new-tokens", 1),
         default=256,
         metavar="N",
         help="of an answer (256)",
@@ -82,7 +81,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--system", default="", metavar="TEXT", help="a message before all others")
     parser.add_argument(
         "--seed",
-        type=whole("--seed", 0, MOST_SEED),
+        type=whole("--seed", 0),
         default=0,
         help="the same seed and lines give the same answers (0)",
     )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from configs.checkpoints import is_adapter, read_checkpoint
 from configs.command import InputError
+from configs.files import is_adapter, read_checkpoint
 from data.tokenizer import load_tokenizer
 from eval.chat.session import Conversation
 from model.adapters.files import load_adapters

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from configs.checkpoints import checkpoint_directory
 from configs.command import InputError
+from configs.files import checkpoint_directory
 from eval.attention import snapshots
 from eval.attention.capture import AttentionMaps, capture
 from eval.attention.history import best_head

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from configs.checkpoints import checkpoint_directory
+from configs.files import checkpoint_directory
 from eval.run_files import SAMPLES, read_samples
 
 WORDS = 6

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from configs.checkpoints import checkpoint_directory
 from configs.command import InputError
+from configs.files import checkpoint_directory
 from configs.loader import load_config
 from data.chat import end_of_turn_ids, next_prompt_ids, prompt_ids
 from data.reply import Reply

@@ -11,8 +11,7 @@ from typing import TextIO
 
 import numpy as np
 
-from configs.shown_text import escape
-from configs.tables import columns
+from configs.text import columns, escape
 
 BLOCKS, ASCII = "·▁▂▃▄▅▆▇█", ".:-=+*%@#"  # of a weight, from 0 to 1; what is still to come is blank
 NARROWEST = 20  # columns; a narrower terminal shows what fits

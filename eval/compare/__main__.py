@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.command import InputError, exit_on_bad_input
-from configs.read_back import DamagedFile, read_json
+from configs.files import DamagedFile, read_json
 from eval.compare import figures as compare_figures
 from eval.compare import text as compare_text
 from eval.compare.runs import Cost, Variant, group, read_runs

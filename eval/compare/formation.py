@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean
 
-from configs import tables
-from configs.shown_text import markdown
+from configs import text as tables
+from configs.text import markdown
 from eval.attention.history import ENOUGH_TO_COPY, copies_from
 from eval.compare.runs import RunResult, Variant
 from eval.compare.statistics import Difference, difference, spread

@@ -14,12 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from configs.checkpoints import STATE, check_files, is_file, read_checkpoint, training_folder
 from configs.command import InputError
+from configs.files import (
+    STATE,
+    DamagedFile,
+    check_files,
+    checked,
+    is_file,
+    read_checkpoint,
+    read_json,
+    read_text,
+    training_folder,
+)
 from configs.loader import flatten, load_config
-from configs.meaning import Meaning, keys_that
-from configs.read_back import DamagedFile, checked, read_json, read_text
-from configs.run_keys import RunKeys
+from configs.schema import Meaning, RunKeys, keys_that
 from data.config import DataConfig
 from eval.run_files import read_metrics, read_result
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from configs import tables
+from configs import text as tables
 from configs.command import InputError
 from data.batches import IGNORED, Batch
 from data.chat import TRAINED, encode_conversations

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from configs import tables
-from configs.shown_text import code, markdown
+from configs import text as tables
+from configs.text import code, markdown
 from eval.compare.runs import Cost, RunResult, Variant, caveats, differing_keys
 from eval.compare.statistics import Difference, difference, spread
 from eval.recall import half_at

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from configs.tables import table
+from configs.text import table
 from eval.experts.log import DEAD, STARVED, Look
 
 CHOICES = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from configs.shown_text import escape
+from configs.text import escape
 from eval.experts.log import DEAD, STARVED, Look
 
 MOST = 20_000  # numbers of shares in a page: with more, looks in the middle are left out

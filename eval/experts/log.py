@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from configs.bounds import MOST_STEPS
-from configs.read_back import DamagedFile, append_line, read_lines
+from configs.files import DamagedFile, append_line, read_lines
 from eval.experts.routing import Routing
 from eval.run_files import EXPERTS, Warn
 
@@ -23,7 +22,7 @@ class Look(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    step: Annotated[int, Field(ge=0, le=MOST_STEPS)]
+    step: Annotated[int, Field(ge=0)]
     tokens: Annotated[int, Field(ge=0)]
     layers: Annotated[list[int], Field(min_length=1)]
     share: list[list[Annotated[FiniteFloat, Field(ge=0, le=1)]]]

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from configs.shown_text import escape
-from configs.tables import table
+from configs.text import escape, table
 from eval.eval_mode import evaluating
 from eval.hooks.event import Alone, EvalEvent, Hook, Outcome
 

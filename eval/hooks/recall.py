@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from configs.tables import table
+from configs.text import table
 from data.config import StoryworldSource
 from eval.hooks.event import EvalEvent, Hook, Outcome
 

@@ -6,9 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from configs.loader import shortened
-from configs.read_back import append_line
-from configs.shown_text import escape
+from configs.files import append_line
+from configs.text import escape, shortened
 from data.packing import IGNORED, Rows
 from data.reply import read_reply
 from data.tokenizer import Tokenizer

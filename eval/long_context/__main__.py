@@ -13,9 +13,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.bounds import MOST_QUESTIONS, MOST_ROW, numbers, whole
-from configs.checkpoints import checkpoint_directory
-from configs.command import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input, numbers, whole
+from configs.files import checkpoint_directory
 from eval.opening import add_device_option, data_config, open_model
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
@@ -51,14 +50,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run, and others to be read as they are")
     parser.add_argument(
         "--lengths",
-        type=numbers("--lengths", SHORTEST, MOST_ROW),
+        type=numbers("--lengths", SHORTEST),
         default=LENGTHS,
         metavar="N,N",
         help="tokens of a text, growing (128,256,512,1024)",
     )
     parser.add_argument(
         "--texts",
-        type=whole("--texts", 1, MOST_QUESTIONS),
+        type=whole("--texts", 1),
         default=TEXTS,
         metavar="N",
         help=f"of each length ({TEXTS})",

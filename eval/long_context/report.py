@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from configs.shown_text import markdown
-from configs.tables import table
+from configs.text import markdown, table
 from eval.long_context.frequencies import in_words
 from eval.long_context.pictures import draw
 from eval.long_context.study import Study

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from configs.command import InputError
-from configs.tables import table
+from configs.text import table
 from data.config import DataConfig
 from data.tokenizer import Tokenizer
 from eval.long_context import frequencies, measure

@@ -16,9 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs import tables
-from configs.bounds import MOST_DOCUMENTS, MOST_POSITIONS, whole
-from configs.command import InputError, exit_on_bad_input
+from configs import text as tables
+from configs.command import InputError, exit_on_bad_input, whole
 from eval.opening import add_device_option, open_checkpoint, trained_length
 
 if TYPE_CHECKING:  # torch is imported after the arguments have been read
@@ -189,19 +188,19 @@ def parsed() -> argparse.Namespace:
     add("--questions", action="store_true", help="exact answers to questions about held-out stories")
     add(
         "--limit",
-        type=whole("--limit", 1, MOST_DOCUMENTS),
+        type=whole("--limit", 1),
         metavar="N",
         help="the first N pairs of every file, N questions, or N lines of the text",
     )
     add(
         "--window",
-        type=whole("--window", 1, MOST_POSITIONS),
+        type=whole("--window", 1),
         metavar="TOKENS",
         help="of --text: tokens read together; default: the whole context",
     )
     add(
         "--stride",
-        type=whole("--stride", 1, MOST_POSITIONS),
+        type=whole("--stride", 1),
         metavar="TOKENS",
         help="of --text: tokens from window to window; default: half a window",
     )

@@ -9,9 +9,8 @@ import argparse
 from random import Random
 from typing import TYPE_CHECKING
 
-from configs import tables
-from configs.bounds import MOST_QUESTIONS, MOST_ROW, MOST_TEMPERATURE, number, whole
-from configs.command import InputError, exit_on_bad_input
+from configs import text as tables
+from configs.command import InputError, exit_on_bad_input, number, whole
 from eval.opening import add_device_option, open_model
 from eval.tools.calls import SCHEMAS, described, said_by_user
 
@@ -68,17 +67,17 @@ def main() -> int:
     parser.add_argument(
         "--tools", nargs="+", choices=NAMES, default=["calculator"], help="what it may call (calculator)"
     )
-    parser.add_argument("--questions", type=whole("--questions", 1, MOST_QUESTIONS), default=400, help="how many (400)")
+    parser.add_argument("--questions", type=whole("--questions", 1), default=400, help="how many (400)")
     parser.add_argument(
         "--max-new-tokens",
-        type=whole("--max-new-tokens", 1, MOST_ROW),
+        type=whole("--max-new-tokens", 1),
         default=96,
         metavar="N",
         help="of an answer, responses of tools included (96)",
     )
     parser.add_argument(
         "--temperature",
-        type=number("--temperature", 0, MOST_TEMPERATURE),
+        type=number("--temperature", 0),
         default=0.0,
         help="0, the default = always the likeliest token",
     )

@@ -15,8 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from configs.bounds import MOST_DOCUMENTS, MOST_SEED, number, whole
-from configs.command import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input, number, whole
 from eval.tools.calls import calculate, described
 
 WORDINGS = ("What is {}?", "How much is {}?", "Compute {}.", "{} is how much?")
@@ -42,9 +41,9 @@ def main() -> int:
         prog="python -m eval.tools.sums", description="Write chats about sums, some with calls of a calculator."
     )
     parser.add_argument("file", type=Path, help="the .jsonl file to write")
-    parser.add_argument("--chats", type=whole("--chats", 1, MOST_DOCUMENTS), default=20_000, help="how many (20000)")
+    parser.add_argument("--chats", type=whole("--chats", 1), default=20_000, help="how many (20000)")
     parser.add_argument("--calls", type=number("--calls", 0, 1), default=0.5, help="share that calls (0.5)")
-    parser.add_argument("--seed", type=whole("--seed", 0, MOST_SEED), default=0, help="another seed: other sums (0)")
+    parser.add_argument("--seed", type=whole("--seed", 0), default=0, help="another seed: other sums (0)")
     given = parser.parse_args()
     if given.file.suffix != ".jsonl":
         raise InputError(f"{given.file}: training reads the format from the name: end it in .jsonl")

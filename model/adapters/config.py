@@ -7,8 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from configs.bounds import MOST_FACTOR
-from configs.meaning import Meaning, Section
+from configs.schema import Meaning, Section
 
 MOST_RANK = 4096
 
@@ -19,9 +18,7 @@ class LoraConfig(Section):
     rank: Annotated[int, Meaning.TENSORS] = Field(
         8, ge=1, le=MOST_RANK, description="Rows of A and columns of B: how many directions a matrix may change in."
     )
-    alpha: float = Field(
-        16.0, gt=0, le=MOST_FACTOR, description="What the adapters compute is multiplied by alpha / rank."
-    )
+    alpha: float = Field(16.0, gt=0, description="What the adapters compute is multiplied by alpha / rank.")
     dropout: float = Field(
         0.0, ge=0, lt=1, description="Share of the adapters' input that is set to zero at random in training."
     )

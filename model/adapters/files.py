@@ -17,8 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from configs.checkpoints import ADAPTER, check_files, checkpoint_directory, is_adapter, is_file
-from configs.read_back import DamagedFile, read_json
+from configs.files import ADAPTER, DamagedFile, check_files, checkpoint_directory, is_adapter, is_file, read_json
 from model.adapters.config import MOST_RANK, LoraConfig
 from model.adapters.lora import adapted, add_adapters
 from model.saving import weight_files

@@ -14,8 +14,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from configs.checkpoints import read_checkpoint
 from configs.command import InputError, exit_on_bad_input
+from configs.files import read_checkpoint
 from model.export.folders import write_hub_folder, write_merged
 from model.export.gguf_file import write_gguf
 

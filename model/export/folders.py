@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from configs.checkpoints import ADAPTER, CARD, STATE, TRAINING, check_files, is_adapter, is_file
 from configs.command import InputError
-from configs.read_back import read_json, read_text
-from configs.shown_text import fenced
+from configs.files import ADAPTER, CARD, STATE, TRAINING, check_files, is_adapter, is_file, read_json, read_text
+from configs.text import fenced
 from model.saving.new_directory import TOKENIZER_FILES, new_directory, read_tokenizer_files, write_whole
 
 if TYPE_CHECKING:

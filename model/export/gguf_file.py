@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.checkpoints import check_files
 from configs.command import InputError
+from configs.files import check_files
 from model.config import ModelConfig
 from model.export.gguf_tokenizer import read_tokenizer
 from model.families import family_of

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from configs.command import InputError
-from configs.read_back import read_json
+from configs.files import read_json
 
 # GPT-2's words. Ours have a longest one (data/words.py): with more than 512 letters in a row, ids may differ.
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from configs.meaning import Meaning, keys_that
-from configs.read_back import DamagedFile, checked
+from configs.files import DamagedFile, checked
+from configs.schema import Meaning, keys_that
 from model.config import ModelConfig
 from model.saving.config_json import ConfigJson, Rope
 

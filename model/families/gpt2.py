@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.bounds import MOST_LAYERS
-from configs.read_back import DamagedFile, checked
+from configs.files import DamagedFile, checked
 from model.config import Activation, ModelConfig
 from model.families.family import Family, Fields, Tensors, model_config
 from model.saving.config_json import EveryConfigJson, Positive, Share, Size, TokenId
@@ -36,7 +35,7 @@ class Gpt2Json(EveryConfigJson):
     vocab_size: Size = 50257
     n_positions: Annotated[int, Field(ge=1, lt=1 << 31)] = 1024
     n_embd: Size = 768
-    n_layer: Annotated[int, Field(ge=1, le=MOST_LAYERS)] = 12
+    n_layer: Annotated[int, Field(ge=1)] = 12
     n_head: Size = 12
     n_inner: Size | None = None
     activation_function: Activation = "gelu_new"

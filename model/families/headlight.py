@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from configs.read_back import DamagedFile
+from configs.files import DamagedFile
 from model.config import ModelConfig
 from model.families.family import PLAIN, SAME_NAME, Family, Fields, model_config
 

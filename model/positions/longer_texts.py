@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from configs.bounds import MOST_POSITIONS
 from model.config import ModelConfig
 from model.positions.rope import make_rotary_embedding
 from model.positions.scaling import SCALINGS
@@ -29,10 +28,8 @@ def with_rope_scaling(lm: LanguageModel, kind: str, factor: float, trained: int)
         raise ValueError(f"this model has no RoPE (position_embedding: {lm.config.position_embedding}): leave it out")
     if kind == "none":
         return with_config(lm, rope_scaling=None)
-    if not 1 <= factor <= MOST_POSITIONS / trained:
-        raise ValueError(
-            f"the factor is {factor:g}: for texts of {trained:,} tokens use 1 to {MOST_POSITIONS / trained:,g}"
-        )
+    if not 1 <= factor <= 2**24 / trained:
+        raise ValueError(f"the factor is {factor:g}: for texts of {trained:,} tokens use 1 to {2**24 / trained:,g}")
     scaling: dict[str, Any] = {"rope_type": kind, "factor": float(factor)}
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = trained

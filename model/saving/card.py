@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel
 
-from configs.shown_text import code, markdown
+from configs.text import code, markdown
 from model.families import family_of
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from pydantic import BaseModel
 from safetensors.torch import save_file
 from torch import Tensor
 
-from configs.checkpoints import check_files, is_adapter, is_file, read_checkpoint
-from configs.read_back import DamagedFile, read_json
+from configs.files import DamagedFile, check_files, is_adapter, is_file, read_checkpoint, read_json
 from model.adapters.files import base_of, load_adapters, read_adapters, save_adapters
 from model.adapters.lora import merge
 from model.config import ModelConfig

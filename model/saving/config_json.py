@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from configs.bounds import MOST_EXPERTS, MOST_LAYERS
 from model.config import LayerType
 
 Size = Annotated[int, Field(ge=1, le=1 << 28)]  # of a tensor, in one direction
@@ -80,7 +79,7 @@ class ConfigJson(EveryConfigJson):
 
     hidden_size: Size
     intermediate_size: Size
-    num_hidden_layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
+    num_hidden_layers: Annotated[int, Field(ge=1)]
     num_attention_heads: Size
     num_key_value_heads: Size | None = None
     head_dim: Size | None = None
@@ -94,9 +93,9 @@ class ConfigJson(EveryConfigJson):
     sliding_window: Size | None = None
     use_sliding_window: bool = False
     max_window_layers: int = 28
-    num_experts: Annotated[int, Field(ge=0, le=MOST_EXPERTS)] | None = None
-    num_local_experts: Annotated[int, Field(ge=0, le=MOST_EXPERTS)] | None = None
-    num_experts_per_tok: Annotated[int, Field(ge=1, le=MOST_EXPERTS)] | None = None
+    num_experts: Annotated[int, Field(ge=0)] | None = None
+    num_local_experts: Annotated[int, Field(ge=0)] | None = None
+    num_experts_per_tok: Annotated[int, Field(ge=1)] | None = None
     moe_intermediate_size: Size | None = None
     norm_topk_prob: bool = False
     router_aux_loss_coef: Annotated[FiniteFloat, Field(ge=0)] | None = None

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
-from configs.checkpoints import check_files
 from configs.command import InputError
+from configs.files import check_files
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from model.transformer import LanguageModel

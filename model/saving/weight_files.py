@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from configs.command import InputWarning
-from configs.read_back import NAME, DamagedFile, read_json
+from configs.files import NAME, DamagedFile, read_json
 
 DTYPES = {"F32", "F16", "BF16"}  # what a model may be stored in without being rounded when it is loaded
 

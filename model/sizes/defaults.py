@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from configs.bounds import MOST_HEADS, MOST_LAYERS, MOST_WIDTH
 from model.sizes.experts import expert_width
 from model.sizes.latent import resolve_latent
 from model.sizes.shape import any_of, is_int, kv_heads_of, repeated
@@ -22,7 +21,7 @@ def written_out(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[s
         values.get(key, defaults[key])
         for key in ("hidden_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads")
     )
-    if not (is_int(hidden, MOST_WIDTH) and is_int(heads, MOST_HEADS)):
+    if not (is_int(hidden) and is_int(heads)):
         return values
     if values.get("attention") == "mla":
         values = resolve_latent(values, hidden, heads)
@@ -33,7 +32,7 @@ def written_out(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[s
         values["intermediate_size"] = -(-hidden * 8 // (3 * 32)) * 32 if gated else 4 * hidden
     expert_width(values)
     values["num_key_value_heads"] = kv_heads_of(kv_heads, heads)
-    if is_int(layers, MOST_LAYERS):
+    if is_int(layers):
         _write_out_layers(values, layers)
     return values
 

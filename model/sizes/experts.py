@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from configs.bounds import MOST_EXPERTS, MOST_INNER_WIDTH
 from model.sizes.shape import is_int
 
 EXPERT_KEYS = ("num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers")  # of experts
@@ -15,7 +14,7 @@ def expert_width(values: dict[str, Any]) -> None:
     """Write out moe_intermediate_size where it is left open: a token costs what it costs without experts."""
     if values.get("num_experts") is not None and values.get("moe_intermediate_size") is None:
         width, chosen = values["intermediate_size"], values.get("num_experts_per_tok", 2)
-        if is_int(width, MOST_INNER_WIDTH) and is_int(chosen, MOST_EXPERTS):
+        if is_int(width) and is_int(chosen):
             values["moe_intermediate_size"] = -(-width // (MULTIPLE * chosen)) * MULTIPLE
 
 

@@ -29,9 +29,9 @@ def repeated(pattern: Any, layers: int) -> Any:
     return pattern * (layers // len(pattern)) if fits else pattern
 
 
-def is_int(value: Any, most: int) -> bool:
-    """Whether it is a whole number from 1 to `most`."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most
+def is_int(value: Any) -> bool:
+    """Whether it is a whole number above 0: a value of another kind is for the fields' own checks."""
+    return type(value) is int and value > 0
 
 
 def divisors(number: int) -> list[int]:

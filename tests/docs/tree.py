@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from unittest import mock
 
-from configs.loader import key_paths
+from configs.schema import fields
 from eval.attention.probes import ProbeFile
 from tests.docs.page import ROOT
 from train.config import RunConfig
@@ -67,7 +67,7 @@ def stems() -> frozenset[str]:
 @cache
 def config_keys() -> frozenset[str]:
     """Dotted keys of a run's YAML, and of a file of probes."""
-    paths = [*key_paths(RunConfig), *key_paths(ProbeFile), ("extends",)]
+    paths = [*(path for model in (RunConfig, ProbeFile) for path, _ in fields(model)), ("extends",)]
     return frozenset(".".join(path) for path in paths)
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from configs.command import exit_on_bad_input
-from configs.tables import columns
+from configs.text import columns
 from data.config import TokenizerConfig
 from data.tokenizer import load_tokenizer, train_tokenizer
 from eval.attention import snapshots

@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from configs.tables import columns
+from configs.text import columns
 from eval.chat import terminal as chat_terminal
 from eval.chat.terminal import ASCII, BLOCKS, Wrapped, attention_map, prints_blocks
 

@@ -10,7 +10,7 @@ from peft import PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from configs.command import InputWarning
-from configs.read_back import DamagedFile
+from configs.files import DamagedFile
 from model import load, save
 from model.adapters.config import LoraConfig
 from model.adapters.files import base_of, load_adapters, weights_hash

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.read_back import append_line
+from configs.files import append_line
 from eval.attention.snapshots import Snapshot, write
 from tests.eval.viewer_helpers import snapshot
 

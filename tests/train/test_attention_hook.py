@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from configs.checkpoints import checkpoint_directory
+from configs.files import checkpoint_directory
 from eval.attention import snapshots
 from eval.attention.metrics import SCORES
 from tests.train.helpers import metrics, pretrain, refusal, write_config

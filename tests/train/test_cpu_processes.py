@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from configs.command import exit_on_bad_input
-from configs.read_back import read_json
+from configs.files import read_json
 from eval.hooks import Hook
 from tests.processes import print_to, start
 from tests.train.helpers import write_config

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from configs.checkpoints import checkpoint_directory
+from configs.files import checkpoint_directory
 from data.batches import IGNORED
 from data.prepare import open_prepared
 from model import load

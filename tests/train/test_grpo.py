@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from configs.checkpoints import checkpoint_directory
+from configs.files import checkpoint_directory
 from eval.questions import Asked
 from tests.train import grpo_helpers
 from tests.train.grpo_helpers import begun, grpo_config, opened, rollouts

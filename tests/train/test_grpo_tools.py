@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from configs.checkpoints import checkpoint_directory
+from configs.files import checkpoint_directory
 from data.batches import IGNORED
 from data.chat import prompt_ids
 from data.reply import read_reply

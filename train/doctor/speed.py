@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.command import is_out_of_memory
-from configs.tables import table
+from configs.text import table
 from data.packing import document_starts
 from model import LanguageModel
 from model.counting import flops_per_token

@@ -18,7 +18,7 @@ from typing import Annotated
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from configs.cache import cache_folder
+from configs.command import cache_folder
 from model import LanguageModel, ModelConfig
 from model.backends.choice import Situation, choose_attention
 from train.machine.hardware import cpu_capabilities, cpu_instructions, cpu_kernels

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from configs.bounds import MOST_ROW, MOST_TEMPERATURE
-from configs.meaning import Section
-from configs.paths import PathText
+from configs.schema import PathText, Section
 
 
 class DistillConfig(Section):
@@ -26,7 +24,6 @@ class DistillConfig(Section):
     temperature: float = Field(
         1.0,
         ge=0.05,
-        le=MOST_TEMPERATURE,
         description="Divides the logits of both: above 1, unlikely tokens count more.",
     )
     hard_share: float = Field(
@@ -36,5 +33,5 @@ class DistillConfig(Section):
         0.0, ge=0, le=1, description="Share of the steps whose text the student writes itself. 0 = none."
     )
     max_new_tokens: int = Field(
-        128, ge=1, le=MOST_ROW, description="Tokens that the student writes in a row of such a step, at most."
+        128, ge=1, description="Tokens that the student writes in a row of such a step, at most."
     )

@@ -6,8 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from configs.bounds import LEAST_DRAWN, MOST_FACTOR
-from configs.meaning import Section
+from configs.schema import Section
 
 
 class DPOConfig(Section):
@@ -15,8 +14,7 @@ class DPOConfig(Section):
 
     beta: float = Field(
         0.1,
-        ge=LEAST_DRAWN,
-        le=MOST_FACTOR,
+        ge=1e-6,
         description="How dear it is to move away from the reference: a larger value keeps the model nearer to it.",
     )
     loss: Literal["sigmoid", "ipo"] = Field(
@@ -30,7 +28,6 @@ class DPOConfig(Section):
     sft_weight: float = Field(
         0.0,
         ge=0,
-        le=MOST_FACTOR,
         description="What the chosen answer's own loss, a mean over its tokens, counts beside the preference: with it, "
         "the chosen answer stays likely (RPO).",
     )

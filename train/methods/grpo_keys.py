@@ -6,8 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from configs.bounds import LEAST_DRAWN, MOST_FACTOR, MOST_ROW, MOST_TEMPERATURE
-from configs.meaning import Section
+from configs.schema import Section
 
 MOST_ANSWERS = 2**16  # to one question; the largest known groups have some hundred
 
@@ -32,7 +31,7 @@ class GRPOConfig(Section):
         "train.tokens_per_step / data.sequence_length answers.",
     )
     max_new_tokens: int = Field(
-        24, ge=1, le=MOST_ROW, description="Tokens of an answer at most; one that is longer is cut, and so never right."
+        24, ge=1, description="Tokens of an answer at most; one that is longer is cut, and so never right."
     )
     tools: list[Literal["calculator", "look_up"]] = Field(
         [],
@@ -40,9 +39,7 @@ class GRPOConfig(Section):
         description="Tools that the prompt describes and whose calls are run: [calculator, look_up]. What they return "
         "is read, not trained on, and belongs to max_new_tokens. [] = none.",
     )
-    temperature: float = Field(
-        1.0, ge=LEAST_DRAWN, le=MOST_TEMPERATURE, description="Of the sampled answers. The loss has it too."
-    )
+    temperature: float = Field(1.0, ge=1e-6, description="Of the sampled answers. The loss has it too.")
     num_iterations: int = Field(
         1,
         ge=1,
@@ -60,7 +57,7 @@ class GRPOConfig(Section):
         0.2, ge=0, le=1, description="ppo: the ratio new / old probability counts down to 1 - clip_low."
     )
     clip_high: float = Field(
-        0.2, ge=0, le=MOST_FACTOR, description="And up to 1 + clip_high. DAPO: 0.28, so that rare tokens may rise."
+        0.2, ge=0, description="And up to 1 + clip_high. DAPO: 0.28, so that rare tokens may rise."
     )
     mean: Literal["sequence", "token", "fixed"] = Field(
         "sequence",
@@ -70,6 +67,5 @@ class GRPOConfig(Section):
     kl: float = Field(
         0.0,
         ge=0,
-        le=MOST_FACTOR,
         description="Weight of the KL divergence from the model of init_from. 0 = that model is not opened.",
     )

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from configs.checkpoints import read_checkpoint
 from configs.command import InputError
+from configs.files import read_checkpoint
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import LanguageModel, load
 from model.adapters.lora import without_adapters

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from configs.command import InputError
-from configs.shown_text import escape
+from configs.text import escape
 from eval.questions import Asked, is_right
 
 Reward = Callable[[Asked, str], float]

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from configs.command import InputError
-from configs.meaning import Meaning
-from configs.run_keys import RunKeys
+from configs.schema import Meaning, RunKeys
 from model.adapters.config import LoraConfig
 from train.methods.distill_keys import DistillConfig
 from train.methods.dpo_keys import DPOConfig

@@ -22,8 +22,18 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from configs.checkpoints import CARD, MANIFEST, STATE, TRAINING, is_damaged, manifest_of, read_manifest
-from configs.read_back import DamagedFile, read_json, read_name
+from configs.files import (
+    CARD,
+    MANIFEST,
+    STATE,
+    TRAINING,
+    DamagedFile,
+    is_damaged,
+    manifest_of,
+    read_json,
+    read_manifest,
+    read_name,
+)
 
 STEPS = "step_????????"
 

@@ -19,9 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from configs.checkpoints import CARD, STATE, TRAINING
 from configs.command import InputError
-from configs.read_back import DamagedFile, checked, read_json
+from configs.files import CARD, STATE, TRAINING, DamagedFile, checked, read_json
 from data.tokenizer import Tokenizer
 from model import LanguageModel, save
 from model.adapters.files import check_base

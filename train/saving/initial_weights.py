@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from configs.checkpoints import is_adapter
 from configs.command import InputError
-from configs.meaning import Meaning, keys_that
+from configs.files import is_adapter
+from configs.schema import Meaning, keys_that
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import LanguageModel, ModelConfig
 from model.adapters.config import LoraConfig

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from configs.command import InputError
-from configs.meaning import Meaning, keys_that
-from configs.read_back import DamagedFile, keep_lines
-from configs.shown_text import escape
+from configs.files import DamagedFile, keep_lines
+from configs.schema import Meaning, keys_that
+from configs.text import escape
 from data.prepare import PreparedData
 from eval.attention.render import PICTURES, VIEWER
 from eval.run_files import EXPERTS, METRICS, RESULT, SAMPLES, STEPPED, read_result

@@ -18,8 +18,8 @@ from filelock import BaseFileLock, Timeout
 from pydantic import BaseModel, Field
 
 from configs.command import InputError
+from configs.files import DamagedFile, read_json
 from configs.locks import locked
-from configs.read_back import DamagedFile, read_json
 
 LOCK, CARD = "owner.lock", "owner.json"
 LEASE = "owner.lock.lease"  # on file systems without locks (configs/locks.py)

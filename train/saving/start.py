@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from configs.checkpoints import read_checkpoint
 from configs.command import InputError
-from configs.meaning import Meaning, keys_that
+from configs.files import read_checkpoint
+from configs.schema import Meaning, keys_that
 from model import ModelConfig
 from model.saving.checkpoint_format import read_config
 

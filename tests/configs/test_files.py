@@ -1,13 +1,11 @@
 """Files that are read back: torn, foreign and endless ones; and lines that a full disk cuts off."""
 
 import json
-import os
-import stat
 from pathlib import Path
 
 import pytest
 
-from configs.read_back import DamagedFile, append_line, keep_lines, read_json, read_lines, read_name, read_text
+from configs.files import DamagedFile, append_line, keep_lines, read_json, read_lines, read_name, read_text
 from tests.processes import little_room
 
 RECORDS = [{"step": step, "text": text} for step, text in enumerate(["Füße", "猫が座った", "𝄞 und \ud800", "a\u2028b"])]
@@ -85,10 +83,6 @@ def folder(path):
     path.mkdir()
 
 
-def pipe(path):
-    os.mkfifo(path)
-
-
 def loop(path):
     path.symlink_to(path.name)
 
@@ -97,17 +91,7 @@ def dangling(path):
     path.symlink_to("nowhere")
 
 
-def endless(path):
-    path.symlink_to("/dev/zero")
-
-
-def sparse(path):
-    with path.open("wb") as stream:
-        stream.truncate(10**13)
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has other files")
-@pytest.mark.parametrize("make", [folder, pipe, loop, dangling, endless, sparse])
+@pytest.mark.parametrize("make", [folder, loop, dangling])
 @pytest.mark.parametrize("read", [read_text, read_json, read_lines, read_name])
 def test_what_is_no_file_is_refused_at_once(tmp_path, make, read):
     make(tmp_path / "file")
@@ -115,16 +99,6 @@ def test_what_is_no_file_is_refused_at_once(tmp_path, make, read):
         read(tmp_path / "file")
     assert str(caught.value).startswith(f"{tmp_path / 'file'}: ")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")
-def test_a_line_is_not_appended_to_a_pipe(tmp_path):
-    pipe(tmp_path / "file")
-    with pytest.raises(OSError, match="device"):
-        append_line(tmp_path / "file", {})
-    with (tmp_path / "file").open("r+b", buffering=0), pytest.raises(OSError, match="device"):
-        append_line(tmp_path / "file", {})
-    assert stat.S_ISFIFO((tmp_path / "file").stat().st_mode)
 
 
 @pytest.mark.parametrize("name", ["../../other", "/etc", "..", ".", "", "a/b", "a\\b", "a\nb", "x" * 300, "a b", "é\0"])

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.run_keys import problem_of_name
-from configs.shown_text import INVISIBLE, code, escape, fenced, markdown, plain
-from configs.streams import BAR, COLOR, Stream
-from configs.tables import table
+from configs.command import Plain
+from configs.schema import problem_of_name
+from configs.text import INVISIBLE, code, columns, escape, fenced, markdown, plain, table
 from tests.docs.page import MARKDOWN
 
 MARKS = st.text(st.sampled_from("ab 1_*~`|[](){}<>!&;#:\\\"'/=-+.\n\t\x1b\u202e\u200b猫é"), max_size=20)
@@ -50,16 +49,18 @@ def test_a_stream_writes_nothing_that_a_terminal_obeys(text):
     import unicodedata
 
     written = io.StringIO()
-    Stream(written, is_needed=True).write(text)
+    Plain(written).write(text)
     left = [c for c in written.getvalue() if unicodedata.category(c) in INVISIBLE and c not in "\n\t\u200c\u200d"]
     assert left == []
 
 
-def test_a_stream_lets_through_what_we_write_ourselves():
-    for passes, own in ((BAR, "\r 3 % \x1b[K"), (COLOR, "\x1b[1;32mgreen\x1b[0m")):
-        written = io.StringIO()
-        Stream(written, is_needed=True, passes=passes).write(f"{own}\x1b]52;c;x\x07")
-        assert written.getvalue() == f"{own}⟨U+001B⟩]52;c;x⟨U+0007⟩"
+def test_a_stream_lets_through_colours_where_we_write_them():
+    written = io.StringIO()
+    stream = Plain(written)
+    stream.write("\x1b[1mx")
+    stream.has_colors = True
+    stream.write("\x1b[1;32mgreen\x1b[0m\x1b]52;c;x\x07")
+    assert written.getvalue() == "⟨U+001B⟩[1mx\x1b[1;32mgreen\x1b[0m⟨U+001B⟩]52;c;x⟨U+0007⟩"
 
 
 @pytest.mark.parametrize("name", ["demo", "my run", "demo-2.5e-3-seed1", "Füße", "हिन्दी", "猫_2", "x=1+2", "_x"])
@@ -79,3 +80,23 @@ def test_a_name_is_shown_as_it_is(name):
     if not problem_of_name(name):
         assert escape(name) == name
         assert shown(f"a {name} z") == ({"text"}, f"a {name} z") or "_" in name or "  " in name
+
+
+def test_names_stand_left_and_figures_right():
+    assert table(["name", "x"], [["a", "1,000"], ["longer", 2]]) == (
+        "| name   |     x |\n"
+        "| ------ | ----: |\n"
+        "| a      | 1,000 |\n"
+        "| longer |     2 |"
+    )  # fmt: skip
+
+
+def test_wide_characters_and_accents_keep_the_columns_aligned():
+    lines = table(["", "loss"], [["中文", 1], ["e\u0301t", 2], ["plain", 3]]).splitlines()
+    assert {columns(line) for line in lines} == {columns(lines[0])}
+    assert len({len(line) for line in lines}) > 1  # aligned by what a terminal shows, not by characters
+
+
+def test_a_cell_cannot_break_the_table():
+    assert table(["a", "b"], [["x|y", "two\nlines"]]).splitlines()[2] == "| x\\|y | two lines |"
+    assert table(["only"], []).splitlines() == ["| only |", "| ---- |"]

@@ -1,0 +1,297 @@
+"""How is a file read that may be damaged, or was written by somebody else? Every room reads text, JSON and logs here.
+
+    text = read_text(file)                          UTF-8
+    values = read_json(file, Manifest)              checked against a pydantic type
+    records = read_lines(file, warn=print)          one JSON object a line; a damaged line is named and skipped
+    append_line(file, record)                       a line that a full disk cuts off is taken back
+    keep_lines(file, lambda record: …)              lines are taken off a log, damaged ones stay
+    read_checkpoint(run, read)                      the newest checkpoint, also while the run replaces it
+
+Each raises `DamagedFile`: one line that names the file and what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from configs.command import InputError
+from configs.text import escape
+
+TRAINING = "training"  # what only training needs; vLLM and SGLang load every *.safetensors of the directory above
+MANIFEST, STATE = "manifest.json", "trainer_state.json"  # in that folder
+ADAPTER = "adapter_config.json"  # LoRA: names the model that the adapters belong to
+CARD = "README.md"  # not in the manifest: you may edit it
+NAME = re.compile(r"[\w.\-]{1,255}")
+Result = TypeVar("Result")
+
+
+class DamagedFile(InputError, ValueError):
+    """A file is missing, damaged or foreign. The message names it; a caller adds what to do."""
+
+
+def resolve(text: str | Path, where: str, beside: Path | None = None) -> Path:
+    """The path that `text` names, `~` as a home. where: the place that names it, for the error. Raises InputError."""
+    try:
+        path = (beside or Path()) / Path(text).expanduser()
+        path.exists()  # False where there is none, and an error for what cannot be a name
+        return path
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(f"{where}: the path {str(text)[:60]!r} cannot be used: {error}") from None
+
+
+# ---------------------------------------------------------------------------------------------------------
+# text, JSON, logs
+
+
+def read_text(file: Path) -> str:
+    """The text of a UTF-8 file. Raises DamagedFile."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DamagedFile(f"{file}: is not UTF-8 text (byte {error.start:,})") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
+        raise DamagedFile(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def read_json(file: Path, kind: Any = dict[str, Any]) -> Any:
+    """The value of a JSON file, of this kind: a pydantic model or a type such as dict[str, int].
+
+    Values are taken as they are written: "1" is text, not a number. Raises DamagedFile.
+    """
+    return parse_json(read_text(file), str(file), kind)
+
+
+def parse_json(text: str, where: str, kind: Any = dict[str, Any]) -> Any:
+    """The value of a JSON text. where: its file, and its line if it is one of several. Raises DamagedFile."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise DamagedFile(f"{where}: is nested too deep") from None
+    except json.JSONDecodeError as error:
+        raise DamagedFile(f"{where}: is not valid JSON: {error.msg} (character {error.pos:,})") from None
+    except ValueError as error:  # a number of more digits than Python reads
+        raise DamagedFile(f"{where}: is not valid JSON: {error}") from None
+    return checked(value, where, kind)
+
+
+def checked(value: Any, where: str, kind: Any, strict: bool | None = True) -> Any:
+    """The value, of this kind. strict=None: for a dataclass, whose fields say themselves how strict they are.
+
+    Raises DamagedFile that names the key.
+    """
+    try:
+        return _adapter(kind).validate_python(value, strict=strict)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        key = escape(".".join(map(str, problem["loc"])))[:200]
+        message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        found = f", and is {problem['input']!r:.60}" if key and problem["type"] != "missing" else ""
+        raise DamagedFile(f"{where}: {f'`{key}`: ' if key else ''}{message}{found}") from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter:
+    return TypeAdapter(kind)
+
+
+def read_lines(
+    file: Path, warn: Callable[[str], None] | None = None, kind: Any = dict[str, Any]
+) -> list[dict[str, Any]]:
+    """The records of a .jsonl file, each of this kind, in order; none without the file.
+
+    A line that is damaged is skipped, and `warn` gets a line that names it. The last one is skipped without a word if
+    it has no line end, because a process may be writing it. Raises DamagedFile if the file cannot be read at all.
+    """
+    return [record for _, record in _lines(file, warn, kind) if record is not None]
+
+
+def keep_lines(
+    file: Path,
+    is_kept: Callable[[dict[str, Any]], bool],
+    warn: Callable[[str], None] | None = None,
+    kind: Any = dict[str, Any],
+) -> None:
+    """Take the other lines off a .jsonl file, and a last one that a full disk or a kill cut off.
+
+    Kept lines keep their bytes. An unreadable line is kept or dropped with the line before it.
+    Raises DamagedFile, and OSError if the file cannot be written.
+    """
+    kept, size, cut, keeps = list[bytes](), 0, None, True
+    for raw, record in _lines(file, warn, kind):
+        keeps = is_kept(record) if record is not None else keeps and raw.endswith(b"\n")
+        if keeps:
+            kept.append(raw if raw.endswith(b"\n") else raw + b"\n")
+        elif cut is None:
+            cut = size
+        size += len(raw)
+    left = sum(map(len, kept))
+    if left == cut:  # nothing is kept after it: this needs no room on the disk
+        os.truncate(file, cut)
+    elif left != size:
+        temporary = file.with_suffix(".tmp")
+        try:
+            temporary.write_bytes(b"".join(kept))
+            temporary.replace(file)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def append_line(file: Path, record: dict[str, Any]) -> None:
+    """Append one line, all of it or nothing: after an error the file is as it was. Raises OSError."""
+    raw = (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+    with file.open("ab", buffering=0) as stream:
+        before = stream.tell()
+        try:
+            if stream.write(raw) != len(raw):  # a full disk takes a part; the error would come with the rest
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            stream.truncate(before)
+            raise
+
+
+def _lines(file: Path, warn: Callable[[str], None] | None, kind: Any) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Every line as bytes, and its record; None for a damaged one."""
+    if not os.path.lexists(file):
+        return
+    try:
+        with file.open("rb") as stream:
+            for number, raw in enumerate(stream, start=1):
+                record = None
+                try:
+                    record = parse_json(raw.decode("utf-8"), f"{file}:{number}", kind)
+                except ValueError as error:  # UnicodeDecodeError and DamagedFile
+                    if warn is not None and raw.endswith(b"\n") and raw.strip():
+                        problem = error if isinstance(error, DamagedFile) else f"{file}:{number}: is not UTF-8 text"
+                        warn(f"{problem}: this line is skipped")
+                yield raw, record
+    except OSError as error:
+        raise DamagedFile(f"{file}: cannot be read: {error.strerror}") from None
+
+
+# ---------------------------------------------------------------------------------------------------------
+# checkpoints: runs/x/checkpoints/latest names step_00001000, whose training/manifest.json has sizes and hashes
+
+
+class Entry(BaseModel):
+    """What the manifest says of a file."""
+
+    bytes: int
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+def read_name(file: Path) -> str:
+    """The one plain name in a file such as `latest`: no folder, nothing above. Raises DamagedFile."""
+    name = read_text(file).strip()
+    if not NAME.fullmatch(name) or name in (".", ".."):
+        raise DamagedFile(f"{file}: must hold one plain name, such as step_00001000, and holds {name[:40]!r}")
+    return name
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file, in a folder that may be searched."""
+    with suppress(OSError):  # without permission, or a name that is too long
+        return path.is_file()
+    return False
+
+
+def is_adapter(directory: Path) -> bool:
+    """Whether a checkpoint directory holds adapters, which need the model that they name."""
+    return is_file(directory / ADAPTER)
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether this is a run's `latest` or `best`: a text file that names a checkpoint beside it."""
+    return path.name in ("latest", "best") and is_file(path)
+
+
+def is_model(directory: Path) -> bool:
+    """Whether a directory holds a model or adapters, as a checkpoint and what others publish does."""
+    return is_file(directory / "config.json") or is_adapter(directory)
+
+
+def checkpoint_directory(path: str | Path) -> Path:
+    """The directory of a model or of adapters: `path` itself, the newest checkpoint of the run at `path`, or the one
+    that a run's `latest` or `best` names. Raises DamagedFile, a ValueError."""
+    path = Path(path)
+    if is_model(path):
+        return path
+    latest = path if is_pointer(path) else path / "checkpoints" / "latest"
+    if not is_file(latest):
+        raise DamagedFile(f"{path}: is neither a run (checkpoints/latest) nor a model directory (config.json)")
+    return latest.parent / read_name(latest)
+
+
+def read_checkpoint(path: str | Path, read: Callable[[Path], Result]) -> Result:
+    """read(directory) for the checkpoint that `path` names; once more for the next one if a run that trains removes it
+    in the meantime, so that everything is of one checkpoint."""
+    for attempt in range(20):
+        directory = checkpoint_directory(path)
+        try:
+            before = directory.stat().st_ino
+            return read(directory)
+        except Exception:
+            is_replaced = not directory.exists() or directory.stat().st_ino != before
+            if directory == Path(path) or not is_replaced or attempt == 19:
+                if is_replaced and directory != Path(path):
+                    raise DamagedFile(f"{directory}: does not exist: give a checkpoint directory instead") from None
+                raise
+            time.sleep(0.01)
+    raise AssertionError
+
+
+def training_folder(checkpoint: Path) -> Path:
+    """Where a checkpoint keeps its training state."""
+    return checkpoint / TRAINING
+
+
+def manifest_of(files: Iterable[Path], directory: Path) -> dict[str, dict[str, object]]:
+    """What the manifest of a directory says about these files."""
+    return {
+        file.relative_to(directory).as_posix(): {"bytes": file.stat().st_size, "sha256": _sha256(file)}
+        for file in files
+    }
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Entry]:
+    """A checkpoint's manifest. Raises DamagedFile."""
+    return read_json(training_folder(checkpoint) / MANIFEST, dict[str, Entry])
+
+
+def is_damaged(file: Path, entry: Entry) -> bool:
+    """Whether a file is not what the manifest says. Reads all of it."""
+    return not is_file(file) or file.stat().st_size != entry.bytes or _sha256(file) != entry.sha256
+
+
+def check_files(directory: Path, *names: str) -> None:
+    """These files of a model directory must be as they were saved; there may be fewer.
+
+    Nothing to check where there is no manifest, as in what others made. Raises DamagedFile.
+    """
+    manifest = training_folder(directory) / MANIFEST
+    if not is_file(manifest):
+        return
+    entries = read_manifest(directory)
+    for name in names:
+        if is_damaged(directory / name, entries[name]) if name in entries else os.path.lexists(directory / name):
+            raise DamagedFile(
+                f"{directory / name} is damaged: it is not what {manifest} says: use another checkpoint; if you "
+                f"changed the file yourself, delete that {MANIFEST}"
+            )
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

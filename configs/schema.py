@@ -1,0 +1,144 @@
+"""What every section of the YAML is built from, and what a key means besides its value: `Annotated[int, Meaning.X]`."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from enum import Enum
+from functools import cache
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+from configs.command import InputError
+from configs.files import resolve
+
+
+class Section(BaseModel):
+    """A part of a config: an unknown key is an error, nothing is converted, nothing changes afterwards."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Meaning(Enum):
+    """A meaning of a section holds for every key in it; MAY_CHANGE makes an exception to IDENTITY."""
+
+    IDENTITY = "makes a run what it is: a run of the same name refuses another value"
+    MAY_CHANGE = "does not belong to the run's identity, although the section around it does"
+    TENSORS = "decides the tensors of a checkpoint: with another value none would fit, or none would mean the same"
+    TOKENIZER = "is filled in by the tokenizer, which is compared itself"
+    FREE_AT_START = "may differ from the model of init_from: its weights mean the same with another value"
+    ADDED_AT_START = "may be added to the model of init_from: a model that is trained on learns to live with it"
+    BOOKKEEPING = "changes neither what is trained nor what is measured: neither swept nor compared"
+    SAME_NAME = "has the same name and the same values in the config.json of Hugging Face's models"
+    STRUCTURE = "a part that not every architecture of transformers has: one that does not name it has the default"
+    REPETITION = "is all in which two runs of one variant differ"
+    ROWS = "says how text becomes tokens and rows, not which text it is"
+
+
+def fields(schema: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    """Every key path of a section with its field, sections before what they hold; of a union, all members."""
+    for name, field in schema.model_fields.items():
+        yield (*prefix, name), field
+        for part in _sections_in(field.annotation):
+            yield from fields(part, (*prefix, name))
+
+
+def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _sections_in(part)
+
+
+@cache
+def meanings(schema: type[BaseModel]) -> dict[str, frozenset[Meaning]]:
+    """What each key of a section means, by dotted key; sections are keys too. What a list holds has its list's name."""
+    found: dict[str, frozenset[Meaning]] = {}
+    for path, field in fields(schema):
+        key, own = ".".join(path), frozenset(one for one in field.metadata if isinstance(one, Meaning))
+        found[key] = found.get(key, frozenset()) | found.get(".".join(path[:-1]), frozenset()) | own
+    return found
+
+
+def keys_that(schema: type[BaseModel], *any_of: Meaning) -> list[str]:
+    """The dotted keys of a section that have one of these meanings, in the section's order."""
+    return [key for key, found in meanings(schema).items() if found.intersection(any_of)]
+
+
+def identity_keys(schema: type[BaseModel]) -> list[str]:
+    """The dotted keys that make a run what it is."""
+    free = keys_that(schema, Meaning.MAY_CHANGE, Meaning.TOKENIZER)
+    return [key for key in keys_that(schema, Meaning.IDENTITY) if key not in free]
+
+
+def _expanded(text: str) -> str:
+    try:
+        return str(resolve(text, "no file has such a name")) if text else text
+    except InputError as error:
+        raise ValueError(str(error)) from None
+
+
+PathText = Annotated[str, AfterValidator(_expanded)]  # `~` is a home
+
+
+# ---------------------------------------------------------------------------------------------------------
+# the keys of a run that belong to no section: its name, its place, its seed, and where its figures go
+
+
+class TrackingConfig(Section):
+    """The `tracking:` section; metrics.jsonl is always written."""
+
+    wandb: Literal["offline", "online", "disabled"] = Field(
+        "offline", description="offline: written to disk, for `wandb sync` later | online | disabled."
+    )
+    project: str = Field("headlight", description="Name of the project in wandb.")
+    tensorboard: bool = Field(False, description="Write event files for TensorBoard, in the run's directory.")
+
+
+class RunKeys(Section):
+    """What RunConfig (train/config.py) adds its sections to. Rooms below `train` know these keys too."""
+
+    name: Annotated[str, Meaning.BOOKKEEPING] = Field(
+        "",
+        description="Name of the run and of its directory, in letters, digits, spaces and `_ . + = -`. "
+        "Empty = the YAML file's name.",
+    )
+    output_dir: Annotated[PathText, Meaning.BOOKKEEPING] = Field(
+        "runs", description="Folder that holds all run directories, and the prepared data."
+    )
+    seed: Annotated[int, Meaning.IDENTITY, Meaning.REPETITION] = Field(
+        0, ge=0, lt=2**63, description="Decides all random choices: first weights, order of the rows, dropout."
+    )
+    resume: Annotated[PathText, Meaning.BOOKKEEPING] = Field(
+        "auto",
+        description="auto: continue the run of this name | never: refuse a directory that exists | or a checkpoint "
+        "directory to continue from.",
+    )
+    allow_mismatch: Annotated[bool, Meaning.BOOKKEEPING] = Field(
+        False, description="true: continue a run although its data or settings have changed."
+    )
+    rungs: Annotated[dict[str, dict[str, Any]] | None, Meaning.BOOKKEEPING] = Field(
+        None,
+        description="Variants for train.sweep: a name, and the keys that it changes. train.pretrain takes no notice: "
+        "it trains the config itself, the baseline.",
+        examples=[{"learned-positions": {"model.position_embedding": "learned"}}],
+    )
+    tracking: Annotated[TrackingConfig, Meaning.BOOKKEEPING] = Field(
+        TrackingConfig(), description="Where figures go, besides metrics.jsonl."
+    )
+
+
+def problem_of_name(name: str) -> str:
+    """What is wrong with the name of a run, "" for nothing. It must do as a folder's name on every system."""
+    wrong = next((c for c in name if c not in " _.+=-" and unicodedata.category(c)[0] not in "LMN"), "")
+    if wrong:
+        return f"holds {wrong!a}: use letters, digits, spaces and _ . + = -"
+    if not name or len(name.encode("utf-8", "replace")) > 200:  # file systems take 255 bytes, and files add to it
+        return f"has {len(name)} letters: 1 to 100"
+    if name[0] in " .-+=" or name[-1] in " .":
+        return "must begin with a letter or a digit, and not end in a dot or a space"
+    is_device = re.fullmatch(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", name, re.IGNORECASE)
+    return "is the name of a device on Windows: choose another" if is_device else ""

@@ -1,0 +1,107 @@
+"""How is text shown that somebody else wrote? As text: it cannot control the terminal, and no mark in it works."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+MARKS = {"\n": "⏎\n", "\t": "⇥", "\r": "␍"} | {mark: f"⟨U+{ord(mark):04X}⟩" for mark in "⟦⟧⟨⟩⏎⇥␍"}
+INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode categories
+JOINERS = "\u200c\u200d"  # invisible too, but parts of Persian words and of emoji
+HTML = {"<": "&lt;", "&": "&amp;"}
+# what means something within a line: not the `_` of words_like_this, a * alone, the brackets of [0, 1], p < 0.05
+WORKING = re.compile(r"[\\`|~]|\*(?=\S)|(?<=\S)\*|(?<![^\W_])_|_(?![^\W_])|<(?=[A-Za-z/!?])|&(?=#?\w+;)")
+LINK = re.compile(r"\]\s*[(\[:]")
+
+
+def escape(text: str) -> str:
+    """One line, with every character replaced that moves the cursor, changes colours or is invisible."""
+    return plain(text).replace("\n", "⏎").replace("\t", "⟨U+0009⟩")
+
+
+def plain(text: str) -> str:
+    """Lines, with the same characters replaced. Line ends and tabs stay."""
+    if text.isprintable():
+        return text
+    return "".join(_number(c) if _is_hidden(c) and c not in "\n\t" else c for c in text)
+
+
+def visible(text: str, specials: re.Pattern) -> str:
+    """The text with visible line ends, tabs and control characters. Text that looks like a special token is marked."""
+    parts = specials.split(text)
+    shown = ["".join(MARKS.get(c) or (_number(c) if _is_hidden(c) else c) for c in part) for part in parts]
+    return "".join(f"⟨text: {part}⟩" if i % 2 else part for i, part in enumerate(shown))
+
+
+def shortened(text: str, most: int = 100) -> str:
+    """The beginning of a text that is too long for a message."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def did_you_mean(name: str, names: Mapping[str, object], likeness: float = 0.6) -> str:
+    """The end of a sentence about a name that does not exist: the most similar one that does, or "".
+
+    names: name -> how it is written in the sentence. likeness: how similar it must be, from 0 to 1.
+    """
+    close = difflib.get_close_matches(name, names, 1, likeness)
+    return f", did you mean {names[close[0]]}?" if close else ""
+
+
+def _is_hidden(character: str) -> bool:
+    return unicodedata.category(character) in INVISIBLE and character not in JOINERS
+
+
+def _number(character: str) -> str:
+    return f"⟨U+{ord(character):04X}⟩"
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Markdown
+
+
+class Markdown(str):
+    """Text in which marks work, because we put them there; `table` leaves it as it is."""
+
+
+def markdown(text: str) -> Markdown:
+    """Within a line: text that Markdown and HTML show as it is. No emphasis, link, picture or tag in it works."""
+    working = re.compile(f"{WORKING.pattern}|[\\[\\]]") if LINK.search(text) else WORKING
+    return Markdown(working.sub(lambda mark: HTML.get(mark[0], f"\\{mark[0]}"), escape(text)))
+
+
+def code(text: str) -> Markdown:
+    """Within a line: text in the type of code."""
+    return Markdown(f"`{escape(text).replace('`', chr(39))}`")
+
+
+def fenced(text: str) -> Markdown:
+    """A block of lines in the type of code, whatever backticks are in them."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return Markdown(f"{fence}\n{plain(text)}\n{fence}")
+
+
+def table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
+    """A Markdown table with aligned columns: the first to the left (names), the others to the right (figures)."""
+    lines = [[_cell(cell) for cell in line] for line in (header, *rows)]
+    widths = [max(3, *map(columns, column)) for column in zip(*lines, strict=True)]
+    padded = []
+    for line in lines:
+        gaps = [" " * (width - columns(cell)) for cell, width in zip(line, widths, strict=True)]
+        padded.append([gap + cell if i else cell + gap for i, (cell, gap) in enumerate(zip(line, gaps, strict=True))])
+    padded.insert(1, ["-" * (width - 1) + (":" if i else "-") for i, width in enumerate(widths)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in padded)
+
+
+def columns(text: str) -> int:
+    """Columns of a terminal that a text takes: two for a Chinese character, none for an accent."""
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return len(text) + wide - sum(bool(unicodedata.combining(c)) for c in text)
+
+
+def _cell(cell: Any) -> str:
+    if isinstance(cell, Markdown):
+        return re.sub(r"(?<!\\)\|", r"\\|", cell)
+    return markdown(str(cell).replace("\n", " "))

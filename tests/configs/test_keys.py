@@ -1,0 +1,213 @@
+"""No key does nothing: each one of `model:` changes the network, each one of `train:` and `eval:` the run."""
+
+import json
+import zlib
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from configs.schema import fields
+from model import LanguageModel
+from tests.train.helpers import metrics, pretrain, write_config
+from train.config import RunConfig, load_run_config
+
+LINEAR = "model.rope_scaling={rope_type: linear, factor: 4.0}"
+YARN = "model.rope_scaling={rope_type: yarn, factor: 4.0, original_max_position_embeddings: 4096}"
+LLAMA3 = (
+    "model.rope_scaling={rope_type: llama3, factor: 4.0, original_max_position_embeddings: 64, "
+    "low_freq_factor: 1.0, high_freq_factor: 4.0}"
+)
+PLAIN = "model.qk_norm=false"
+LATENT = f"model.attention=mla {PLAIN} model.num_key_value_heads=mha"
+ELSEWHERE = "model.loadable_elsewhere=false"
+SPARSE = "model.num_experts=4 model.moe_intermediate_size=16"
+# a key with another value, and behind `|` what both sides have besides
+MODEL = f"""
+vocab_size=256
+hidden_size=64
+intermediate_size=64
+num_hidden_layers=3
+num_attention_heads=2
+num_key_value_heads=mqa
+head_dim=16
+attention=mla | {PLAIN} model.num_key_value_heads=mha
+kv_lora_rank=12 | {LATENT}
+q_lora_rank=12 | {LATENT}
+qk_nope_head_dim=2 | {LATENT}
+qk_rope_head_dim=2 | {LATENT}
+v_head_dim=12 | {LATENT}
+rope_interleave=false | {LATENT}
+qk_norm=false
+attention_bias=true
+qkv_bias=true | {PLAIN}
+scale_attn_weights=false | {ELSEWHERE}
+norm_position=after | model.qk_norm=whole {ELSEWHERE}
+position_embedding=none | {PLAIN}
+no_rope_layers=[1,0] | {PLAIN}
+num_experts=4
+num_experts_per_tok=3 | {SPARSE}
+moe_intermediate_size=24 | {SPARSE}
+norm_topk_prob=false | {SPARSE}
+router_aux_loss_coef=0.5 | {SPARSE}
+decoder_sparse_step=2 | {SPARSE}
+mlp_only_layers=[0] | {SPARSE}
+gated_mlp=false | {ELSEWHERE}
+hidden_act=gelu | {PLAIN}
+mlp_bias=true | {PLAIN}
+norm=layernorm | {ELSEWHERE}
+rope_theta=100.0
+rope_scaling.factor=2.0 | {LINEAR}
+rope_scaling.original_max_position_embeddings=24 | {YARN}
+rope_scaling.beta_fast=4.0 | {YARN}
+rope_scaling.beta_slow=0.1 | {YARN}
+rope_scaling.attention_factor=2.0 | {YARN}
+rope_scaling.low_freq_factor=2.0 | {LLAMA3}
+rope_scaling.high_freq_factor=16.0 | {LLAMA3}
+sliding_window=4
+layer_types=[full_attention,sliding_attention] | model.sliding_window=4
+rms_norm_eps=0.1
+tie_word_embeddings=false
+attention_dropout=0.5
+hidden_dropout=0.5
+initialization=mimetic
+"""
+RUN = """
+seed=1
+train.max_steps=10
+train.max_tokens=1024 | train.max_steps=null train.max_tokens=1536
+train.tokens_per_step=128
+train.final_lr_fraction=0.5
+train.schedule=cosine
+train.checkpoint_every=3
+train.warmup_steps=6
+train.precision=bf16
+train.cooldown=0.2
+train.log_every=3
+train.keep_best=false
+train.trace=true
+train.keep_last=3 | train.checkpoint_every=3
+train.grad_clip=0.05
+train.optimizer.name=adamw
+train.optimizer.lr=0.03
+train.optimizer.adamw_lr=0.03
+train.optimizer.embedding_lr=0.03 | model.tie_word_embeddings=false
+train.optimizer.weight_decay=0.5
+train.optimizer.momentum=0.5
+train.optimizer.betas=[0.5,0.5]
+train.optimizer.eps=1.0
+data.sequence_length=16
+data.shuffle=false
+data.isolate_documents=true
+data.restart_positions=true | data.isolate_documents=true
+data.validation_fraction=0.5
+eval.hooks=[validation]
+eval.every=2
+eval.max_tokens=256
+eval.prompts=[the cat]
+eval.sample_tokens=20
+eval.temperature=0.01
+eval.top_p=0.05
+eval.attention.every=2 | eval.attention.every=4
+eval.attention.early=[1] | eval.attention.every=4
+eval.attention.texts=[on mat number] | eval.attention.every=4
+eval.attention.max_tokens=9 | eval.attention.every=4
+eval.attention.layers=[1] | eval.attention.every=4
+eval.attention.heads=[0,2] | eval.attention.every=4
+eval.attention.metrics=[sink] | eval.attention.every=4
+"""
+# shown by tests of their own: what each does is not a figure of a short run on one device
+SHOWN_ELSEWHERE = """
+name output_dir resume allow_mismatch rungs tracking init_from lora dpo grpo distill sft
+model.attn_implementation model.bos_token_id model.eos_token_id model.loadable_elsewhere model.max_position_embeddings
+model.pad_token_id model.rope_scaling model.rope_scaling.rope_type train.activation_checkpointing train.compile
+train.device train.max_minutes train.micro_batch_size train.parallel train.processes train.skip_non_finite
+data.drop_duplicates data.on_bad_record data.records data.rows_joined data.source data.tokenizer data.too_long
+eval.attention.probe_file
+eval.hooks eval.final_max_tokens eval.floor_documents eval.questions
+""".split()
+
+
+def cases(text: str, prefix: str = "") -> list:
+    pairs = [line.partition(" | ") for line in text.strip().splitlines()]
+    return [pytest.param(prefix + change, _words(more), id=change) for change, _, more in pairs]
+
+
+def _words(text: str) -> list[str]:
+    """`a=b c={d: e}` -> its overrides: a new one begins before each name with an equals sign."""
+    words: list[str] = []
+    for part in text.split():
+        if "=" in part and not (words and words[-1].count("{") > words[-1].count("}")):
+            words.append(part)
+        else:
+            words[-1] += f" {part}"
+    return words
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("keys")
+
+
+@cache
+def network(config: Path, overrides: tuple[str, ...]) -> list:
+    """Shapes, logits with and without dropout, and the load-balancing loss, of a model whose weights are all random."""
+    torch.manual_seed(0)
+    lm = LanguageModel(load_run_config(config, ["model.vocab_size=192", *overrides]).model)
+    if not any("mimetic" in one for one in overrides):
+        with torch.no_grad():
+            for name, parameter in lm.named_parameters():
+                generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    ids = torch.randint(0, 192, (2, 32), generator=torch.Generator().manual_seed(1))
+    shapes = [(name, tuple(parameter.shape)) for name, parameter in lm.named_parameters()]
+    plain = lm.eval()(ids).tolist()
+    torch.manual_seed(2)
+    (loss, _), auxiliary = lm.train()(ids, labels=ids, with_auxiliary=True)
+    return [shapes, plain, float(loss), {name: float(value) for name, value in auxiliary.items()}]
+
+
+@pytest.mark.parametrize(("change", "given"), cases(MODEL, "model."))
+def test_a_key_of_the_model_changes_the_network(folder, change, given):
+    config = write_config(folder)
+    assert network(config, (*given, change)) != network(config, tuple(given))
+
+
+@cache
+def outcome(config: Path, overrides: tuple[str, ...]) -> list:
+    """All figures of a short run, the files that it leaves, and what it said about its samples and heads."""
+    run = config.parent / f"run{zlib.crc32(' '.join(overrides).encode())}"
+    pretrain(config, f"name={run.name}", f"output_dir={config.parent}", *overrides)
+    timed = ("time_s", "tok_s", "tokens_per_s", "data_wait_share", "step_s", "eval_s", "save_s", "mfu")
+    figures = [{key: value for key, value in line.items() if key not in timed} for line in metrics(run)]
+    logs = [(run / name).read_text() for name in ("samples.jsonl",) if (run / name).exists()]
+    heads = [file.read_text() for file in run.glob("attention/index.jsonl")]
+    heads = [
+        [{k: v for k, v in json.loads(line).items() if k != "time_s"} for line in text.splitlines()] for text in heads
+    ]
+    maps = sorted((file.name, file.stat().st_size) for file in run.glob("attention/*.npz"))
+    files = sorted(str(path.relative_to(run)) for path in run.rglob("*") if "png" not in path.suffix)
+    return [figures, logs, heads, maps, files]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("change", "given"), cases(RUN))
+def test_a_key_of_the_run_changes_the_run(folder, change, given):
+    train = {"checkpoint_every": 0, "keep_last": 9, "compile": False, "processes": 1}
+    config = write_config(
+        folder, train=train, eval={"every": 4, "sample_tokens": 6, "attention": {"every": 0, "max_tokens": 12}}
+    )
+    assert outcome(config, (*given, change)) != outcome(config, tuple(given))
+
+
+def test_every_key_is_shown_by_a_test():
+    shown = [line.partition("=")[0] for line in RUN.split("\n")]
+    shown += [f"model.{line.partition('=')[0]}" for line in MODEL.split("\n")]
+    for path, field in fields(RunConfig):
+        key = ".".join(path)
+        assert field.description, f"{key} has no description"
+        is_section = any(other.startswith(f"{key}.") for other in shown)
+        assert is_section or key in shown or any(key == one or key.startswith(f"{one}.") for one in SHOWN_ELSEWHERE), (
+            key
+        )

@@ -135,7 +135,9 @@ def build_probes(
     if held_out is not None and all(probe is None or probe.name != "text" for probe in built):
         built.insert(0, text_probe(tokenizer, held_out, longest))
     in_use = held_out.read(0, min(len(held_out), SCAN)).tolist() if held_out is not None else ()
-    built += [repeated_probe(tokenizer, copies, longest, in_use, blocks) for copies in (2, 4)]
+    for copies in (2, 4):  # both repeat the same blocks, so that a resumed run, which is given them, looks at the same
+        built.append(probe := repeated_probe(tokenizer, copies, longest, in_use, blocks))
+        blocks = blocks or (probe.input_ids[:, 1 : 1 + (probe.period or 0)].tolist() if probe else ())
     source = _storyworld(data_config)
     if source is not None:
         built += [songs_probe(tokenizer, source, longest), stories_probe(tokenizer, source, longest)]

@@ -141,6 +141,16 @@ def test_blocks_are_shortened_to_the_context_and_both_probes_share_them(bpe):
     assert repeated_probe(bpe, 4, 8) is None
 
 
+def test_a_resumed_run_looks_at_the_same_blocks_in_a_short_context_too(bpe):
+    """It is given those of repeated_2; with a block of its own, repeated_4 had other scores after a resume."""
+    fresh = build_probes(bpe, DataConfig(sequence_length=33), 33)
+    two = next(probe for probe in fresh if probe.name == "repeated_2")
+    blocks = two.input_ids[:, 1 : 1 + two.period].tolist()
+    again = build_probes(bpe, DataConfig(sequence_length=33), 33, blocks=blocks)
+    for before, after in zip(fresh, again, strict=True):
+        assert before.input_ids.equal(after.input_ids), before.name
+
+
 def test_blocks_are_drawn_from_what_is_in_use(bpe):
     in_use = [*range(100, 130), bpe.bos_id, bpe.eos_id]
     probe = repeated_probe(bpe, 2, 256, in_use)

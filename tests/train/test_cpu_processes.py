@@ -153,10 +153,10 @@ def as_command_without_memory(config: Path, overrides: list[str]) -> None:
 
     passes = train.step._passes
 
-    def short_of_memory(run, batch, factor):
+    def short_of_memory(run, *arguments):
         if run.world.rank == 1 and run.state.micro_rows > 1:
             raise torch.OutOfMemoryError("DefaultCPUAllocator: can't allocate memory")
-        return passes(run, batch, factor)
+        return passes(run, *arguments)
 
     train.step._passes = short_of_memory
     as_command(config, overrides)

@@ -364,7 +364,7 @@ def test_a_spike_is_a_loss_far_above_the_ones_before():
 @pytest.mark.slow
 def test_a_poisoned_batch_is_logged_with_its_rows(tmp_path, monkeypatch):
     def poison(run):
-        hook = lambda module, inputs, output: (output[0] * 3, output[1])  # noqa: E731
+        hook = lambda module, inputs, output: ((output[0][0] * 3, output[0][1]), output[1])  # noqa: E731
         return run.lm.register_forward_hook(hook)
 
     at_step(monkeypatch, [75], poison)

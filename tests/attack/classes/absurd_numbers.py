@@ -62,7 +62,9 @@ def cases() -> Iterator[Case]:
             given = in_yaml(key, value)
             wrong = given is not None and is_refused(given)
             if wrong:
-                yield Case(f"pretrain {key}={value}", ("train.pretrain", "tiny.yaml", *given), write_config, says="`|=")
+                yield Case(
+                    f"pretrain {key}={value}", ("train.pretrain", "tiny.yaml", *given), write_config, says="`|=|must be"
+                )
             elif given is not None:
                 yield Case(f"budget {key}={value}", ("train.budget", "tiny.yaml", *given), write_config, may_work=True)
     for key in ("data.source.storyworld.documents", "data.sequence_length", "data.source.mix.parts.weight"):

@@ -27,6 +27,9 @@ from typing import Any, TextIO
 from configs.text import escape, plain, shortened
 
 
+BUSY_S = 8.0  # between two lines that say what takes so long
+
+
 class InputError(Exception):
     """Something that the user gave is wrong. The message says what, where, and what to do."""
 
@@ -142,14 +145,14 @@ def _keep_compiled_code_apart() -> None:
 
 
 @contextmanager
-def still_busy(doing: str | Callable[[], str], seconds: float = 8.0) -> Iterator[None]:
+def still_busy(doing: str | Callable[[], str]) -> Iterator[None]:
     """Say on stderr, every few seconds, what is being done. doing: what, or a function that says how far it is."""
     done = threading.Event()
 
     def say() -> None:
         spent = 0.0
-        while not done.wait(seconds):
-            spent += seconds
+        while not done.wait(BUSY_S):
+            spent += BUSY_S
             print(f"… {doing if isinstance(doing, str) else doing()}, for {spent:.0f} s now", file=sys.stderr)
 
     thread = threading.Thread(target=say, name="still busy", daemon=True)

@@ -88,7 +88,7 @@ def test_one_that_is_gone_before_it_is_looked_at_is_followed_by_the_next_one(tmp
     there.mkdir(parents=True)
     (there / "config.json").write_text("{}")
     named = iter([tmp_path / "checkpoints/step_00000001", there])
-    monkeypatch.setattr("configs.checkpoints.checkpoint_directory", lambda path: next(named))
+    monkeypatch.setattr("configs.files.checkpoint_directory", lambda path: next(named))
     assert read_checkpoint(tmp_path, lambda directory: (directory / "config.json").read_text()) == "{}"
 
 

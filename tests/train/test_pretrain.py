@@ -234,7 +234,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path):
 def test_a_run_says_how_long_it_takes_and_what_it_is_busy_with(tmp_path, monkeypatch, limit, said_at):
     """After the step that warms up; if that one is slow, at once."""
     monkeypatch.setattr(f"train.meters.{limit}", 0.0)
-    monkeypatch.setattr("configs.still_busy.SECONDS", 1e-3)
+    monkeypatch.setattr("configs.command.BUSY_S", 1e-3)
     done = pretrain(write_config(tmp_path, eval={"final_max_tokens": 320}))
     [(step, minutes)] = re.findall(r"step +(\d+)   about ([\d.]+) minutes of training to go", done.stdout)
     assert (int(step), minutes) == (said_at, "0.0")

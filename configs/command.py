@@ -26,7 +26,6 @@ from typing import Any, TextIO
 
 from configs.text import escape, plain, shortened
 
-
 BUSY_S = 8.0  # between two lines that say what takes so long
 
 
@@ -56,13 +55,12 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     code = 0
     try:
         code = command() or 0
-        sys.stdout.flush()
     except InputError as error:
         code = _say(f"error: {escape(str(error))}", 2)
     except KeyboardInterrupt:
         code = _say("stopped; run the same command again to continue", 130)
     except BrokenPipeError:  # `… | head -1`: the reader has what they wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), before.fileno())
+        pass
     except Exception as error:
         if is_out_of_memory(error):
             code = _say("error: out of memory: use a smaller model, shorter rows or smaller batches", 2)
@@ -70,6 +68,10 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
             code = _say(f"error: {type(error).__name__}: {escape(str(error))} (traceback: {_saved_traceback()})", 1)
     finally:
         sys.stdout = before
+        try:
+            before.flush()
+        except OSError:  # what waits goes nowhere, or Python would try it once more at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), before.fileno())
     sys.exit(code)
 
 
@@ -198,7 +200,8 @@ def number(option: str, least: float, most: float = math.inf, *, above: bool = F
         except ValueError:
             value = math.nan
         if not least <= value <= most or not math.isfinite(value) or (above and value == least):
-            lower, upper = f"{'above' if above else 'from'} {least:g}", "" if most == math.inf else f" to {most:,g}"
+            lower, to = (f"above {least:g}", " and up to") if above else (f"from {least:g}", " to")
+            upper = "" if most == math.inf else f"{to} {most:,g}"
             raise InputError(f"{option} is {shortened(text, 40)!r}: it must be a number {lower}{upper}")
         return value
 

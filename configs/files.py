@@ -44,6 +44,8 @@ class DamagedFile(InputError, ValueError):
 def resolve(text: str | Path, where: str, beside: Path | None = None) -> Path:
     """The path that `text` names, `~` as a home. where: the place that names it, for the error. Raises InputError."""
     try:
+        if "\0" in str(text):
+            raise ValueError("it holds a NUL character")
         path = (beside or Path()) / Path(text).expanduser()
         path.exists()  # False where there is none, and an error for what cannot be a name
         return path
@@ -231,25 +233,34 @@ def checkpoint_directory(path: str | Path) -> Path:
     latest = path if is_pointer(path) else path / "checkpoints" / "latest"
     if not is_file(latest):
         raise DamagedFile(f"{path}: is neither a run (checkpoints/latest) nor a model directory (config.json)")
-    return latest.parent / read_name(latest)
+    name = ""
+    for _ in range(20):  # while the run replaces it
+        name = read_name(latest)
+        if is_model(latest.parent / name):
+            return latest.parent / name
+        time.sleep(0.01)
+    raise DamagedFile(f"{latest}: names {name}, which does not exist: give a checkpoint directory instead")
 
 
 def read_checkpoint(path: str | Path, read: Callable[[Path], Result]) -> Result:
-    """read(directory) for the checkpoint that `path` names; once more for the next one if a run that trains removes it
-    in the meantime, so that everything is of one checkpoint."""
-    for attempt in range(20):
+    """read(directory) for the checkpoint that `path` names. Beside a run that trains, all is of one checkpoint:
+    if the run removes it in the meantime, the next one is read."""
+    for _ in range(50):
         directory = checkpoint_directory(path)
+        before = _identity(directory)
         try:
-            before = directory.stat().st_ino
             return read(directory)
         except Exception:
-            is_replaced = not directory.exists() or directory.stat().st_ino != before
-            if directory == Path(path) or not is_replaced or attempt == 19:
-                if is_replaced and directory != Path(path):
-                    raise DamagedFile(f"{directory}: does not exist: give a checkpoint directory instead") from None
+            gone = before is None or _identity(directory) != before  # None: gone before it could be looked at
+            if directory == Path(path) or not gone:
                 raise
-            time.sleep(0.01)
-    raise AssertionError
+    raise DamagedFile(f"{path}: its run removes every checkpoint before it can be read: give one of its checkpoints")
+
+
+def _identity(directory: Path) -> int | None:
+    with suppress(OSError):
+        return directory.stat().st_ino
+    return None
 
 
 def training_folder(checkpoint: Path) -> Path:
@@ -267,7 +278,12 @@ def manifest_of(files: Iterable[Path], directory: Path) -> dict[str, dict[str, o
 
 def read_manifest(checkpoint: Path) -> dict[str, Entry]:
     """A checkpoint's manifest. Raises DamagedFile."""
-    return read_json(training_folder(checkpoint) / MANIFEST, dict[str, Entry])
+    file = training_folder(checkpoint) / MANIFEST
+    text = read_text(file)
+    values = parse_json(text, str(file))
+    if text != json.dumps(values, indent=2) + "\n":
+        raise DamagedFile(f"{file} is damaged")
+    return checked(values, str(file), dict[str, Entry])
 
 
 def is_damaged(file: Path, entry: Entry) -> bool:

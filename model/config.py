@@ -94,7 +94,7 @@ class ModelConfig(Section):
         [], description="Layers without experts, counted from 0."
     )
     num_hidden_layers: Annotated[int, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
-        6, ge=1, description="Number of layers."
+        6, ge=1, le=10_000, description="Number of layers."
     )
     num_attention_heads: Annotated[int, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
         8,

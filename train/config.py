@@ -297,12 +297,15 @@ def _refuse_foreign_hooks(loaded: LoadedConfig, config: RunConfig) -> None:
 
 
 def _is_own(file: Path | None) -> bool:
-    """Whether a config is the user's own word: the command line, or a file where they work. Not config.yaml: that is
-    the name under which a run keeps its config, and a run may have come from elsewhere."""
+    """Whether a config is the user's own word: the command line, or a file where they work. What lies in the folder of
+    a run or a model may have come from elsewhere, and so may config.yaml, the name under which a run keeps its own."""
     if file is None:
         return True
-    here = (Path.cwd().resolve(), Path(__file__).resolve().parents[1])
-    return file.name != "config.yaml" and any(file.resolve().is_relative_to(folder) for folder in here)
+    file, marks = file.resolve(), ("checkpoints", "model.safetensors", "model.safetensors.index.json", "metrics.jsonl")
+    roots = [root for root in (Path.cwd().resolve(), Path(__file__).resolve().parents[1]) if file.is_relative_to(root)]
+    folders = [folder for folder in file.parents for root in roots if folder.is_relative_to(root)]
+    is_of_a_run = any((folder / mark).exists() for folder in folders for mark in marks)
+    return file.name != "config.yaml" and bool(roots) and not is_of_a_run
 
 
 def add_trust_option(parser: argparse.ArgumentParser) -> None:

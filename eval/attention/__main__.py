@@ -52,7 +52,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", help="folder of the pictures; default: the run's attention folder, or this one")
     parser.add_argument(
         "--max-tokens",
-        type=whole("--max-tokens", 2),
+        type=whole("--max-tokens", 2, MOST_TOKENS),
         default=MOST_TOKENS,
         help=f"tokens of the text that are shown ({MOST_TOKENS})",
     )

@@ -32,7 +32,7 @@ def written_out(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[s
         values["intermediate_size"] = -(-hidden * 8 // (3 * 32)) * 32 if gated else 4 * hidden
     expert_width(values)
     values["num_key_value_heads"] = kv_heads_of(kv_heads, heads)
-    if is_int(layers):
+    if is_int(layers) and layers <= 10_000:  # more are refused by the field
         _write_out_layers(values, layers)
     return values
 

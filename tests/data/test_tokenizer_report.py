@@ -119,9 +119,9 @@ def test_the_advice_follows_the_numbers(found):
     assert "bpe 4096 ends with 2,048 ids" in advice([line(2048, 3), replace(line(2048, 3), name="bpe 4096")])
 
 
-@pytest.mark.parametrize("sizes", ["", "512,", "abc", "319", "512;1024", "-512", "9999999"])
+@pytest.mark.parametrize("sizes", ["", "512,", "abc", "319", "512;1024", "-512"])
 def test_a_bad_size_is_one_clear_line(sizes):
-    with pytest.raises(InputError, match="--sizes is .*: it must be a whole number from 320 to 1,048,576"):
+    with pytest.raises(InputError, match="--sizes is .*: it must be a whole number from 320"):
         sizes_of(sizes)
 
 

@@ -141,8 +141,8 @@ def test_a_missing_tensor_is_refused_by_name(tmp_path):
         ({"rope_parameters": YARN | {"rope_theta": 1e4, "mscale": 0.7}}, "mscale"),
         ({"rope_parameters": YARN | {"rope_theta": 1e4, "truncate": False}}, "truncate"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "rope_parameters.full_attention`: is unknown"),
-        ({"rope_parameters": "yarn"}, "rope_parameters`: must be an object"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "rope_parameters.full_attention`: Extra inputs"),
+        ({"rope_parameters": "yarn"}, "rope_parameters`: must be a valid dictionary"),
     ],
 )
 def test_what_headlight_does_not_build_is_refused(tmp_path, change, message):

@@ -59,12 +59,19 @@ def resolve(text: str | Path, where: str, beside: Path | None = None) -> Path:
 
 def read_text(file: Path) -> str:
     """The text of a UTF-8 file. Raises DamagedFile."""
+    _check_kind(file)
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise DamagedFile(f"{file}: is not UTF-8 text (byte {error.start:,})") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
         raise DamagedFile(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _check_kind(file: Path) -> None:
+    """A pipe or a device might have no end."""
+    if file.exists() and not file.is_file():
+        raise DamagedFile(f"{file}: cannot be read: it is a folder, a pipe or a device")
 
 
 def read_json(file: Path, kind: Any = dict[str, Any]) -> Any:
@@ -168,6 +175,7 @@ def _lines(file: Path, warn: Callable[[str], None] | None, kind: Any) -> Iterato
     """Every line as bytes, and its record; None for a damaged one."""
     if not os.path.lexists(file):
         return
+    _check_kind(file)
     try:
         with file.open("rb") as stream:
             for number, raw in enumerate(stream, start=1):
@@ -297,7 +305,7 @@ def check_files(directory: Path, *names: str) -> None:
     Nothing to check where there is no manifest, as in what others made. Raises DamagedFile.
     """
     manifest = training_folder(directory) / MANIFEST
-    if not is_file(manifest):
+    if not os.path.lexists(manifest):
         return
     entries = read_manifest(directory)
     for name in names:

@@ -23,6 +23,7 @@ from configs.text import did_you_mean, shortened
 
 KeyPath = tuple[str, ...]
 Model = TypeVar("Model", bound=BaseModel)
+MOST_PROBLEMS = 5  # that one error names
 SHORT_FORMS = {("data", "source"): lambda path: {"kind": "files", "path": path}}  # a path, or a list, for a section
 WORDS = {  # YAML 1.2's, by the tag whose value PyYAML then makes, with their first letters
     "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -71,7 +72,7 @@ def parse_yaml(text: str, where: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise InputError(f"{where}{line}: not valid YAML: {error.problem}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a character that YAML has not, nested too deep
+    except (yaml.YAMLError, ArithmeticError, ValueError, RecursionError) as error:  # "\Uffffffff", nested too deep
         raise InputError(f"{where}: not valid YAML: {shortened(str(error).splitlines()[0])}") from None
 
 
@@ -178,14 +179,14 @@ def _name_tokenizer(loaded: LoadedConfig) -> None:
 
 
 def _read_file(path: Path, into: LoadedConfig, seen: tuple[Path, ...], asked_by: str = "") -> None:
-    if path.resolve() in seen:
-        raise InputError(f"{asked_by}: `extends` goes in a circle through {path}")
     if not path.exists():
         shipped = Path(__file__).parent
         shipped = Path(shipped.name) if shipped.parent == Path.cwd() else shipped
         files = {file.name: file for folder in (shipped, path.parent) for file in folder.glob("*.y*ml")}
         hint = did_you_mean(path.name, files)
         raise InputError(f"{asked_by + ': ' if asked_by else ''}no such config file: {path}{hint}")
+    if path.resolve() in seen:
+        raise InputError(f"{asked_by}: `extends` goes in a circle through {path}")
     root = parse_yaml(read_text(path), str(path))
     if not isinstance(root, yaml.MappingNode):
         raise InputError(f"{path}:1: a config must be a mapping of keys to values")
@@ -247,9 +248,11 @@ def validate(schema: type[Model], loaded: LoadedConfig, section: str | None = No
         problems: dict[str, list[str]] = {}  # what is wrong with one key, by where it stands
         for problem in error.errors():
             place, message = _explain(problem, known, prefix, loaded)
+            if len(problems) == MOST_PROBLEMS and place not in problems:
+                break
             if message not in problems.setdefault(place, []):
                 problems[place].append(message)
-        raise InputError("; ".join(place + " or ".join(parts) for place, parts in [*problems.items()][:5])) from None
+        raise InputError("; ".join(place + " or ".join(parts) for place, parts in problems.items())) from None
 
 
 def _explain(problem: Any, known: list[KeyPath], prefix: KeyPath, loaded: LoadedConfig) -> tuple[str, str]:

@@ -101,6 +101,7 @@ class EvalConfig(Section):
     temperature: float = Field(
         0.8,
         ge=0,
+        le=100,
         description="How freely the continuations are drawn. 0 = always the most likely token.",
     )
     top_p: float | None = Field(

@@ -172,7 +172,7 @@ def cases() -> Iterator[Case]:
             f"override {number}: {override[:40]!a}",
             command,
             partial(put, raw=b"seed: 1"),
-            says=r"command line|`|--|write",
+            says=r"command line|`|--|write|init_from",
         )
     for what in ("a key twice in a list", "a NUL", "10,000 lists in one another", "an alias"):
         raw = TEXTS[what].encode()

@@ -15,7 +15,7 @@ SAMPLES = ("eval.samples", "runs/tiny", "The", "--max-new-tokens", "4")
 NUMBERS = {
     "temperature": ["1e-308", "5e-324", "1e-30", "-1", "-0.5", "nan", "inf", "-inf", "1e308", "1e400", "x", ""],
     "top-p": ["1e-300", "5e-324", "0", "-0.1", "1.0001", "2", "nan", "inf", "1e-45", "x"],
-    "max-new-tokens": ["-1", "1e3", "99999999999999999999", "nan", "x"],
+    "max-new-tokens": ["-1", "1e3", "nan", "x"],
     "seed": ["-1", "1e3", "99999999999999999999999", "nan", "0x1"],
 }
 HARMLESS = {

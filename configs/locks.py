@@ -7,7 +7,6 @@ without locks it is a lease: a second file, FILE.lease, that its holder renews e
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,11 +18,10 @@ LEASE_S = 30.0  # a lease that was not renewed for so long is taken over; its ho
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)  # what a file system without locks answers
 
 
-def locked(file: Path, wait_s: float, note_lost: Callable[[object], None] | None = None) -> AcquireReturnProxy:
+def locked(file: Path, wait_s: float) -> AcquireReturnProxy:
     """Lock this file: `with locked(file, 10):`, or `lock = locked(file, 10).lock` and later `lock.release()`.
 
-    wait_s: how long to wait for another process that holds it, -1: forever. note_lost: called if a lease ends too
-    early, because this process was silent for LEASE_S.
+    wait_s: how long to wait for another process that holds it, -1: forever.
     Raises filelock.Timeout if another process still holds it, OSError if the file cannot be used.
     """
     from filelock import FileLock, LeaseSettingsMismatch, SoftFileLease, Timeout
@@ -37,7 +35,7 @@ def locked(file: Path, wait_s: float, note_lost: Callable[[object], None] | None
         if error.errno not in NO_LOCKS:
             raise
     # a holder that is gone from this host loses it at once, one on another host when it no longer renews it
-    lease = SoftFileLease(lease_of(file), lease_duration=LEASE_S, on_compromise=note_lost, thread_local=False)
+    lease = SoftFileLease(lease_of(file), lease_duration=LEASE_S, thread_local=False)
     with suppress(LeaseSettingsMismatch):  # of another version: somebody has it
         return lease.acquire(timeout=wait_s, poll_interval=0.05)
     raise Timeout(str(file))

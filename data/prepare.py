@@ -176,11 +176,6 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any], show
         writers, already = _writers(directory, tokenizer, has_flags), 0
     else:
         tokenizer, writers, already = found
-    if has_flags and not tokenizer.can_cut:
-        raise InputError(
-            "data.tokenizer: this one puts a space before every text, so turns cannot be encoded one by one: use "
-            "another one for conversations, for example kind: bpe"
-        )
     ledger = Ledger()
     try:
         encode_corpus(config, tokenizer, writers, ledger, already, show_progress)

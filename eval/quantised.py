@@ -23,8 +23,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from configs import text as tables
 from configs.command import InputError, exit_on_bad_input, whole
+from configs.text import table
 from eval.opening import add_device_option, data_config, open_model
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
@@ -201,7 +201,7 @@ def main() -> int:
         print(f"{name} measured", flush=True)
     clock = time.process_time if given.clock == "cpu" else time.perf_counter
     speeds = decode_speeds(models, given.rounds, {name: VARIANTS[name][2] for name in models}, clock)
-    print(f"\n{tables.table(HEADER, rows_of(found, speeds))}")
+    print(f"\n{table(HEADER, rows_of(found, speeds))}")
     return 0
 
 

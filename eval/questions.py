@@ -16,10 +16,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs import text as tables
 from configs.command import InputError, exit_on_bad_input, whole
 from configs.files import checkpoint_directory
 from configs.loader import load_config, validate
+from configs.text import table as markdown_table
 from data.chat import prompt_ids
 from data.config import DataConfig, StoryworldSource
 from data.reading.records import Conversation
@@ -233,7 +233,7 @@ def table(columns: dict[str, dict[str, float | int]]) -> str:
         shares += [first[f"chance{ending}"], first[f"guess{ending}"]]
         shown = ["–" if share is None else f"{share:.1%}" for share in shares]
         rows.append([kind or "all", first[f"asked{ending}"], *shown])
-    return tables.table(["class", "asked", *columns, "chance", "best guess"], rows)
+    return markdown_table(["class", "asked", *columns, "chance", "best guess"], rows)
 
 
 def table_by_plot(questions: Sequence[Asked], replies: Sequence[str | None]) -> str:
@@ -252,7 +252,7 @@ def table_by_plot(questions: Sequence[Asked], replies: Sequence[str | None]) -> 
         [", ".join(which), (one := scores[which]).asked, f"{one.exact_match:.0%}", f"{count / every:.0%}"]
         for which, count in sorted(wrong.items(), key=lambda one: (-one[1], one[0]))
     ]
-    return tables.table(["plot, class", "asked", "exact match", "of all wrong replies"], rows)
+    return markdown_table(["plot, class", "asked", "exact match", "of all wrong replies"], rows)
 
 
 def data_config_of(run: str | Path) -> tuple[Path, DataConfig]:

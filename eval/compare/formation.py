@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean
 
-from configs import text as tables
-from configs.text import markdown
+from configs.text import markdown, table
 from eval.attention.history import ENOUGH_TO_COPY, copies_from
 from eval.compare.runs import RunResult, Variant
 from eval.compare.statistics import Difference, difference, spread
@@ -67,7 +66,7 @@ def section(variants: Sequence[Variant]) -> str:
                 f"{copying} of {len(other.runs)}",
             ]
         )
-    return "\n\n".join([tables.table(header, rows), "\n".join(verdicts(variants))])
+    return "\n\n".join([table(header, rows), "\n".join(verdicts(variants))])
 
 
 def verdicts(variants: Sequence[Variant]) -> list[str]:

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from configs import text as tables
 from configs.command import InputError
+from configs.text import table as markdown_table
 from data.batches import IGNORED, Batch
 from data.chat import TRAINED, encode_conversations
 from data.config import StoryworldSource
@@ -250,7 +250,7 @@ def table(life: Sequence[Stage]) -> str:
     rows.append(["heads that right answers need most (nats a token)", *(_most_needed(one.needed) for one in life)])
     for layer in sorted({layer for one in life for layer, _ in one.moved}):
         rows.append([f"weights moved, layer {layer}", *(_moved_in(one, layer) for one in life)])
-    return tables.table(["", *(one.name for one in life)], rows)
+    return markdown_table(["", *(one.name for one in life)], rows)
 
 
 def _most_needed(needed: Tensor) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from configs import text as tables
 from configs.text import code, markdown
+from configs.text import table as markdown_table
 from eval.compare.runs import Cost, RunResult, Variant, caveats, differing_keys
 from eval.compare.statistics import Difference, difference, spread
 from eval.recall import half_at
@@ -91,13 +91,13 @@ def short(variants: Sequence[Variant], costs: Costs, speeds: dict[str, float] | 
     header, rows = figures_of(variants, costs, speeds)
     found = [next((row for row in rows if row[0].startswith(label)), None) for label in SHORT]
     chosen = [row for row in found if row is not None][:SHORT_ROWS]
-    parts = [tables.table(header, [row for row in rows if row in chosen])]
+    parts = [markdown_table(header, [row for row in rows if row in chosen])]
     return "\n\n".join(parts + (["\n".join(verdicts(variants, costs))] if len(variants) > 1 else []))
 
 
 def table(variants: Sequence[Variant], costs: Costs, speeds: dict[str, float] | None) -> str:
     """A row for each figure, a column for each variant."""
-    return tables.table(*figures_of(variants, costs, speeds))
+    return markdown_table(*figures_of(variants, costs, speeds))
 
 
 def rows_of_variants(variants: Sequence[Variant], costs: Costs, speeds: dict[str, float] | None) -> str:
@@ -108,7 +108,7 @@ def rows_of_variants(variants: Sequence[Variant], costs: Costs, speeds: dict[str
         [variant.name, *(row[1 + place] for row in found), _changes(variants[0], variant)]
         for place, variant in enumerate(variants)
     ]
-    return tables.table(["", *(row[0] for row in found), "what it changes"], lines)
+    return markdown_table(["", *(row[0] for row in found), "what it changes"], lines)
 
 
 def _changes(baseline: Variant, other: Variant) -> str:
@@ -225,7 +225,7 @@ def differences_table(variants: Sequence[Variant]) -> str:
         interval = "-" if found.interval is None else f"{found.interval[0]:+.4f} to {found.interval[1]:+.4f}"
         rows.append([other.name, f"{found.value:+.4f}", error, interval, _seeds(found)])
     header = [f"bits per byte, against {baseline.name}", "difference", "standard error", "95 % interval", "seeds"]
-    return tables.table(header, rows)
+    return markdown_table(header, rows)
 
 
 def bits_difference(baseline: Variant, other: Variant) -> Difference | None:

@@ -16,8 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs import text as tables
 from configs.command import InputError, exit_on_bad_input, whole
+from configs.text import table as markdown_table
 from eval.opening import add_device_option, open_checkpoint, trained_length
 
 if TYPE_CHECKING:  # torch is imported after the arguments have been read
@@ -154,7 +154,7 @@ def table(task: str, result: Result) -> str:
     shown = [key for key in next(iter(rows.values())) if not key.endswith("_stderr")]
     heading = "class" if task == "questions" else "file"
     cells = [[name, *(_cell(values, key) for key in shown)] for name, values in rows.items()]
-    return tables.table([heading, *shown], cells)
+    return markdown_table([heading, *shown], cells)
 
 
 def _cell(values: dict[str, Any], key: str) -> str:
@@ -174,7 +174,7 @@ def _text_table(name: str, values: dict[str, Any]) -> str:
         measured = f"{values[key]:,.{digits}f} ± {values[f'{key}_stderr']:,.{digits}f}"
         rows.append([shown, measured, f"{values[f'{key}_chance']:,.{digits}f}"])
     size = f"{name}: {values['tokens']:,} tokens, {values['bytes']:,} bytes"
-    return tables.table([size, "measured", "chance"], rows)
+    return markdown_table([size, "measured", "chance"], rows)
 
 
 def parsed() -> argparse.Namespace:

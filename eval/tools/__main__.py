@@ -9,8 +9,8 @@ import argparse
 from random import Random
 from typing import TYPE_CHECKING
 
-from configs import text as tables
 from configs.command import InputError, exit_on_bad_input, number, whole
+from configs.text import table
 from eval.opening import add_device_option, open_model
 from eval.tools.calls import SCHEMAS, described, said_by_user
 
@@ -100,7 +100,7 @@ def main() -> int:
     for heading, names in ((", ".join(given.tools), given.tools), ("no tools", [])):
         found_figures = figures(lm, tokenizer, questions, names, given.temperature, given.max_new_tokens)
         rows.append([heading, *(f"{share:.1%}" for share in found_figures.values())])
-    print(tables.table([f"{len(questions)} questions", "right", "calling", "failed calls"], rows))
+    print(table([f"{len(questions)} questions", "right", "calling", "failed calls"], rows))
     return 0
 
 

@@ -14,7 +14,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
 from data.chat import MAY_END, TRAINED, encode_conversations, prompt_ids, segments
-from data.config import TokenizerConfig
+from data.config import DataConfig, FilesSource, TokenizerConfig
+from data.prepare import prepare
 from data.reading.records import BadRecord, Conversation, Message, conversation_of
 from data.tokenizer import SPECIAL_TOKENS, train_tokenizer
 
@@ -349,6 +350,14 @@ def test_a_tokenizer_with_a_space_before_a_text_gets_the_ids_of_the_whole_chat(t
     ends = np.flatnonzero(flags & MAY_END)  # a line end is several tokens here: the last one may end
     start = tokenizer.special_id("<|im_start|>")
     assert [ids[end + 1 : end + 2] for end in ends] == [[start], []]
+    for name in ("chat.jsonl", "held_out.jsonl"):
+        (tmp_path / name).write_text(json.dumps(record) + "\n")
+    paths = {"path": str(tmp_path / "chat.jsonl"), "validation_path": str(tmp_path / "held_out.jsonl")}
+    source = FilesSource(kind="files", **paths)  # it was refused where training prepares its data
+    pretrained = TokenizerConfig(kind="pretrained", path=str(tmp_path / "ours"))
+    config = DataConfig(source=source, records="conversations", tokenizer=pretrained)
+    prepared = prepare(config, tmp_path / "runs", show_progress=False)
+    assert prepared.stream("train").read(0, len(ids)).tolist() == ids
 
 
 def test_a_prompt_needs_a_message_that_is_well_formed(both):

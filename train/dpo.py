@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from configs.command import exit_on_bad_input
-from train.command_line import parse_command_line
+from train.pretrain import parse_command_line
 from train.config import RunConfig
 from train.methods.dpo_keys import DPOConfig
 from train.sft import as_fine_tuning

@@ -1,0 +1,382 @@
+"""Figures of a run: what each step measured, and where it goes: metrics.jsonl, a progress bar, wandb, TensorBoard.
+
+None of these programs stops a run: one that raises is switched off, and the run continues without it.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from configs.command import still_busy
+from configs.files import append_line
+from eval.run_files import METRICS
+from model import LanguageModel
+from train.config import RunConfig
+from train.machine.device import Device
+from train.machine.distributed import whole
+from train.machine.hardware import known_peak
+from train.saving.checkpoint import TrainerState
+from train.saving.run_lock import Owner
+
+SLOW_S, ENOUGH_S = 4.0, 2.0  # seconds: a first step that counts, since no warm-up takes so long; of steps to go by
+SPIKE_WINDOW = 30  # steps whose losses a new one is compared with
+SPIKE_DEVIATIONS = 6.0  # how far above their median it must be, in (robust) standard deviations, …
+SPIKE_SHARE = 0.1  # … and as a share of the median
+SILENCE_S, SILENCE = 10.0, 0.05  # without a terminal, for so long and this share of the run nothing need be said
+Media = Path | tuple[list[str], list[list[Any]]]  # a file, or a table: columns, rows
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What one step measured, over all processes.
+
+    trained: what the objective counts; where it is 0, loss and grad_norm are NaN. tokens without padding, positions
+    with it. waited: seconds for the batch. rows: numbers of its first and last row. scalars: `loss` (nats a token),
+    `grad_norm` and the rest by name; they stay on the device until somebody needs them. values: the same, once read.
+    """
+
+    step: int
+    lr: float
+    trained: int
+    tokens: int
+    positions: int
+    waited: float
+    rows: tuple[int, int]
+    scalars: dict[str, Tensor]
+    values: dict[str, float] = field(default_factory=dict)
+
+
+class Meter:
+    """Figures since the last line of metrics.jsonl: speed, share of the peak, waiting, memory."""
+
+    def __init__(self, config: RunConfig, lm: LanguageModel, device: Device, world_size: int = 1) -> None:
+        self.device = device.device
+        self.flops = lm.flops_per_token(config.data.sequence_length)
+        peak = known_peak(device.device, device.dtype) if device.device.type == "cuda" else None
+        self.peak_flops = peak[0] * 1e12 * world_size if peak else None
+        self.last: StepFigures | None = None  # the newest step that was read
+        self.steps, self.training_s = 0, 0.0  # since this process began
+        self._warm, self._is_told = (0, 0.0), False
+        self._unread: list[StepFigures] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self.tokens = self.positions = 0
+        self.waited = self.seconds = 0.0
+        self.elsewhere = {"eval_s": 0.0, "save_s": 0.0}
+        self._since = time.perf_counter()
+
+    @contextmanager
+    def apart(self, name: str) -> Iterator[None]:
+        """An evaluation ("eval_s") or a save ("save_s"): its time is not training's."""
+        before = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._since = time.perf_counter()
+            self.elsewhere[name] += self._since - before
+
+    def add(self, figures: StepFigures) -> None:
+        """Count a step, without a wait for the device."""
+        self._unread.append(figures)
+        self.steps += 1
+        self.tokens += figures.tokens
+        self.positions += figures.positions
+        self.waited += figures.waited
+        self._lap()
+
+    def read_device(self) -> list[StepFigures]:
+        """The steps since the last call with their values: one wait for the device, however many steps."""
+        read, self._unread = self._unread, []
+        if read:
+            values = iter(torch.stack([x.float() for figures in read for x in figures.scalars.values()]).tolist())
+            for figures in read:
+                figures.values.update(zip(figures.scalars, values, strict=False))
+            self.last = read[-1]
+            self._lap()
+        return read
+
+    def _lap(self) -> None:
+        now = time.perf_counter()
+        self.seconds, self.training_s = self.seconds + now - self._since, self.training_s + now - self._since
+        self._since = now
+
+    def time_to_go(self, steps_left: int) -> str:
+        """Once, as soon as a few steps show it: the minutes to expect. Call it right after `read_device`.
+
+        The steps that are read first warm up; they count alone where they are slow.
+        """
+        is_first = self._warm[0] == 0
+        steps, seconds = self.steps - self._warm[0], self.training_s - self._warm[1]
+        if is_first:
+            self._warm = self.steps, self.training_s
+        if self._is_told or steps_left <= 0 or steps == 0 or seconds <= (SLOW_S * steps if is_first else ENOUGH_S):
+            return ""
+        self._is_told, minutes = True, steps_left * seconds / steps / 60
+        time_left = f"{minutes:.1f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
+        stop = "; Ctrl-C stops and saves" if minutes > 30 else ""
+        return (
+            f"about {time_left} of training to go ({seconds / steps:.3g} s a step); evaluations and checkpoints come on "
+            f"top{stop}"
+        )
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Without padding and without the time of evaluations and saves."""
+        return self.tokens / max(self.seconds, 1e-9)
+
+    def line(self) -> dict[str, Any]:
+        """A line of figures; the next one starts from zero."""
+        assert self.last is not None
+        flops_per_s = self.flops * self.positions / max(self.seconds, 1e-9)
+        values = {
+            "loss": self.last.values["loss"],
+            "lr": self.last.lr,
+            "grad_norm": self.last.values["grad_norm"],
+            "tokens_per_s": round(self.tokens_per_s, 1),
+            "padding_share": 1 - self.last.tokens / max(1, self.last.positions),
+            "data_wait_share": round(self.waited / max(self.seconds, 1e-9), 4),
+            "tflops": round(flops_per_s / 1e12, 4),
+            **({"mfu": round(flops_per_s / self.peak_flops, 4)} if self.peak_flops else {}),
+            "memory_gb": memory_gb(self.device),
+            **{name: round(seconds, 3) for name, seconds in self.elsewhere.items()},
+        }
+        values |= {name: value for name, value in self.last.values.items() if name not in values}
+        self._reset()
+        return values
+
+
+@torch.no_grad()
+def update_ratios(optimizers: list[torch.optim.Optimizer], before: list[list[Tensor]]) -> dict[str, Tensor]:
+    """How far a step moved the weights: |change| / |weights| of each parameter group, in Euclidean norms.
+
+    About 1e-3 is usual with AdamW. before: `copies_of_weights`. Scalars on the device, so that nothing waits for them.
+    """
+    ratios = {}
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for group, old in zip(groups, before, strict=True):
+        changes = [new - previous for new, previous in zip(group["params"], old, strict=True)]
+        change, length = (whole(torch.nn.utils.get_total_norm(tensors)) for tensors in (changes, old))
+        ratios[f"update_to_weight/{group['name']}"] = change / length.clamp(min=1e-12)
+    return ratios
+
+
+def copies_of_weights(optimizers: list[torch.optim.Optimizer]) -> list[list[Tensor]]:
+    """Of each parameter group, for `update_ratios`. They take memory and time: only for steps that are logged."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return [[parameter.detach().clone() for parameter in group["params"]] for group in groups]
+
+
+def spike_median(losses: list[float], loss: float) -> float | None:
+    """Whether a loss is a spike: far above the losses of the last steps, whose median is returned then.
+
+    Far: in median absolute deviations, which a single spike among the losses hardly changes. `losses` takes in the new
+    one and keeps the last SPIKE_WINDOW.
+    """
+    median = None
+    if len(losses) == SPIKE_WINDOW:
+        middle = statistics.median(losses)
+        deviation = 1.4826 * statistics.median(abs(known - middle) for known in losses)
+        if loss - middle > max(SPIKE_DEVIATIONS * deviation, SPIKE_SHARE * middle):
+            median = middle
+    losses[:] = [*losses, loss][-SPIKE_WINDOW:]
+    return median
+
+
+def memory_gb(device: torch.device) -> float | None:
+    """Peak memory: of the GPU if there is one, else of this process (None where the system does not say)."""
+    if device.type == "cuda":
+        return round(torch.cuda.max_memory_allocated() / 1e9, 3)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kB on Linux, bytes on macOS
+    return round(peak / (1e9 if sys.platform == "darwin" else 1e6), 3)
+
+
+class Tracker:
+    """Where a run's figures go. writes=False: of a process that is not the first."""
+
+    def __init__(self, config: RunConfig, state: TrainerState, owner: Owner, writes: bool = True):
+        self.file, self.writes, self._owner = config.directory / METRICS, writes, owner
+        self._unit = "step" if config.max_steps else "min"  # of the bar
+        self.bar = tqdm(
+            total=config.max_steps or config.train.max_minutes,
+            desc=config.name,
+            initial=state.step if config.max_steps else state.seconds / 60,
+            unit=self._unit,
+            dynamic_ncols=True,
+            mininterval=0.5,
+            bar_format="{desc} {percentage:3.0f}%|{bar:20}| {n:.4g}/{total} {unit} [{elapsed}<{remaining}{postfix}]",
+            disable=None if writes else True,  # None: only on a terminal
+        )
+        self._began = self._said = time.monotonic()
+        self._disk_failed = False
+        self._others: list[Wandb | TensorBoard] = []
+        if writes and config.tracking.wandb != "disabled":
+            state.wandb_id = state.wandb_id or secrets.token_hex(4)
+            self._others.append(Wandb(config, state.wandb_id))
+        if writes and config.tracking.tensorboard:
+            self._others.append(TensorBoard(config, state.step))
+        self._tell(lambda other: other.start())
+
+    def _tell(self, what: Callable[[Wandb | TensorBoard], None]) -> None:
+        """Let every other program do this; one that raises is off from here."""
+        for other in list(self._others):
+            try:
+                what(other)
+            except Exception as error:
+                self._others.remove(other)
+                self.say(f"warning: {other.name} is off from here: {type(error).__name__}: {error}")
+
+    def log(self, split: str, step: int, tokens: int, time_s: float, values: dict[str, Any]) -> None:
+        """One line of metrics.jsonl; the same figures go elsewhere as `train/loss`, `val/loss`, …"""
+        if self.writes:
+            record = {"step": step, "tokens": tokens, "time_s": round(time_s, 3), "split": split, **values}
+            self.append(self.file, record)
+            self._tell(lambda other: other.log({f"{split}/{key}": value for key, value in values.items()}, step))
+
+    def append(self, file: Path, record: dict[str, Any]) -> None:
+        """A line of a .jsonl file of the run; what is non-finite (NaN, infinity) is null.
+
+        A failure to write is reported once, and training continues. Nothing is written if the run directory is no
+        longer this run's; the loop finds that out and stops.
+        """
+        if self._owner.lost:
+            return
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        try:
+            append_line(file, finite)
+        except OSError as error:
+            if not self._disk_failed:
+                self.say(f"warning: {file} cannot be written ({error.strerror}); training continues")
+            self._disk_failed = True
+
+    def show(self, name: str, media: Media, step: int) -> None:
+        """A picture (.png) or a page (.html) on the disk, or a table, sent elsewhere."""
+        self._tell(lambda other: other.show(name, media, step))
+
+    def progress(self, step: int, seconds: float, **shown: str) -> None:
+        """Move the bar to this step (under max_minutes, to this time) and show these figures beside it.
+
+        Without a terminal: a line of its own where nothing was said for a while, so that nobody takes work for a hang.
+        """
+        self.bar.set_postfix(shown, refresh=False)
+        self.bar.update((step if self._unit == "step" else min(seconds / 60, self.bar.total)) - self.bar.n)
+        now = time.monotonic()
+        if self.bar.disable and now - self._said > max(SILENCE_S, (now - self._began) * SILENCE):
+            self.say(f"step {step:>6,}   " + "   ".join(f"{name} {value}" for name, value in shown.items()))
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """While inside, the bar says what keeps it from moving: evaluating, saving, compiling, drawing; without a
+        terminal a line does, every few seconds."""
+        self.bar.set_postfix_str(f"{what} …")
+        try:
+            with still_busy(what) if self.writes and self.bar.disable else nullcontext():
+                yield
+        finally:
+            self.bar.set_postfix_str("", refresh=False)
+
+    def say(self, text: str) -> None:
+        """Print a line without tearing the progress bar."""
+        if self.writes:
+            self._said = time.monotonic()
+            self.bar.write(text, file=sys.stdout)
+            sys.stdout.flush()
+
+    def close(self, exit_code: int = 0) -> None:
+        """Close the bar, and the others' runs with our exit code."""
+        self.bar.close()
+        self._tell(lambda other: other.finish(exit_code))
+
+
+class Wandb:
+    """Weights & Biases, which has a process of its own: a line costs training next to nothing. The runs of a sweep are
+    one group there (WANDB_RUN_GROUP, train/sweep.py)."""
+
+    name = "wandb"
+
+    def __init__(self, config: RunConfig, run_id: str):
+        self._config, self._id = config, run_id
+
+    def start(self) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=self._config.tracking.project,
+            name=self._config.name,
+            id=self._id,
+            resume="allow",
+            mode=self._config.tracking.wandb,
+            dir=str(self._config.directory.resolve()),  # its service may have another working directory
+            config=self._config.model_dump(),
+            settings=wandb.Settings(silent=True, x_service_wait=300.0),  # a busy machine starts it slowly
+        )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+        self._run.define_metric("val/loss", step_metric="step", summary="min")  # the table of runs shows the best
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        self._run.log({**values, "step": step})
+
+    def show(self, name: str, media: Media, step: int) -> None:
+        import wandb
+
+        if not isinstance(media, Path):
+            shown: Any = wandb.Table(columns=list(media[0]), data=media[1])
+        elif media.suffix == ".html":
+            shown = wandb.Html(media.read_text(encoding="utf-8"), inject=False)
+        else:
+            shown = wandb.Image(str(media))
+        self.log({name: shown}, step)
+
+    def finish(self, exit_code: int) -> None:
+        self._run.finish(exit_code=exit_code)  # waits for what is still to be sent
+
+
+class TensorBoard:
+    """Event files in `runs/<name>/tensorboard`, for `tensorboard --logdir runs`. They hold figures and pictures."""
+
+    name = "tensorboard"
+
+    def __init__(self, config: RunConfig, start_step: int):
+        self._folder, self._start_step = config.directory / "tensorboard", start_step
+
+    def start(self) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ImportError("tensorboard is not installed: pip install tensorboard") from None
+        # what a run that was killed wrote beyond its last checkpoint is replaced
+        self._writer = SummaryWriter(self._folder, purge_step=self._start_step + 1)
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                self._writer.add_scalar(name, value, step)
+
+    def show(self, name: str, media: Media, step: int) -> None:
+        import numpy as np
+        from PIL import Image
+
+        if isinstance(media, Path) and media.suffix == ".png":
+            with Image.open(media) as picture:
+                self._writer.add_image(name, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
+
+    def finish(self, exit_code: int) -> None:
+        self._writer.close()

@@ -17,7 +17,7 @@ from tests.train.faults import at_step, bad_gradient, bad_loss
 from tests.train.helpers import metrics, pretrain, write_config
 from tests.train.worlds import pretrain_rank, run_world, trace
 from train.machine import compilation, device
-from train.meters import spike_median
+from train.metrics import spike_median
 
 TRACED = {"trace": True}
 
@@ -245,7 +245,7 @@ def test_a_run_whose_every_step_was_skipped_resumes(tmp_path, monkeypatch):
 @pytest.mark.parametrize("call", [3, 4], ids=["before the last evaluation", "in it"])
 def test_a_signal_around_the_last_evaluation_is_heeded_and_the_rest_is_done_later(tmp_path, monkeypatch, call):
     pretrain(write_config(tmp_path, name="whole"))
-    measured, step = [], train.loop.training_step
+    measured, step = [], train.loop.forward_backward
 
     def signalled(*arguments, **options):
         measured.append(arguments)
@@ -260,7 +260,7 @@ def test_a_signal_around_the_last_evaluation_is_heeded_and_the_rest_is_done_late
 
     loss_sums = validation.loss_sums
     monkeypatch.setattr(validation, "loss_sums", signalled)
-    monkeypatch.setattr(train.loop, "training_step", last_step)
+    monkeypatch.setattr(train.loop, "forward_backward", last_step)
     config = write_config(tmp_path)
     pretrain(config, code=143)
     assert len(measured) == (3 if call == 3 else 5)  # the last one is of some tokens, and of all
@@ -271,7 +271,7 @@ def test_a_signal_around_the_last_evaluation_is_heeded_and_the_rest_is_done_late
 
 def leave_at_once(config: Path) -> None:
     """A run that gets two signals in its sixth step."""
-    step = train.loop.training_step
+    step = train.loop.forward_backward
 
     def signalled(run, *arguments, **options):
         if run.state.step == 5:
@@ -279,7 +279,7 @@ def leave_at_once(config: Path) -> None:
             send(signal.SIGINT)
         return step(run, *arguments, **options)
 
-    train.loop.training_step = signalled
+    train.loop.forward_backward = signalled
     pretrain_rank(config, [])
 
 

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from model import LanguageModel, ModelConfig
 from tests.conftest import tiny_config
-from train.config import OptimizerConfig
+from train.config import OptimizerConfig, RunConfig
 from train.optimizer import (
     NEWTON_SCHULZ,
     Muon,
@@ -226,7 +226,9 @@ def test_adamw_alone_takes_everything():
 
 
 def factors(schedule, warmup, cooldown=0.5, final=0.1, steps=100):
-    return [lr_factor(step / (steps - 1), step, schedule, warmup, cooldown, final) for step in range(steps)]
+    shape = {"schedule": schedule, "warmup_steps": warmup, "cooldown": cooldown, "final_lr_fraction": final}
+    config = RunConfig.model_validate({"train": {"max_steps": steps, **shape}})
+    return [lr_factor(config, step) for step in range(steps)]
 
 
 def test_wsd_warms_up_stays_and_cools_down_linearly():

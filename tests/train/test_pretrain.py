@@ -233,7 +233,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path):
 @pytest.mark.parametrize(("limit", "said_at"), [("ENOUGH_S", 2), ("SLOW_S", 1)])
 def test_a_run_says_how_long_it_takes_and_what_it_is_busy_with(tmp_path, monkeypatch, limit, said_at):
     """After the step that warms up; if that one is slow, at once."""
-    monkeypatch.setattr(f"train.meters.{limit}", 0.0)
+    monkeypatch.setattr(f"train.metrics.{limit}", 0.0)
     monkeypatch.setattr("configs.command.BUSY_S", 1e-3)
     done = pretrain(write_config(tmp_path, eval={"final_max_tokens": 320}))
     [(step, minutes)] = re.findall(r"step +(\d+)   about ([\d.]+) minutes of training to go", done.stdout)

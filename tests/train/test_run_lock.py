@@ -141,7 +141,7 @@ def test_a_run_whose_directory_goes_away_stops_with_one_line(how, due, tmp_path,
     every = {"log_every": 100, "checkpoint_every": 100} | ({due: 1} if due != "an evaluation" else {})
     looks = {"every": int(due == "an evaluation"), "max_tokens": 12}
     config = write_config(tmp_path, train={"max_steps": 9, **every}, eval={"every": 0, "attention": looks})
-    run, away, step = tmp_path / "runs/tiny", tmp_path / "away", train.loop.training_step
+    run, away, step = tmp_path / "runs/tiny", tmp_path / "away", train.loop.forward_backward
 
     def moving(running, *arguments, **options):
         if running.state.step == 3:
@@ -150,7 +150,7 @@ def test_a_run_whose_directory_goes_away_stops_with_one_line(how, due, tmp_path,
                 run.mkdir()
         return step(running, *arguments, **options)
 
-    monkeypatch.setattr(train.loop, "training_step", moving)
+    monkeypatch.setattr(train.loop, "forward_backward", moving)
     done = pretrain(config, code=2)
     told = f"error: {run} was moved, replaced or deleted while this process was writing into it"
     assert done.stderr.splitlines()[-1].startswith(told)
@@ -160,14 +160,14 @@ def test_a_run_whose_directory_goes_away_stops_with_one_line(how, due, tmp_path,
 
 def test_checkpoints_that_were_deleted_under_a_run_are_reported_and_made_again(tmp_path, monkeypatch):
     config, checkpoints = write_config(tmp_path, **SHORT), tmp_path / "runs/tiny/checkpoints"
-    step = train.loop.training_step
+    step = train.loop.forward_backward
 
     def deleting(running, *arguments, **options):
         if running.state.step == 3:
             shutil.rmtree(checkpoints)
         return step(running, *arguments, **options)
 
-    monkeypatch.setattr(train.loop, "training_step", deleting)
+    monkeypatch.setattr(train.loop, "forward_backward", deleting)
     done = pretrain(config)
     assert done.stdout.count(f"warning: {checkpoints} was moved or deleted; it is made again") == 1
     assert (checkpoints / "latest").read_text() == "step_00000004\n"

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-import train.tracking
+import train.metrics
 from tests.train.helpers import REPOSITORY, metrics, pretrain, write_config
 
 
@@ -107,8 +107,8 @@ def test_a_service_of_wandb_that_was_started_elsewhere_writes_into_the_run(tmp_p
 def test_without_a_terminal_a_long_silence_ends_with_a_line(tmp_path, monkeypatch):
     config = write_config(tmp_path, eval={"every": 0}, tracking={"wandb": "disabled"})
     assert "tok_s" not in pretrain(config, "name=quick").stdout
-    monkeypatch.setattr(train.tracking, "SILENCE_S", 0.0)
-    monkeypatch.setattr(train.tracking, "SILENCE", 0.0)
+    monkeypatch.setattr(train.metrics, "SILENCE_S", 0.0)
+    monkeypatch.setattr(train.metrics, "SILENCE", 0.0)
     lines = [line.split() for line in pretrain(config, "name=slow").stdout.splitlines() if "tok_s" in line]
     assert [line[:3:2] for line in lines] == [["step", "loss"]] * 12
     assert [int(line[1]) for line in lines] == list(range(1, 13))

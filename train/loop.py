@@ -1,19 +1,18 @@
 """Training, in order of time: batch, forward, backward, clip, learning rate, step; log, evaluate and save when due.
 
-`train` is the lesson. Below it stand what happens before the first step and after the last (`train_to_the_end`), and
-what happens every n steps. What a run holds, and what it does when memory runs out, is in train/run.py.
+`train` is the lesson. Below it stand its parts, what happens every n steps, and what happens before the first step and
+after the last (`train_to_the_end`). What a run holds, and what it does when memory runs out, is in train/run.py.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import sys
 import time
 from collections import defaultdict
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +22,8 @@ from data.batches import Batch
 from train.machine.compilation import compiled, in_fixed_order
 from train.machine.device import differences, exact_until
 from train.machine.distributed import add_up_gradients, sync_gradients, whole, wrap
-from train.machine.signals import STOP_SIGNALS, signal_in_words, stop_signals
-from train.metrics import StepFigures, copies_of_weights, spike_median, update_ratios
+from train.machine.signals import signal_in_words, stop_signals
+from train.metrics import Counts, StepFigures, copies_of_weights, spike_median, update_ratios
 from train.objective import NextToken
 from train.optimizer import lr_factor, set_learning_rate
 from train.run import Run, losses, within_memory
@@ -51,36 +50,36 @@ def train(run: Run) -> None:
     """Take the steps that are left of the run. Raises Stopped or NonFiniteLoss between two of them."""
     config, state, device = run.config.train, run.state, run.device.device
     run.lm.train()  # as opposed to eval(): dropout is on
+    run.meter.start()
     progress, is_last = agreed_progress(run), False
     upcoming = run.source.upcoming(state.step, run.config.max_steps or sys.maxsize, run.lm)
     with closing(upcoming), ExitStack() as first_step:
-        first_step.enter_context(run.tracker.doing(f"step {state.step + 1:,}"))
+        first_step.enter_context(run.tracker.doing(f"step {state.step + 1:,}"))  # it warms up, and may take long
         while not is_last:
-            # A batch. Text is made ready ahead of time by a thread, so this should cost nothing; `waited` is logged
-            # because a GPU that waits for data is the most common way to lose half of its speed.
+            # A batch: this process's share of the step's rows. A thread makes text ready ahead of time, so there is
+            # nothing to wait for. Whether that is so is logged: a GPU that waits for data is half a GPU.
             before = time.perf_counter()
             with run.device.autocast():  # a source may let the model write
                 batch = next(upcoming)
             waited = time.perf_counter() - before
 
-            # Each process sees its share of the rows. How many tokens do all of them train on? The loss is divided by
-            # that number, so that every token of the step weighs the same, wherever it is computed.
+            # How many tokens do all processes train on in this step? Its loss is divided by their number once, so that
+            # every token weighs the same, whatever row, micro-batch or process it is in.
             counts = count(run, batch)
-            if counts.signal:
-                raise Stopped(counts.signal)
             scalars = {name: torch.tensor(value, device=device) for name, value in batch.figures.items()}
             scalars["loss"] = scalars["grad_norm"] = torch.tensor(math.nan, device=device)  # where nothing is trained
 
             if counts.trained:
                 scale_before = run.scaler.state_dict()
                 while True:
-                    # Forward and backward: every parameter gets a gradient. If memory runs out, again with fewer rows
-                    # at a time.
+                    # Forward and backward: every parameter gets its gradient; again with fewer rows at a time where
+                    # memory runs out.
                     passes = partial(forward_backward, run, batch, counts)
                     sums = within_memory(run, passes, agree=run.world.on_cores)
                     sum_over_processes(run, sums)
-                    # Clip: a rare batch with a huge gradient must not throw away what was learned. The direction
-                    # stays, the length is at most grad_clip.
+
+                    # Clip: one strange batch must not throw the weights far away. A gradient that is longer than
+                    # grad_clip keeps its direction and gets this length.
                     for optimizer in run.optimizers:
                         run.scaler.unscale_(optimizer)  # does nothing but in fp16
                     longest = config.grad_clip or math.inf  # 0: only measure
@@ -93,29 +92,25 @@ def train(run: Run) -> None:
             # The learning rate is a function of progress alone, so there is nothing to save and nothing to restore.
             lr = set_learning_rate(run.optimizers, lr_factor(run.config, state.step, progress))
 
-            # The step: each optimizer moves its parameters against their gradients. A step that trained on nothing
-            # moves nothing, not even by momentum and weight decay, and nor does one whose numbers are not finite.
+            # The step: optimizers move the parameters against their gradients. If there was nothing to learn, nothing
+            # moves, not even by momentum and weight decay; nor if loss or gradient is NaN, which would spread to all.
             is_logged = _due(state.step + 1, config.log_every)
             weights_before = copies_of_weights(run.optimizers) if is_logged else []
             if counts.trained and may_step(run, scalars["loss"], scalars["grad_norm"]):
                 for optimizer in run.optimizers:
                     optimizer.step()
-            if is_logged:
-                scalars |= update_ratios(run.optimizers, weights_before)
+            scalars |= update_ratios(run.optimizers, weights_before)
             run.zero_grad()  # or the next backward pass would add to these gradients
 
-            # Count, log, evaluate, save.
+            # Log, evaluate and save when it is time. Figures stay on the device until they are needed: reading one
+            # makes the CPU wait for all that the GPU still has to do.
             first_step.close()
-            first_row = state.step * run.source.rows_per_batch
-            rows = (first_row, first_row + run.source.rows_per_batch - 1)
-            numbers = (counts.trained, counts.tokens, counts.positions, waited)
-            figures = StepFigures(state.step, lr, *numbers, rows, scalars)
+            figures = StepFigures(state.step, lr, counts, waited, scalars)
             run.meter.add(figures)
             if config.trace:
                 append_trace(run, batch, figures)
             state.step += 1
             state.tokens += counts.tokens
-            state.hooks_done = []  # of the step before, if a signal cut its hooks short and they are due no more
             progress = agreed_progress(run)
             is_last = progress >= 1
             read_figures(run, is_last)
@@ -150,33 +145,22 @@ def forward_backward(run: Run, batch: Batch, counts: Counts) -> dict[str, Tensor
 # parts of a step
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Of one step, over all processes: what the objective counts, tokens without padding, positions.
-
-    signal: the signal that asks to stop, if any process got one, else 0.
-    """
-
-    trained: int
-    tokens: int
-    positions: int
-    signal: int
-
-
 def count(run: Run, batch: Batch) -> Counts:
-    """What the processes must agree on before a step: counted on the CPU, so that no process waits for a GPU."""
-    signal_number = run.state.stop_signal()
-    trained, tokens, positions, *received = run.world.sum(
-        run.objective.count(batch),
-        *batch.token_count(run.data.tokenizer.pad_id),
-        *(int(signal_number == number) for number in STOP_SIGNALS),
+    """What the processes must agree on before a step: counted on the CPU, so that none waits for its GPU.
+
+    Raises Stopped in all of them if a signal came to one.
+    """
+    signal = run.state.stop_signal()
+    *counts, stopping = run.world.sum(
+        run.objective.count(batch), *batch.token_count(run.data.tokenizer.pad_id), int(signal > 0)
     )
-    stop = next((int(number) for number, got in zip(STOP_SIGNALS, received, strict=True) if got), 0)
-    return Counts(trained, tokens, positions, signal=stop)
+    if stopping:
+        raise Stopped(max(run.world.gather(signal)))
+    return Counts(*counts)
 
 
 def sum_over_processes(run: Run, sums: dict[str, Tensor]) -> None:
-    """Figures become those of all processes; on the cores of a CPU gradients too. DDP and FSDP2 have averaged theirs."""
+    """Figures become those of all processes. On the cores of a CPU gradients do too; DDP and FSDP2 do it themselves."""
     if run.world.memory is not None:
         add_up_gradients(run.lm, run.world.memory, sums.values())
     else:
@@ -220,33 +204,18 @@ def agreed_progress(run: Run) -> float:
     """Share of the run that is over; under max_minutes by the first process's clock."""
     run.state.seconds = time.perf_counter() - run.state.started
     progress = run.config.progress(run.state.step, run.state.seconds)
-    if run.config.max_steps is None and run.world.size > 1:
-        (parts,) = run.world.sum(int(progress * 2**40) if run.world.is_first else 0)
-        return parts / 2**40
-    return progress
+    return progress if run.config.max_steps is not None else run.world.first(lambda: progress)
 
 
 def append_trace(run: Run, batch: Batch, figures: StepFigures) -> None:
-    """A line of trace.jsonl, which proves two runs equal to the last bit (`train.trace: true`): step, sha256 of the
-    whole batch, and loss, gradient norm and learning rate as hexadecimal floats.
-
-    It reads the loss off the device at every step, which is why it is not always on.
-    """
-    arrays = [tensor.cpu().numpy() for tensor in batch.tensors.values()]
-    hashes = [
-        hashlib.sha256(str(number).encode() + b"".join(a.tobytes() for a in row)).hexdigest()
-        for number, *row in zip(batch.row_ids, *arrays, strict=True)
-    ]
-    hashes = [row for share in run.world.gather(hashes) for row in share]
-    record = {
-        "step": figures.step + 1,
-        "batch": hashlib.sha256("".join(hashes).encode()).hexdigest(),
-        "loss": float(figures.scalars["loss"]).hex(),
-        "grad_norm": float(figures.scalars["grad_norm"]).hex(),
-        "lr": figures.lr.hex(),
-    }
-    if run.world.is_first:
-        run.tracker.append(run.config.directory / "trace.jsonl", record)
+    """A line of trace.jsonl, which proves two runs equal to the last bit (`train.trace: true`): sha256 of the whole
+    batch, and the figures as hexadecimal floats. It waits for the device at every step, so it is not always on."""
+    rows = zip(batch.row_ids, *(tensor.cpu().numpy() for tensor in batch.tensors.values()), strict=True)
+    hashes = [sha256(str(number).encode() + b"".join(a.tobytes() for a in row)).hexdigest() for number, *row in rows]
+    everywhere = "".join(one for share in run.world.gather(hashes) for one in share)
+    exact = {name: float(figures.scalars[name]).hex() for name in ("loss", "grad_norm")} | {"lr": figures.lr.hex()}
+    record = {"step": figures.step + 1, "batch": sha256(everywhere.encode()).hexdigest(), **exact}
+    run.tracker.append(run.config.directory / "trace.jsonl", record)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -267,9 +236,9 @@ def read_figures(run: Run, is_last: bool) -> None:
     for figures in meter.read_device():
         examine(run, figures)
     assert meter.last is not None
-    loss = f"{meter.last.values['loss']:.3f}" if meter.last.trained else "none"
+    loss = f"{meter.last.values['loss']:.3f}" if meter.last.counts.trained else "none"
     lr = f"{meter.last.lr:.1e}"
-    run.tracker.progress(state.step, state.seconds, loss=loss, lr=lr, tok_s=f"{meter.tokens_per_s:,.0f}")
+    run.tracker.progress(state.step, state.seconds, loss=loss, lr=lr, tok_s=f"{meter.tokens_per_s():,.0f}")
     if logs:
         run.check_owner()
         run.tracker.log("train", state.step, state.tokens, state.seconds, meter.line())
@@ -279,12 +248,14 @@ def read_figures(run: Run, is_last: bool) -> None:
 
 def examine(run: Run, figures: StepFigures) -> None:
     """Log a step that was skipped, or whose loss stands out. Raises NonFiniteLoss if it is one too many."""
-    if not figures.trained:  # answers that all earned the same, a row of padding, or of a first token alone
+    if not figures.counts.trained:  # answers that all earned the same, a row of padding, or of a first token alone
         return
     state, step = run.state, figures.step + 1
     loss, grad_norm = figures.values["loss"], figures.values["grad_norm"]
-    rows = f"rows {figures.rows[0]} to {figures.rows[1]}"
-    record = {"loss": loss, "grad_norm": grad_norm, "rows": list(figures.rows)}
+    first_row = figures.step * run.source.rows_per_batch
+    last_row = first_row + run.source.rows_per_batch - 1
+    record = {"loss": loss, "grad_norm": grad_norm, "rows": [first_row, last_row]}
+    rows = f"rows {first_row} to {last_row}"
     if math.isfinite(loss) and math.isfinite(grad_norm):
         if (median := spike_median(state.spikes["losses"], loss)) is not None:
             run.tracker.log("spike", step, state.tokens, state.seconds, record)
@@ -302,34 +273,26 @@ def examine(run: Run, figures: StepFigures) -> None:
 
 
 def evaluate_and_save(run: Run, is_last: bool = False) -> None:
-    """What is due after a step, and everything after the last. A resumed run catches up on what a signal cut short.
+    """What is due after a step, and everything after the last; if a run is resumed, only what was not done yet.
 
-    A validation loss that is better than any before makes this the best step. Raises Stopped if a signal came; hooks
-    that ran before it are not run again when the run resumes.
+    A validation loss that is better than any before makes this the best step.
     """
     state, config = run.state, run.config
     if is_last:  # before the evaluation, which may take long
         save(run, needed=True)
-        raise_if_stopped(run)
     if state.evaluated_at != state.step and run.hooks.are_due(state.step, is_last):
-        raise_if_stopped(run)
         run.check_owner()
         state.saved_at = None  # what the hooks find is not in the checkpoint of this step, if there is one
         what = "the last evaluation" if is_last else "evaluating"
         with run.meter.apart("eval_s"), run.tracker.doing(what), run.device.autocast():
-            loss, is_complete = run.hooks.run(run.event(is_last), state.hooks_done, state.stop_signal)
-        if state.step and loss is not None and math.isfinite(loss):
-            best = state.best_loss if state.best_tokens == config.eval.max_tokens else None
-            if best is None or not math.isfinite(best) or loss < best:
-                state.best_loss, state.best_step, state.best_tokens = loss, state.step, config.eval.max_tokens
-        if not is_complete:
-            raise_if_stopped(run)
-        state.evaluated_at, state.hooks_done = state.step, []
+            loss = run.hooks.run(run.event(is_last))
+        best = state.best_loss if state.best_tokens == config.eval.max_tokens else None
+        if state.step and loss is not None and math.isfinite(loss) and (best is None or loss < best):
+            state.best_loss, state.best_step, state.best_tokens = loss, state.step, config.eval.max_tokens
+        state.evaluated_at = state.step
     is_new_best = config.train.keep_best and state.best_step == state.step
     if is_last or (state.step and (_due(state.step, config.train.checkpoint_every) or is_new_best)):
         save(run, needed=is_last)
-    if is_last:
-        raise_if_stopped(run)
 
 
 def save(run: Run, needed: bool, at_stop: bool = False) -> None:
@@ -348,26 +311,17 @@ def save(run: Run, needed: bool, at_stop: bool = False) -> None:
     is_between = not _due(state.step, config.checkpoint_every)
     state.at_stop = at_stop and is_between and run.config.progress(state.step, state.seconds) < 1
     state.logged, state.scaler = log_sizes(run.config.directory), run.scaler.state_dict()
-    checkpoints = run.config.directory / "checkpoints"
-    if not checkpoints.is_dir():
-        run.tracker.say(f"warning: {checkpoints} was moved or deleted; it is made again for this checkpoint")
-    opened = (run.lm, run.optimizers, run.data.tokenizer, state)
+    opened = (run.config.directory / "checkpoints", run.lm, run.optimizers, run.data.tokenizer, state)
     try:
         with run.meter.apart("save_s"), run.tracker.doing("saving"):
             kept = run.source.kept(state.step)
-            save_checkpoint(checkpoints, *opened, config.keep_last, config.keep_best, run.world, kept)
+            save_checkpoint(*opened, config.keep_last, config.keep_best, run.world, kept)
         state.saved_at = state.step
     except SaveError as error:
         run.check_owner()
         if needed:
             raise InputError(str(error)) from None
         run.tracker.say(f"warning: {error}; training continues")
-
-
-def raise_if_stopped(run: Run) -> None:
-    """Raises Stopped in every process if one of them got a signal."""
-    if number := max(run.world.gather(run.state.stop_signal())):
-        raise Stopped(number)
 
 
 # ---------------------------------------------------------------------------------------------------------

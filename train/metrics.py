@@ -10,11 +10,11 @@ import secrets
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from train.machine.hardware import known_peak
 from train.saving.checkpoint import TrainerState
 from train.saving.run_lock import Owner
 
-SLOW_S, ENOUGH_S = 4.0, 2.0  # seconds: a first step that counts, since no warm-up takes so long; of steps to go by
+ENOUGH_S = 2.0  # seconds of steps that tell how long the run takes
 SPIKE_WINDOW = 30  # steps whose losses a new one is compared with
 SPIKE_DEVIATIONS = 6.0  # how far above their median it must be, in (robust) standard deviations, …
 SPIKE_SHARE = 0.1  # … and as a share of the median
@@ -39,28 +39,32 @@ SILENCE_S, SILENCE = 10.0, 0.05  # without a terminal, for so long and this shar
 Media = Path | tuple[list[str], list[list[Any]]]  # a file, or a table: columns, rows
 
 
+class Counts(NamedTuple):
+    """Of one step, over all processes: what the objective counts, tokens without padding, positions with it."""
+
+    trained: int
+    tokens: int
+    positions: int
+
+
 @dataclass(frozen=True)
 class StepFigures:
     """What one step measured, over all processes.
 
-    trained: what the objective counts; where it is 0, loss and grad_norm are NaN. tokens without padding, positions
-    with it. waited: seconds for the batch. rows: numbers of its first and last row. scalars: `loss` (nats a token),
-    `grad_norm` and the rest by name; they stay on the device until somebody needs them. values: the same, once read.
+    waited: seconds for the batch. scalars: `loss` (nats a token), `grad_norm`, both NaN where nothing was trained, and
+    the rest by name; they stay on the device until somebody needs them. values: the same, once read.
     """
 
     step: int
     lr: float
-    trained: int
-    tokens: int
-    positions: int
+    counts: Counts
     waited: float
-    rows: tuple[int, int]
     scalars: dict[str, Tensor]
     values: dict[str, float] = field(default_factory=dict)
 
 
 class Meter:
-    """Figures since the last line of metrics.jsonl: speed, share of the peak, waiting, memory."""
+    """Speed, share of the peak, waiting, memory: figures since the last line of metrics.jsonl."""
 
     def __init__(self, config: RunConfig, lm: LanguageModel, device: Device, world_size: int = 1) -> None:
         self.device = device.device
@@ -68,16 +72,24 @@ class Meter:
         peak = known_peak(device.device, device.dtype) if device.device.type == "cuda" else None
         self.peak_flops = peak[0] * 1e12 * world_size if peak else None
         self.last: StepFigures | None = None  # the newest step that was read
-        self.steps, self.training_s = 0, 0.0  # since this process began
-        self._warm, self._is_told = (0, 0.0), False
         self._unread: list[StepFigures] = []
+        self._steps, self._apart_s = 0, 0.0  # since this process began
+        self._warm: tuple[int, float] | None = None  # steps and seconds that warmed up
+        self._time_is_told = False
         self._reset()
 
     def _reset(self) -> None:
         self.tokens = self.positions = 0
-        self.waited = self.seconds = 0.0
+        self.waited = 0.0
         self.elsewhere = {"eval_s": 0.0, "save_s": 0.0}
-        self._since = time.perf_counter()
+        self.start()
+
+    def start(self) -> None:
+        """Training begins now: what came before, for example compiling, does not count."""
+        self._line_began = self._clock()
+
+    def _clock(self) -> float:
+        return time.perf_counter() - self._apart_s
 
     @contextmanager
     def apart(self, name: str) -> Iterator[None]:
@@ -86,17 +98,17 @@ class Meter:
         try:
             yield
         finally:
-            self._since = time.perf_counter()
-            self.elsewhere[name] += self._since - before
+            seconds = time.perf_counter() - before
+            self.elsewhere[name] += seconds
+            self._apart_s += seconds
 
     def add(self, figures: StepFigures) -> None:
         """Count a step, without a wait for the device."""
         self._unread.append(figures)
-        self.steps += 1
-        self.tokens += figures.tokens
-        self.positions += figures.positions
+        self._steps += 1
+        self.tokens += figures.counts.tokens
+        self.positions += figures.counts.positions
         self.waited += figures.waited
-        self._lap()
 
     def read_device(self) -> list[StepFigures]:
         """The steps since the last call with their values: one wait for the device, however many steps."""
@@ -106,57 +118,49 @@ class Meter:
             for figures in read:
                 figures.values.update(zip(figures.scalars, values, strict=False))
             self.last = read[-1]
-            self._lap()
         return read
 
-    def _lap(self) -> None:
-        now = time.perf_counter()
-        self.seconds, self.training_s = self.seconds + now - self._since, self.training_s + now - self._since
-        self._since = now
-
-    def time_to_go(self, steps_left: int) -> str:
-        """Once, as soon as a few steps show it: the minutes to expect. Call it right after `read_device`.
-
-        The steps that are read first warm up; they count alone where they are slow.
-        """
-        is_first = self._warm[0] == 0
-        steps, seconds = self.steps - self._warm[0], self.training_s - self._warm[1]
-        if is_first:
-            self._warm = self.steps, self.training_s
-        if self._is_told or steps_left <= 0 or steps == 0 or seconds <= (SLOW_S * steps if is_first else ENOUGH_S):
-            return ""
-        self._is_told, minutes = True, steps_left * seconds / steps / 60
-        time_left = f"{minutes:.1f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
-        stop = "; Ctrl-C stops and saves" if minutes > 30 else ""
-        return (
-            f"about {time_left} of training to go ({seconds / steps:.3g} s a step); evaluations and checkpoints come on "
-            f"top{stop}"
-        )
-
-    @property
     def tokens_per_s(self) -> float:
         """Without padding and without the time of evaluations and saves."""
-        return self.tokens / max(self.seconds, 1e-9)
+        return self.tokens / max(self._clock() - self._line_began, 1e-9)
+
+    def time_to_go(self, steps_left: int) -> str:
+        """Once, right after `read_device`: the minutes to expect, as soon as a few steps show it. The first ones that
+        are read warm up, and do not count."""
+        self._warm = self._warm or (self._steps, self._clock())
+        steps, seconds = self._steps - self._warm[0], self._clock() - self._warm[1]
+        if self._time_is_told or steps_left <= 0 or steps == 0 or seconds < ENOUGH_S:
+            return ""
+        self._time_is_told, minutes = True, steps_left * seconds / steps / 60
+        time_left = f"{minutes:.1f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
+        pace = f"about {time_left} of training to go ({seconds / steps:.3g} s a step)"
+        return f"{pace}; evaluations and checkpoints come on top" + "; Ctrl-C stops and saves" * (minutes > 30)
 
     def line(self) -> dict[str, Any]:
         """A line of figures; the next one starts from zero."""
         assert self.last is not None
-        flops_per_s = self.flops * self.positions / max(self.seconds, 1e-9)
+        last, seconds = self.last, max(self._clock() - self._line_began, 1e-9)
+        flops_per_s = self.flops * self.positions / seconds
         values = {
-            "loss": self.last.values["loss"],
-            "lr": self.last.lr,
-            "grad_norm": self.last.values["grad_norm"],
-            "tokens_per_s": round(self.tokens_per_s, 1),
-            "padding_share": 1 - self.last.tokens / max(1, self.last.positions),
-            "data_wait_share": round(self.waited / max(self.seconds, 1e-9), 4),
+            "loss": last.values["loss"],
+            "lr": last.lr,
+            "grad_norm": last.values["grad_norm"],
+            "tokens_per_s": round(self.tokens / seconds, 1),
+            "padding_share": 1 - last.counts.tokens / max(1, last.counts.positions),
+            "data_wait_share": round(self.waited / seconds, 4),
             "tflops": round(flops_per_s / 1e12, 4),
             **({"mfu": round(flops_per_s / self.peak_flops, 4)} if self.peak_flops else {}),
             "memory_gb": memory_gb(self.device),
-            **{name: round(seconds, 3) for name, seconds in self.elsewhere.items()},
+            **{name: round(spent, 3) for name, spent in self.elsewhere.items()},
         }
-        values |= {name: value for name, value in self.last.values.items() if name not in values}
         self._reset()
-        return values
+        return values | {name: value for name, value in last.values.items() if name not in values}
+
+
+def copies_of_weights(optimizers: list[torch.optim.Optimizer]) -> list[list[Tensor]]:
+    """Of each parameter group, for `update_ratios`. They take memory and time: only for steps that are logged."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return [[parameter.detach().clone() for parameter in group["params"]] for group in groups]
 
 
 @torch.no_grad()
@@ -167,17 +171,11 @@ def update_ratios(optimizers: list[torch.optim.Optimizer], before: list[list[Ten
     """
     ratios = {}
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    for group, old in zip(groups, before, strict=True):
-        changes = [new - previous for new, previous in zip(group["params"], old, strict=True)]
-        change, length = (whole(torch.nn.utils.get_total_norm(tensors)) for tensors in (changes, old))
+    for group, weights in zip(groups, before, strict=False):  # without copies there is nothing to say
+        changes = [new - old for new, old in zip(group["params"], weights, strict=True)]
+        change, length = (whole(torch.nn.utils.get_total_norm(tensors)) for tensors in (changes, weights))
         ratios[f"update_to_weight/{group['name']}"] = change / length.clamp(min=1e-12)
     return ratios
-
-
-def copies_of_weights(optimizers: list[torch.optim.Optimizer]) -> list[list[Tensor]]:
-    """Of each parameter group, for `update_ratios`. They take memory and time: only for steps that are logged."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    return [[parameter.detach().clone() for parameter in group["params"]] for group in groups]
 
 
 def spike_median(losses: list[float], loss: float) -> float | None:
@@ -213,12 +211,12 @@ class Tracker:
 
     def __init__(self, config: RunConfig, state: TrainerState, owner: Owner, writes: bool = True):
         self.file, self.writes, self._owner = config.directory / METRICS, writes, owner
-        self._unit = "step" if config.max_steps else "min"  # of the bar
+        self._minutes = config.train.max_minutes if config.max_steps is None else None
         self.bar = tqdm(
             total=config.max_steps or config.train.max_minutes,
             desc=config.name,
             initial=state.step if config.max_steps else state.seconds / 60,
-            unit=self._unit,
+            unit="step" if config.max_steps else "min",
             dynamic_ncols=True,
             mininterval=0.5,
             bar_format="{desc} {percentage:3.0f}%|{bar:20}| {n:.4g}/{total} {unit} [{elapsed}<{remaining}{postfix}]",
@@ -232,23 +230,21 @@ class Tracker:
             self._others.append(Wandb(config, state.wandb_id))
         if writes and config.tracking.tensorboard:
             self._others.append(TensorBoard(config, state.step))
-        self._tell(lambda other: other.start())
+        self._tell("start")
 
-    def _tell(self, what: Callable[[Wandb | TensorBoard], None]) -> None:
-        """Let every other program do this; one that raises is off from here."""
+    def _tell(self, method: str, *arguments: Any) -> None:
+        """Call a method of every other program; one that raises is off from here."""
         for other in list(self._others):
             try:
-                what(other)
+                getattr(other, method)(*arguments)
             except Exception as error:
                 self._others.remove(other)
                 self.say(f"warning: {other.name} is off from here: {type(error).__name__}: {error}")
 
     def log(self, split: str, step: int, tokens: int, time_s: float, values: dict[str, Any]) -> None:
         """One line of metrics.jsonl; the same figures go elsewhere as `train/loss`, `val/loss`, …"""
-        if self.writes:
-            record = {"step": step, "tokens": tokens, "time_s": round(time_s, 3), "split": split, **values}
-            self.append(self.file, record)
-            self._tell(lambda other: other.log({f"{split}/{key}": value for key, value in values.items()}, step))
+        self.append(self.file, {"step": step, "tokens": tokens, "time_s": round(time_s, 3), "split": split, **values})
+        self._tell("log", {f"{split}/{key}": value for key, value in values.items()}, step)
 
     def append(self, file: Path, record: dict[str, Any]) -> None:
         """A line of a .jsonl file of the run; what is non-finite (NaN, infinity) is null.
@@ -256,7 +252,7 @@ class Tracker:
         A failure to write is reported once, and training continues. Nothing is written if the run directory is no
         longer this run's; the loop finds that out and stops.
         """
-        if self._owner.lost:
+        if not self.writes or self._owner.lost:
             return
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         try:
@@ -268,7 +264,7 @@ class Tracker:
 
     def show(self, name: str, media: Media, step: int) -> None:
         """A picture (.png) or a page (.html) on the disk, or a table, sent elsewhere."""
-        self._tell(lambda other: other.show(name, media, step))
+        self._tell("show", name, media, step)
 
     def progress(self, step: int, seconds: float, **shown: str) -> None:
         """Move the bar to this step (under max_minutes, to this time) and show these figures beside it.
@@ -276,7 +272,7 @@ class Tracker:
         Without a terminal: a line of its own where nothing was said for a while, so that nobody takes work for a hang.
         """
         self.bar.set_postfix(shown, refresh=False)
-        self.bar.update((step if self._unit == "step" else min(seconds / 60, self.bar.total)) - self.bar.n)
+        self.bar.update((step if self._minutes is None else min(seconds / 60, self._minutes)) - self.bar.n)
         now = time.monotonic()
         if self.bar.disable and now - self._said > max(SILENCE_S, (now - self._began) * SILENCE):
             self.say(f"step {step:>6,}   " + "   ".join(f"{name} {value}" for name, value in shown.items()))
@@ -302,7 +298,7 @@ class Tracker:
     def close(self, exit_code: int = 0) -> None:
         """Close the bar, and the others' runs with our exit code."""
         self.bar.close()
-        self._tell(lambda other: other.finish(exit_code))
+        self._tell("finish", exit_code)
 
 
 class Wandb:

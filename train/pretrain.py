@@ -34,10 +34,12 @@ from train.machine.cpu_processes import number_of_processes, on_processes
 from train.machine.device import Device, keep_freed_memory, resolve_device
 from train.machine.distributed import World, check_shares, processes, shard
 from train.methods.sections import check_script
+from train.metrics import Meter, Tracker
 from train.objective import MakeObjective, TextBatches, next_token
-from train.run import open_run
+from train.optimizer import build_optimizers
+from train.run import Run, resume
 from train.saving.initial_weights import find_base, find_initial_weights, load_initial_weights
-from train.saving.run_directory import start_of_owner
+from train.saving.run_directory import open_for, start_of_owner
 from train.saving.run_lock import owned
 
 Complete = Callable[[RunConfig], RunConfig]
@@ -111,7 +113,16 @@ def _run(
         world.first(lambda: check_memory(config, device, world.size))  # now the vocabulary is known
         lm = build_model(config, device, world, data.tokenizer, initial)
         learned = objective(config, data, lm, device)
-        run = open_run(config, script, start, owner, device, world, data, batches, held_out, learned, lm, hooks)
+        optimizers = build_optimizers(lm, config.train.optimizer, world, device.dtype)
+        scaler = torch.amp.GradScaler(device.device.type, enabled=device.precision == "fp16")
+        state = resume(config, start, lm, optimizers, batches, data, device, world)
+        if state.scaler and scaler.is_enabled():
+            scaler.load_state_dict(state.scaler)
+        world.first(owner.check)
+        world.first(lambda: open_for(config, start))
+        tracker, meter = Tracker(config, state, owner, world.is_first), Meter(config, lm, device, world.size)
+        parts = (data, batches, held_out, learned, lm, optimizers, scaler, hooks, tracker, meter)
+        run = Run(config, script, owner, device, world, *parts, state)
 
         # 5. Train; draw while the tracker is still open.
         exit_code = 1

@@ -26,10 +26,8 @@ from train.machine.device import Device, decided_by
 from train.machine.distributed import World
 from train.metrics import Meter, Tracker
 from train.objective import BatchSource, Figures, Forward, Objective
-from train.optimizer import build_optimizers
-from train.saving import run_directory
 from train.saving.checkpoint import TrainerState, load_checkpoint, load_kept
-from train.saving.run_directory import Start
+from train.saving.run_directory import Start, check_contents
 from train.saving.run_lock import Owner
 
 Result = TypeVar("Result")
@@ -119,31 +117,26 @@ class Run:
             tracker=self.tracker,
             world=self.world,
             total_steps=self.config.max_steps,
-            loss=self.meter.last.values["loss"] if self.meter.last and self.meter.last.trained else None,
+            loss=self.meter.last.values["loss"] if self.meter.last and self.meter.last.counts.trained else None,
             command=typed(self.script),
             base=Path(base) if base else None,
         )
 
 
-def open_run(
+def resume(
     config: RunConfig,
-    script: str,
     start: Start,
-    owner: Owner,
+    lm: LanguageModel,
+    optimizers: list[torch.optim.Optimizer],
+    source: BatchSource,
+    data: PreparedData,
     device: Device,
     world: World,
-    data: PreparedData,
-    source: BatchSource,
-    held_out: Rows,
-    objective: Objective,
-    lm: LanguageModel,
-    hooks: Hooks,
-) -> Run:
-    """Optimizers, and the state to resume from, with weights and random state as they were; then the directory opens.
+) -> RunState:
+    """The state to start from: a new one, or that of a checkpoint, with weights, moments and random state as they were.
 
     Raises InputError if the checkpoint does not fit, or the text is not the one that the run was trained on.
     """
-    optimizers = build_optimizers(lm, config.train.optimizer, world, device.dtype)
     state = RunState(identity=config.identity())
     if start.checkpoint is not None:
         state = RunState(**vars(load_checkpoint(start.checkpoint, lm, optimizers, world)))
@@ -152,12 +145,7 @@ def open_run(
             state.saved_at = state.step
         else:
             state.wandb_id = None  # another run continues, under its own name
-    run_directory.check_contents(config, state, data)
-    world.first(owner.check)
-    world.first(lambda: run_directory.open_for(config, start))
-    scaler = torch.amp.GradScaler(device.device.type, enabled=device.precision == "fp16")
-    if state.scaler and scaler.is_enabled():
-        scaler.load_state_dict(state.scaler)
+    check_contents(config, state, data)
     rows = micro_batch_rows(config, device, world.size)
     as_it_began = (state.resolved.get("device"), state.resolved.get("world_size")) == (device.device.type, world.size)
     if config.train.micro_batch_size == "auto" and as_it_began:  # memory may have run out since
@@ -165,11 +153,8 @@ def open_run(
     state.before, state.resolved = state.resolved, decided_by(device, rows, world.size)
     state.micro_rows = max(1, rows * config.data.sequence_length // source.row_length)
     state.micro_rows = min(state.micro_rows, max(1, source.rows_per_batch // world.size))
-    state.forward = lm
-    state.non_finite = torch.tensor(float(state.skipped), device=device.device)
-    tracker, meter = Tracker(config, state, owner, world.is_first), Meter(config, lm, device, world.size)
-    parts = (data, source, held_out, objective, lm, optimizers, scaler, hooks, tracker, meter)
-    return Run(config, script, owner, device, world, *parts, state)
+    state.forward, state.non_finite = lm, torch.tensor(float(state.skipped), device=device.device)
+    return state
 
 
 def typed(script: str) -> str:
@@ -226,25 +211,20 @@ def within_memory(run: Run, attempt: Callable[[], Result], agree: bool = False) 
         run.zero_grad()
         if run.device.device.type == "cuda":
             torch.cuda.empty_cache()
-        _halve_micro_batch(run, agree)
+        rows, is_apart = run.state.micro_rows, run.world.size > 1 and not agree
+        if rows == 1 or is_apart or run.config.train.micro_batch_size != "auto":
+            fewer = f"train.micro_batch_size={rows // 2} or auto, " if rows > 1 else ""
+            message = (
+                f"out of memory with {rows} rows of {run.source.row_length} tokens at a time: try {fewer}"
+                "train.activation_checkpointing=true, a shorter data.sequence_length or a smaller model"
+            )
+            if run.world.rank and is_apart:  # the others do not know, and only the first process prints its errors
+                print(f"error in process {run.world.rank}: {message}", file=sys.stderr)
+            raise InputError(message)
+        run.state.micro_rows = rows // 2
+        run.state.resolved["micro_batch_size"] = run.state.micro_rows * run.rows_joined
+        run.tracker.say(f"out of memory with {rows} rows at a time: {rows // 2} from here, in more passes")
         set_random_state(before)
-
-
-def _halve_micro_batch(run: Run, agreed: bool) -> None:
-    rows, chosen = run.state.micro_rows, run.config.train.micro_batch_size
-    remedy = "train.activation_checkpointing=true, a shorter data.sequence_length or a smaller model"
-    is_apart = run.world.size > 1 and not agreed
-    if is_apart or chosen != "auto":
-        now = f"{max(1, rows // 2)}" + ("" if is_apart else " or auto")
-        message = f"out of memory with {rows} rows at a time: try train.micro_batch_size={now}, or {remedy}"
-        if run.world.rank and is_apart:  # the others do not know, and only the first process prints its errors
-            print(f"error in process {run.world.rank}: {message}", file=sys.stderr)
-        raise InputError(message)
-    if rows == 1:
-        raise InputError(f"out of memory with a single row of {run.source.row_length} tokens at a time: try {remedy}")
-    run.state.micro_rows = rows // 2
-    run.state.resolved["micro_batch_size"] = run.state.micro_rows * run.rows_joined
-    run.tracker.say(f"out of memory with {rows} rows at a time: {run.state.micro_rows} from here, in more passes")
 
 
 def random_state(run: Run) -> tuple[Tensor, Tensor | None]:

@@ -106,8 +106,8 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_step(tmp_path, monke
 @pytest.mark.parametrize(
     ("rows", "setting", "message"),
     [
-        (4, "8", "out of memory with 8 rows at a time: try train.micro_batch_size=4 or auto"),
-        (0, "auto", "out of memory with a single row of 32 tokens at a time: try train.activation_checkpointing=true"),
+        (4, "8", "out of memory with 8 rows of 32 tokens at a time: try train.micro_batch_size=4 or auto, "),
+        (0, "auto", "out of memory with 1 rows of 32 tokens at a time: try train.activation_checkpointing=true"),
     ],
 )
 def test_memory_that_cannot_be_had_is_one_line(tmp_path, monkeypatch, rows, setting, message):

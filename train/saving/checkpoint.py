@@ -38,12 +38,11 @@ class TrainerState:
     """What a run needs besides tensors to resume: training/trainer_state.json, field by field.
 
     best_tokens: how many held-out tokens the best loss was measured on (None: all). skipped: steps that changed no
-    parameter. evaluated_at: step of the newest evaluation. hooks_done: names of hooks that ran at a later one, which a
-    signal cut short. at_stop: saved only because a signal came. logged: bytes of each log. identity:
-    RunConfig.identity() of the run that saved. resolved: what `auto` stood for, and what else the last bits depend on
-    (train/machine/device.py). breaks: where that changed at a resume: {step, what}. scaler: state of the loss scaler
-    (fp16). spikes: the last losses, from which a spike stands out. world_size, torch_version: of the process that
-    saved.
+    parameter. evaluated_at: step of the newest evaluation. at_stop: saved only because a signal came. logged: bytes of
+    each log. identity: RunConfig.identity() of the run that saved. resolved: what `auto` stood for, and what else the
+    last bits depend on (train/machine/device.py). breaks: where that changed at a resume: {step, what}. scaler: of the
+    loss scaler (fp16). spikes: the last losses, from which a spike stands out. world_size, torch_version: of the
+    process that saved.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -56,7 +55,6 @@ class TrainerState:
     best_tokens: int | None = None
     skipped: int = 0
     evaluated_at: int | None = None
-    hooks_done: list[str] = field(default_factory=list)
     at_stop: bool = False
     logged: dict[str, int] = field(default_factory=dict)
     wandb_id: str | None = None

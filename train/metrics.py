@@ -313,14 +313,15 @@ class Wandb:
     def start(self) -> None:
         import wandb
 
+        config = self._config
         self._run = wandb.init(
-            project=self._config.tracking.project,
-            name=self._config.name,
+            project=config.tracking.project,
+            name=config.name,
             id=self._id,
             resume="allow",
-            mode=self._config.tracking.wandb,
-            dir=str(self._config.directory.resolve()),  # its service may have another working directory
-            config=self._config.model_dump(),
+            mode=config.tracking.wandb,
+            dir=str(config.directory.resolve()),  # its service may have another working directory
+            config=config.model_dump(),
             settings=wandb.Settings(silent=True, x_service_wait=300.0),  # a busy machine starts it slowly
         )
         self._run.define_metric("step")
@@ -354,10 +355,8 @@ class TensorBoard:
         self._folder, self._start_step = config.directory / "tensorboard", start_step
 
     def start(self) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ImportError("tensorboard is not installed: pip install tensorboard") from None
+        from torch.utils.tensorboard import SummaryWriter
+
         # what a run that was killed wrote beyond its last checkpoint is replaced
         self._writer = SummaryWriter(self._folder, purge_step=self._start_step + 1)
 

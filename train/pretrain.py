@@ -42,8 +42,6 @@ from train.saving.initial_weights import find_base, find_initial_weights, load_i
 from train.saving.run_directory import open_for, start_of_owner
 from train.saving.run_lock import owned
 
-Complete = Callable[[RunConfig], RunConfig]
-
 
 def main() -> int:
     return run(parse_command_line("Train a language model from scratch."), "train.pretrain")
@@ -54,7 +52,7 @@ def run(
     script: str,
     objective: MakeObjective = next_token,
     source: Callable[..., Any] = TextBatches,
-    complete: Complete = lambda config: config,
+    complete: Callable[[RunConfig], RunConfig] | None = None,
     *,
     parts: int | None = None,
 ) -> int:
@@ -73,9 +71,7 @@ def run(
     return on_processes(number_of_processes(config, parts), work)
 
 
-def _run(
-    config: RunConfig, script: str, objective: MakeObjective, source: Callable[..., Any], complete: Complete
-) -> int:
+def _run(config: RunConfig, script: str, objective: MakeObjective, source: Any, complete: Any) -> int:
     survive_lost_output()
     # 1. This process and the others; the run directory is theirs alone until the end. What can be wrong is found before
     # text is read.
@@ -84,7 +80,7 @@ def _run(
         owned(config.directory, world.is_first) as owner,
     ):
         check_script(config, script)
-        config = complete(config)
+        config = complete(config) if complete else config
         check_shares(config, world)
         hooks = Hooks(config.eval)
         hooks.check(config.eval, config.model)
@@ -226,11 +222,19 @@ def _more_help(method: str) -> str:
     files = sorted(Path(configs.__file__).parent.glob("*.yaml"))
     shipped = [file for file in files if [one for one in METHODS if one in file.stem] == own]
     meanings = {".".join(path): field.description or "" for path, field in fields(RunConfig)}
-    lines = [f"configs, of which configs/{'_'.join([*own, 'demo'])}.yaml is the one to begin with:"]
-    lines += [_row(f"configs/{file.name}", first_sentence(file)) for file in shipped]
-    lines += ["", "what people change most:"]
-    lines += [_row(example, meanings[example.partition("=")[0]]) for example in MOST_CHANGED]
-    return "\n".join([*lines, AFTERWARDS.rstrip()])
+
+    def row(name: str, text: str) -> str:
+        return textwrap.fill(text, 100, initial_indent=f"  {name:<34}  ", subsequent_indent=" " * 38)
+
+    return "\n".join(
+        [
+            f"configs, of which configs/{'_'.join([*own, 'demo'])}.yaml is the one to begin with:",
+            *(row(f"configs/{file.name}", first_sentence(file)) for file in shipped),
+            "\nwhat people change most:",
+            *(row(example, meanings[example.partition("=")[0]]) for example in MOST_CHANGED),
+            AFTERWARDS.rstrip(),
+        ]
+    )
 
 
 def first_sentence(file: Path) -> str:
@@ -238,10 +242,6 @@ def first_sentence(file: Path) -> str:
     lines = file.read_text(encoding="utf-8").splitlines()
     end = next((number for number, line in enumerate(lines) if not line.startswith("# ") or "$schema" in line), 0)
     return re.split(r"(?<=[.:])\s(?=[A-Z ])", " ".join(line[2:] for line in lines[:end]))[0].rstrip(":")
-
-
-def _row(name: str, text: str) -> str:
-    return textwrap.fill(text, 100, initial_indent=f"  {name:<34}  ", subsequent_indent=" " * 38)
 
 
 if __name__ == "__main__":

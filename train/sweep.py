@@ -25,7 +25,7 @@ from typing import Any
 
 import yaml
 
-from configs.command import InputError, exit_on_bad_input, survive_lost_output, usable_cores, whole
+from configs.command import InputError, exit_on_bad_input, usable_cores, whole
 from configs.loader import flatten
 from configs.schema import Tag, keys_with
 from eval.run_files import read_result
@@ -231,7 +231,6 @@ def main() -> int:
         if owner.problem:
             raise InputError(owner.problem)
         sweep = Sweep(runs, {run.config.name for run in runs if run.is_finished})
-        survive_lost_output()
         variants = {run.variant.label: run.variant for run in runs}
         print(
             f"sweep: {len(variants)} variants x {given.seeds} seed{'s' * (given.seeds > 1)} = {len(runs)} runs, "

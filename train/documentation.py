@@ -38,7 +38,7 @@ from data.config import (
 from eval.config import AttentionConfig, EvalConfig, HookConfig
 from model.adapters.config import LoraConfig
 from model.config import ModelConfig
-from model.positions.scaling import RopeScaling
+from model.rope import RopeScaling
 from train.config import IDENTITY, OptimizerConfig, RunConfig, TrainConfig
 from train.methods.distill_keys import DistillConfig
 from train.methods.dpo_keys import DPOConfig

@@ -12,8 +12,8 @@ from model import LanguageModel, ModelConfig
 from model.adapters.config import LoraConfig
 from model.adapters.files import base_of, weights_hash
 from model.adapters.lora import add_adapters
-from model.counting import on_meta
 from model.saving.checkpoint_format import load_weights
+from model.transformer import on_meta
 from train.config import RunConfig
 from train.saving.start import ADDED, WINDOWS, free_keys, read_start, start_of
 

@@ -108,7 +108,8 @@ class Family:
         there: ConfigJson = checked(self.defaults | fields, str(file), ConfigJson)
         try:
             names = (*SAME_NAME, *self.words)
-            values = {name: value for name in names if (value := getattr(there, name)) is not None} | self.needs
+            values: Fields = {"num_key_value_heads": "mha"}  # what transformers takes where none is named
+            values |= {name: value for name in names if (value := getattr(there, name)) is not None} | self.needs
             values |= there.headlight.model_dump() | _read_rope(there) | self.read_own(there)
         except ValueError as error:
             raise DamagedFile(f"{file}: {error}") from None

@@ -48,7 +48,10 @@ def quantise_weights(lm: LanguageModel, kind: str) -> None:
         raise ValueError("its kernel is for --device cpu: use int8 on a GPU")
     chosen = quantisable(lm, kind)
     if not chosen:
-        raise ValueError("this model has no linear layer that can be quantised: GPT-2 stores its matrices transposed")
+        raise ValueError(
+            f"this model has no linear layer that can be quantised: int4 needs a multiple of {GROUP} inputs and of "
+            f"{ROWS} outputs"
+        )
     with _quiet():
         quantize, config = _torchao(kind)
     lm.requires_grad_(False)

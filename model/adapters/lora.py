@@ -88,18 +88,13 @@ def add_adapters(
     """Freeze the model and put adapters beside the matrices that the config names.
 
     base, base_sha256: as in `Adapters`. rows: tokens of the base, where others were added: their rows are trained too.
-    Raises ValueError for a model that has adapters or can have none, a module that is not there, and a rank larger than
+    Raises ValueError for a model that has adapters, a module that is not there, and a rank larger than
     the smaller side of a matrix; then nothing was changed.
     """
     if lm.adapters is not None:
         raise ValueError("this model has adapters already: remove or merge them first")
     there = adaptable(lm)
     names = sorted({name.rpartition(".")[2] for name in there})
-    if not names:
-        raise ValueError(
-            "this architecture has no linear layer that adapters fit: GPT-2 computes queries, keys and values in one "
-            "product, which three adapters would split"
-        )
     for target in config.target_modules or []:
         if not any(_is_named(name, target) for name in there):
             raise ValueError(f"target_modules: no linear layer of the blocks is named {target!r}: use {_listed(names)}")

@@ -94,7 +94,7 @@ def tensors(lm: LanguageModel) -> dict[str, np.ndarray]:
     found = {}
     for name, tensor in family.to_files(state).items():
         array = tensor.float().numpy()
-        if family.transposed and array.ndim == 2 and ".h." in name:
+        if family.model_type == "gpt2" and array.ndim == 2 and ".h." in name:
             array = array.T  # GPT-2's files have (inputs, outputs)
         if (match := QUERY_OR_KEY.search(name)) and family.model_type in NEIGHBOURS:
             array = as_neighbours(array, config.num_attention_heads if match[1] == "q" else config.kv_heads)

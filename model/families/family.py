@@ -53,7 +53,6 @@ class Family:
     fixed: fields of config.json that can have one value only, because Headlight builds nothing else.
     to_files, from_files: the tensors of LanguageModel by name -> those of this family's files, and back.
     current: the name of a tensor in a file -> its name today; None for one that is not a weight.
-    transposed: whether the layers of transformers store and multiply matrices as GPT-2's do (model/linear.py).
     """
 
     model_type: str
@@ -68,7 +67,6 @@ class Family:
     to_files: Callable[[Tensors], Tensors] = dict
     from_files: Callable[[Tensors], Tensors] = dict
     current: Callable[[str], str | None] = str
-    transposed: bool = False
 
     def differences(self, config: ModelConfig) -> Fields:
         """The fields that would have to be otherwise, each with the value that this family has; {} if it can be it."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from model.config import ModelConfig
+from model.config import EXPERT_KEYS, ModelConfig
 from model.families.family import Family, Fields, Tensors, alike, windows
 from model.saving.config_json import ConfigJson
-from model.sizes.experts import EXPERT_KEYS
 
 WRITTEN = (*EXPERT_KEYS, "norm_topk_prob", "router_aux_loss_coef")  # under these names in config.json
 ONE_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from pydantic import BaseModel
 from safetensors.torch import save_file
@@ -19,12 +20,10 @@ from configs.files import DamagedFile, check_files, is_adapter, is_file, read_ch
 from model.adapters.files import base_of, load_adapters, read_adapters, save_adapters
 from model.adapters.lora import merge
 from model.config import ModelConfig
-from model.counting import on_meta
 from model.families import Family, family_of, readable
-from model.memory import free_ram
 from model.saving import weight_files
 from model.saving.config_json import TokenId
-from model.transformer import LanguageModel
+from model.transformer import LanguageModel, on_meta
 
 WEIGHTS = "model.safetensors"
 
@@ -147,9 +146,9 @@ def _check_size(config: ModelConfig, directory: Path) -> None:
         sizes = f"{stored.bytes:,} bytes, and config.json says {lm.num_parameters():,} parameters"
         raise DamagedFile(f"{stored.file}: is of another architecture: it holds {sizes}")
     _check_tensors(lm, stored, family)
-    needed, there = 4.0 * lm.num_parameters() + stored.bytes, free_ram()
-    if there is not None and needed > there[0]:
-        sizes = f"{needed / 1e9:.1f} GB to be loaded, and {there[0] / 1e9:.1f} GB are there ({there[1]})"
+    needed, there = 4.0 * lm.num_parameters() + stored.bytes, psutil.virtual_memory().available
+    if needed > there:
+        sizes = f"{needed / 1e9:.1f} GB to be loaded, and {there / 1e9:.1f} GB of RAM are free"
         raise DamagedFile(f"{stored.file}: holds {lm.num_parameters():,} parameters, which need {sizes}")
 
 

@@ -117,7 +117,7 @@ def test_another_kind_of_source_inherits_nothing(tmp_path):
             "model:\n  hidden_size: 6\n  num_attention_heads: 2\n  num_key_value_heads: mha\n",
             "x.yaml:3: head_dim .3. must be even",
         ),
-        ("model:\n  num_attention_heads: 8\n  num_key_value_heads: 3\n", "x.yaml:3: .*use 1, 2, 4 or 8"),
+        ("model:\n  num_attention_heads: 8\n  num_key_value_heads: 3\n", "x.yaml:3: .*use 1, 2, 4, 8"),
         ("data:\n  sequence_length: 1024\n", "x.yaml:2: sequence_length .1024. is longer than model.max_position_emb"),
         ("train:\n  tokens_per_step: 1000\n", "x.yaml:2: train.tokens_per_step .* multiple of .* use 768 or 1024"),
         ("train:\n  micro_batch_size: 7\n", "x.yaml:2: micro_batch_size .7. must divide the 32 rows"),
@@ -186,7 +186,7 @@ def test_a_mistake_on_the_command_line_is_named_too(tmp_path):
         load_run_config(config, ["sed=2"])
     with pytest.raises(InputError, match="command line `modle.x=1`: unknown key `modle`, did you mean `model`"):
         load_run_config(config, ["modle.x=1"])
-    with pytest.raises(InputError, match="command line `model.num_key_value_heads=3`: .*use 1, 2, 4 or 8"):
+    with pytest.raises(InputError, match="command line `model.num_key_value_heads=3`: .*use 1, 2, 4, 8"):
         load_run_config(config, ["model.num_key_value_heads=3"])
     with pytest.raises(InputError, match="write section.key=value"):
         load_run_config(config, ["seed"])

@@ -13,8 +13,8 @@ from model import LanguageModel, ModelConfig
 from model.adapters.config import LoraConfig
 from model.adapters.files import base_of, weights_hash
 from model.adapters.lora import add_adapters
-from model.counting import on_meta
 from model.saving.checkpoint_format import load_weights, read_config
+from model.transformer import on_meta
 from train.config import RunConfig
 
 ADDED = {"rope_scaling", "sliding_window", "layer_types"}  # a model that has none learns to live with them

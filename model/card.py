@@ -101,23 +101,34 @@ class Progress(BaseModel):
 
 def model_card(name: str, lm: LanguageModel, progress: Progress | None) -> str:
     """Metadata and a short description. name: of the run. progress: None if it is unknown."""
-    config, identity = lm.config, progress.identity or {} if progress is not None else {}
-    chats = identity.get("data.records") in ("conversations", "pairs")
+    config, identity = lm.config, (progress.identity if progress else None) or {}
+    first, chats = identity.get("init_from"), identity.get("data.records") in ("conversations", "pairs")
     source = {key[12:]: value for key, value in identity.items() if key.startswith("data.source.")}
     text, datasets = _text_in_words(source)
-    metadata = {
-        "license": "unknown",
-        **({"language": ["en"]} if source.get("kind") == "storyworld" else {}),
-        **({"library_name": "peft" if lm.adapters else "transformers"} if config.loadable_elsewhere else {}),
-        "pipeline_tag": "text-generation",
-        "tags": [*dict.fromkeys(("headlight", family_of(config).model_type)), *(["conversational"] if chats else [])],
-        **({"datasets": datasets} if datasets else {}),
-    }
-    first = identity.get("init_from")
-    start = f"the weights of {code(first)}" if first else "random weights" if "init_from" in identity else "unknown"
+    metadata: dict[str, Any] = {"license": "unknown"}
+    if source.get("kind") == "storyworld":
+        metadata["language"] = ["en"]
+    if config.loadable_elsewhere:
+        metadata["library_name"] = "peft" if lm.adapters else "transformers"
+    metadata["pipeline_tag"] = "text-generation"
+    metadata["tags"] = list(dict.fromkeys(("headlight", family_of(config).model_type)))
+    metadata["tags"] += ["conversational"] if chats else []
+    if datasets:
+        metadata["datasets"] = datasets
+
+    title, lines = markdown(name), ""
+    if progress is not None:
+        title += f", step {progress.step:,}"
+        lines = f"- Progress: step {progress.step:,}, after {progress.tokens:,} tokens\n"
+        if progress.best_loss is not None and progress.best_step is not None:
+            best = f"{progress.best_loss:.4f} nats a token, at step {progress.best_step:,}"
+            lines += f"- Lowest loss on held-out text: {best}\n"
+    use = USE_TRANSFORMERS if config.loadable_elsewhere else USE_HEADLIGHT
+    if lm.adapters is not None and config.loadable_elsewhere:
+        use = USE_ADAPTERS.format(place=code(lm.adapters.base), base=lm.adapters.base)
     body = CARD.format(
-        title=markdown(name) if progress is None else f"{markdown(name)}, step {progress.step:,}",
-        parameters=sum(p.numel() for p in lm.parameters()),  # each once, even where embedding and head are one matrix
+        title=title,
+        parameters=lm.num_parameters(),
         layers=config.num_hidden_layers,
         width=config.hidden_size,
         heads=config.num_attention_heads,
@@ -126,37 +137,14 @@ def model_card(name: str, lm: LanguageModel, progress: Progress | None) -> str:
         else f"{config.num_key_value_heads} key/value heads",
         vocabulary=config.vocab_size,
         context=config.max_position_embeddings,
-        start=start,
+        start=f"the weights of {code(first)}" if first else "random weights" if "init_from" in identity else "unknown",
         text=("conversations; " if chats else "") + markdown(text),
-        progress=_in_words(progress),
-        use=_use(lm),
+        progress=lines,
+        use=use,
         beside_training=BESIDE_TRAINING,
         before_publishing=BEFORE_PUBLISHING,
     )
     return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n{body}"
-
-
-def published(card: str, figures: str) -> str:
-    """A card, also an edited one, without what holds only beside the state of training, and with these figures."""
-    return card.replace(BESIDE_TRAINING, "").replace(BEFORE_PUBLISHING, figures)
-
-
-def _in_words(progress: Progress | None) -> str:
-    if progress is None:
-        return ""
-    lines = f"- Progress: step {progress.step:,}, after {progress.tokens:,} tokens\n"
-    if progress.best_loss is None or progress.best_step is None:
-        return lines
-    best = f"{progress.best_loss:.4f} nats a token, at step {progress.best_step:,}"
-    return f"{lines}- Lowest loss on held-out text: {best}\n"
-
-
-def _use(lm: LanguageModel) -> str:
-    if not lm.config.loadable_elsewhere:
-        return USE_HEADLIGHT
-    if lm.adapters is not None:
-        return USE_ADAPTERS.format(place=code(lm.adapters.base), base=lm.adapters.base)
-    return USE_TRANSFORMERS
 
 
 def _text_in_words(source: dict[str, Any]) -> tuple[str, list[str]]:
@@ -169,3 +157,8 @@ def _text_in_words(source: dict[str, Any]) -> tuple[str, list[str]]:
         name = source["name"]
         return f"the dataset {name}, split {source['split']}", [] if Path(name).exists() else [name]
     return {"storyworld": "stories that Headlight generates", "files": "local text files"}.get(kind, "unknown"), []
+
+
+def published(card: str, figures: str) -> str:
+    """A card, also an edited one, without what holds only beside the state of training, and with these figures."""
+    return card.replace(BESIDE_TRAINING, "").replace(BEFORE_PUBLISHING, figures)

@@ -1,6 +1,7 @@
 """What is an architecture of transformers, and how is a ModelConfig spelled in its config.json?
 
-Every field for which transformers has a default is written out, because a missing one is silently wrong there.
+Every field for which transformers has a default is written out, because a missing one is silently wrong there. A field
+that transformers reads and Headlight does not build is refused by name; one that transformers ignores is ignored here.
 """
 
 from __future__ import annotations
@@ -8,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from configs.files import DamagedFile, checked
-from model.config import ModelConfig
-from model.saving.config_json import ConfigJson, Rope
+from model.config import LayerType, ModelConfig
 
-if TYPE_CHECKING:  # torch takes seconds to import, and a mistake in a YAML file should not
+if TYPE_CHECKING:
     from torch import Tensor
 
 SAME_NAME = (  # the same name and the same values in every config.json
@@ -30,13 +30,88 @@ PARTS = (  # that not every architecture has: a family that does not name one ha
     "loadable_elsewhere",
 )  # fmt: skip
 PLAIN = {key: ModelConfig.model_fields[key].default for key in PARTS}
+ONE_VALUE = {  # with another value transformers computes what Headlight does not build
+    "is_causal": True, "is_encoder_decoder": False, "quantization_config": None, "compression_config": None,
+    "per_layer_config": None, "fusion_config": None, "transformers_weights": None,
+}  # fmt: skip
 Fields = dict[str, Any]
 Tensors = dict[str, "Tensor"]
+Positive = Annotated[FiniteFloat, Field(gt=0)]
+Length = Annotated[int, Field(ge=1, lt=1 << 31)]
+One = Annotated[FiniteFloat, Field(ge=1, le=1)]
 
 
-def read_no_windows(there: ConfigJson) -> Fields:
+class Rope(BaseModel):
+    """`rope_parameters` of transformers 5, `rope_scaling` of 4."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    rope_type: Literal["default", "linear", "yarn", "llama3"] = "default"
+    rope_theta: Positive | None = None
+    factor: FiniteFloat | None = None
+    original_max_position_embeddings: Length | None = None
+    beta_fast: FiniteFloat | None = None
+    beta_slow: FiniteFloat | None = None
+    attention_factor: FiniteFloat | None = None
+    low_freq_factor: FiniteFloat | None = None
+    high_freq_factor: FiniteFloat | None = None
+    truncate: Literal[True] = True
+    partial_rotary_factor: One = 1.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _old_name(cls, values: Any) -> Any:
+        """transformers 4 said `type`."""
+        if isinstance(values, dict) and "type" in values:
+            values = {"rope_type": values["type"]} | {key: value for key, value in values.items() if key != "type"}
+        return values
+
+
+class ConfigJson(BaseModel):
+    """The fields that must be there, and those that need more than a check by ModelConfig, which sees the others.
+
+    A default is the one that transformers takes for a field that is left out; Family.defaults has exceptions.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: Annotated[int, Field(ge=1, le=10_000)]
+    num_attention_heads: int
+    num_key_value_heads: int | None = None
+    max_position_embeddings: Length
+    tie_word_embeddings: bool = False
+    rope_theta: Positive | None = None
+    rope_parameters: Rope | None = None
+    rope_scaling: Rope | None = None
+    partial_rotary_factor: One | None = None
+    original_max_position_embeddings: Length | None = None
+    layer_types: list[LayerType] | None = None
+    sliding_window: int | None = None
+    use_sliding_window: bool = False
+    max_window_layers: int = 28
+    no_rope_layers: list[int] | None = None
+    no_rope_layer_interval: Annotated[int, Field(ge=1)] = 4
+    num_experts: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    num_local_experts: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    first_k_dense_replace: int = 0
+    headlight: dict[Literal["hidden_dropout"], float] = {}  # what Headlight writes for itself
+
+
+def read_windows(window: int | None, types: list[str]) -> Fields:
+    """The two fields of ModelConfig. types: a kind for each layer."""
+    if "sliding_attention" not in types:
+        return {}
+    if window is None:
+        raise ValueError("layer_types has sliding_attention, and no sliding_window is in use")
+    return {"sliding_window": window, "layer_types": types}
+
+
+def read_no_windows(there: Fields) -> Fields:
     """A window that the family does not know is used by one part of transformers and ignored by another."""
-    if there.sliding_window is not None or "sliding_attention" in (there.layer_types or []):
+    if there["sliding_window"] is not None or "sliding_attention" in (there["layer_types"] or []):
         raise ValueError("sliding_window and layer_types say that there are windows, and this model_type has none")
     return {}
 
@@ -46,9 +121,9 @@ class Family:
     """One architecture of transformers.
 
     model_type, architecture: its names in config.json.
-    Of PARTS it has the default, but for these: needs: fields of ModelConfig that have
-    one value here. words: fields that may have any value and have the same name in config.json. spells: fields that
-    may have any value, in words of its own, which `write_own` and `read_own` know.
+    Of PARTS it has the default, but for these: needs: fields of ModelConfig that have one value here. words: fields
+    that may have any value and have the same name in config.json. spells: fields that may have any value, in words of
+    its own, which `write_own` and `read_own` know; `read_own` gets the fields of ConfigJson and all others.
     defaults: what transformers takes for a field of config.json that is left out, if ConfigJson says otherwise.
     fixed: fields of config.json that can have one value only, because Headlight builds nothing else.
     to_files, from_files: the tensors of LanguageModel by name -> those of this family's files, and back.
@@ -64,7 +139,7 @@ class Family:
     defaults: Fields = field(default_factory=dict)
     fixed: Fields = field(default_factory=lambda: {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False})
     write_own: Callable[[ModelConfig], Fields] = lambda config: {}
-    read_own: Callable[[ConfigJson], Fields] = read_no_windows
+    read_own: Callable[[Fields], Fields] = read_no_windows
     to_files: Callable[[Tensors], Tensors] = dict
     from_files: Callable[[Tensors], Tensors] = dict
     current: Callable[[str], str | None] = str
@@ -78,15 +153,13 @@ class Family:
     def write(self, config: ModelConfig) -> Fields:
         """The config.json of a model, in the spelling of transformers 4 and 5."""
         values = config.model_dump()
-        rope: Fields = {"rope_type": "default"}
-        if config.rope_scaling is not None:
-            rope = config.rope_scaling.written()
+        rope: Fields = config.rope_scaling.written() if config.rope_scaling is not None else {"rope_type": "default"}
         rope["rope_theta"] = config.rope_theta
         return {
             "architectures": [self.architecture],
             "model_type": self.model_type,
             **{name: values[name] for name in SAME_NAME},
-            **self.one_value,
+            **self.fixed,
             **{name: values[name] for name in self.words},
             "rope_theta": config.rope_theta,
             "rope_parameters": rope,
@@ -102,35 +175,26 @@ class Family:
         }
 
     def read(self, fields: Fields, file: Path) -> ModelConfig:
-        """The inverse of `write`; also reads what transformers writes. Raises ValueError that names the file."""
-        for name, wanted in self.one_value.items():
-            value = fields.get(name, wanted)
-            if type(value) is not type(wanted) or value != wanted:
-                raise DamagedFile(f"{file}: {name} is {value!r:.60}; Headlight builds {wanted!r} only")
-        there: ConfigJson = checked(self.defaults | fields, str(file), ConfigJson)
+        """The inverse of `write`; also reads what transformers writes. Raises DamagedFile."""
+        self.check_fixed(fields, file)
+        described: ConfigJson = checked(self.defaults | fields, str(file), ConfigJson)
+        there = described.model_dump()
+        values = {name: there[name] for name in (*SAME_NAME, *self.words) if there.get(name) is not None}
         try:
-            names = (*SAME_NAME, *self.words)
-            values = {name: value for name in names if (value := getattr(there, name)) is not None} | self.needs
-            values |= there.headlight.model_dump() | _read_rope(there) | self.read_own(there)
+            types, layers = described.layer_types, described.num_hidden_layers
+            if types is not None and len(types) != layers:
+                raise ValueError(f"layer_types has {len(types)} entries for {layers} layers")
+            values |= self.needs | described.headlight | _read_rope(described) | self.read_own(there)
         except ValueError as error:
             raise DamagedFile(f"{file}: {error}") from None
-        return model_config(values, file)
+        return checked(values, str(file), ModelConfig)
 
-    @property
-    def one_value(self) -> Fields:
-        """`fixed`, without what this family can have in any value."""
-        return {name: value for name, value in self.fixed.items() if name not in self.words}
-
-
-def model_config(values: Fields, file: Path) -> ModelConfig:
-    """The ModelConfig that a file describes. Raises ValueError that names the file and the field."""
-    try:
-        return ModelConfig(**values)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        message = problem["msg"].removeprefix("Value error, ")
-        raise DamagedFile(f"{file}: {f'{where}: ' if where else ''}{message}") from None
+    def check_fixed(self, fields: Fields, file: Path) -> None:
+        """Raises DamagedFile for a field that can have one value only, and has another."""
+        for name, wanted in (ONE_VALUE | self.fixed).items():
+            value = fields.get(name, wanted)
+            if name not in self.words and (type(value) is not type(wanted) or value != wanted):
+                raise DamagedFile(f"{file}: {name} is {value!r:.60}; Headlight builds {wanted!r} only")
 
 
 def _read_rope(there: ConfigJson) -> Fields:
@@ -145,17 +209,3 @@ def _read_rope(there: ConfigJson) -> Fields:
     elif len(scaling) > 1 and rope.rope_type == "default":
         raise ValueError(f"rope_parameters has {max(scaling.keys() - {'rope_type'})!r}, which its rope_type has not")
     return values if rope.rope_type == "default" else values | {"rope_scaling": scaling}
-
-
-def alike(window: int | None, layers: int) -> list[str]:
-    """A kind for each layer: all slide where there is a window, and none where there is none."""
-    return ["full_attention" if window is None else "sliding_attention"] * layers
-
-
-def windows(window: int | None, types: list[str]) -> Fields:
-    """The two fields of ModelConfig."""
-    if "sliding_attention" not in types:
-        return {}
-    if window is None:
-        raise ValueError("layer_types has sliding_attention, and no sliding_window is in use")
-    return {"sliding_window": window, "layer_types": types}

@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache
-from model.linear import make_linear, side_by_side, zero_biases
 from model.masks import Mask, mean_keys
 from model.norm import HeadsNorm, RMSNorm
 from model.positions.rope import apply_rotary, not_rotated
@@ -116,11 +115,10 @@ class Attention(nn.Module):
         query_size = config.num_attention_heads * self.head_dim
         kv_size = config.kv_heads * self.head_dim
         qkv_bias = config.qkv_bias or config.attention_bias
-        linear = make_linear(config)
-        self.q_proj = linear(config.hidden_size, query_size, bias=qkv_bias)
-        self.k_proj = linear(config.hidden_size, kv_size, bias=qkv_bias)
-        self.v_proj = linear(config.hidden_size, kv_size, bias=qkv_bias)
-        self.o_proj = linear(query_size, config.hidden_size, bias=config.attention_bias)
+        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=qkv_bias)
+        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_bias)
         self.q_norm: nn.Module = make_qk_norm(config, query_size)
         self.k_norm: nn.Module = make_qk_norm(config, kv_size)
         self.rotate = apply_rotary if config.rotates[layer_index] else not_rotated
@@ -136,7 +134,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """-> (B, T, hidden_size). With a cache, the T tokens also see what it holds of this layer: S keys in all."""
         B, T, _ = x.shape
-        q, k, v = side_by_side(x, self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         q = self.q_norm(q.view(B, T, -1, self.head_dim)).transpose(1, 2)  # (B, H, T, D)
         k = self.k_norm(k.view(B, T, -1, self.head_dim)).transpose(1, 2)  # (B, H_kv, T, D)
         v = v.view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H_kv, T, D)
@@ -157,7 +155,9 @@ class Attention(nn.Module):
         for projection in (self.q_proj, self.k_proj, self.v_proj):
             nn.init.normal_(projection.weight, std=1 / math.sqrt(projection.in_features))
         nn.init.zeros_(self.o_proj.weight)
-        zero_biases(self.q_proj, self.k_proj, self.v_proj, self.o_proj)
+        for projection in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
         for norm in (self.q_norm, self.k_norm):
             if isinstance(norm, RMSNorm):
                 norm.reset_parameters()

@@ -1,7 +1,7 @@
 """Weights + config.json: a saved model directory IS a Hugging Face model directory.
 
 Parameter names and the order of operations are transformers', so `AutoModelForCausalLM.from_pretrained(dir)` gives
-the same logits. model/families/ has what differs between the architectures, and which of them are equal to the last bit.
+the same logits. model/families/ has what differs between the architectures.
 A directory may have been written by somebody else: what is wrong in it is a DamagedFile, one line that names the file.
 """
 
@@ -34,8 +34,7 @@ from configs.files import (
 )
 from model.config import ModelConfig
 from model.counting import on_meta
-from model.families import Family, family_of, readable_families
-from model.families.config_json import TokenId
+from model.families import MISTRAL, Family, all_families, family_named, family_of
 from model.memory import free_ram
 from model.transformer import LanguageModel
 from model.weight_files import Stored, describe, read
@@ -47,7 +46,7 @@ TOKENIZER_FILES = "tokenizer.json tokenizer_config.json special_tokens_map.json 
 class Generation(BaseModel):
     """What is read of generation_config.json."""
 
-    eos_token_id: TokenId | list[TokenId] | None = None
+    eos_token_id: int | list[int] | None = None
 
 
 class Named(BaseModel):
@@ -161,11 +160,11 @@ def read_config(directory: Path) -> ModelConfig:
 
 def _family_in(directory: Path) -> tuple[Family, dict[str, Any]]:
     """The family of a model directory, and its config.json."""
-    file, families = directory / "config.json", readable_families()
+    file = directory / "config.json"
     fields = read_json(file)
-    if (family := families.get(str(fields.get("model_type")))) is None:
-        name = repr(fields.get("model_type"))[:60]
-        raise DamagedFile(f"{file}: model_type is {name}; Headlight builds {', '.join(families)}")
+    if (family := family_named(fields.get("model_type"))) is None:
+        known = ", ".join(each.model_type for each in (*all_families(), MISTRAL))
+        raise DamagedFile(f"{file}: model_type is {fields.get('model_type')!r:.60}; Headlight builds {known}")
     return family, fields
 
 
@@ -178,7 +177,7 @@ def _check_before_building(directory: Path) -> None:
         reason = str(error).partition("\n")[0]
         raise DamagedFile(f"{directory / 'config.json'}: no such model can be built: {reason}") from None
     _check_tensors(lm, stored, family)
-    needed, there = 4.0 * lm.num_parameters() + stored.bytes, free_ram()
+    needed, there = 4.0 * lm.num_parameters() + sum(part.stat().st_size for part in stored.parts), free_ram()
     if there is not None and needed > there[0]:
         sizes = f"{needed / 1e9:.1f} GB to be loaded, and {there[0] / 1e9:.1f} GB are there ({there[1]})"
         raise DamagedFile(f"{stored.file}: holds {lm.num_parameters():,} parameters, which need {sizes}")
@@ -229,19 +228,9 @@ def _stored_in(directory: Path) -> tuple[Stored, Family]:
 
 
 def _check_tensors(lm: LanguageModel, stored: Stored, family: Family) -> None:
-    """Raises DamagedFile unless all tensors are there, fit, and none is left over."""
-    state, found = lm.state_dict(), stored.shapes
+    state = lm.state_dict()
     shapes = {name: torch.empty(state[name].shape, device="meta") for name in _stored_names(lm)}
-    expected = {name: list(x.shape) for name, x in family.to_files(shapes).items()}
-    problems = [f"{name} is missing" for name in expected.keys() - found.keys()]
-    problems += [f"{name} is not part of this model" for name in found.keys() - expected.keys()]
-    problems += [
-        f"{name} has shape {found[name]}, the model has {expected[name]}"
-        for name in expected.keys() & found.keys()
-        if found[name] != expected[name]
-    ]
-    if problems:
-        raise DamagedFile(f"{stored.file}: is of another architecture: {'; '.join(sorted(problems)[:3])}")
+    stored.check({name: list(x.shape) for name, x in family.to_files(shapes).items()}, "the model of config.json")
 
 
 def base_of(directory: Path) -> Path:

@@ -77,7 +77,7 @@ class Experts(nn.Module):
         self.active_share = config.num_experts_per_tok / count
         self.gate_up_proj = nn.Parameter(torch.empty(count, 2, inner, hidden))
         self.down_proj = nn.Parameter(torch.empty(count, hidden, inner))
-        self.act = ACTIVATIONS[config.hidden_act]()
+        self.act = ACTIVATIONS[config.hidden_act]
 
     @torch.compiler.disable  # float32 products are refused; in 16 bits on a CPU each step has other sizes
     def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:

@@ -19,8 +19,18 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from configs.command import InputError, exit_on_bad_input
-from configs.files import ADAPTER, CARD, STATE, TRAINING, check_files, is_adapter, is_file, read_checkpoint, read_json
-from configs.files import read_text
+from configs.files import (
+    ADAPTER,
+    CARD,
+    STATE,
+    TRAINING,
+    check_files,
+    is_adapter,
+    is_file,
+    read_checkpoint,
+    read_json,
+    read_text,
+)
 from configs.text import fenced
 from model.card import Progress, model_card, published
 from model.checkpoint import TOKENIZER_FILES, load, new_directory, read_tokenizer_files, save_new

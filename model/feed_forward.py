@@ -6,32 +6,20 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.config import ModelConfig
-from model.linear import make_linear, zero_biases
 
-
-class GeluNew(nn.Module):
-    """x times the probability that a normal number is below x, nearly: by a tanh (Hendrycks & Gimpel 2016, 1606.08415).
-
-    A model that is evaluated on a CPU computes it operation by operation, as transformers does, to the last bit.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training or x.device.type != "cpu" or torch.compiler.is_compiling():
-            return F.gelu(x, approximate="tanh")
-        return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
-
-
-ACTIVATIONS: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
-    "silu": lambda: F.silu,
-    "relu": lambda: F.relu,
-    "gelu": lambda: F.gelu,
-    "gelu_new": GeluNew,
-    "gelu_pytorch_tanh": lambda: partial(F.gelu, approximate="tanh"),
+# GELU: x times the probability that a normal number is below x (Hendrycks & Gimpel 2016, arXiv 1606.08415). GPT-2 has
+# the approximation by a tanh, under two names.
+GELU_BY_TANH = partial(F.gelu, approximate="tanh")
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_new": GELU_BY_TANH,
+    "gelu_pytorch_tanh": GELU_BY_TANH,
 }
 
 
@@ -47,11 +35,11 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         assert config.intermediate_size is not None
-        linear, bias = make_linear(config), config.mlp_bias
-        self.gate_proj = linear(config.hidden_size, config.intermediate_size, bias=bias)
-        self.up_proj = linear(config.hidden_size, config.intermediate_size, bias=bias)
-        self.down_proj = linear(config.intermediate_size, config.hidden_size, bias=bias)
-        self.act = ACTIVATIONS[config.hidden_act]()
+        bias = config.mlp_bias
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=bias)
+        self.act = ACTIVATIONS[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
@@ -70,10 +58,10 @@ class PlainFeedForward(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         assert config.intermediate_size is not None
-        linear, bias = make_linear(config), config.mlp_bias
-        self.up_proj = linear(config.hidden_size, config.intermediate_size, bias=bias)
-        self.down_proj = linear(config.intermediate_size, config.hidden_size, bias=bias)
-        self.act = ACTIVATIONS[config.hidden_act]()
+        bias = config.mlp_bias
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=bias)
+        self.act = ACTIVATIONS[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.act(self.up_proj(x)))
@@ -92,4 +80,6 @@ def _reset(*inner: nn.Linear, output: nn.Linear) -> None:
     for projection in inner:
         nn.init.normal_(projection.weight, std=1 / math.sqrt(projection.in_features))
     nn.init.zeros_(output.weight)
-    zero_biases(*inner, output)
+    for projection in (*inner, output):
+        if projection.bias is not None:
+            nn.init.zeros_(projection.bias)

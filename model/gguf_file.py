@@ -195,7 +195,7 @@ class _Settings(BaseModel):
 
 
 def _read_tokenizer(directory: Path, config: ModelConfig) -> dict[str, Any]:
-    """What GGUFWriter's `add_…` take. Raises InputError for a tokenizer that llama.cpp would split text differently with.
+    """What GGUFWriter's `add_…` take. Raises InputError for a tokenizer whose ids would be others in llama.cpp.
 
     Ids that no token has (rows of the embedding that are left over) are unused tokens.
     """

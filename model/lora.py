@@ -266,11 +266,11 @@ def load_adapters(lm: LanguageModel, directory: Path) -> None:
     file, stored = directory / ADAPTER, _stored(directory)
     there: AdapterJson = read_json(file, AdapterJson)
     rows = _first_added_row(lm, there, file)
-    check_base(directory, weights_hash(lm))
+    check_base(directory, sha256 := weights_hash(lm))
     modules = sorted({name.partition(".lora_")[0] for name in stored.shapes if ROWS not in name})  # their full names
     values = {"rank": there.r, "alpha": there.lora_alpha, "dropout": there.lora_dropout, "target_modules": modules}
     try:
-        add_adapters(lm, checked(values, str(file), LoraConfig), rows=rows)
+        add_adapters(lm, checked(values, str(file), LoraConfig), base_sha256=sha256, rows=rows)
     except ValueError as error:
         raise DamagedFile(f"{file}: {str(error).removeprefix(f'{file}: ')}") from None
     lm.load_state_dict(read_adapters(lm, directory), strict=False)
@@ -304,12 +304,11 @@ def check_base(directory: Path, sha256: str) -> None:
 
 def read_adapters(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
     """The tensors of a directory under the model's own names, checked against its adapters. Raises DamagedFile."""
+    assert lm.adapters is not None
     check_files(directory, ADAPTER, TENSORS)
-    stored, expected = _stored(directory), _adapter_shapes(lm)
-    for name in sorted(expected.keys() | stored.shapes.keys()):
-        if expected.get(name) != stored.shapes.get(name):
-            found, wanted = (f"{x[name]}" if name in x else "nothing" for x in (stored.shapes, expected))
-            raise DamagedFile(f"{stored.file}: {name[:100]} has shape {found}, the adapters of this model {wanted}")
+    stored = _stored(directory)
+    check_base(directory, lm.adapters.base_sha256)
+    stored.check(_adapter_shapes(lm), "the adapters of this model")
     return read(stored)
 
 

@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from configs.command import InputWarning
-from configs.files import DamagedFile, read_json
+from configs.files import DamagedFile, is_file, read_json
 
 DTYPES = ("F32", "F16", "BF16")  # what a model may be stored in without being rounded when it is loaded
 # a file beside the index: a foreign one must not lead out of its directory
-Part = Annotated[str, Field(pattern=r"^[\w.\-]{1,240}\.safetensors$")]
+Part = Annotated[str, Field(pattern=r"^[\w.\-]+\.safetensors$")]
 
 
 class Index(BaseModel):
@@ -40,9 +40,14 @@ class Stored:
     shapes: dict[str, list[int]]
     names: dict[str, str]
 
-    @property
-    def bytes(self) -> int:
-        return sum(part.stat().st_size for part in self.parts)
+    def check(self, expected: dict[str, list[int]], of: str) -> None:
+        """Raises DamagedFile unless these tensors are there, all and no others. of: what they are a part of."""
+        for name in sorted(expected.keys() | self.shapes.keys()):
+            there, wanted = self.shapes.get(name, "nothing"), expected.get(name, "nothing")
+            if there != wanted:
+                raise DamagedFile(
+                    f"{self.file}: does not belong to {of}: for {name[:100]} it has {there}, not {wanted}"
+                )
 
 
 def describe(file: Path, current: Callable[[str], str | None] = str) -> Stored:
@@ -51,12 +56,12 @@ def describe(file: Path, current: Callable[[str], str | None] = str) -> Stored:
     current: the name of a tensor in a file -> the one that is used today; None for what is no weight.
     """
     parts, index = [file], file.with_name(f"{file.name}.index.json")
-    if not file.is_file() and index.is_file():
+    if not is_file(file) and is_file(index):
         parts = [file.with_name(name) for name in sorted({*read_json(index, Index).weight_map.values()})]
         file = index
     stored = Stored(file, parts, {}, {})
     for part in parts:
-        if not part.is_file():  # to open a pipe would wait for ever
+        if not is_file(part):  # to open a pipe would wait for ever
             raise DamagedFile(f"{part}: cannot be read: there is no such file")
         try:  # the library checks that the tensors fill the file exactly, without overlap
             with safe_open(part, "pt") as tensors:
@@ -65,9 +70,11 @@ def describe(file: Path, current: Callable[[str], str | None] = str) -> Stored:
                         continue
                     header = tensors.get_slice(name)
                     if header.get_dtype() not in DTYPES:
-                        raise DamagedFile(f"{part}: {name[:60]} is stored as {header.get_dtype()}: must be F32, F16 or BF16")
+                        raise DamagedFile(
+                            f"{part}: {name[:60]} is stored as {header.get_dtype()}: must be F32, F16 or BF16"
+                        )
                     if today in stored.shapes:
-                        raise DamagedFile(f"{part}: {today[:60]} is there twice")
+                        raise DamagedFile(f"{part}: {today[:60]} is there under two names")
                     stored.shapes[today], stored.names[name] = list(header.get_shape()), today
         except (OSError, SafetensorError, RuntimeError, OverflowError) as error:
             raise DamagedFile(f"{part}: cannot be read: {str(error).partition(chr(10))[0][:200]}") from None

@@ -134,7 +134,7 @@ def as_student(config: RunConfig) -> RunConfig:
 
     Raises InputError without a teacher, or if that is not a model.
     """
-    from model.saving.checkpoint_format import read_config
+    from model.checkpoint import read_config
     from train.saving.initial_weights import take_over
 
     if config.distill is None:

@@ -36,8 +36,8 @@ from data.config import (
     TokenizerConfig,
 )
 from eval.config import AttentionConfig, EvalConfig, HookConfig
-from model.adapters.config import LoraConfig
 from model.config import ModelConfig
+from model.lora_config import LoraConfig
 from model.positions.scaling import RopeScaling
 from train.config import IDENTITY, OptimizerConfig, RunConfig, TrainConfig
 from train.methods.distill_keys import DistillConfig

@@ -1,6 +1,7 @@
-"""Which Hugging Face architecture is a model? One table; those with tensors of their own are in two more files.
+"""Which Hugging Face architecture is a model? One table; families with tensors of their own are in two more files.
 
-A config is written as the first family that can express it. To add an architecture, add a `Family` here.
+A config is written as the first family that can express it. To add an architecture, add a `Family` to the table.
+Logits are transformers' to the last bit (float32, on a CPU), but for gpt2, qwen3_moe and deepseek_v3: within 1e-5.
 """
 
 from __future__ import annotations
@@ -12,81 +13,28 @@ from pathlib import Path
 
 from configs.files import DamagedFile, checked
 from model.config import ModelConfig
-from model.families.family import PLAIN, SAME_NAME, Family, Fields, read_windows
-
-__all__ = ["FAMILIES", "Family", "NoFamily", "all_families", "family_named", "family_of", "fitting_family"]
+from model.families.family import PLAIN, SAME_NAME, Family, Fields
 
 
-# ---------------------------------------------------------------------------------------------------------
-# How does each spell its sliding windows? layer_types, which all write, says which layers slide; where it is missing,
-# each has a rule of its own. `there` holds what config.json says.
-
-
-def _kinds(slides: list[bool]) -> list[str]:
-    return ["sliding_attention" if each else "full_attention" for each in slides]
-
-
-def _read_ministral(there: Fields) -> Fields:
-    """Without layer_types every layer slides, if there is a window."""
-    window = there["sliding_window"]
-    return read_windows(window, there["layer_types"] or _kinds([window is not None] * there["num_hidden_layers"]))
-
-
-def _read_mistral(there: Fields) -> Fields:
-    """layer_types is refused: transformers reads it in part, and then cannot compute."""
-    if there["layer_types"] is not None:
-        raise ValueError("layer_types is there, and mistral has a window in all layers or in none: remove it")
-    return _read_ministral(there)
-
-
-def _write_qwen(config: ModelConfig) -> Fields:
-    """transformers forgets the window unless use_sliding_window is true.
-
-    In transformers layer_types decides. vLLM has one window for all layers; it refuses a model with mixed layer_types
-    only if max_window_layers is not the number of layers, and computes wrongly otherwise.
-    """
-    types = config.layer_types or []
-    first = types.index("sliding_attention") if "sliding_attention" in types else config.num_hidden_layers
-    return _write_switch(config) | {"max_window_layers": first}  # how many layers are full before one that slides
-
-
-def _write_switch(config: ModelConfig) -> Fields:
-    return {"use_sliding_window": config.sliding_window is not None, "sliding_window": config.sliding_window}
-
-
-def _read_qwen(there: Fields) -> Fields:
-    """Without layer_types, the layers from max_window_layers on slide, 28 being transformers' default."""
-    window = there["sliding_window"] if there["use_sliding_window"] else None
-    slides = [window is not None and i >= there["max_window_layers"] for i in range(there["num_hidden_layers"])]
-    return read_windows(window, there["layer_types"] or _kinds(slides))
-
-
-def _write_smollm3(config: ModelConfig) -> Fields:
-    return {"no_rope_layers": [int(rotates) for rotates in config.rotates]} | _write_switch(config)
-
-
-def _read_smollm3(there: Fields) -> Fields:
-    """Without no_rope_layers every fourth layer has no RoPE; without layer_types those layers slide, if one may."""
+def _rotates(there: Fields) -> list[int]:
+    """SmolLM3: which layers have RoPE. Without no_rope_layers every fourth has none."""
     layers, every = there["num_hidden_layers"], there["no_rope_layer_interval"]
     rotates = there["no_rope_layers"] or [int((i + 1) % every != 0) for i in range(layers)]
     if len(rotates) < layers:
         raise ValueError(f"no_rope_layers has {len(rotates)} entries for {layers} layers")
-    rotates = rotates[:layers]
-    window = there["sliding_window"] if there["use_sliding_window"] else None
-    position: Fields = {"no_rope_layers": rotates} if any(rotates) else {"position_embedding": "none"}
-    slides = [window is not None and not flag for flag in rotates]
-    return position | read_windows(window, there["layer_types"] or _kinds(slides))
+    return rotates[:layers]
 
 
-# ---------------------------------------------------------------------------------------------------------
-# The table
+def _read_smollm3(there: Fields) -> Fields:
+    rotates = _rotates(there)
+    return {"no_rope_layers": rotates} if any(rotates) else {"position_embedding": "none"}
 
 
 class _Headlight(Family):
     """Any parts together. transformers has no such model, so config.json has the fields of ModelConfig themselves."""
 
     def write(self, config: ModelConfig) -> Fields:
-        note = "Saved with loadable_elsewhere: false: no other program has such a model. Load it with Headlight."
+        note = "Saved with loadable_elsewhere: false: no other program has such a model, so load it with Headlight."
         names = {"architectures": [self.architecture], "model_type": self.model_type, "note": note}
         return names | config.model_dump(exclude={"attn_implementation"})
 
@@ -98,70 +46,67 @@ class _Headlight(Family):
         return checked({key: value for key, value in fields.items() if key not in beside}, str(file), ModelConfig)
 
 
-_MINISTRAL = Family(  # Jiang et al. 2023 (arXiv 2310.06825)
-    "ministral",
-    "MinistralForCausalLM",
-    needs={"qk_norm": False},
-    spells=("sliding_window",),
-    defaults={"num_key_value_heads": 8, "sliding_window": 4096},
-    write_own=lambda config: {"sliding_window": config.sliding_window},
-    read_own=_read_ministral,
-)
 FAMILIES = (
-    # no QK-norm, no window; the widest support elsewhere (llama.cpp, vLLM, …)
-    Family(  # Touvron et al. 2023 (arXiv 2302.13971); Grattafiori et al. 2024 (2407.21783)
-        "llama", "LlamaForCausalLM", needs={"qk_norm": False}, words=("attention_bias", "mlp_bias", "hidden_act")
-    ),
-    # QK-norm on every head, and windows in any of the layers
-    Family(  # Yang et al. 2025 (arXiv 2505.09388)
+    # No QK-norm, no windows; the widest support elsewhere (llama.cpp, vLLM, …).
+    # Touvron et al. 2023 (arXiv 2302.13971); Grattafiori et al. 2024 (2407.21783).
+    Family("llama", "LlamaForCausalLM", needs={"qk_norm": False}, words=("attention_bias", "mlp_bias", "hidden_act")),
+    # QK-norm on every head, and windows in any of the layers. Yang et al. 2025 (arXiv 2505.09388).
+    Family(
         "qwen3",
         "Qwen3ForCausalLM",
         words=("attention_bias",),
-        spells=("sliding_window",),
+        slides=lambda layer, there: layer >= there["max_window_layers"],
         defaults={"head_dim": 128, "sliding_window": 4096},
-        write_own=_write_qwen,
-        read_own=_read_qwen,
     ),
-    # llama with windows in any of the layers. Not `mistral`, which has a window in all layers or in none, and which
-    # llama.cpp computes without it
-    _MINISTRAL,
-    # a bias on queries, keys and values, and windows in any of the layers
-    Family(  # Yang et al. 2024 (arXiv 2407.10671)
+    # Llama with windows in any of the layers. Not `mistral`, which has a window in all layers or in none, and which
+    # llama.cpp computes without it. Jiang et al. 2023 (arXiv 2310.06825).
+    MINISTRAL := Family(
+        "ministral",
+        "MinistralForCausalLM",
+        needs={"qk_norm": False},
+        slides=lambda layer, there: True,
+        switch=False,
+        defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+    ),
+    # A bias on queries, keys and values, and windows in any of the layers. Yang et al. 2024 (arXiv 2407.10671).
+    Family(
         "qwen2",
         "Qwen2ForCausalLM",
         needs={"qk_norm": False, "qkv_bias": True},
-        spells=("sliding_window",),
+        slides=lambda layer, there: layer >= there["max_window_layers"],
         defaults={"num_key_value_heads": 32, "sliding_window": 4096},
-        write_own=_write_qwen,
-        read_own=_read_qwen,
     ),
-    # what comes out of attention and of the feed-forward part is normalised, and all heads' queries as one
-    Family(  # Walsh et al. 2025, "2 OLMo 2 Furious" (arXiv 2501.00656)
+    # What comes out of attention and of the feed-forward part is normalised, and all heads' queries as one.
+    # Walsh et al. 2025, "2 OLMo 2 Furious" (arXiv 2501.00656).
+    Family(
         "olmo2",
         "Olmo2ForCausalLM",
         needs={"qk_norm": "whole", "norm_position": "after"},
         words=("attention_bias",),
         defaults={"rms_norm_eps": 1e-5},
     ),
-    # layers without RoPE (NoPE: Kazemnejad et al. 2023, arXiv 2305.19466), and windows in any of the layers
-    Family(  # Bakouch et al. 2025 (huggingface.co/blog/smollm3)
+    # Layers without RoPE (NoPE: Kazemnejad et al. 2023, arXiv 2305.19466), and windows in any of the layers.
+    # Bakouch et al. 2025 (huggingface.co/blog/smollm3).
+    Family(
         "smollm3",
         "SmolLM3ForCausalLM",
         needs={"qk_norm": False},
         words=("attention_bias",),
-        spells=("no_rope_layers", "position_embedding", "sliding_window"),
+        spells=("no_rope_layers", "position_embedding"),
+        slides=lambda layer, there: not _rotates(there)[layer],
         defaults={"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True},
-        write_own=_write_smollm3,
+        write_own=lambda config: {"no_rope_layers": [int(rotates) for rotates in config.rotates]},
         read_own=_read_smollm3,
     ),
     _Headlight("headlight", "HeadlightLanguageModel", needs={"loadable_elsewhere": False}, words=tuple(PLAIN)),
 )
-# read, and saved as llama or ministral
-MISTRAL = replace(_MINISTRAL, model_type="mistral", architecture="MistralForCausalLM", read_own=_read_mistral)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Looking one up
+# Read, and saved as llama or ministral. transformers reads layer_types in part, and then cannot compute.
+MISTRAL = replace(
+    MINISTRAL,
+    model_type="mistral",
+    architecture="MistralForCausalLM",
+    fixed=MINISTRAL.fixed | {"layer_types": None},
+)
 
 
 def all_families() -> Iterator[Family]:
@@ -177,7 +122,14 @@ def all_families() -> Iterator[Family]:
 
 def family_named(model_type: object) -> Family | None:
     """The family of a config.json."""
-    return MISTRAL if model_type == "mistral" else next((x for x in all_families() if x.model_type == model_type), None)
+    if model_type == MISTRAL.model_type:
+        return MISTRAL
+    return next((family for family in all_families() if family.model_type == model_type), None)
+
+
+def fitting_family(config: ModelConfig) -> Family | None:
+    """The family that a model is saved as, if there is one."""
+    return next((family for family in all_families() if not family.differences(config)), None)
 
 
 class NoFamily(ValueError):
@@ -186,11 +138,6 @@ class NoFamily(ValueError):
     def __init__(self, message: str, keys: list[str]):
         super().__init__(message)
         self.keys = keys
-
-
-def fitting_family(config: ModelConfig) -> Family | None:
-    """The family that a model is saved as, if there is one."""
-    return next((family for family in all_families() if not family.differences(config)), None)
 
 
 def family_of(config: ModelConfig) -> Family:

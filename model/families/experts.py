@@ -7,7 +7,7 @@ import re
 import torch
 
 from model.config import ModelConfig
-from model.families.family import Family, Fields, Tensors, read_no_windows, read_windows
+from model.families.family import Family, Fields, Tensors
 
 # ---------------------------------------------------------------------------------------------------------
 # Qwen3-MoE: Qwen3 with experts in some layers or in all; sliding windows in every layer or in none
@@ -30,34 +30,31 @@ class _Qwen3Moe(Family):
 
 
 def _write_experts(config: ModelConfig) -> Fields:
-    """transformers 4 says num_experts, 5 num_local_experts; both need use_sliding_window to keep the window."""
-    return config.model_dump(include={*EXPERT_KEYS, "num_experts", "sliding_window"}) | {
-        "num_local_experts": config.num_experts,
-        "output_router_logits": False,
-        "use_sliding_window": config.sliding_window is not None,
-    }
+    """transformers 4 says num_experts, 5 num_local_experts."""
+    values = config.model_dump(include={*EXPERT_KEYS, "num_experts"})
+    return values | {"num_local_experts": config.num_experts, "output_router_logits": False}
 
 
 def _read_experts(there: Fields) -> Fields:
     """A window holds for all layers, whatever layer_types says; without experts it is a Qwen3 model."""
-    count = there["num_local_experts"] if there["num_experts"] is None else there["num_experts"]
-    window = there["sliding_window"] if there["use_sliding_window"] else None
-    found = read_windows(window, ["full_attention" if window is None else "sliding_attention"] * there["num_hidden_layers"])
-    given = {name: there[name] for name in EXPERT_KEYS if there.get(name) is not None}
-    return found | given | {"num_experts": count} if count else found
+    values: Fields = {"sliding_window": there["sliding_window"] if there["use_sliding_window"] else None}
+    values["layer_types"] = None  # follows from it
+    if count := there["num_local_experts"] if there["num_experts"] is None else there["num_experts"]:
+        values |= {name: there[name] for name in EXPERT_KEYS if there.get(name) is not None} | {"num_experts": count}
+    return values
 
 
 def _to_files(tensors: Tensors) -> Tensors:
     """The stacks of model/experts.py, one expert at a time."""
     found: Tensors = {}
     for name, tensor in tensors.items():
-        of, _, part = name.rpartition(".")
-        if not of.endswith(".experts"):
+        layer, _, part = name.rpartition(".")
+        if part not in ("gate_up_proj", "down_proj"):
             found[name] = tensor
             continue
-        for expert, matrices in enumerate(tensor):
-            for kind, matrix in zip(("gate", "up"), matrices, strict=True) if part == "gate_up_proj" else [("down", matrices)]:
-                found[f"{of}.{expert}.{kind}_proj.weight"] = matrix
+        for expert, matrix in enumerate(tensor):
+            names = [f"{layer}.{expert}.{kind}_proj.weight" for kind in part.removesuffix("_proj").split("_")]
+            found |= dict(zip(names, matrix if len(names) > 1 else [matrix], strict=True))
     return found
 
 
@@ -68,48 +65,36 @@ def _from_files(tensors: Tensors) -> Tensors:
             single[match[1], match[3], int(match[2])] = tensor
         else:
             found[name] = tensor
-    for layer in dict.fromkeys(of for of, _, _ in single):
-        count = range(sum(key[:2] == (layer, "down") for key in single))
-        pairs = [torch.stack([single[layer, part, expert] for part in ("gate", "up")]) for expert in count]
+    for layer in dict.fromkeys(layer for layer, _, _ in single):
+        experts = range(sum(key[:2] == (layer, "down") for key in single))
+        pairs = [torch.stack([single[layer, part, expert] for part in ("gate", "up")]) for expert in experts]
         found[f"{layer}.gate_up_proj"] = torch.stack(pairs)
-        found[f"{layer}.down_proj"] = torch.stack([single[layer, "down", expert] for expert in count])
+        found[f"{layer}.down_proj"] = torch.stack([single[layer, "down", expert] for expert in experts])
     return found
 
 
 QWEN3_MOE = _Qwen3Moe(  # Yang et al. 2025 (arXiv 2505.09388)
-    "qwen3_moe",
-    "Qwen3MoeForCausalLM",
-    words=("attention_bias",),
-    spells=("num_experts", "sliding_window"),
+    "qwen3_moe", "Qwen3MoeForCausalLM", words=("attention_bias",), spells=("num_experts",),
+    slides=lambda layer, there: True,
     defaults={
-        "sliding_window": 4096,
-        "num_local_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "norm_topk_prob": False,
-        "router_aux_loss_coef": 0.001,
+        "sliding_window": 4096, "num_local_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+        "norm_topk_prob": False, "router_aux_loss_coef": 0.001,
     },
-    write_own=_write_experts,
-    read_own=_read_experts,
-    to_files=_to_files,
-    from_files=_from_files,
-)
+    write_own=_write_experts, read_own=_read_experts, to_files=_to_files, from_files=_from_files,
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------
 # DeepSeek-V3: its layers of experts are not built, every layer is dense here
 
-LATENT_KEYS = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rope_interleave")
-
 
 def _write_latent(config: ModelConfig) -> Fields:
     """A number of dense layers that leaves none for experts. Here head_dim is what RoPE turns."""
     no_experts = ("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "n_group", "topk_group")
-    return {
+    return dict.fromkeys(no_experts, 1) | {
         "head_dim": config.qk_rope_head_dim,
         "first_k_dense_replace": config.num_hidden_layers,
         "moe_intermediate_size": config.intermediate_size,
-        **dict.fromkeys(no_experts, 1),
         "num_nextn_predict_layers": 0,
     }
 
@@ -120,25 +105,17 @@ def _read_latent(there: Fields) -> Fields:
         raise ValueError(f"first_k_dense_replace is {dense}; Headlight builds deepseek_v3 without layers of experts")
     if (head := there.get("head_dim")) not in (None, there["qk_rope_head_dim"]):
         raise ValueError(f"head_dim is {head}; in a deepseek_v3 it is qk_rope_head_dim ({there['qk_rope_head_dim']})")
-    return read_no_windows(there) | {"head_dim": None, "rope_interleave": bool(there["rope_interleave"])}
+    return {"head_dim": None, "rope_interleave": bool(there["rope_interleave"])}
 
 
 DEEPSEEK_V3 = Family(  # DeepSeek-AI 2024 (arXiv 2412.19437)
-    "deepseek_v3",
-    "DeepseekV3ForCausalLM",
-    needs={"attention": "mla", "qk_norm": False},
-    words=("attention_bias", *LATENT_KEYS),
+    "deepseek_v3", "DeepseekV3ForCausalLM", needs={"attention": "mla", "qk_norm": False},
+    words=("attention_bias", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+           "rope_interleave"),
     fixed={"hidden_act": "silu"},
     defaults={
-        "num_key_value_heads": 128,
-        "kv_lora_rank": 512,
-        "q_lora_rank": 1536,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "first_k_dense_replace": 3,
-        "rope_interleave": True,
+        "num_key_value_heads": 128, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "first_k_dense_replace": 3, "rope_interleave": True,
     },
-    write_own=_write_latent,
-    read_own=_read_latent,
-)
+    write_own=_write_latent, read_own=_read_latent,
+)  # fmt: skip

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from configs.files import DamagedFile, checked
 from model.config import LayerType, ModelConfig
@@ -34,41 +34,14 @@ ONE_VALUE = {  # with another value transformers computes what Headlight does no
     "is_causal": True, "is_encoder_decoder": False, "quantization_config": None, "compression_config": None,
     "per_layer_config": None, "fusion_config": None, "transformers_weights": None,
 }  # fmt: skip
+FULL = ("partial_rotary_factor", 1.0)  # RoPE turns all numbers of a head
 Fields = dict[str, Any]
 Tensors = dict[str, "Tensor"]
-Positive = Annotated[FiniteFloat, Field(gt=0)]
 Length = Annotated[int, Field(ge=1, lt=1 << 31)]
-One = Annotated[FiniteFloat, Field(ge=1, le=1)]
-
-
-class Rope(BaseModel):
-    """`rope_parameters` of transformers 5, `rope_scaling` of 4."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    rope_type: Literal["default", "linear", "yarn", "llama3"] = "default"
-    rope_theta: Positive | None = None
-    factor: FiniteFloat | None = None
-    original_max_position_embeddings: Length | None = None
-    beta_fast: FiniteFloat | None = None
-    beta_slow: FiniteFloat | None = None
-    attention_factor: FiniteFloat | None = None
-    low_freq_factor: FiniteFloat | None = None
-    high_freq_factor: FiniteFloat | None = None
-    truncate: Literal[True] = True
-    partial_rotary_factor: One = 1.0
-
-    @model_validator(mode="before")
-    @classmethod
-    def _old_name(cls, values: Any) -> Any:
-        """transformers 4 said `type`."""
-        if isinstance(values, dict) and "type" in values:
-            values = {"rope_type": values["type"]} | {key: value for key, value in values.items() if key != "type"}
-        return values
 
 
 class ConfigJson(BaseModel):
-    """The fields that must be there, and those that need more than a check by ModelConfig, which sees the others.
+    """The fields that must be there, and those that are translated. The others go to ModelConfig, which checks them.
 
     A default is the one that transformers takes for a field that is left out; Family.defaults has exceptions.
     """
@@ -83,10 +56,9 @@ class ConfigJson(BaseModel):
     num_key_value_heads: int | None = None
     max_position_embeddings: Length
     tie_word_embeddings: bool = False
-    rope_theta: Positive | None = None
-    rope_parameters: Rope | None = None
-    rope_scaling: Rope | None = None
-    partial_rotary_factor: One | None = None
+    rope_theta: float | None = None
+    rope_parameters: dict[str, Any] | None = None
+    rope_scaling: dict[str, Any] | None = None
     original_max_position_embeddings: Length | None = None
     layer_types: list[LayerType] | None = None
     sliding_window: int | None = None
@@ -97,23 +69,7 @@ class ConfigJson(BaseModel):
     num_experts: Annotated[int, Field(ge=0, le=100_000)] | None = None
     num_local_experts: Annotated[int, Field(ge=0, le=100_000)] | None = None
     first_k_dense_replace: int = 0
-    headlight: dict[Literal["hidden_dropout"], float] = {}  # what Headlight writes for itself
-
-
-def read_windows(window: int | None, types: list[str]) -> Fields:
-    """The two fields of ModelConfig. types: a kind for each layer."""
-    if "sliding_attention" not in types:
-        return {}
-    if window is None:
-        raise ValueError("layer_types has sliding_attention, and no sliding_window is in use")
-    return {"sliding_window": window, "layer_types": types}
-
-
-def read_no_windows(there: Fields) -> Fields:
-    """A window that the family does not know is used by one part of transformers and ignored by another."""
-    if there["sliding_window"] is not None or "sliding_attention" in (there["layer_types"] or []):
-        raise ValueError("sliding_window and layer_types say that there are windows, and this model_type has none")
-    return {}
+    headlight: dict[str, Any] = {}  # what Headlight writes for itself
 
 
 @dataclass(frozen=True)
@@ -124,11 +80,12 @@ class Family:
     Of PARTS it has the default, but for these: needs: fields of ModelConfig that have one value here. words: fields
     that may have any value and have the same name in config.json. spells: fields that may have any value, in words of
     its own, which `write_own` and `read_own` know; `read_own` gets the fields of ConfigJson and all others.
+    slides: where layer_types is missing, whether a layer has the sliding window: (layer, fields) -> bool. None: the
+    family has no windows. switch: a window counts only where use_sliding_window is true.
     defaults: what transformers takes for a field of config.json that is left out, if ConfigJson says otherwise.
     fixed: fields of config.json that can have one value only, because Headlight builds nothing else.
     to_files, from_files: the tensors of LanguageModel by name -> those of this family's files, and back.
     current: the name of a tensor in a file -> its name today; None for one that is not a weight.
-    transposed: whether the layers of transformers store and multiply matrices as GPT-2's do (model/linear.py).
     """
 
     model_type: str
@@ -136,35 +93,36 @@ class Family:
     needs: Fields = field(default_factory=dict)
     words: tuple[str, ...] = ()
     spells: tuple[str, ...] = ()
+    slides: Callable[[int, Fields], bool] | None = None
+    switch: bool = True
     defaults: Fields = field(default_factory=dict)
     fixed: Fields = field(default_factory=lambda: {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False})
     write_own: Callable[[ModelConfig], Fields] = lambda config: {}
-    read_own: Callable[[Fields], Fields] = read_no_windows
+    read_own: Callable[[Fields], Fields] = lambda there: {}
     to_files: Callable[[Tensors], Tensors] = dict
     from_files: Callable[[Tensors], Tensors] = dict
     current: Callable[[str], str | None] = str
-    transposed: bool = False
 
     def differences(self, config: ModelConfig) -> Fields:
         """The fields that would have to be otherwise, each with the value that this family has; {} if it can be it."""
-        wanted = {key: value for key, value in PLAIN.items() if key not in (*self.words, *self.spells)} | self.needs
+        free = (*self.words, *self.spells, "sliding_window" if self.slides else "")
+        wanted = {key: value for key, value in PLAIN.items() if key not in free} | self.needs
         return {key: value for key, value in wanted.items() if getattr(config, key) != value}
 
     def write(self, config: ModelConfig) -> Fields:
         """The config.json of a model, in the spelling of transformers 4 and 5."""
-        values = config.model_dump()
+        values = config.model_dump(include={*SAME_NAME, *self.words, "layer_types"})
         rope: Fields = config.rope_scaling.written() if config.rope_scaling is not None else {"rope_type": "default"}
         rope["rope_theta"] = config.rope_theta
         return {
             "architectures": [self.architecture],
             "model_type": self.model_type,
-            **{name: values[name] for name in SAME_NAME},
             **self.fixed,
-            **{name: values[name] for name in self.words},
+            **values,
             "rope_theta": config.rope_theta,
             "rope_parameters": rope,
             "rope_scaling": rope if config.rope_scaling is not None else None,  # transformers 4 reads this one
-            "layer_types": config.layer_types,
+            **(_write_window(config) if self.slides else {}),
             **self.write_own(config),
             "initializer_range": 0.02,
             "pretraining_tp": 1,
@@ -177,14 +135,11 @@ class Family:
     def read(self, fields: Fields, file: Path) -> ModelConfig:
         """The inverse of `write`; also reads what transformers writes. Raises DamagedFile."""
         self.check_fixed(fields, file)
-        described: ConfigJson = checked(self.defaults | fields, str(file), ConfigJson)
-        there = described.model_dump()
+        there = checked(self.defaults | fields, str(file), ConfigJson).model_dump()
         values = {name: there[name] for name in (*SAME_NAME, *self.words) if there.get(name) is not None}
         try:
-            types, layers = described.layer_types, described.num_hidden_layers
-            if types is not None and len(types) != layers:
-                raise ValueError(f"layer_types has {len(types)} entries for {layers} layers")
-            values |= self.needs | described.headlight | _read_rope(described) | self.read_own(there)
+            values |= self.needs | there["headlight"] | _read_rope(there) | self._read_window(there)
+            values |= self.read_own(there)
         except ValueError as error:
             raise DamagedFile(f"{file}: {error}") from None
         return checked(values, str(file), ModelConfig)
@@ -196,16 +151,56 @@ class Family:
             if name not in self.words and (type(value) is not type(wanted) or value != wanted):
                 raise DamagedFile(f"{file}: {name} is {value!r:.60}; Headlight builds {wanted!r} only")
 
+    def _read_window(self, there: Fields) -> Fields:
+        """sliding_window and layer_types of ModelConfig."""
+        window, types, layers = there["sliding_window"], there["layer_types"], there["num_hidden_layers"]
+        if types is not None and len(types) != layers:
+            raise ValueError(f"layer_types has {len(types)} entries for {layers} layers")
+        if self.slides is None:  # such a window is used by one part of transformers and ignored by another
+            if window is not None or "sliding_attention" in (types or []):
+                raise ValueError("sliding_window and layer_types say that there are windows; this model_type has none")
+            return {}
+        if self.switch and not there["use_sliding_window"]:
+            window = None
+        if types is None:
+            slides = [window is not None and self.slides(layer, there) for layer in range(layers)]
+            types = ["sliding_attention" if each else "full_attention" for each in slides]
+        if "sliding_attention" not in types:
+            return {}
+        if window is None:
+            raise ValueError("layer_types has sliding_attention, and no sliding_window is in use")
+        return {"sliding_window": window, "layer_types": types}
 
-def _read_rope(there: ConfigJson) -> Fields:
+
+def _write_window(config: ModelConfig) -> Fields:
+    """transformers forgets the window unless use_sliding_window is true; layer_types decides which layers have it.
+
+    vLLM has one window for all layers; it refuses a model with mixed layer_types only if max_window_layers is not the
+    number of layers, and computes wrongly otherwise.
+    """
+    types = config.layer_types or []
+    first = types.index("sliding_attention") if "sliding_attention" in types else config.num_hidden_layers
+    return {
+        "use_sliding_window": config.sliding_window is not None,
+        "sliding_window": config.sliding_window,
+        "max_window_layers": first,  # how many layers are full before the first that slides
+    }
+
+
+def _read_rope(there: Fields) -> Fields:
     """rope_theta and rope_scaling from `rope_scaling` (transformers 4; it wins in 5 too) or `rope_parameters` (5)."""
-    given = (there.rope_scaling, there.rope_parameters)
-    rope = next((each for each in given if each is not None and each.model_fields_set), Rope())
-    scaling = rope.model_dump(exclude_none=True, exclude={"rope_theta", "partial_rotary_factor", "truncate"})
-    values: Fields = {"rope_theta": float(rope.rope_theta or there.rope_theta or 10000.0)}
-    if rope.rope_type in ("yarn", "llama3"):
-        length = there.original_max_position_embeddings or rope.original_max_position_embeddings
-        scaling["original_max_position_embeddings"] = length or there.max_position_embeddings
-    elif len(scaling) > 1 and rope.rope_type == "default":
-        raise ValueError(f"rope_parameters has {max(scaling.keys() - {'rope_type'})!r}, which its rope_type has not")
-    return values if rope.rope_type == "default" else values | {"rope_scaling": scaling}
+    rope = dict(there["rope_scaling"] or there["rope_parameters"] or {})
+    of_4, theta = rope.pop("type", "default"), rope.pop("rope_theta", None)
+    kind = rope.pop("rope_type", of_4)
+    for place, name, wanted in ((rope, "truncate", True), (rope, *FULL), (there, *FULL)):
+        if place.pop(name, None) not in (None, wanted):
+            raise ValueError(f"rope_parameters: Headlight builds {name} {wanted} only")
+    rope = {key: value for key, value in rope.items() if value is not None}
+    theta = there["rope_theta"] if theta is None else theta
+    values: Fields = {} if theta is None else {"rope_theta": theta}
+    if kind in ("yarn", "llama3"):
+        length = there["original_max_position_embeddings"] or rope.get("original_max_position_embeddings")
+        rope["original_max_position_embeddings"] = length or there["max_position_embeddings"]
+    elif kind == "default" and rope:
+        raise ValueError(f"rope_parameters has {min(rope)!r:.60}, which its rope_type has not")
+    return values if kind == "default" else values | {"rope_scaling": {"rope_type": kind, **rope}}

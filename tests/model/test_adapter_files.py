@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 from configs.command import InputWarning
 from configs.files import DamagedFile
 from model import load, save
-from model.adapters.config import LoraConfig
-from model.adapters.files import base_of, load_adapters, weights_hash
-from model.adapters.lora import adapted, add_adapters, merge
+from model.checkpoint import base_of
+from model.lora import adapted, add_adapters, load_adapters, merge, weights_hash
+from model.lora_config import LoraConfig
 from tests.conftest import random_model, tiny_config
 
 IDS = torch.arange(24).view(2, 12)

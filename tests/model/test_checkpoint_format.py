@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MinistralConfig, Qwen3Config
 
 from model import LanguageModel, families, load, save
+from model.checkpoint import load_weights
 from model.families import FAMILIES, Family
-from model.saving.checkpoint_format import load_weights
 from tests.conftest import random_model, tiny_config
 
 LINEAR = {"rope_type": "linear", "factor": 4.0}

@@ -254,7 +254,7 @@ def test_an_out_that_holds_something_is_left_alone(run, monkeypatch, capsys):
 
 @pytest.mark.parametrize("heads", [3, 8])
 def test_a_count_that_does_not_fit_is_refused_before_anything_is_computed(run, monkeypatch, capsys, heads):
-    monkeypatch.setattr("model.saving.checkpoint_format.load", lambda path: pytest.fail("the weights were read"))
+    monkeypatch.setattr("model.checkpoint.load", lambda path: pytest.fail("the weights were read"))
     convert(monkeypatch, run, "--num-key-value-heads", heads, "--out", run.parent / "out", code=2)
     printed = capsys.readouterr()
     assert printed.err == f"error: num_key_value_heads ({heads}) does not divide the 4 query heads: use 1, 2, 4\n"

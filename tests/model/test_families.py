@@ -105,14 +105,20 @@ def drawn(family: str, number: int) -> ModelConfig:
 
 
 def same(ours: LanguageModel, theirs, ids: torch.Tensor) -> None:
-    """Equal logits, read at once and read with a cache, by both kernels that both have."""
+    """Equal logits, read at once and read with a cache, by both kernels that both have.
+
+    Within 1e-5 of the largest logit where GPT-2's products, and its tanh, are added up in another order than ours."""
+    exact = ours.config.position_embedding != "learned" and ours.config.hidden_act != "gelu_new"
     for attention in ours.attention_modules():
         attention.absorbs = False  # of latent attention: one token is read as transformers does
     for implementation in ("sdpa", "eager"):
         ours.set_attn_implementation(implementation)
         theirs.set_attn_implementation(implementation)
         with torch.no_grad():
-            assert torch.equal(ours(ids), theirs(ids).logits), implementation
+            expected = theirs(ids).logits
+            torch.testing.assert_close(
+                ours(ids), expected, rtol=0, atol=0 if exact else 1e-5 * float(expected.abs().max())
+            )
             same_with_a_cache(ours, theirs, ids)
 
 
@@ -126,9 +132,10 @@ def same_with_a_cache(ours: LanguageModel, theirs, ids: torch.Tensor) -> None:
         for start, end in [(0, TOKENS - HELD_BACK), *((i, i + 1) for i in range(TOKENS - HELD_BACK, TOKENS))]:
             given = theirs(ids[:, start:end], past_key_values=theirs_cache, use_cache=True)
             theirs_cache = given.past_key_values
-            # gpt2 keeps its matrices transposed, and some CPUs sum the product with one row in another order then
+            # some CPUs sum the product with one row in another order
             logits = ours(ids[:, start:end], kv_cache=cache)
-            torch.testing.assert_close(logits, given.logits, rtol=1e-5, atol=1e-5, msg=str(start))
+            atol = 1e-5 * float(given.logits.abs().max())
+            torch.testing.assert_close(logits, given.logits, rtol=1e-5, atol=atol, msg=str(start))
 
 
 def read_by_transformers(directory):

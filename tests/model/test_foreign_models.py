@@ -220,7 +220,13 @@ def test_a_real_config_gives_the_logits_of_transformers(tmp_path, name):
     folder = directory_of(tmp_path / "a", REAL[name])
     expected = theirs_from(folder)
     assert expected is not None
-    assert torch.equal(logits_of(load(folder)), expected)
+    assert_same(logits_of(load(folder)), expected, REAL[name])
+
+
+def assert_same(ours, theirs, fields):
+    """To the last bit; within 1e-5 for GPT-2, whose products are added up in another order than ours."""
+    tolerance = 1e-5 if fields["model_type"] == "gpt2" else 0
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 def check(folder, changes):
@@ -238,7 +244,7 @@ def check(folder, changes):
             # its Ministral crashes without a head_dim, its SmolLM3 at its own padding token and a small vocabulary
             assert changes in ({"head_dim": None}, {"pad_token_id": None}), f"transformers refuses {changes}"
             return True
-        assert torch.equal(ours, expected), changes
+        assert_same(ours, expected, fields)
         return True
     finally:
         (folder / "config.json").write_text(json.dumps(fields))
@@ -293,7 +299,7 @@ def test_the_end_tokens_of_generation_config_win_as_in_transformers(tmp_path):
 
 
 def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_built(tmp_path, monkeypatch):
-    from model.saving import checkpoint_format
+    from model import checkpoint as checkpoint_format
 
     save(random_model(tiny_config()), tmp_path)
     monkeypatch.setattr(checkpoint_format, "free_ram", lambda: (1e5, "RAM available now"))
@@ -309,7 +315,7 @@ def test_openais_own_file_of_gpt2_loads(tmp_path):
     theirs = {name.removeprefix("transformer."): value for name, value in load_file(file).items()}
     masks = {f"h.{layer}.attn.bias": torch.ones(1, 1, 64, 64).tril() for layer in range(2)}
     save_file(theirs | masks, file, metadata={"format": "pt"})
-    assert torch.equal(logits_of(load(folder)), expected)
+    torch.testing.assert_close(logits_of(load(folder)), expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(theirs_from(folder), expected)
     twice = theirs | {"transformer.wte.weight": torch.zeros_like(theirs["wte.weight"])}
     save_file(twice, file, metadata={"format": "pt"})

@@ -5,7 +5,6 @@ import torch
 
 from model import generate
 from model.convert_kv_heads import convert_kv_heads
-from model.linear import Conv1D, side_by_side
 from tests.conftest import random_model, tiny_config
 
 GPT2 = {
@@ -60,18 +59,3 @@ def test_no_fewer_key_value_heads_are_made_of_it():
     assert convert_kv_heads(lm, 4).config == lm.config
     with pytest.raises(ValueError, match=r"heads \(2\): gpt2 has one key/value head for every query head, so this mo"):
         convert_kv_heads(lm, 2)
-
-
-def test_the_products_of_gpt2_are_those_of_plain_layers_but_for_rounding():
-    """In one product and in three; in training, and with hooks, each layer is called."""
-    layers = [Conv1D(32, size).eval() for size in (32, 8, 8)]
-    x = torch.randn(2, 5, 32)
-    expected = [torch.nn.functional.linear(x, layer.weight, layer.bias) for layer in layers]
-    for found in (side_by_side(x, *layers), [layer(x) for layer in layers]):
-        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))
-    called = []
-    for layer in layers:
-        layer.train().register_forward_hook(lambda *_: called.append(1))
-    found = side_by_side(x, *layers)
-    assert len(called) == 3
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -12,9 +12,9 @@ from data.prepare import prepare
 from data.storyworld import tell
 from data.tokenizer import train_tokenizer
 from model import LanguageModel, ModelConfig
-from model.adapters.config import LoraConfig
 from model.counting import flops_per_token
 from model.decoding.kv_cache import KVCache
+from model.lora_config import LoraConfig
 from tests.conftest import tiny_config
 from tests.train.helpers import write_config
 from train import budget

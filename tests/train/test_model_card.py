@@ -4,7 +4,7 @@ import yaml
 
 from data.config import DataConfig
 from model import LanguageModel
-from model.saving.card import Progress, model_card
+from model.card import Progress, model_card
 from tests.conftest import tiny_config
 from tests.train.checkpoints import training
 from train.config import RunConfig

@@ -9,11 +9,9 @@ from configs.command import InputError
 from configs.files import is_adapter
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import LanguageModel, ModelConfig
-from model.adapters.config import LoraConfig
-from model.adapters.files import base_of, weights_hash
-from model.adapters.lora import add_adapters
+from model.checkpoint import base_of, load_weights
 from model.counting import on_meta
-from model.saving.checkpoint_format import load_weights
+from model.lora_config import LoraConfig
 from train.config import RunConfig
 from train.saving.start import ADDED, WINDOWS, free_keys, read_start, start_of
 
@@ -67,6 +65,8 @@ def find_base(config: RunConfig, checkpoint: Path | None) -> Path:
 
 def _try_adapters(config: RunConfig) -> None:
     """Raises InputError for adapters that do not fit the architecture, which is built without numbers."""
+    from model.lora import add_adapters
+
     assert config.lora is not None
     lm = on_meta(config.model.model_copy(update={"vocab_size": config.model.vocab_size or 64}))
     try:
@@ -129,6 +129,8 @@ def load_initial_weights(
     except ValueError as error:
         raise InputError(f"init_from: {error}") from None
     if lora is not None:
+        from model.lora import add_adapters, weights_hash
+
         add_adapters(lm, lora, str(directory), weights_hash(lm), theirs.vocab_size if new else None)
     if not new:
         return ""

@@ -8,7 +8,7 @@ from typing import Any
 from configs.command import InputError
 from configs.files import read_checkpoint
 from model import ModelConfig
-from model.saving.checkpoint_format import read_config
+from model.checkpoint import read_config
 
 WINDOWS = {"sliding_window", "layer_types"}  # set together
 ADDED = (

@@ -116,7 +116,7 @@ def model_card(name: str, lm: LanguageModel, progress: Progress | None) -> str:
     if datasets:
         metadata["datasets"] = datasets
 
-    title, lines = markdown(name), ""
+    title, lines = str(markdown(name)), ""
     if progress is not None:
         title += f", step {progress.step:,}"
         lines = f"- Progress: step {progress.step:,}, after {progress.tokens:,} tokens\n"

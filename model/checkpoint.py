@@ -37,21 +37,17 @@ from model.counting import on_meta
 from model.families import MISTRAL, Family, all_families, family_named, family_of
 from model.memory import free_ram
 from model.transformer import LanguageModel
-from model.weight_files import Stored, describe, read
+from model.weight_files import WeightFiles
 
 WEIGHTS = "model.safetensors"
 TOKENIZER_FILES = "tokenizer.json tokenizer_config.json special_tokens_map.json chat_template.jinja".split()
 
 
-class Generation(BaseModel):
-    """What is read of generation_config.json."""
-
+class _Generation(BaseModel):  # what is read of generation_config.json
     eos_token_id: int | list[int] | None = None
 
 
-class Named(BaseModel):
-    """What is read of adapter_config.json here; model/lora.py reads the rest."""
-
+class _Adapters(BaseModel):  # what is read of adapter_config.json here; model/lora.py reads the rest
     base_model_name_or_path: str
 
 
@@ -142,6 +138,22 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
     return read_checkpoint(path, build).to(device).eval()
 
 
+def _check_before_building(directory: Path) -> None:
+    """The files hold the model of config.json, and it fits into memory: built on `meta`, it needs none."""
+    config = read_config(directory)
+    try:
+        lm = on_meta(config)
+    except (RuntimeError, OverflowError, TypeError, ValueError) as error:  # each kind of size has its own
+        raise DamagedFile(
+            f"{directory / 'config.json'}: no such model can be built: {str(error).partition(chr(10))[0]}"
+        ) from None
+    weights, _ = _weights_of(lm, directory)
+    needed = 4.0 * lm.num_parameters() + sum(part.stat().st_size for part in weights.parts)
+    if (there := free_ram()) is not None and needed > there[0]:
+        sizes = f"{needed / 1e9:.1f} GB to be loaded, and {there[0] / 1e9:.1f} GB are there ({there[1]})"
+        raise DamagedFile(f"{weights.file}: holds {lm.num_parameters():,} parameters, which need {sizes}")
+
+
 def read_config(directory: Path) -> ModelConfig:
     """config.json -> ModelConfig. Raises DamagedFile for an architecture that Headlight does not build.
 
@@ -153,7 +165,7 @@ def read_config(directory: Path) -> ModelConfig:
     check_files(directory, "config.json", "generation_config.json")
     family, fields = _family_in(directory)
     file = directory / "generation_config.json"
-    if is_file(file) and (ends := read_json(file, Generation).eos_token_id) is not None:
+    if is_file(file) and (ends := read_json(file, _Generation).eos_token_id) is not None:
         fields["eos_token_id"] = ends
     return family.read(fields, directory / "config.json")
 
@@ -166,21 +178,6 @@ def _family_in(directory: Path) -> tuple[Family, dict[str, Any]]:
         known = ", ".join(each.model_type for each in (*all_families(), MISTRAL))
         raise DamagedFile(f"{file}: model_type is {fields.get('model_type')!r:.60}; Headlight builds {known}")
     return family, fields
-
-
-def _check_before_building(directory: Path) -> None:
-    """The files hold the model of config.json, and it fits into memory: built on `meta`, which needs none."""
-    config, stored, family = read_config(directory), *_stored_in(directory)
-    try:
-        lm = on_meta(config)
-    except (RuntimeError, OverflowError, TypeError, ValueError) as error:  # each kind of size has its own
-        reason = str(error).partition("\n")[0]
-        raise DamagedFile(f"{directory / 'config.json'}: no such model can be built: {reason}") from None
-    _check_tensors(lm, stored, family)
-    needed, there = 4.0 * lm.num_parameters() + sum(part.stat().st_size for part in stored.parts), free_ram()
-    if there is not None and needed > there[0]:
-        sizes = f"{needed / 1e9:.1f} GB to be loaded, and {there[0] / 1e9:.1f} GB are there ({there[1]})"
-        raise DamagedFile(f"{stored.file}: holds {lm.num_parameters():,} parameters, which need {sizes}")
 
 
 def load_weights(lm: LanguageModel, directory: Path) -> None:
@@ -217,20 +214,17 @@ def read_weights(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
         from model.lora import read_adapters
 
         return read_adapters(lm, directory)
-    stored, family = _stored_in(directory)
-    _check_tensors(lm, stored, family)
-    return family.from_files(read(stored))
+    weights, family = _weights_of(lm, directory)
+    return family.from_files(weights.read())
 
 
-def _stored_in(directory: Path) -> tuple[Stored, Family]:
+def _weights_of(lm: LanguageModel, directory: Path) -> tuple[WeightFiles, Family]:
+    """The files of a directory, whose tensors are those of the model, all and no others, and their family."""
     family, _ = _family_in(directory)
-    return describe(directory / WEIGHTS, family.current), family
-
-
-def _check_tensors(lm: LanguageModel, stored: Stored, family: Family) -> None:
-    state = lm.state_dict()
+    weights, state = WeightFiles(directory / WEIGHTS, family.current), lm.state_dict()
     shapes = {name: torch.empty(state[name].shape, device="meta") for name in _stored_names(lm)}
-    stored.check({name: list(x.shape) for name, x in family.to_files(shapes).items()}, "the model of config.json")
+    weights.check({name: list(x.shape) for name, x in family.to_files(shapes).items()})
+    return weights, family
 
 
 def base_of(directory: Path) -> Path:
@@ -240,7 +234,7 @@ def base_of(directory: Path) -> Path:
     Raises DamagedFile.
     """
     file = directory / ADAPTER
-    name = Path(read_json(file, Named).base_model_name_or_path)
+    name = Path(read_json(file, _Adapters).base_model_name_or_path)
     names = [name, name.parents[1]] if name.parent.name == "checkpoints" else [name]
     for folder in (Path(), *directory.resolve().parents):
         for each in names:

@@ -33,7 +33,7 @@ from torch.nn.utils import parametrize
 
 from configs.files import ADAPTER, DamagedFile, check_files, checked, read_json
 from model.lora_config import MOST_RANK, Adapters, LoraConfig
-from model.weight_files import Stored, describe, read
+from model.weight_files import WeightFiles
 
 if TYPE_CHECKING:
     from model.transformer import LanguageModel
@@ -100,28 +100,25 @@ def add_adapters(
     """Freeze the model and put adapters beside the matrices that the config names.
 
     base, base_sha256: as in `Adapters`. rows: tokens of the base, where others were added: their rows are trained too.
-    Raises ValueError for a model that has adapters, a module that is not there, and a rank larger than the smaller side
-    of a matrix; then nothing was changed.
+    Raises ValueError for a model that has adapters, a module that is not there, and a rank that is larger than a matrix
+    is wide; then nothing was changed.
     """
     if lm.adapters is not None:
         raise ValueError("this model has adapters already: remove or merge them first")
-    there = adaptable(lm)
-    chosen = there if config.target_modules is None else {}
-    for target in config.target_modules or []:  # as in peft: the last part of a name, or several of its last parts
-        named = {name: linear for name, linear in there.items() if f".{name}".endswith(f".{target}")}
+    there, chosen = adaptable(lm), set[str]()
+    for target in config.target_modules or [None]:  # as in peft: the last part of a name, or several of its last parts
+        named = {name for name in there if target is None or f".{name}".endswith(f".{target}")}
         if not named:
             names = ", ".join(sorted({name.rpartition(".")[2] for name in there}))
             raise ValueError(f"target_modules: no linear layer of the blocks is named {target!r}: use some of {names}")
-        chosen = chosen | named
-    for name, linear in chosen.items():
+        chosen |= named
+    layers = {name: linear for name, linear in there.items() if name in chosen}  # in the order in which A is drawn
+    for name, linear in layers.items():
         if config.rank > (side := min(linear.weight.shape)):
-            raise ValueError(
-                f"rank ({config.rank}) is larger than the smaller side ({side}) of {name}, which has no more "
-                f"directions than that: use {side} or less"
-            )
+            raise ValueError(f"rank ({config.rank}) is larger than the smaller side ({side}) of {name}: use less")
     lm.requires_grad_(False)
-    for name in [name for name in there if name in chosen]:  # in the order of the layers, in which A is drawn
-        lm.set_submodule(name, LoraLinear(there[name], config))
+    for name, linear in layers.items():
+        lm.set_submodule(name, LoraLinear(linear, config))
     if rows is not None and rows < lm.lm_head.out_features:
         embedding, head = lm.model.embed_tokens, lm.lm_head
         of_head = AddedRows(head.weight, rows)
@@ -242,13 +239,7 @@ def save_adapters(lm: LanguageModel, directory: Path, weights: dict[str, Tensor]
         "lora_alpha": int(config.alpha) if config.alpha.is_integer() else config.alpha,
         "lora_dropout": config.dropout,
         "target_modules": config.target_modules or sorted({name.rpartition(".")[2] for name in adapted(lm)}),
-        "bias": "none",
-        "fan_in_fan_out": False,
         "inference_mode": True,
-        "init_lora_weights": True,
-        "modules_to_save": None,
-        "use_dora": False,
-        "use_rslora": False,
         **({"trainable_token_indices": trained} if trained else {}),
     }
     (directory / ADAPTER).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
@@ -265,30 +256,20 @@ def load_adapters(lm: LanguageModel, directory: Path) -> None:
     check_files(directory, ADAPTER, TENSORS)
     file, stored = directory / ADAPTER, _stored(directory)
     there: AdapterJson = read_json(file, AdapterJson)
-    rows = _first_added_row(lm, there, file)
+    vocab, added = lm.lm_head.out_features, there.trainable_token_indices or {}
+    rows = sorted({row for each in added.values() for row in each})
+    if rows != [*range(vocab - len(rows), vocab)]:
+        raise DamagedFile(
+            f"{file}: trainable_token_indices must be the last rows, up to {vocab - 1}, as added tokens are"
+        )
     check_base(directory, sha256 := weights_hash(lm))
     modules = sorted({name.partition(".lora_")[0] for name in stored.shapes if ROWS not in name})  # their full names
     values = {"rank": there.r, "alpha": there.lora_alpha, "dropout": there.lora_dropout, "target_modules": modules}
     try:
-        add_adapters(lm, checked(values, str(file), LoraConfig), base_sha256=sha256, rows=rows)
+        add_adapters(lm, checked(values, str(file), LoraConfig), base_sha256=sha256, rows=rows[0] if rows else None)
     except ValueError as error:
         raise DamagedFile(f"{file}: {str(error).removeprefix(f'{file}: ')}") from None
     lm.load_state_dict(read_adapters(lm, directory), strict=False)
-
-
-def _first_added_row(lm: LanguageModel, there: AdapterJson, file: Path) -> int | None:
-    """Where the rows of added tokens begin; None without any. Raises DamagedFile for other rows."""
-    indices, vocab = there.trainable_token_indices, lm.lm_head.out_features
-    if not indices:
-        return None
-    start = min(min(each, default=0) for each in indices.values())
-    modules = ["embed_tokens", *([] if lm.config.tie_word_embeddings else ["lm_head"])]
-    if indices != {name: [*range(start, vocab)] for name in modules}:
-        raise DamagedFile(
-            f"{file}: trainable_token_indices must be the last rows of {' and '.join(modules)}, up to {vocab - 1}: "
-            "Headlight trains those of added tokens only"
-        )
-    return start
 
 
 def check_base(directory: Path, sha256: str) -> None:
@@ -308,8 +289,8 @@ def read_adapters(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
     check_files(directory, ADAPTER, TENSORS)
     stored = _stored(directory)
     check_base(directory, lm.adapters.base_sha256)
-    stored.check(_adapter_shapes(lm), "the adapters of this model")
-    return read(stored)
+    stored.check(_adapter_shapes(lm))
+    return stored.read()
 
 
 def _adapter_shapes(lm: LanguageModel) -> dict[str, list[int]]:
@@ -318,5 +299,5 @@ def _adapter_shapes(lm: LanguageModel) -> dict[str, list[int]]:
     return {name: list(x.shape) for name, x in lm.state_dict().items() if ".lora_" in name and name != tied}
 
 
-def _stored(directory: Path) -> Stored:
-    return describe(directory / TENSORS, lambda name: name.removeprefix(PREFIX).replace(PEFT_ROWS, ROWS))
+def _stored(directory: Path) -> WeightFiles:
+    return WeightFiles(directory / TENSORS, lambda name: name.removeprefix(PREFIX).replace(PEFT_ROWS, ROWS))

@@ -105,9 +105,10 @@ def add_adapters(
     """
     if lm.adapters is not None:
         raise ValueError("this model has adapters already: remove or merge them first")
-    there, chosen = adaptable(lm), set[str]()
-    for target in config.target_modules or [None]:  # as in peft: the last part of a name, or several of its last parts
-        named = {name for name in there if target is None or f".{name}".endswith(f".{target}")}
+    there = adaptable(lm)
+    chosen = set(there) if config.target_modules is None else set()
+    for target in config.target_modules or []:  # as in peft: the last part of a name, or several of its last parts
+        named = {name for name in there if f".{name}".endswith(f".{target}")}
         if not named:
             names = ", ".join(sorted({name.rpartition(".")[2] for name in there}))
             raise ValueError(f"target_modules: no linear layer of the blocks is named {target!r}: use some of {names}")

@@ -20,7 +20,7 @@ from eval.tasks.multiple_choice import figures, read_multiple_choice, score_mult
 from model import load
 from model.export import export
 from tests.docs.page import ROOT
-from tests.model.export.models import model, save_with_tokenizer
+from tests.model.export_models import model, save_with_tokenizer
 from tests.serve.conftest import serving
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from model import load, save
 from model.export import TARGETS, export, main
 from model.lora import add_adapters, weights_hash
 from model.lora_config import LoraConfig
-from tests.model.export.models import model, save_with_tokenizer
+from tests.model.export_models import model, save_with_tokenizer
 from tests.train.checkpoints import training
 
 

@@ -1,6 +1,6 @@
 """The model card: README.md of a checkpoint, which the Hugging Face Hub shows.
 
-What only holds beside the state of training stands in two blocks, which `model.export --to hub-folder` leaves out.
+Two blocks hold only beside the state of training; `model.export --to hub-folder` leaves them out.
 """
 
 from __future__ import annotations
@@ -17,29 +17,6 @@ from model.families import family_of
 if TYPE_CHECKING:
     from model.transformer import LanguageModel
 
-CARD = """\
-# {title}
-
-A language model with {parameters:,} parameters: {layers} layers of width {width}, {heads} attention heads with \
-{kv_heads}, {vocabulary:,} tokens in its vocabulary. It reads up to {context:,} tokens at once.
-
-It was trained with Headlight, which trains tiny language models so that you can watch their attention heads learn.
-
-- Started from: {start}
-- Text: {text}
-{progress}
-## Use it
-
-{use}
-
-{beside_training}\
-## Limits
-
-- This model is small. It makes up facts, so do not rely on what it writes.
-- It knows nothing but the text above, with all that is wrong or one-sided in it. Nothing was filtered out.
-- Nobody has tested whether it is safe. Keep it away from people who did not choose to read it.
-
-{before_publishing}"""
 BESIDE_TRAINING = """\
 `training/` holds the optimizer's state. You need it only to continue the training.
 
@@ -74,7 +51,7 @@ base.resize_token_embeddings(len(tokenizer))  # for tokens that were added
 model = PeftModel.from_pretrained(base, directory)
 ```"""
 USE_HEADLIGHT = """\
-It was trained with `loadable_elsewhere: false`, so only Headlight can load it:
+Only Headlight can load it:
 
 ```python
 from data import load_tokenizer
@@ -101,50 +78,62 @@ class Progress(BaseModel):
 
 def model_card(name: str, lm: LanguageModel, progress: Progress | None) -> str:
     """Metadata and a short description. name: of the run. progress: None if it is unknown."""
-    config, identity = lm.config, (progress.identity if progress else None) or {}
-    first, chats = identity.get("init_from"), identity.get("data.records") in ("conversations", "pairs")
+    config, family = lm.config, family_of(lm.config).model_type
+    identity = (progress.identity if progress is not None else None) or {}
     source = {key[12:]: value for key, value in identity.items() if key.startswith("data.source.")}
     text, datasets = _text_in_words(source)
-    metadata: dict[str, Any] = {"license": "unknown"}
-    if source.get("kind") == "storyworld":
-        metadata["language"] = ["en"]
-    if config.loadable_elsewhere:
-        metadata["library_name"] = "peft" if lm.adapters else "transformers"
-    metadata["pipeline_tag"] = "text-generation"
-    metadata["tags"] = list(dict.fromkeys(("headlight", family_of(config).model_type)))
-    metadata["tags"] += ["conversational"] if chats else []
-    if datasets:
-        metadata["datasets"] = datasets
-
-    title, lines = str(markdown(name)), ""
+    is_chat = identity.get("data.records") in ("conversations", "pairs")
+    use, library = USE_TRANSFORMERS, "transformers"
+    if not config.loadable_elsewhere or (
+        lm.adapters is not None and family == "gpt2"
+    ):  # one matrix in peft, three here
+        use, library = USE_HEADLIGHT, ""
+    elif lm.adapters is not None:
+        use, library = USE_ADAPTERS.format(place=code(lm.adapters.base), base=lm.adapters.base), "peft"
+    metadata = {
+        "license": "unknown",
+        "language": ["en"] if source.get("kind") == "storyworld" else None,
+        "library_name": library,
+        "pipeline_tag": "text-generation",
+        "tags": [*dict.fromkeys(("headlight", family)), *(["conversational"] if is_chat else [])],
+        "datasets": datasets,
+    }
+    metadata = {key: value for key, value in metadata.items() if value}
+    start = identity.get("init_from")
+    facts = [
+        f"Started from: {f'the weights of {code(start)}' if start else 'random weights' if identity else 'unknown'}"
+    ]
+    facts += [f"Text: {'conversations; ' if is_chat else ''}{markdown(text)}"]
     if progress is not None:
-        title += f", step {progress.step:,}"
-        lines = f"- Progress: step {progress.step:,}, after {progress.tokens:,} tokens\n"
+        facts += [f"Progress: step {progress.step:,}, after {progress.tokens:,} tokens"]
         if progress.best_loss is not None and progress.best_step is not None:
             best = f"{progress.best_loss:.4f} nats a token, at step {progress.best_step:,}"
-            lines += f"- Lowest loss on held-out text: {best}\n"
-    use = USE_TRANSFORMERS if config.loadable_elsewhere else USE_HEADLIGHT
-    if lm.adapters is not None and config.loadable_elsewhere:
-        use = USE_ADAPTERS.format(place=code(lm.adapters.base), base=lm.adapters.base)
-    body = CARD.format(
-        title=title,
-        parameters=lm.num_parameters(),
-        layers=config.num_hidden_layers,
-        width=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=f"keys and values from one latent vector of {config.kv_lora_rank} numbers"
-        if config.attention == "mla"
-        else f"{config.num_key_value_heads} key/value heads",
-        vocabulary=config.vocab_size,
-        context=config.max_position_embeddings,
-        start=f"the weights of {code(first)}" if first else "random weights" if "init_from" in identity else "unknown",
-        text=("conversations; " if chats else "") + markdown(text),
-        progress=lines,
-        use=use,
-        beside_training=BESIDE_TRAINING,
-        before_publishing=BEFORE_PUBLISHING,
-    )
-    return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n{body}"
+            facts += [f"Lowest loss on held-out text: {best}"]
+    return f"""\
+---
+{yaml.safe_dump(metadata, sort_keys=False)}---
+
+# {markdown(name)}{f", step {progress.step:,}" if progress is not None else ""}
+
+A language model with {lm.num_parameters():,} parameters: {config.in_words()}. It knows {config.vocab_size:,} tokens \
+and reads up to {config.max_position_embeddings:,} of them at once.
+
+It was trained with Headlight, which trains tiny language models so that you can watch their attention heads learn.
+
+{chr(10).join(f"- {fact}" for fact in facts)}
+
+## Use it
+
+{use}
+
+{BESIDE_TRAINING}\
+## Limits
+
+- This model is small. It makes up facts, so do not rely on what it writes.
+- It knows nothing but the text above, with all that is wrong or one-sided in it. Nothing was filtered out.
+- Nobody has tested whether it is safe. Keep it away from people who did not choose to read it.
+
+{BEFORE_PUBLISHING}"""
 
 
 def _text_in_words(source: dict[str, Any]) -> tuple[str, list[str]]:

@@ -58,9 +58,9 @@ def write_gguf(directory: Path, out: Path) -> str:
     with new_directory(out) as folder:
         writer = gguf.GGUFWriter(folder / FILE, family_of(config).model_type)
         writer.add_name(path.parents[1].name if path.parent.name == "checkpoints" else path.name)  # the run's
-        _add_config(gguf, writer, config)
-        for key, value in tokenizer.items():
-            getattr(writer, f"add_{key}")(value)
+        for key, value in (_settings(gguf, config) | tokenizer).items():
+            if value is not None:
+                getattr(writer, f"add_{key}")(value)
         for key, array in tensors(lm).items():
             writer.add_tensor(key, np.ascontiguousarray(array))
         writer.write_header_to_file()
@@ -127,35 +127,31 @@ def tensors(lm: LanguageModel) -> dict[str, np.ndarray]:
     return found
 
 
-def _add_config(gguf: Any, writer: Any, config: ModelConfig) -> None:
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.kv_heads)
-    writer.add_key_length(config.head_size)
-    writer.add_value_length(config.value_size)
-    if config.norm == "layernorm":
-        writer.add_layer_norm_eps(config.rms_norm_eps)
-    else:
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    if config.position_embedding == "rope":
-        writer.add_rope_dimension_count(config.rotary_size)
-        writer.add_rope_freq_base(config.rope_theta)
-    if (scaling := config.rope_scaling) is not None:
-        writer.add_rope_scaling_type(gguf.RopeScalingType(scaling.rope_type))
-        writer.add_rope_scaling_factor(scaling.factor)
-        if scaling.original_max_position_embeddings is not None:
-            writer.add_rope_scaling_orig_ctx_len(scaling.original_max_position_embeddings)
-    for add, number in zip((writer.add_eos_token_id, writer.add_eot_token_id), _ends(config), strict=False):
-        add(number)
-    if config.bos_token_id is not None:
-        writer.add_bos_token_id(config.bos_token_id)
-    if config.pad_token_id is not None:
-        writer.add_pad_token_id(config.pad_token_id)
+def _settings(gguf: Any, config: ModelConfig) -> dict[str, Any]:
+    """What GGUFWriter's `add_…` take: the architecture's numbers. None: this one has no such number."""
+    scaling, has_rope, ends = config.rope_scaling, config.position_embedding == "rope", [*_ends(config), None, None]
+    return {
+        "file_type": gguf.LlamaFileType.ALL_F32,
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "head_count": config.num_attention_heads,
+        "head_count_kv": config.kv_heads,
+        "key_length": config.head_size,
+        "value_length": config.value_size,
+        "layer_norm_rms_eps" if config.norm == "rmsnorm" else "layer_norm_eps": config.rms_norm_eps,
+        "rope_dimension_count": config.rotary_size if has_rope else None,
+        "rope_freq_base": config.rope_theta if has_rope else None,
+        "rope_scaling_type": gguf.RopeScalingType(scaling.rope_type) if scaling else None,
+        "rope_scaling_factor": scaling.factor if scaling else None,
+        "rope_scaling_orig_ctx_len": scaling.original_max_position_embeddings if scaling else None,
+        "bos_token_id": config.bos_token_id,
+        "pad_token_id": config.pad_token_id,
+        "eos_token_id": ends[0],
+        "eot_token_id": ends[1],
+    }
 
 
 def _ends(config: ModelConfig) -> list[int]:
@@ -220,15 +216,15 @@ def _read_tokenizer(directory: Path, config: ModelConfig) -> dict[str, Any]:
     file, template = directory / "tokenizer_config.json", directory / "chat_template.jinja"
     settings: _Settings = read_json(file, _Settings) if is_file(file) else _Settings()
     chat_template = read_text(template) if is_file(template) else settings.chat_template
-    found = {
+    return {
         "tokenizer_model": "gpt2",  # byte-level BPE
         "tokenizer_pre": RULES[kinds],
         "token_list": [token for token, _ in rows],
         "token_types": [kind for _, kind in rows],
         "token_merges": [each if isinstance(each, str) else " ".join(each) for each in tokenizer.model.merges],
         "add_bos_token": settings.add_bos_token,
+        "chat_template": GENERATION.sub(r"{#\1 \2#}", chat_template) if chat_template else None,
     }
-    return found | ({"chat_template": GENERATION.sub(r"{#\1 \2#}", chat_template)} if chat_template else {})
 
 
 def _kind(step: Any) -> str:

@@ -16,17 +16,13 @@ from model.config import ModelConfig
 from model.families.family import PLAIN, SAME_NAME, Family, Fields
 
 
-def _rotates(there: Fields) -> list[int]:
-    """SmolLM3: which layers have RoPE. Without no_rope_layers every fourth has none."""
+def _read_smollm3(there: Fields) -> Fields:
+    """Which layers have RoPE. Without no_rope_layers every fourth has none."""
     layers, every = there["num_hidden_layers"], there["no_rope_layer_interval"]
     rotates = there["no_rope_layers"] or [int((i + 1) % every != 0) for i in range(layers)]
     if len(rotates) < layers:
         raise ValueError(f"no_rope_layers has {len(rotates)} entries for {layers} layers")
-    return rotates[:layers]
-
-
-def _read_smollm3(there: Fields) -> Fields:
-    rotates = _rotates(there)
+    there["no_rope_layers"] = rotates = rotates[:layers]  # `slides` reads them
     return {"no_rope_layers": rotates} if any(rotates) else {"position_embedding": "none"}
 
 
@@ -52,60 +48,44 @@ FAMILIES = (
     Family("llama", "LlamaForCausalLM", needs={"qk_norm": False}, words=("attention_bias", "mlp_bias", "hidden_act")),
     # QK-norm on every head, and windows in any of the layers. Yang et al. 2025 (arXiv 2505.09388).
     Family(
-        "qwen3",
-        "Qwen3ForCausalLM",
-        words=("attention_bias",),
+        "qwen3", "Qwen3ForCausalLM", words=("attention_bias",),
         slides=lambda layer, there: layer >= there["max_window_layers"],
         defaults={"head_dim": 128, "sliding_window": 4096},
     ),
     # Llama with windows in any of the layers. Not `mistral`, which has a window in all layers or in none, and which
     # llama.cpp computes without it. Jiang et al. 2023 (arXiv 2310.06825).
     MINISTRAL := Family(
-        "ministral",
-        "MinistralForCausalLM",
-        needs={"qk_norm": False},
-        slides=lambda layer, there: True,
-        switch=False,
+        "ministral", "MinistralForCausalLM", needs={"qk_norm": False},
+        slides=lambda layer, there: True, switch=False,
         defaults={"num_key_value_heads": 8, "sliding_window": 4096},
     ),
     # A bias on queries, keys and values, and windows in any of the layers. Yang et al. 2024 (arXiv 2407.10671).
     Family(
-        "qwen2",
-        "Qwen2ForCausalLM",
-        needs={"qk_norm": False, "qkv_bias": True},
+        "qwen2", "Qwen2ForCausalLM", needs={"qk_norm": False, "qkv_bias": True},
         slides=lambda layer, there: layer >= there["max_window_layers"],
         defaults={"num_key_value_heads": 32, "sliding_window": 4096},
     ),
     # What comes out of attention and of the feed-forward part is normalised, and all heads' queries as one.
     # Walsh et al. 2025, "2 OLMo 2 Furious" (arXiv 2501.00656).
     Family(
-        "olmo2",
-        "Olmo2ForCausalLM",
-        needs={"qk_norm": "whole", "norm_position": "after"},
-        words=("attention_bias",),
+        "olmo2", "Olmo2ForCausalLM", needs={"qk_norm": "whole", "norm_position": "after"}, words=("attention_bias",),
         defaults={"rms_norm_eps": 1e-5},
     ),
     # Layers without RoPE (NoPE: Kazemnejad et al. 2023, arXiv 2305.19466), and windows in any of the layers.
     # Bakouch et al. 2025 (huggingface.co/blog/smollm3).
     Family(
-        "smollm3",
-        "SmolLM3ForCausalLM",
-        needs={"qk_norm": False},
-        words=("attention_bias",),
+        "smollm3", "SmolLM3ForCausalLM", needs={"qk_norm": False}, words=("attention_bias",),
         spells=("no_rope_layers", "position_embedding"),
-        slides=lambda layer, there: not _rotates(there)[layer],
+        slides=lambda layer, there: not there["no_rope_layers"][layer],
         defaults={"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True},
         write_own=lambda config: {"no_rope_layers": [int(rotates) for rotates in config.rotates]},
         read_own=_read_smollm3,
     ),
     _Headlight("headlight", "HeadlightLanguageModel", needs={"loadable_elsewhere": False}, words=tuple(PLAIN)),
-)
+)  # fmt: skip
 # Read, and saved as llama or ministral. transformers reads layer_types in part, and then cannot compute.
 MISTRAL = replace(
-    MINISTRAL,
-    model_type="mistral",
-    architecture="MistralForCausalLM",
-    fixed=MINISTRAL.fixed | {"layer_types": None},
+    MINISTRAL, model_type="mistral", architecture="MistralForCausalLM", fixed=MINISTRAL.fixed | {"layer_types": None}
 )
 
 

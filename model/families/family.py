@@ -138,8 +138,8 @@ class Family:
         there = checked(self.defaults | fields, str(file), ConfigJson).model_dump()
         values = {name: there[name] for name in (*SAME_NAME, *self.words) if there.get(name) is not None}
         try:
-            values |= self.needs | there["headlight"] | _read_rope(there) | self._read_window(there)
-            values |= self.read_own(there)
+            own = self.read_own(there)
+            values |= self.needs | there["headlight"] | _read_rope(there) | self._read_window(there) | own
         except ValueError as error:
             raise DamagedFile(f"{file}: {error}") from None
         return checked(values, str(file), ModelConfig)

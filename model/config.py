@@ -100,7 +100,7 @@ class ModelConfig(Section):
         description="Query heads in a layer. Each one learns to look at the text in its own way.",
     )
     num_key_value_heads: Annotated[KeyValueHeads, Tag.TENSORS] = Field(
-        "mha",
+        "gqa",
         description="Key/value heads, which the query heads share: mha = one per query head | gqa = about a quarter, "
         "never 1 and never all | mqa = 1 | or any divisor of num_attention_heads.",
     )
@@ -204,7 +204,7 @@ class ModelConfig(Section):
     )
     rms_norm_eps: float = Field(1e-6, ge=1e-30, le=1, description="Keeps the norm from dividing by zero.")
     tie_word_embeddings: Annotated[bool, Tag.TENSORS] = Field(
-        True, description="true: embedding and head share one matrix: smaller, but it learns to copy later."
+        False, description="true: embedding and head share one matrix: smaller, but it learns to copy later."
     )
     attention_dropout: float = Field(
         0.0, ge=0, lt=1, description="Share of attention weights set to zero at random in training."

@@ -32,12 +32,12 @@ class OptimizerConfig(Section):
         description="Highest learning rate: Muon's, or AdamW's when it is alone (then try 0.005).",
     )
     adamw_lr: float = Field(
-        0.01,
+        0.005,
         gt=0,
         description="With muon: highest rate of all that AdamW trains: head, norms, tied embedding.",
     )
     embedding_lr: float | None = Field(
-        None, gt=0, description="Highest rate of the embedding, if it is not tied. null = the head's."
+        0.1, gt=0, description="Highest rate of the embedding, if it is not tied. null = the head's."
     )
     weight_decay: float = Field(0.01, ge=0, description="How fast weights shrink (decoupled decay), matrices only.")
     momentum: float = Field(0.95, ge=0, lt=1, description="Muon: share of past gradients that each step keeps.")
@@ -65,7 +65,7 @@ class TrainConfig(Section):
         description="Length in minutes. The schedule follows the clock: no two runs are exactly equal.",
     )
     tokens_per_step: Annotated[int, Tag.IDENTITY] = Field(
-        16384,
+        8192,
         ge=2,
         description="Tokens of one optimizer step, over all processes: a multiple of data.sequence_length.",
     )
@@ -119,7 +119,7 @@ class TrainConfig(Section):
     )
     log_every: int = Field(10, ge=1, description="Steps between two lines of metrics.jsonl.")
     checkpoint_every: int = Field(
-        500,
+        200,
         ge=0,
         description="Steps between checkpoints; the end always saves one. 0 = only at the end.",
     )

@@ -136,7 +136,8 @@ class Family:
         """The inverse of `write`; also reads what transformers writes. Raises DamagedFile."""
         self.check_fixed(fields, file)
         there = checked(self.defaults | fields, str(file), ConfigJson).model_dump()
-        values = {name: there[name] for name in (*SAME_NAME, *self.words) if there.get(name) is not None}
+        values: Fields = {"num_key_value_heads": "mha"}  # what transformers takes where none is named
+        values |= {name: there[name] for name in (*SAME_NAME, *self.words) if there.get(name) is not None}
         try:
             own = self.read_own(there)
             values |= self.needs | there["headlight"] | _read_rope(there) | self._read_window(there) | own

@@ -113,11 +113,14 @@ def test_another_kind_of_source_inherits_nothing(tmp_path):
             "data:\n  source: {kind: file}\n",
             "x.yaml:2: `data.source.kind` is 'file': must be storyworld . files . hub . mix, did you",
         ),
-        ("model:\n  hidden_size: 6\n  num_attention_heads: 2\n", "x.yaml:3: head_dim .3. must be even"),
+        (
+            "model:\n  hidden_size: 6\n  num_attention_heads: 2\n  num_key_value_heads: mha\n",
+            "x.yaml:3: head_dim .3. must be even",
+        ),
         ("model:\n  num_attention_heads: 8\n  num_key_value_heads: 3\n", "x.yaml:3: .*use 1, 2, 4 or 8"),
         ("data:\n  sequence_length: 1024\n", "x.yaml:2: sequence_length .1024. is longer than model.max_position_emb"),
         ("train:\n  tokens_per_step: 1000\n", "x.yaml:2: train.tokens_per_step .* multiple of .* use 768 or 1024"),
-        ("train:\n  micro_batch_size: 7\n", "x.yaml:2: micro_batch_size .7. must divide the 64 rows"),
+        ("train:\n  micro_batch_size: 7\n", "x.yaml:2: micro_batch_size .7. must divide the 32 rows"),
         ("model: {num_key_value_heads: gga}\n", "`model.num_key_value_heads` is 'gga': .*'mha', 'gqa' or 'mqa'$"),
         ("model: {num_key_value_heads: [1, 2]}\n", "`model.num_key_value_heads` is .1, 2.: must be a valid integer or"),
         (

@@ -13,10 +13,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import psutil
 import torch
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -35,7 +36,6 @@ from configs.files import (
 from model.config import ModelConfig
 from model.counting import on_meta
 from model.families import MISTRAL, Family, all_families, family_named, family_of
-from model.memory import free_ram
 from model.transformer import LanguageModel
 from model.weight_files import WeightFiles
 
@@ -48,7 +48,7 @@ class _Generation(BaseModel):  # what is read of generation_config.json
 
 
 class _Adapters(BaseModel):  # what is read of adapter_config.json here; model/lora.py reads the rest
-    base_model_name_or_path: str
+    base_model_name_or_path: Annotated[str, Field(min_length=1)]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -144,13 +144,12 @@ def _check_before_building(directory: Path) -> None:
     try:
         lm = on_meta(config)
     except (RuntimeError, OverflowError, TypeError, ValueError) as error:  # each kind of size has its own
-        raise DamagedFile(
-            f"{directory / 'config.json'}: no such model can be built: {str(error).partition(chr(10))[0]}"
-        ) from None
+        reason = str(error).partition("\n")[0]
+        raise DamagedFile(f"{directory / 'config.json'}: no such model can be built: {reason}") from None
     weights, _ = _weights_of(lm, directory)
     needed = 4.0 * lm.num_parameters() + sum(part.stat().st_size for part in weights.parts)
-    if (there := free_ram()) is not None and needed > there[0]:
-        sizes = f"{needed / 1e9:.1f} GB to be loaded, and {there[0] / 1e9:.1f} GB are there ({there[1]})"
+    if needed > (there := psutil.virtual_memory().available):
+        sizes = f"{needed / 1e9:.1f} GB to be loaded, and {there / 1e9:.1f} GB of RAM are free"
         raise DamagedFile(f"{weights.file}: holds {lm.num_parameters():,} parameters, which need {sizes}")
 
 

@@ -39,7 +39,8 @@ def logits(lm: LanguageModel, ids=IDS) -> torch.Tensor:
 @pytest.fixture
 def sums_row_by_row(monkeypatch):
     """Linear layers that sum every output number by itself. A BLAS picks its kernel, and with it the order of
-    summation, by the width of the matrix: with it, a wider `k_proj` may round the same sum to another bit."""
+    summation, by the width of the matrix: with it, a wider `k_proj` may round the same sum to another bit, by 8e-6 of
+    the largest logit at worst (of 3,960 pairs 436 differed; tests/model/test_families.py has one a family)."""
     monkeypatch.setattr(F, "linear", lambda x, weight, bias=None: (x[..., None, :] * weight).sum(-1))
 
 
@@ -54,17 +55,6 @@ def test_repeated_heads_give_the_same_logits(sums_row_by_row, present, wanted, q
     for each in (lm, more):
         each.set_attn_implementation(implementation)
     assert torch.equal(logits(lm), logits(more))
-
-
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_repeated_heads_give_the_same_logits_with_a_real_blas(implementation):
-    """A library sums in another order when `k_proj` becomes wider: of 3,960 pairs (head sizes 8 to 32, 1 to 64 tokens)
-    436 differed, most with 8 rows, by 8e-6 of the largest logit at worst. A wrong order of heads changes the logits by
-    about themselves."""
-    lm = twelve_heads(2)
-    lm.set_attn_implementation(implementation)
-    before, after = logits(lm), logits(convert_kv_heads(lm, 6))
-    torch.testing.assert_close(after, before, rtol=0, atol=5e-5 * float(before.abs().max()))
 
 
 def test_repeating_and_pooling_gives_the_weights_back():
@@ -219,17 +209,12 @@ def test_a_checkpoint_or_a_model_directory_will_do_and_an_empty_out_too(run, mon
     (run.parent / "empty").mkdir()
     convert(monkeypatch, run / "checkpoints/step_00000004", "--num-key-value-heads", 1, "--out", run.parent / "empty")
     assert f"{run}/config.yaml" in capsys.readouterr().out
+    (run.parent / "empty/tokenizer.json").unlink()
     convert(monkeypatch, run.parent / "empty", "--num-key-value-heads", 4, "--out", run.parent / "deeper/again")
     printed = capsys.readouterr().out
     assert "1 -> 4 key-value heads (repeated)" in printed
-    assert "configs/YOURS.yaml" in printed
+    assert "holds no tokenizer.json" in printed
     assert load(run.parent / "deeper/again").config.kv_heads == 4
-
-
-def test_a_model_without_a_tokenizer_is_converted_and_that_is_said(run, monkeypatch, capsys):
-    save(load(run), run.parent / "bare")
-    convert(monkeypatch, run.parent / "bare", "--num-key-value-heads", 2, "--out", run.parent / "out")
-    assert "holds no tokenizer.json" in capsys.readouterr().out
 
 
 def test_what_cannot_be_is_one_line_and_changes_nothing(run, monkeypatch, capsys):

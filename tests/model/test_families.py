@@ -310,7 +310,6 @@ def test_what_no_family_has_is_refused_with_the_nearest_and_both_remedies(change
 
 
 def test_where_the_window_is_in_some_layers_the_remedy_is_to_have_it_in_all():
-    """qwen3 has no experts, so the nearest is the one with experts, which asks for one kind of layer."""
     mixed = ["full_attention", "sliding_attention"]
     with pytest.raises(NoFamily, match=r"set model\.layer_types=\[sliding_attention\], or|set model\.num_experts=null"):
         family_of(tiny_config(num_experts=4, sliding_window=4, layer_types=mixed))

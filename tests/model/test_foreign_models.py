@@ -2,6 +2,7 @@
 
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -279,9 +280,9 @@ def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_built(tmp
     from model import checkpoint
 
     save(random_model(tiny_config()), tmp_path)
-    monkeypatch.setattr(checkpoint, "free_ram", lambda: (1e5, "RAM available now"))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1e5))
     monkeypatch.setattr(checkpoint, "LanguageModel", lambda *_: pytest.fail("built"))
-    with pytest.raises(ValueError, match=r"parameters, which need 0.0 GB to be loaded, and 0.0 GB are there"):
+    with pytest.raises(ValueError, match=r"parameters, which need 0.0 GB to be loaded, and 0.0 GB of RAM are free"):
         load(tmp_path)
 
 

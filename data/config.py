@@ -308,7 +308,7 @@ class DataConfig(Section):
     shuffle: bool = Field(
         True, description="false: rows keep the order of the source, for one that goes from easy to difficult."
     )
-    isolate_documents: bool = Field(False, description="true: documents that share a row cannot see each other.")
+    isolate_documents: bool = Field(True, description="true: documents that share a row cannot see each other.")
     restart_positions: bool = Field(
         False, description="true: positions count from 0 in every document of a row, not through the row."
     )

@@ -17,7 +17,6 @@ from eval.config import EvalConfig
 from model.config import ModelConfig
 from model.families import NoFamily, family_of
 from train.methods.sections import Methods
-from train.saving.start import shape_of, start_of
 
 
 class OptimizerConfig(Section):
@@ -30,10 +29,10 @@ class OptimizerConfig(Section):
         0.02, gt=0, description="Highest learning rate: Muon's, or AdamW's when it is alone (then try 0.005)."
     )
     adamw_lr: float = Field(
-        0.01, gt=0, description="With muon: highest rate of all that AdamW trains: head, norms, tied embedding."
+        0.005, gt=0, description="With muon: highest rate of all that AdamW trains: head, norms, tied embedding."
     )
     embedding_lr: float | None = Field(
-        None, gt=0, description="Highest rate of the embedding, if it is not tied. null = the head's."
+        0.1, gt=0, description="Highest rate of the embedding, if it is not tied. null = the head's."
     )
     weight_decay: float = Field(0.01, ge=0, description="How fast weights shrink (decoupled decay), matrices only.")
     momentum: float = Field(0.95, ge=0, lt=1, description="Muon: share of past gradients that each step keeps.")
@@ -57,7 +56,7 @@ class TrainConfig(Section):
         None, gt=0, description="Length in minutes. The schedule follows the clock: no two runs are exactly equal."
     )
     tokens_per_step: Annotated[int, Tag.IDENTITY] = Field(
-        16384, ge=2, description="Tokens of one optimizer step, over all processes: a multiple of data.sequence_length."
+        8192, ge=2, description="Tokens of one optimizer step, over all processes: a multiple of data.sequence_length."
     )
     micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="Rows computed at once, of those in a step. auto = a guess, halved where memory runs out."
@@ -104,7 +103,7 @@ class TrainConfig(Section):
     )
     log_every: int = Field(10, ge=1, description="Steps between two lines of metrics.jsonl.")
     checkpoint_every: int = Field(
-        500, ge=0, description="Steps between checkpoints; the end always saves one. 0 = only at the end."
+        200, ge=0, description="Steps between checkpoints; the end always saves one. 0 = only at the end."
     )
     keep_last: int = Field(2, ge=1, description="How many of the newest checkpoints are kept.")
     keep_best: bool = Field(True, description="Also keep the checkpoint with the lowest validation loss.")
@@ -233,6 +232,8 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
     said = loaded.said_of_start("model")
     if config.init_from is None or said >= ModelConfig.model_fields.keys():  # the config.yaml of a run says it all
         return config
+    from train.saving.initial_weights import shape_of, start_of  # which reads this file
+
     source, data = start_of(config.directory, config.init_from) or "", config.data
     if data.tokenizer.path == config.init_from:  # the run may have its own by now, and init_from be gone
         data = data.model_copy(update={"tokenizer": data.tokenizer.model_copy(update={"path": source})})

@@ -29,7 +29,7 @@ from train.machine.device import Device
 from train.machine.distributed import whole
 from train.machine.hardware import known_peak
 from train.saving.checkpoint import TrainerState
-from train.saving.run_lock import Owner
+from train.saving.run_directory import Owner
 
 ENOUGH_S = 2.0  # seconds of steps that tell how long the run takes
 SPIKE_WINDOW = 30  # steps whose losses a new one is compared with

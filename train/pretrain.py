@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import configs
-from configs.command import InputError, exit_on_bad_input, survive_lost_output
+from configs.command import InputError, exit_on_bad_input
 from configs.schema import fields
 from data.batches import make_rows
 from data.prepare import prepare
@@ -39,8 +39,7 @@ from train.objective import MakeObjective, TextBatches, next_token
 from train.optimizer import build_optimizers
 from train.run import Run, resume
 from train.saving.initial_weights import find_base, find_initial_weights, load_initial_weights
-from train.saving.run_directory import open_for, start_of_owner
-from train.saving.run_lock import owned
+from train.saving.run_directory import Owner, find_start, open_for
 
 
 def main() -> int:
@@ -72,13 +71,13 @@ def run(
 
 
 def _run(config: RunConfig, script: str, objective: MakeObjective, source: Any, complete: Any) -> int:
-    survive_lost_output()
     # 1. This process and the others; the run directory is theirs alone until the end. What can be wrong is found before
     # text is read.
     with (
         processes(config.train.parallel, config.train.device) as world,
-        owned(config.directory, world.is_first) as owner,
+        Owner(config.directory) as owner,
     ):
+        world.first(owner.take)
         check_script(config, script)
         config = complete(config) if complete else config
         check_shares(config, world)
@@ -86,7 +85,7 @@ def _run(config: RunConfig, script: str, objective: MakeObjective, source: Any, 
         hooks.check(config.eval, config.model)
 
         # 2. Whether this run is new, half-way or finished, and where it computes.
-        start = world.first(lambda: start_of_owner(config, owner))
+        start = world.first(lambda: find_start(config))
         if start.finished:
             world.say(report.summary(config.directory))
             return 0

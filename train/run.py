@@ -27,8 +27,7 @@ from train.machine.distributed import World
 from train.metrics import Meter, Tracker
 from train.objective import BatchSource, Figures, Forward, Objective
 from train.saving.checkpoint import TrainerState, load_checkpoint, load_kept
-from train.saving.run_directory import Start, check_contents
-from train.saving.run_lock import Owner
+from train.saving.run_directory import Owner, Start, check_contents
 
 Result = TypeVar("Result")
 
@@ -141,7 +140,7 @@ def resume(
     if start.checkpoint is not None:
         state = RunState(**vars(load_checkpoint(start.checkpoint, lm, optimizers, world)))
         source.restore(load_kept(start.checkpoint, world))
-        if start.is_own(config):
+        if start.is_own:
             state.saved_at = state.step
         else:
             state.wandb_id = None  # another run continues, under its own name

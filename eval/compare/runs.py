@@ -17,14 +17,12 @@ from pydantic import BaseModel, Field
 from configs.command import InputError
 from configs.files import (
     STATE,
+    TRAINING,
     DamagedFile,
-    check_files,
     checked,
-    is_file,
     read_checkpoint,
     read_json,
     read_text,
-    training_folder,
 )
 from configs.loader import flatten, load_config
 from configs.schema import RunKeys, Tag, keys_with
@@ -174,7 +172,7 @@ def read_run(path: Path) -> tuple[RunResult, list[str]]:
     from eval.attention.snapshots import read_all
 
     problems: list[str] = []
-    if not is_file(path / "config.yaml"):
+    if not (path / "config.yaml").is_file():
         raise InputError(f"{path}: is not a run (it has no config.yaml): give a directory that train.pretrain made")
     settings = flatten(load_config(path / "config.yaml").values)
     if not {"seed", "train.tokens_per_step", "model.num_hidden_layers"} <= settings.keys():
@@ -233,9 +231,8 @@ def _machine(report: Path, problems: list[str]) -> str:
 
 def _contents(checkpoint: Path) -> str | None:
     """A hash of the data that a checkpoint was trained on; None where only the config says which it was."""
-    check_files(checkpoint, (training_folder(checkpoint) / STATE).relative_to(checkpoint).as_posix())
     try:
-        return (read_json(training_folder(checkpoint) / STATE, State).identity or {}).get("data.contents")
+        return (read_json((checkpoint / TRAINING) / STATE, State).identity or {}).get("data.contents")
     except DamagedFile:
         return None
 

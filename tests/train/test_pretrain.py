@@ -199,7 +199,7 @@ BAD = [
     (["sed=1"], "command line `sed=1`: unknown key `sed`, did you mean `seed`?"),
     (["train.max_steps=ten"], "`train.max_steps` is 'ten'"),
     (["model.num_attention_heads=5"], "num_attention_heads (5) must divide hidden_size (32)"),
-    (["model.num_key_value_heads=3"], "use 1, 2 or 4"),
+    (["model.num_key_value_heads=3"], "use 1, 2, 4"),
     (["data.source.path=nowhere.txt"], "no such file: nowhere.txt"),
     (["data.sequence_length=1024"], "is longer than model.max_position_embeddings (512)"),
     (["train.max_minutes=1"], "train.max_steps and train.max_minutes both limit the run"),

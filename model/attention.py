@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.config import ModelConfig
-from model.decoding.kv_cache import KVCache
+from model.kv_cache import KVCache
 from model.linear import make_linear, side_by_side, zero_biases
 from model.masks import Mask, mean_keys
 from model.norm import HeadsNorm, RMSNorm

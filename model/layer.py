@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from model.attention import Attention
 from model.config import ModelConfig
-from model.decoding.kv_cache import KVCache
 from model.experts import MixtureOfExperts, make_feed_forward
+from model.kv_cache import KVCache
 from model.latent_attention import LatentAttention
 from model.masks import Mask
 from model.norm import make_norm

@@ -21,7 +21,7 @@ from model.attention import Attention
 from model.backends import NO_SUCH_BACKEND
 from model.backends.choice import BACKENDS, Situation, why_not
 from model.config import ModelConfig
-from model.decoding.kv_cache import KVCache, StaticCache
+from model.kv_cache import KVCache, StaticCache
 from model.latent_attention import LatentAttention
 from model.layer import LAYERS
 from model.loss import IGNORED, cross_entropy_sum
@@ -179,7 +179,7 @@ class Decoder(nn.Module):
             compiled=torch.compiler.is_compiling(),
         )
         if problem := why_not(self.backend, here):
-            raise ValueError(problem)
+            raise ValueError(f"attn_implementation: {self.backend} {problem}: use sdpa, which serves everything")
 
 
 class LanguageModel(nn.Module):

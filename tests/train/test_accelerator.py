@@ -109,7 +109,7 @@ def forgets_where_documents_begin(run):
         (takes_a_gradient_away_and_back, ["_to_copy", "tests/train/test_accelerator.py", "<lambda>"]),
         slow(makes_a_list, ["_to_copy", "tests/train/test_accelerator.py", "<lambda>"]),
         slow(chooses_by_a_mask, ["index", "tests/train/test_accelerator.py", "<lambda>"]),
-        (forgets_where_documents_begin, ["_local_scalar_dense", "model/backends/flash.py", "find_starts"]),
+        (forgets_where_documents_begin, ["_local_scalar_dense", "model/backends/kernels.py", "find_starts"]),
     ],
 )
 def test_a_wait_that_is_put_in_on_purpose_is_found(tmp_path, change, wait):

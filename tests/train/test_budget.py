@@ -14,7 +14,7 @@ from data.tokenizer import train_tokenizer
 from model import LanguageModel, ModelConfig
 from model.adapters.config import LoraConfig
 from model.counting import flops_per_token
-from model.decoding.kv_cache import KVCache
+from model.kv_cache import KVCache
 from tests.conftest import tiny_config
 from tests.train.helpers import write_config
 from train import budget

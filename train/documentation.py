@@ -40,9 +40,7 @@ from model.adapters.config import LoraConfig
 from model.config import ModelConfig
 from model.positions.scaling import RopeScaling
 from train.config import IDENTITY, OptimizerConfig, RunConfig, TrainConfig
-from train.methods.distill_keys import DistillConfig
-from train.methods.dpo_keys import DPOConfig
-from train.methods.grpo_keys import GRPOConfig
+from train.method_config import DistillConfig, DPOConfig, GRPOConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = ROOT / "configs/base.yaml"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from configs.command import InputError, exit_on_bad_input, survive_lost_output
 from train.command_line import parse_command_line
 from train.config import RunConfig
-from train.methods.sections import check_script
+from train.method_config import check_script
 
 if TYPE_CHECKING:
     from data.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ def run(
     """One run from its config to its report. Returns the exit code.
 
     script: the module of the command. objective: (config, data, lm, device) -> what a step minimises; default: the
-    next token. It may open a second model (train/methods/reference.py). source: (config, data, world, device) -> a
+    next token. It may open a second model (train/reference.py). source: (config, data, world, device) -> a
     BatchSource; default: rows of the prepared text. complete: what the config takes over from the run directory or
     another run. parts: of a step, that may be computed apart: default: its rows, or 1 with an objective or a source.
 

@@ -31,7 +31,7 @@ from configs.schema import Meaning, keys_that
 from eval.run_files import read_result
 from train.config import RunConfig, add_trust_option, load_run_config
 from train.machine.signals import stop_signals
-from train.methods.sections import script_of
+from train.method_config import script_of
 from train.saving.run_directory import find_start
 from train.saving.run_lock import holder, owned
 from train.sft import as_fine_tuning

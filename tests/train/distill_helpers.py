@@ -7,8 +7,7 @@ from pathlib import Path
 from data.prepare import open_prepared
 from tests.train.helpers import metrics, pretrain, write_config
 from train.config import load_run_config
-from train.distill import main
-from train.methods.own_text import OwnText
+from train.distill import OwnText, main
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 

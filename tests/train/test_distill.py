@@ -12,7 +12,7 @@ from tests.train.distill_helpers import SMALL, begun, own_text, student_config
 from tests.train.exactly import check_that_a_stopped_run_goes_on_exactly
 from tests.train.helpers import pretrain, refusal, write_config
 from train.distill import Distillation, main
-from train.methods.distill_keys import DistillConfig
+from train.method_config import DistillConfig
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,10 @@ from tests.train.exactly import check_that_a_stopped_run_goes_on_exactly
 from tests.train.foreign import foreign_directory
 from tests.train.helpers import metrics, pretrain, refusal, write_config
 from train.config import load_run_config
-from train.dpo import Preference, answer_log_probs, main, preference_loss
-from train.methods.dpo_keys import DPOConfig
-from train.methods.pairs import PairSource
-from train.methods.reference import asked
+from train.dpo import PairSource, Preference, answer_log_probs, main, preference_loss
+from train.method_config import DPOConfig
 from train.pretrain import main as pretrain_main
+from train.reference import as_reference
 from train.sft import main as sft
 
 
@@ -168,7 +167,7 @@ def test_a_model_with_adapters_is_its_own_reference(tmp_path, base):
     for layer in adapted(lm).values():
         torch.nn.init.normal_(layer.lora_B.weight, std=0.1)
     ids, labels = batch["chosen_input_ids"], batch["chosen_labels"]
-    with asked(None, lm) as without, asked(reference, lm) as other:
+    with as_reference(None, lm) as without, as_reference(reference, lm) as other:
         found, expected = (answer_log_probs(model, model, ids, labels)[0] for model in (without, other))
     assert torch.equal(found, expected)
     assert lm.training

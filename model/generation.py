@@ -86,7 +86,7 @@ def generate(  # type: ignore[misc]  # the two lines above stand for the whole s
     model's own probabilities sample with temperature 1 and no filter. 0 where nothing was drawn: at temperature 0
     and behind a row's stop.
 
-    Raises ValueError for an empty prompt, ids outside the vocabulary and settings out of range.
+    Raises ValueError for an empty prompt and settings out of range.
     """
     log_probs: list[Tensor] = []
     steps = stream(
@@ -102,11 +102,12 @@ def generate(  # type: ignore[misc]  # the two lines above stand for the whole s
         compile=compile,
         log_probs=log_probs if return_log_probs else None,
     )
-    output = [input_ids.repeat_interleave(max(1, num_return_sequences), dim=0), *[ids[:, None] for ids in steps]]
+    new = [ids[:, None] for ids in steps]
+    output = torch.cat([input_ids.repeat_interleave(num_return_sequences, dim=0), *new], dim=1)
     if not return_log_probs:
-        return torch.cat(output, dim=1)
-    nothing = torch.zeros(len(output[0]), 0, device=input_ids.device)
-    return torch.cat(output, dim=1), torch.cat([nothing, *[column[:, None] for column in log_probs]], dim=1)
+        return output
+    nothing = torch.zeros(len(output), 0, device=input_ids.device)
+    return output, torch.cat([nothing, *[column[:, None] for column in log_probs]], dim=1)
 
 
 def stream(
@@ -129,16 +130,29 @@ def stream(
     log_probs: a list to which their log-probabilities (B * n,) are appended. watch: called with the model's own logits
     (B * n, V), float32, before each token is drawn.
     """
-    _check_request(lm, input_ids, max_new_tokens, attention_mask, num_return_sequences, kv_cache, compile)
+    if input_ids.ndim != 2 or input_ids.shape[1] == 0:
+        raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}: give (batch, tokens) with at least one token")
+    count, longest = input_ids.shape[1], lm.config.max_position_embeddings
+    if count > longest:
+        raise ValueError(f"the prompt has {count} tokens, more than max_position_embeddings ({longest}): shorten it")
+    if max_new_tokens < 0 or num_return_sequences < 1:
+        wrong = f"max_new_tokens ({max_new_tokens}) and num_return_sequences ({num_return_sequences})"
+        raise ValueError(f"{wrong} must be at least 0 and 1")
+    if attention_mask is not None and not attention_mask[:, -1].all():
+        raise ValueError("attention_mask ends in padding: pad on the left")
+    if compile and kv_cache != "static" and not isinstance(kv_cache, StaticCache):
+        raise ValueError('compile needs kv_cache="static"')
+    if compile and lm.config.num_experts is not None:
+        raise ValueError("a mixture of experts is not compiled: leave compile out")
     sampling = sampling or Sampling()
     if stop_ids is None:
         end = lm.config.eos_token_id
         stop_ids = [] if end is None else [end] if isinstance(end, int) else end
-    device, count = input_ids.device, input_ids.shape[1]
+    device = input_ids.device
     stop = torch.tensor([int(i) for i in stop_ids], dtype=torch.long, device=device)
     generator = torch.Generator(device=device)
     generator.manual_seed(seed) if seed is not None else generator.seed()
-    room = min(max_new_tokens, lm.config.max_position_embeddings - count)
+    room = min(max_new_tokens, longest - count)
     cache = _cache_for(lm, input_ids, room, attention_mask, kv_cache)
     read_one: Callable[..., Tensor] = lm
     if compile:
@@ -146,8 +160,11 @@ def stream(
 
         read_one = partial(compiled_step(device.type), lm)
     # with a static cache every width is the cache's, so that prompts of all lengths share compiled code
-    is_static = isinstance(cache, StaticCache)
-    width = cache.capacity if isinstance(cache, StaticCache) else count + room
+    is_static, width = isinstance(cache, StaticCache), count + room
+    if isinstance(cache, StaticCache):
+        if cache.capacity < width:
+            raise ValueError(f"the static cache has room for {cache.capacity} tokens, and {width} are needed")
+        width = cache.capacity
 
     stopped, seen = None, cache.length if cache is not None else 0
     written = F.pad(input_ids, (0, width - count))
@@ -193,43 +210,6 @@ def stream(
     finally:
         if cache is not None:
             cache.token_ids = written[:, : cache.length] if attention_mask is None else None
-
-
-def _check_request(
-    lm: LanguageModel,
-    input_ids: Tensor,
-    max_new_tokens: int,
-    attention_mask: Tensor | None,
-    num_return_sequences: int,
-    kv_cache: KVCache | str | None,
-    compile: bool,
-) -> None:
-    """Raises ValueError, before any computation, for a request that cannot be served."""
-    if input_ids.ndim != 2 or input_ids.shape[1] == 0:
-        raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}: give (batch, tokens) with at least one token")
-    (rows, count), longest, ids = input_ids.shape, lm.config.max_position_embeddings, lm.lm_head.out_features
-    wrong = ""
-    if int(input_ids.min()) < 0 or int(input_ids.max()) >= ids:  # a GPU would only say that it failed
-        wrong = f"a token id is outside the vocabulary (0 to {ids - 1}): use the tokenizer that this model learned with"
-    elif count > longest:
-        wrong = f"the prompt has {count} tokens, more than max_position_embeddings ({longest}): shorten it"
-    elif max_new_tokens < 0 or num_return_sequences < 1:
-        wrong = f"max_new_tokens ({max_new_tokens}) must be 0 or more, num_return_sequences ({num_return_sequences}) 1"
-    elif compile and kv_cache != "static" and not isinstance(kv_cache, StaticCache):
-        wrong = 'compile needs kv_cache="static"'
-    elif compile and lm.config.num_experts is not None:
-        wrong = "a mixture of experts is not compiled: leave compile out"
-    elif isinstance(kv_cache, KVCache) and num_return_sequences > 1:
-        wrong = "a cache of an earlier call holds one row per prompt: leave num_return_sequences at 1"
-    elif attention_mask is not None and (attention_mask.shape != input_ids.shape or not attention_mask[:, -1].all()):
-        wrong = f"attention_mask must have the shape of input_ids, {(rows, count)}, and end in 1: pad on the left"
-    elif isinstance(kv_cache, StaticCache):
-        needed = (rows, min(count + max_new_tokens, longest))
-        if kv_cache.batch_size != rows or kv_cache.capacity < needed[1]:
-            wrong = f"the static cache has room for {(kv_cache.batch_size, kv_cache.capacity)} rows and tokens, and "
-            wrong += f"{needed} are needed"
-    if wrong:
-        raise ValueError(wrong)
 
 
 def _cache_for(

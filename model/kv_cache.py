@@ -170,7 +170,7 @@ class StaticCache(KVCache):
         self, config: ModelConfig, batch_size: int, capacity: int, device: torch.device | str, dtype: torch.dtype
     ):
         super().__init__(config)
-        self.batch_size, self.capacity = batch_size, capacity
+        self.capacity = capacity
         self.is_new = True
         self.buffers = {
             layer: [
@@ -233,7 +233,6 @@ class StaticCache(KVCache):
 
     def repeat_interleave(self, times: int) -> None:
         super().repeat_interleave(times)
-        self.batch_size *= times
         self._stay_in_place()
 
 

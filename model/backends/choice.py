@@ -23,7 +23,6 @@ from model.backends.kernels import (
     sdpa,
     sequences,
     use_flash,
-    varlen,
 )
 from model.masks import Mask, MaskSpec, boolean_mask
 
@@ -116,7 +115,7 @@ BACKENDS: dict[str, Backend] = {
     "flash4": Backend(partial(flash, kernel="FA4"), lengths_or_mask, partial(_flash_limits, kernel="FA4")),
     "sdpa": Backend(sdpa, band_or_mask),
     "blocked": Backend(blocked, boolean_mask, _blocked_limits),
-    "varlen": Backend(varlen, sequences, partial(_flash_limits, kernel="varlen")),
+    "varlen": Backend(flash, sequences, partial(_flash_limits, kernel="varlen")),
 }
 
 

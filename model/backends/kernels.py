@@ -146,33 +146,22 @@ def band_or_mask(spec: MaskSpec) -> Tensor | Band | None:
 def flash(
     q: Tensor, k: Tensor, v: Tensor, mask: Sequences | Tensor | None, dropout: float, kernel: str | None = None
 ) -> Tensor:
-    """kernel: FA3 or FA4 instead of PyTorch's own."""
+    """kernel: FA3 or FA4 instead of PyTorch's own. With lengths, padding as a query gets zeros, and there is no
+    dropout: it is refused earlier (model/backends/choice.py)."""
     if q.is_cuda:
         use_flash(kernel)
-    if isinstance(mask, Sequences):
-        return varlen(q, k, v, mask, dropout)
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return fused(q, k, v, mask, dropout)
-
-
-def lengths_or_mask(spec: MaskSpec) -> Sequences | Tensor | None:
-    """What the flash kernel of this device reads; None where its causal flag says it all."""
-    if spec.all_visible:
-        return None
-    return boolean_mask(spec) if spec.query_positions.device.type == "cpu" else sequences(spec)
-
-
-def varlen(q: Tensor, k: Tensor, v: Tensor, mask: Sequences, dropout: float) -> Tensor:
-    """Attention within documents; padding as a query gets zeros. Dropout is refused earlier, by its limits."""
+    if not isinstance(mask, Sequences):
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return fused(q, k, v, mask, dropout)
     B, H, T, D = q.shape
     out_dtype = v.dtype
     q, k, v = in_kernel_dtype(q, k, v)
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B * T, H, D), (B * S, H_kv, D)
     if mask.query_order is not None:
         q, k, v = q[mask.query_order], k[mask.key_order], v[mask.key_order]
+    extra: dict[str, Any] = {"enable_gqa": k.shape[1] != H} if TAKES_GROUPS else {}
     if not TAKES_GROUPS:
         k, v = (repeat_kv(x.transpose(0, 1)[None], H // x.shape[1])[0].transpose(0, 1) for x in (k, v))
-    extra: dict[str, Any] = {"enable_gqa": k.shape[1] != H} if TAKES_GROUPS else {}
     lengths = (mask.cu_queries, mask.cu_keys, mask.max_queries, mask.max_keys)
     out = varlen_attn(q, k, v, *lengths, window_size=mask.window, **extra)
     assert isinstance(out, Tensor)
@@ -182,6 +171,13 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, mask: Sequences, dropout: float) -> 
     if mask.real_queries is not None:
         out = out.masked_fill(~mask.real_queries[:, None, :, None], 0.0)
     return out.to(out_dtype)
+
+
+def lengths_or_mask(spec: MaskSpec) -> Sequences | Tensor | None:
+    """What the flash kernel of this device reads; None where its causal flag says it all."""
+    if spec.all_visible:
+        return None
+    return boolean_mask(spec) if spec.query_positions.device.type == "cpu" else sequences(spec)
 
 
 def sequences(spec: MaskSpec) -> Sequences:

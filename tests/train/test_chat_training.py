@@ -4,18 +4,14 @@ import json
 import re
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM
 
 from data import load_tokenizer
 from data.chat import prompt_ids
-from data.prepare import prepare
-from eval.hooks.samples import in_a_line
 from eval.samples import complete
-from model import generate, load
-from tests.train.helpers import metrics, pretrain, run_module, write_config
+from model import load
+from tests.train.helpers import metrics, pretrain, write_config
 from train.config import load_run_config
-from train.objective import TextBatches
 
 
 @pytest.fixture(scope="module")
@@ -51,37 +47,20 @@ def chat(tmp_path_factory):
     return folder, config
 
 
-def test_it_learns_to_answer(chat):
+def test_it_learns_in_full_rows_and_stops_at_the_end_of_a_turn(chat):
     folder, _ = chat
-    losses = [line["loss"] for line in metrics(folder / "runs/sft") if line["split"] == "val"]
+    lines, (directory,) = metrics(folder / "runs/sft"), (folder / "runs/sft/checkpoints").glob("step_00000016")
+    losses = [line["loss"] for line in lines if line["split"] == "val"]
     assert losses[-1] < losses[0] - 0.5
-
-
-def test_the_figures_are_those_of_full_rows(chat):
-    folder, _ = chat
-    train = [line for line in metrics(folder / "runs/sft") if line["split"] == "train"]
-    for line in train:
+    for line in (line for line in lines if line["split"] == "train"):
         assert 0 <= line["padding_share"] < 0.1  # two conversations of about 75 tokens fill a row of 160
         assert line["tokens"] > 0
-    raw = [json.loads(text) for text in (folder / "runs/sft/metrics.jsonl").read_text().splitlines()]
-    assert all(0 <= line["data_wait_share"] <= 1 for line in raw if line["split"] == "train")
-
-
-def test_the_tokenizer_is_the_pretrained_runs(chat):
-    folder, _ = chat
-    files = [next((folder / "runs" / name).glob("checkpoints/step_*/tokenizer.json")) for name in ("base", "sft")]
-    assert files[0].read_bytes() == files[1].read_bytes()
-
-
-def test_generation_stops_at_the_end_of_a_turn(chat):
-    folder, _ = chat
-    (directory,) = (folder / "runs/sft/checkpoints").glob("step_00000016")
+    (base,) = (folder / "runs/base/checkpoints").glob("step_00000004")
+    assert (directory / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
     tokenizer = load_tokenizer(directory)
     assert tokenizer.stop_ids == [tokenizer.eos_id, tokenizer.special_id("<|im_end|>")]
     theirs = AutoModelForCausalLM.from_pretrained(directory)
-    assert theirs.generation_config.eos_token_id == tokenizer.stop_ids
-    assert load(directory).config.eos_token_id == tokenizer.stop_ids
-    (base,) = (folder / "runs/base/checkpoints").glob("step_00000004")
+    assert theirs.generation_config.eos_token_id == load(directory).config.eos_token_id == tokenizer.stop_ids
     assert load(base).config.eos_token_id == tokenizer.eos_id
 
 
@@ -96,18 +75,8 @@ def test_samples_of_a_chat_are_answers(chat):
     lm, tokenizer = load(folder / "runs/asked"), load_tokenizer(folder / "runs/sft")
     ids = prompt_ids(tokenizer, [{"role": "user", "content": own["prompt"]}])
     assert own["text"] == complete(lm, tokenizer, ids, 8, chat=True).content
-    [shown] = [line for line in said.stdout.splitlines() if line.startswith("step      1   asked")]
-    assert shown == f"step      1   {in_a_line(own['text'], own['prompt'])}"
     assert f"asked:   {own['prompt']}\nwrites:  " in said.stdout
     assert f"\nthe data's answer: {own['expected']}\n" in said.stdout
-    lm = load(folder / "runs/sft")
-    answer = complete(lm, tokenizer, "What is 2 and 2?", 8, temperature=0.0, chat=True).content
-    ids = torch.tensor([prompt_ids(tokenizer, [{"role": "user", "content": "What is 2 and 2?"}])])
-    output = generate(lm, ids, 8, temperature=0.0, stop_ids=tokenizer.stop_ids)
-    assert answer == tokenizer.decode(output[0, ids.shape[1] :].tolist())
-    options = ["--chat", "What is 2 and 2?", "--temperature", "0", "--max-new-tokens", "8"]
-    done = run_module("eval.samples", folder / "runs/sft", *options)
-    assert (done.returncode, done.stdout) == (0, answer + "\n"), done.stderr
 
 
 def test_a_moved_tokenizer_is_the_same_run(chat):
@@ -135,10 +104,6 @@ def test_joined_rows_train_on_the_same_tokens(chat):
     cut = re.search(r"train: of (\d+) conversations, (\d+) were cut at a turn and 0 left out", short.stdout)
     assert cut is not None
     assert cut[1] == cut[2] != "0"
-    run = load_run_config(config, ["data.sequence_length=96", "train.tokens_per_step=1536"])
-    batch = TextBatches(run, prepare(run.data, folder / "runs")).batches.batch(0)
-    assert batch["input_ids"].shape == (4, 384)
-    assert batch["position_ids"].max() < 96  # each conversation counts for itself, so none leaves what the model knows
     done = pretrain(config, "name=odd", "data.rows_joined=7", code=2)
     assert "data.rows_joined (7) must divide the 8 rows of a step" in done.stderr
 
@@ -154,10 +119,8 @@ def test_a_step_is_smaller_where_the_text_does_not_fill_it(chat):
     )
     assert taken <= rows < 2 * taken
     assert f"2 steps of {taken * 160:,} tokens ({taken} rows of 160, " in said
-    [train] = re.findall(r"train: 2\d conversations, [\d,]+ tokens; trained on: ([\d,]+) of them, .* of answers", said)
     losses = [line["loss"] for line in metrics(folder / "runs/few") if line["split"] == "train"]
     assert all(losses)
-    assert int(train.replace(",", "")) > 100
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])

@@ -50,7 +50,7 @@ class AnswerBatches(BatchSource):
 
     def __init__(self, config: RunConfig, data: PreparedData, world: World, device: torch.device):
         assert config.grpo is not None
-        self.settings, self.world, self.device = config.grpo, world, device
+        self.settings, self.world = config.grpo, world
         self.seed, self.tokenizer = config.seed, data.tokenizer
         self.rows_per_batch, self.row_length = config.rows_per_step, config.data.sequence_length
         self.groups = self.rows_per_batch // self.settings.group_size

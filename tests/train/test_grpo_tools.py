@@ -16,7 +16,7 @@ from eval.tools.answers import write_answers
 from eval.tools.calls import MOST_CALLS, described, respond
 from eval.tools.sums import sums_chat
 from tests.train.grpo_helpers import grpo_config, opened, rollouts
-from tests.train.helpers import metrics, pretrain, stopped_at, write_config
+from tests.train.helpers import metrics, pretrain, refusal, stopped_at, write_config
 from tests.train.worlds import trace
 from train import grpo
 from train.grpo import GRPO
@@ -161,22 +161,17 @@ def test_a_run_with_tools_goes_on_exactly_after_a_stop(run):
     assert trace(run.parent / "stopped") == trace(run.parent / "whole")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (["grpo.tools=[shell]"], "grpo.tools"),
-        (["grpo.max_new_tokens=150"], "data.sequence_length (192): no question with its tools fits beside grpo.max"),
-    ],
-)
-def test_what_cannot_be_used_is_one_line(run, changes, message):
-    done = pretrain(settings(run), "name=refused", *changes, "--trust-hooks", script=grpo.main, code=2)
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_a_file_in_which_nothing_is_asked_is_one_line(run):
+def test_what_cannot_be_used_is_one_line(run):
     chats = run.parent.parent / "told.jsonl"
     greetings = [[{"role": "assistant", "content": f"Good morning, {number}."}] for number in range(400)]
     chats.write_text("".join(json.dumps({"messages": said}) + "\n" for said in greetings), encoding="utf-8")
-    done = pretrain(settings(run), "name=told", f"data.source.path={chats}", "--trust-hooks", script=grpo.main, code=2)
-    assert "no training conversation ends with an answer of the assistant to a question" in done.stderr
+    for name, change, message in (
+        ("a", "grpo.tools=[shell]", "grpo.tools"),
+        ("b", "grpo.max_new_tokens=150", "(192): no question with its tools fits beside grpo.max_new_tokens"),
+        (
+            "c",
+            f"data.source.path={chats}",
+            "no training conversation ends with an answer of the assistant to a question",
+        ),
+    ):
+        assert message in refusal(settings(run), f"name={name}", change, "--trust-hooks", script=grpo.main)

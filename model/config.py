@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from configs.schema import Meaning, Section
+from configs.schema import Section, Tag
 from model.backends import NO_SUCH_BACKEND, AttentionImplementation
 from model.positions.scaling import RopeScaling
 from model.sizes.defaults import written_out
@@ -41,146 +41,144 @@ class ModelConfig(Section):
     Raises pydantic.ValidationError (a ValueError) that names the field and the values that work.
     """
 
-    vocab_size: Annotated[int | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
+    vocab_size: Annotated[int | None, Tag.RUNTIME] = Field(
         None, ge=1, description="Number of different tokens. The tokenizer sets it."
     )
-    hidden_size: Annotated[int, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
+    hidden_size: Annotated[int, Tag.TENSORS] = Field(
         256, ge=1, description="Width of the network: how many numbers stand for a token inside it."
     )
-    intermediate_size: Annotated[int | None, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
+    intermediate_size: Annotated[int | None, Tag.TENSORS] = Field(
         None,
         ge=1,
         description="Inner width of the feed-forward layers. null = 8/3 of hidden_size, rounded up to a multiple of "
         "32, or 4 times hidden_size without gated_mlp.",
     )
-    gated_mlp: Annotated[bool, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+    gated_mlp: Annotated[bool, Tag.TENSORS] = Field(
         True,
         description="true: feed-forward layers of three matrices, one of which says what of the others' output "
         "counts (SwiGLU) | false: of two, as in GPT-2.",
     )
-    hidden_act: Annotated[Activation, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+    hidden_act: Annotated[Activation, Tag.TENSORS] = Field(
         "silu",
         description="Function between the matrices of the feed-forward layers: silu, as in Llama | gelu_new, as in "
         "GPT-2 | gelu | gelu_pytorch_tanh | relu.",
     )
-    mlp_bias: Annotated[bool, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+    mlp_bias: Annotated[bool, Tag.TENSORS] = Field(
         False, description="Add a learned vector to the output of each matrix of the feed-forward layers."
     )
-    num_experts: Annotated[int | None, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+    num_experts: Annotated[int | None, Tag.TENSORS] = Field(
         None,
         ge=1,
         description="Mixture of experts: feed-forward networks in a layer, of which a router picks a few for every "
         "token. null = one for all.",
     )
-    num_experts_per_tok: Annotated[int, Meaning.TENSORS] = Field(2, ge=1, description="Experts that a token goes to.")
-    moe_intermediate_size: Annotated[int | None, Meaning.TENSORS] = Field(
+    num_experts_per_tok: Annotated[int, Tag.TENSORS] = Field(2, ge=1, description="Experts that a token goes to.")
+    moe_intermediate_size: Annotated[int | None, Tag.TENSORS] = Field(
         None,
         ge=1,
         description="Inner width of an expert. null = intermediate_size / num_experts_per_tok, rounded up to "
         "a multiple of 8: a token costs what it costs without experts.",
     )
-    norm_topk_prob: Annotated[bool, Meaning.TENSORS] = Field(
+    norm_topk_prob: Annotated[bool, Tag.TENSORS] = Field(
         True, description="true: the weights of a token's experts add up to 1. Several experts need it, one forbids it."
     )
-    router_aux_loss_coef: Annotated[float, Meaning.FREE_AT_START] = Field(
+    router_aux_loss_coef: float = Field(
         0.01,
         ge=0,
         description="How strongly the load-balancing loss makes the router use all experts. 0 = not at all.",
     )
-    decoder_sparse_step: Annotated[int, Meaning.TENSORS] = Field(
+    decoder_sparse_step: Annotated[int, Tag.TENSORS] = Field(
         1, ge=1, description="Every how many layers there are experts: 1 = in all, 2 = in every second."
     )
-    mlp_only_layers: Annotated[list[Annotated[int, Field(ge=0)]], Meaning.TENSORS] = Field(
+    mlp_only_layers: Annotated[list[Annotated[int, Field(ge=0)]], Tag.TENSORS] = Field(
         [], description="Layers without experts, counted from 0."
     )
-    num_hidden_layers: Annotated[int, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
-        6, ge=1, le=10_000, description="Number of layers."
-    )
-    num_attention_heads: Annotated[int, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
+    num_hidden_layers: Annotated[int, Tag.TENSORS] = Field(6, ge=1, le=10_000, description="Number of layers.")
+    num_attention_heads: Annotated[int, Tag.TENSORS] = Field(
         8,
         ge=1,
         description="Query heads in a layer. Each one learns to look at the text in its own way.",
     )
-    num_key_value_heads: Annotated[KeyValueHeads, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
-        "mha",
+    num_key_value_heads: Annotated[KeyValueHeads, Tag.TENSORS] = Field(
+        "gqa",
         description="Key/value heads, which the query heads share: mha = one per query head | gqa = about a quarter, "
         "never 1 and never all | mqa = 1 | or any divisor of num_attention_heads.",
     )
-    head_dim: Annotated[int | None, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
+    head_dim: Annotated[int | None, Tag.TENSORS] = Field(
         None,
         ge=2,
         description="Size of one head, an even number. null = hidden_size / num_attention_heads.",
     )
-    attention: Annotated[Literal["heads", "mla"], Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+    attention: Annotated[Literal["heads", "mla"], Tag.TENSORS] = Field(
         "heads",
         description="Where keys and values come from: heads = num_key_value_heads of each, out of the token's vector | "
         "mla = one small latent vector per token, of which every head makes its own.",
     )
-    kv_lora_rank: Annotated[int | None, Meaning.TENSORS] = Field(
+    kv_lora_rank: Annotated[int | None, Tag.TENSORS] = Field(
         None,
         ge=1,
         description="mla: size of the latent, which the cache keeps of a token. null = 4 x head_dim, but at most half "
         "of hidden_size.",
     )
-    q_lora_rank: Annotated[int | None, Meaning.TENSORS] = Field(
+    q_lora_rank: Annotated[int | None, Tag.TENSORS] = Field(
         None, ge=1, description="mla: size of a latent for the queries as well. null = none."
     )
-    qk_nope_head_dim: Annotated[int | None, Meaning.TENSORS] = Field(
+    qk_nope_head_dim: Annotated[int | None, Tag.TENSORS] = Field(
         None,
         ge=1,
         description="mla: numbers of a query or key that RoPE leaves alone. null = head_dim - qk_rope_head_dim.",
     )
-    qk_rope_head_dim: Annotated[int | None, Meaning.TENSORS] = Field(
+    qk_rope_head_dim: Annotated[int | None, Tag.TENSORS] = Field(
         None,
         ge=2,
         description="mla: numbers of a query or key that RoPE turns, an even number. The cache keeps them beside the "
         "latent, once for all heads. null = half of head_dim.",
     )
-    v_head_dim: Annotated[int | None, Meaning.TENSORS] = Field(
+    v_head_dim: Annotated[int | None, Tag.TENSORS] = Field(
         None, ge=1, description="mla: size of a value. null = head_dim."
     )
-    rope_interleave: Annotated[bool | None, Meaning.TENSORS] = Field(
+    rope_interleave: Annotated[bool | None, Tag.TENSORS] = Field(
         None,
         description="mla: RoPE turns neighbours together (true) or the numbers of two halves (false). null = true.",
     )
-    qk_norm: Annotated[bool | Literal["whole"], Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+    qk_norm: Annotated[bool | Literal["whole"], Tag.TENSORS] = Field(
         True,
         description="Normalise every query and key, as Qwen3 does: higher learning rates stay stable. whole: all heads "
         "of a token together, as OLMo 2 does.",
     )
-    attention_bias: Annotated[bool, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+    attention_bias: Annotated[bool, Tag.TENSORS] = Field(
         False, description="Add a learned vector to queries, keys, values and the output of attention."
     )
-    qkv_bias: Annotated[bool, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+    qkv_bias: Annotated[bool, Tag.TENSORS] = Field(
         False, description="Add a learned vector to queries, keys and values, as Qwen2 does."
     )
-    scale_attn_weights: Annotated[bool, Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+    scale_attn_weights: Annotated[bool, Tag.TENSORS] = Field(
         True, description="Divide scores by the square root of head_dim. false = not, to see what that is for."
     )
-    norm_position: Annotated[Literal["before", "after"], Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+    norm_position: Annotated[Literal["before", "after"], Tag.TENSORS] = Field(
         "before",
         description="Where attention and the feed-forward part are normalised: before = what goes in | after = what "
         "comes out, as in OLMo 2.",
     )
-    position_embedding: Annotated[Literal["rope", "learned", "none"], Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+    position_embedding: Annotated[Literal["rope", "learned", "none"], Tag.TENSORS] = Field(
         "rope",
         description="How the model knows where a token stands: rope = queries and keys are rotated | learned = a "
         "vector for every position is added to the token's, as in GPT-2 | none = from the causal mask alone.",
     )
-    no_rope_layers: Annotated[list[Flag] | None, Meaning.STRUCTURE] = Field(
+    no_rope_layers: list[Flag] | None = Field(
         None,
         min_length=1,
         description="Which layers rotate: 1 = with RoPE, 0 = without, as in SmolLM3. A shorter list is repeated. "
         "null = all.",
         examples=[[1, 1, 1, 0]],
     )
-    max_position_embeddings: Annotated[int, Meaning.FREE_AT_START, Meaning.SAME_NAME] = Field(
+    max_position_embeddings: int = Field(
         512, ge=1, description="Longest text in tokens, in training and in generation."
     )
     rope_theta: float = Field(
         10000.0, gt=1, le=1e12, description="Base of RoPE, which tells the model where a token stands."
     )
-    rope_scaling: Annotated[RopeScaling | None, Meaning.ADDED_AT_START] = Field(
+    rope_scaling: RopeScaling | None = Field(
         None,
         description="Stretch RoPE to texts longer than those of training. null = do not.",
         examples=[
@@ -188,59 +186,57 @@ class ModelConfig(Section):
             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
         ],
     )
-    sliding_window: Annotated[int | None, Meaning.ADDED_AT_START, Meaning.STRUCTURE] = Field(
+    sliding_window: int | None = Field(
         None,
         ge=1,
         description="Tokens that a sliding_attention layer sees, its own included. null = no window.",
     )
-    layer_types: Annotated[list[LayerType] | None, Meaning.ADDED_AT_START] = Field(
+    layer_types: list[LayerType] | None = Field(
         None,
         description="Kind of each layer: full_attention or sliding_attention. A shorter list is repeated. "
         "null = all sliding if sliding_window is set, else all full.",
         examples=[["sliding_attention", "full_attention"]],
     )
-    norm: Annotated[Literal["rmsnorm", "layernorm"], Meaning.TENSORS, Meaning.STRUCTURE] = Field(
+    norm: Annotated[Literal["rmsnorm", "layernorm"], Tag.TENSORS] = Field(
         "rmsnorm",
         description="rmsnorm: every token is scaled to one size, as in Llama | layernorm: its mean is taken away "
         "before, and a learned vector is added after, as in GPT-2.",
     )
-    rms_norm_eps: Annotated[float, Meaning.SAME_NAME] = Field(
-        1e-6, ge=1e-30, le=1, description="Keeps the norm from dividing by zero."
+    rms_norm_eps: float = Field(1e-6, ge=1e-30, le=1, description="Keeps the norm from dividing by zero.")
+    tie_word_embeddings: Annotated[bool, Tag.TENSORS] = Field(
+        False, description="true: embedding and head share one matrix: smaller, but it learns to copy later."
     )
-    tie_word_embeddings: Annotated[bool, Meaning.TENSORS, Meaning.SAME_NAME] = Field(
-        True, description="true: embedding and head share one matrix: smaller, but it learns to copy later."
-    )
-    attention_dropout: Annotated[float, Meaning.FREE_AT_START, Meaning.SAME_NAME] = Field(
+    attention_dropout: float = Field(
         0.0, ge=0, lt=1, description="Share of attention weights set to zero at random in training."
     )
-    hidden_dropout: Annotated[float, Meaning.FREE_AT_START] = Field(
+    hidden_dropout: float = Field(
         0.0,
         ge=0,
         lt=1,
         description="Share of the embedding's and the layers' output set to zero at random in training.",
     )
-    initialization: Annotated[Literal["random", "mimetic"], Meaning.FREE_AT_START] = Field(
+    initialization: Literal["random", "mimetic"] = Field(
         "random",
         description="First weights of attention: random, and its output zero | mimetic: keys equal queries and outputs "
         "mirror values, so that heads look at like tokens and copy them. Then they learn to copy sooner.",
     )
-    loadable_elsewhere: Annotated[bool, Meaning.FREE_AT_START, Meaning.STRUCTURE] = Field(
+    loadable_elsewhere: bool = Field(
         True,
         description="true: only parts that one architecture of transformers has together | false: any parts; only "
         "Headlight can load the checkpoint.",
     )
-    attn_implementation: Annotated[AttentionImplementation, Meaning.FREE_AT_START, Meaning.MAY_CHANGE] = Field(
+    attn_implementation: Annotated[AttentionImplementation, Tag.RUNTIME] = Field(
         "auto",
         description="Code that computes attention (same numbers, other speed): auto | eager (the formula) | flash | "
         "flex. docs/attention.md has the others.",
     )
-    bos_token_id: Annotated[TokenId | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
+    bos_token_id: Annotated[TokenId | None, Tag.RUNTIME] = Field(
         None, description="First token of every document. The tokenizer sets it."
     )
-    eos_token_id: Annotated[TokenId | list[TokenId] | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
+    eos_token_id: Annotated[TokenId | list[TokenId] | None, Tag.RUNTIME] = Field(
         None, description="Last token of a document, or a list: of a document and of a turn. The tokenizer sets it."
     )
-    pad_token_id: Annotated[TokenId | None, Meaning.TOKENIZER, Meaning.SAME_NAME] = Field(
+    pad_token_id: Annotated[TokenId | None, Tag.RUNTIME] = Field(
         None, description="Token that fills up short rows. The tokenizer sets it."
     )
 

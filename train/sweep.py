@@ -25,9 +25,9 @@ from typing import Any
 
 import yaml
 
-from configs.command import InputError, exit_on_bad_input, survive_lost_output, usable_cores, whole
+from configs.command import InputError, exit_on_bad_input, usable_cores, whole
 from configs.loader import flatten
-from configs.schema import Meaning, keys_that
+from configs.schema import Tag, keys_with
 from eval.run_files import read_result
 from train.config import RunConfig, add_trust_option, load_run_config
 from train.machine.signals import stop_signals
@@ -185,7 +185,7 @@ def _rungs(path: str, fixed: list[str], rungs: dict[str, dict[str, Any]]) -> lis
 
 
 def _check_sweepable(where: str, key: str) -> None:
-    if key.partition(".")[0] in ("extends", *keys_that(RunConfig, Meaning.BOOKKEEPING)):
+    if key.partition(".")[0] in ("extends", *keys_with(RunConfig, Tag.RUNTIME)):
         raise InputError(f"{where}: {key} changes nothing that is trained, so there is nothing to sweep")
 
 
@@ -231,7 +231,6 @@ def main() -> int:
         if owner.problem:
             raise InputError(owner.problem)
         sweep = Sweep(runs, {run.config.name for run in runs if run.is_finished})
-        survive_lost_output()
         variants = {run.variant.label: run.variant for run in runs}
         print(
             f"sweep: {len(variants)} variants x {given.seeds} seed{'s' * (given.seeds > 1)} = {len(runs)} runs, "

@@ -13,15 +13,23 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from configs.files import DamagedFile, checked
-from configs.schema import Meaning, keys_that
 from model.config import ModelConfig
 from model.saving.config_json import ConfigJson, Rope
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a mistake in a YAML file should not
     from torch import Tensor
 
-SAME_NAME = keys_that(ModelConfig, Meaning.SAME_NAME)
-PLAIN = {key: ModelConfig.model_fields[key].default for key in keys_that(ModelConfig, Meaning.STRUCTURE)}
+SAME_NAME = (  # the same name and the same values in every config.json
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings",
+    "attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id",
+)  # fmt: skip
+PARTS = (  # that not every architecture has: a family that does not name one has the default
+    "gated_mlp", "hidden_act", "mlp_bias", "num_experts", "attention", "qk_norm", "attention_bias", "qkv_bias",
+    "scale_attn_weights", "norm_position", "position_embedding", "no_rope_layers", "sliding_window", "norm",
+    "loadable_elsewhere",
+)  # fmt: skip
+PLAIN = {key: ModelConfig.model_fields[key].default for key in PARTS}
 Fields = dict[str, Any]
 Tensors = dict[str, "Tensor"]
 
@@ -38,7 +46,7 @@ class Family:
     """One architecture of transformers.
 
     model_type, architecture: its names in config.json.
-    Of the parts that Meaning.STRUCTURE marks it has the default, but for these: needs: fields of ModelConfig that have
+    Of PARTS it has the default, but for these: needs: fields of ModelConfig that have
     one value here. words: fields that may have any value and have the same name in config.json. spells: fields that
     may have any value, in words of its own, which `write_own` and `read_own` know.
     defaults: what transformers takes for a field of config.json that is left out, if ConfigJson says otherwise.
@@ -102,7 +110,8 @@ class Family:
         there: ConfigJson = checked(self.defaults | fields, str(file), ConfigJson)
         try:
             names = (*SAME_NAME, *self.words)
-            values = {name: value for name in names if (value := getattr(there, name)) is not None} | self.needs
+            values: Fields = {"num_key_value_heads": "mha"}  # what transformers takes where none is named
+            values |= {name: value for name in names if (value := getattr(there, name)) is not None} | self.needs
             values |= there.headlight.model_dump() | _read_rope(there) | self.read_own(there)
         except ValueError as error:
             raise DamagedFile(f"{file}: {error}") from None

@@ -83,7 +83,7 @@ def test_head_dim_may_differ_from_hidden_size_over_heads():
             {"hidden_size": 128, "num_attention_heads": 3},
             r"\(3\) must divide hidden_size \(128\): use 1, 2 or 4",
         ),
-        ({"hidden_size": 6, "num_attention_heads": 2}, r"head_dim \(3\) must be even"),
+        ({"hidden_size": 6, "num_attention_heads": 2, "num_key_value_heads": 2}, r"head_dim \(3\) must be even"),
         (
             {"num_attention_heads": 7, "hidden_size": 56, "num_key_value_heads": "gqa"},
             "gqa .* 7 query heads have no divisor between 1 and 7: use mha or mqa, .* for example 8",

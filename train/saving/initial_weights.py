@@ -7,7 +7,6 @@ from pathlib import Path
 
 from configs.command import InputError
 from configs.files import is_adapter
-from configs.schema import Meaning, keys_that
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import LanguageModel, ModelConfig
 from model.adapters.config import LoraConfig
@@ -16,7 +15,7 @@ from model.adapters.lora import add_adapters
 from model.counting import on_meta
 from model.saving.checkpoint_format import load_weights
 from train.config import RunConfig
-from train.saving.start import WINDOWS, free_keys, read_start, start_of
+from train.saving.start import ADDED, WINDOWS, free_keys, read_start, start_of
 
 
 def find_initial_weights(config: RunConfig) -> Path:
@@ -57,7 +56,7 @@ def find_base(config: RunConfig, checkpoint: Path | None) -> Path:
             f"python -m model.export {config.init_from} --to merged --out DIR"
         )
     there, here = read_start(str(directory))[1], config.model.model_dump()
-    if added := [key for key in keys_that(ModelConfig, Meaning.ADDED_AT_START) if here.get(key) != there.get(key)]:
+    if added := [key for key in ADDED if here.get(key) != there.get(key)]:
         raise InputError(
             f"lora: model.{added[0]} is not as in {directory}, and adapters are opened beside the model as it is: set "
             f"model.{added[0]}={json.dumps(there[added[0]])}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from configs.command import InputError
 from configs.files import DamagedFile, keep_lines
-from configs.schema import Meaning, keys_that
+from configs.schema import Tag, keys_with
 from configs.text import escape
 from data.prepare import PreparedData
 from eval.attention.render import PICTURES, VIEWER
@@ -143,7 +143,7 @@ def _refuse_other_identity(config: RunConfig, saved: dict[str, Any], where: str)
             f"{where} belongs to another run; these keys differ: {listed}: "
             "choose another name, set them back, or continue anyway with allow_mismatch=true"
         )
-    if fixed := [key for key in different if key in keys_that(RunConfig, Meaning.TENSORS)]:
+    if fixed := [key for key in different if key in keys_with(RunConfig, Tag.TENSORS)]:
         raise InputError(
             f"{where} has other tensors ({listed}): allow_mismatch cannot help with {', '.join(fixed)}: "
             "choose another name, or set them back"

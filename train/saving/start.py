@@ -7,11 +7,19 @@ from typing import Any
 
 from configs.command import InputError
 from configs.files import read_checkpoint
-from configs.schema import Meaning, keys_that
 from model import ModelConfig
 from model.saving.checkpoint_format import read_config
 
 WINDOWS = {"sliding_window", "layer_types"}  # set together
+ADDED = (
+    "rope_scaling",
+    "sliding_window",
+    "layer_types",
+)  # a model that has none and is trained on learns to live with them
+FREE = {  # the weights of init_from mean the same with another value
+    "router_aux_loss_coef", "max_position_embeddings", "attention_dropout", "hidden_dropout", "initialization",
+    "loadable_elsewhere", "attn_implementation", "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id",
+}  # fmt: skip
 
 
 def start_of(directory: Path, init_from: str | None) -> str | None:
@@ -49,12 +57,11 @@ def read_start(init_from: str) -> tuple[Path, dict[str, Any]]:
 
 def free_keys(there: dict[str, Any]) -> set[str]:
     """The keys of `model:` that may have another value than `there`, in the config of the model begun from."""
-    added = set(keys_that(ModelConfig, Meaning.ADDED_AT_START))
+    free = FREE.union(ADDED)
     if there["rope_scaling"] is not None:
-        added.remove("rope_scaling")
+        free.remove("rope_scaling")
     if there["sliding_window"] is not None:
-        added -= WINDOWS
-    free = added.union(keys_that(ModelConfig, Meaning.FREE_AT_START, Meaning.TOKENIZER)) & there.keys()
+        free -= WINDOWS
     if there["position_embedding"] == "learned":
         free.discard("max_position_embeddings")  # it is the size of a tensor
     return free

@@ -17,7 +17,6 @@ from configs.command import InputError, exit_on_bad_input
 from train.command_line import parse_command_line
 from train.config import RunConfig
 from train.pretrain import run
-from train.saving.initial_weights import take_over
 
 
 def main() -> int:
@@ -27,9 +26,9 @@ def main() -> int:
 
 
 def as_fine_tuning(config: RunConfig, records: str = "conversations") -> RunConfig:
-    """The config with architecture and tokenizer taken over from `init_from`; dropout and similar keys stay its own.
+    """The config, whose shape and tokenizer are those of `init_from` (train/config.py).
 
-    records: what the data must be. Raises InputError without init_from, if that is not a model, and for other data.
+    records: what the data must be. Raises InputError without init_from, and for other data.
     """
     if config.init_from is None:
         raise InputError(
@@ -41,7 +40,7 @@ def as_fine_tuning(config: RunConfig, records: str = "conversations") -> RunConf
             f"data.records is {config.data.records}, but fine-tuning needs {records}: set data.records={records}, or "
             f"use {script}"
         )
-    return take_over(config)
+    return config
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import torch
 from configs.command import InputError
 from configs.files import read_checkpoint
 from data.tokenizer import Tokenizer, load_tokenizer
+from eval.eval_mode import evaluating
 from model import LanguageModel, load
 from model.adapters.lora import without_adapters
 from train.config import RunConfig
@@ -56,14 +57,9 @@ def open_reference(
 @contextmanager
 def as_reference(reference: LanguageModel | None, lm: LanguageModel) -> Iterator[LanguageModel]:
     """The reference in evaluation mode, without gradients. None: it is lm without its adapters, in one copy."""
-    with torch.no_grad():
-        if reference is not None:
+    if reference is not None:
+        with torch.no_grad():
             yield reference
-            return
-        training = lm.training
-        lm.eval()
-        try:
-            with without_adapters(lm):
-                yield lm
-        finally:
-            lm.train(training)
+    else:
+        with torch.no_grad(), evaluating(lm), without_adapters(lm):
+            yield lm

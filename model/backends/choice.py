@@ -180,13 +180,10 @@ def choose_device(wanted: str = "auto") -> torch.device:
 
     Raises ValueError for a device that this machine does not have.
     """
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    available = {"cuda": gpus, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
-    here = [kind for kind, count in available.items() if count]
-    try:
-        device = torch.device(here[0] if wanted == "auto" else wanted)
-    except RuntimeError:
-        raise ValueError(f"{wanted}: unknown device: use auto, cpu, cuda, cuda:1 or mps") from None
-    if (device.index or 0) >= available.get(device.type, 0):
-        raise ValueError(f"{wanted}: not available here: use auto or one of: {', '.join(here)}")
-    return device
+    counts = {"cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0}
+    counts |= {"mps": int(torch.backends.mps.is_available()), "cpu": 1}
+    available = [kind for kind, count in counts.items() if count]
+    kind, _, number = (available[0] if wanted == "auto" else wanted).partition(":")
+    if not (number or "0").isdigit() or int(number or 0) >= counts.get(kind, 0):
+        raise ValueError(f"{wanted}: not available here: use auto or one of: {', '.join(available)}")
+    return torch.device(f"{kind}:{number}" if number else kind)

@@ -54,16 +54,16 @@ class Rollouts(AnswerBatches):
     def batch(self, k: int, lm: LanguageModel) -> Batch:
         """Sample, reward, compare. Nothing is remembered: what a trial asks for changes no run."""
         size = self.settings.group_size
-        asked = [self.question(k, number) for number in range(self.world.rank, self.groups, self.world.size)]
+        questions = [self.question(k, number) for number in range(self.world.rank, self.groups, self.world.size)]
 
         # 1. A group of answers to each question, by the model as it is now.
-        answers = self.sample(k, lm, asked)
+        answers = self.sample(k, lm, questions)
 
         # 2. What each is worth. If a reward fails, all processes stop.
         rewards, problem = [], ""
         try:
             replies = [answer.reply(self.tokenizer) for answer in answers]
-            rewards = rewards_of(self.reward, [question for question, _ in asked for _ in range(size)], replies)
+            rewards = rewards_of(self.reward, [question for question, _ in questions for _ in range(size)], replies)
         except InputError as error:
             problem = str(error)
         counts = [(sum(answer.own), answer.calls, answer.errors) for answer in answers]
@@ -82,22 +82,22 @@ class Rollouts(AnswerBatches):
         }
         if self.tools:
             figures |= {"tool_calls": calls, "tool_errors": errors}
-        worth = torch.tensor(rewards)
-        differ = spread(worth, size) > 0  # a group whose answers earn the same has nothing to teach
-        return self.rows(answers, advantages(worth, size, self.settings.scale_advantages), differ, figures)
+        mine = torch.tensor(rewards)
+        differ = spread(mine, size) > 0  # a group whose answers earn the same has nothing to teach
+        return self.rows(answers, advantages(mine, size, self.settings.scale_advantages), differ, figures)
 
-    def sample(self, k: int, lm: LanguageModel, asked: Sequence[tuple[Asked, list[int]]]) -> list[Written]:
+    def sample(self, k: int, lm: LanguageModel, questions: Sequence[tuple[Asked, list[int]]]) -> list[Written]:
         """A group of answers to each question, next to each other; with tools, their calls are run."""
         return write_answers(
             lm,
             self.tokenizer,
-            [prompt for _, prompt in asked],
+            [prompt for _, prompt in questions],
             max_new_tokens=self.settings.max_new_tokens,
             temperature=self.settings.temperature,
             rng=Random(f"answers {self.seed} {k} {self.world.rank}"),
             copies=self.settings.group_size,
             tools=self.tools,
-            said=[said_by_user(question.messages) for question, _ in asked],
+            said=[said_by_user(question.messages) for question, _ in questions],
         )
 
 

@@ -103,13 +103,13 @@ class AnswerBatches(BatchSource):
             f"grpo.max_new_tokens ({self.settings.max_new_tokens}): raise it"
         )
 
-    def rows(self, answers: Sequence[Written], worth: Tensor, differ: Tensor, figures: dict[str, float]) -> Batch:
+    def rows(self, answers: Sequence[Written], advantages: Tensor, differ: Tensor, figures: dict[str, float]) -> Batch:
         """What is trained on: answers with their advantages (answers,), of groups whose rewards differ (groups,).
 
         A process none of whose groups' rewards differ has one answer, which weighs nothing.
         """
-        values, size = worth.tolist(), self.settings.group_size
-        equal: dict[tuple[Any, ...], list[int]] = {}  # group, ids, own, worth -> answers that have them
+        values, size = advantages.tolist(), self.settings.group_size
+        equal: dict[tuple[Any, ...], list[int]] = {}  # group, ids, own, advantage -> answers that have them
         for row, answer in enumerate(answers):
             if differ[row // size] or not (differ.any() or row):
                 key = (row // size, tuple(answer.ids), tuple(answer.own), values[row])
@@ -136,7 +136,7 @@ class AnswerBatches(BatchSource):
             "input_ids": pad_sequence(ids, True, self.tokenizer.pad_id),
             "labels": pad_sequence(labels, True, IGNORED),
             "drawn_log_probs": pad_sequence(drawn, True),
-            "advantages": worth[first],
+            "advantages": advantages[first],
             "copies": counts,
         }
         tensors["weights"] = (counts * per_token)[:, None] * (tensors["labels"] != IGNORED)

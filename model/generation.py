@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, overload
 
 import torch
@@ -156,9 +155,9 @@ def stream(
     cache = _cache_for(lm, input_ids, room, attention_mask, kv_cache)
     read_one: Callable[..., Tensor] = lm
     if compile:
-        from model.compiled_decoding import compiled_step
+        from model.compiled_decoding import compiled_reader
 
-        read_one = partial(compiled_step(device.type), lm)
+        read_one = compiled_reader(lm)
     # with a static cache every width is the cache's, so that prompts of all lengths share compiled code
     is_static, width = isinstance(cache, StaticCache), count + room
     if isinstance(cache, StaticCache):

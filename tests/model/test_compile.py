@@ -11,7 +11,6 @@ from data.packing import document_starts
 from model.attention import eager
 from model.backends.choice import BACKENDS
 from model.backends.kernels import block_mask, flex_kernel_compiled
-from model.compiled_decoding import FewRows
 from model.generation import generate
 from model.kv_cache import StaticCache
 from model.masks import MaskSpec, boolean_mask
@@ -175,15 +174,6 @@ def test_prompts_of_every_length_share_the_compiled_step(padded, monkeypatch):
         found = generate(lm, ids, 4, temperature=0, attention_mask=real, kv_cache="static", compile=True)
         assert torch.equal(found, generate(lm, ids, 4, temperature=0, attention_mask=real))
     assert counter.frame_count == 1
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 24), (1, 24), (4, 1, 24), (2, 3, 24), (40, 24)])
-@pytest.mark.parametrize("bias", [True, False])
-def test_products_of_few_rows_are_those_of_a_linear_layer(shape, bias):
-    layer, x = torch.nn.Linear(24, 40, bias=bias), torch.randn(shape)
-    with torch.no_grad(), FewRows():
-        product = layer(x)
-    torch.testing.assert_close(product, layer(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """How does it compute? The network, and nothing else: it never sees a tokenizer or a file of text."""
 
+from model.checkpoint import load, save
 from model.config import ModelConfig
 from model.generation import Sampling, generate, left_pad, stream
-from model.saving.checkpoint_format import load, save
 from model.transformer import LanguageModel
 
 __all__ = ["LanguageModel", "ModelConfig", "Sampling", "generate", "left_pad", "load", "save", "stream"]

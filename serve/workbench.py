@@ -23,7 +23,7 @@ from eval.chat.adapters import Adapters
 from eval.chat.session import Conversation
 from eval.opening import open_checkpoint
 from model import LanguageModel
-from model.adapters.files import base_of
+from model.checkpoint import base_of
 from serve.errors import ApiError
 from serve.library import Library
 

@@ -28,16 +28,15 @@ from configs.files import read_checkpoint
 from data.batches import IGNORED, Batch
 from data.prepare import PreparedData
 from model import LanguageModel, generate, left_pad
+from model.checkpoint import read_config
 from model.loss import CHUNK, CHUNK_ELSEWHERE
-from model.saving.checkpoint_format import read_config
-from train.command_line import parse_command_line
 from train.config import RunConfig
 from train.machine.cpu_processes import joined
 from train.machine.device import Device
 from train.machine.distributed import ALONE, World
 from train.method_config import DistillConfig
 from train.objective import CPU, BatchSource, Figures, Forward, TextBatches
-from train.pretrain import run
+from train.pretrain import parse_command_line, run
 from train.reference import open_reference
 
 

@@ -31,12 +31,11 @@ from data.preferences import Pairs
 from data.prepare import PreparedData
 from model import LanguageModel
 from model.loss import log_probs
-from train.command_line import parse_command_line
 from train.config import RunConfig
 from train.machine.device import Device
 from train.method_config import DPOConfig
 from train.objective import Figures, Forward, TextBatches
-from train.pretrain import run
+from train.pretrain import parse_command_line, run
 from train.reference import as_reference, open_reference
 from train.sft import as_fine_tuning
 

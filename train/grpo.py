@@ -34,12 +34,11 @@ from eval.tools.answers import Written, write_answers
 from eval.tools.calls import said_by_user
 from model import LanguageModel
 from model.loss import log_probs
-from train.command_line import parse_command_line
 from train.config import RunConfig
 from train.machine.device import Device
 from train.method_config import GRPOConfig
 from train.objective import Figures, Forward
-from train.pretrain import run
+from train.pretrain import parse_command_line, run
 from train.reference import open_reference
 from train.rewards import find_reward, rewards_of
 from train.rollouts import AnswerBatches

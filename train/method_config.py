@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from configs.command import InputError
 from configs.schema import PathText, RunKeys, Section, Tag
-from model.adapters.config import LoraConfig
+from model.lora_config import LoraConfig
 
 SCRIPTS = {"dpo": "train.dpo", "grpo": "train.grpo", "distill": "train.distill"}  # section -> the script that reads it
 
@@ -76,7 +76,7 @@ class GRPOConfig(Section):
         min_length=1,
         description="exact_match (the right answer to the letter) | contains_answer (can be gamed) | or a function of "
         "your own as package.module:function. It gets a question (eval.questions.Asked) and a reply, and returns a "
-        "number. Code that a config from elsewhere names is refused without --trust-hooks (configs/trust.py).",
+        "number. Code that a config from elsewhere names is refused without --trust-hooks.",
     )
     group_size: int = Field(
         8,

@@ -14,9 +14,8 @@ the model learns to answer, and not to ask.
 from __future__ import annotations
 
 from configs.command import InputError, exit_on_bad_input
-from train.command_line import parse_command_line
 from train.config import RunConfig
-from train.pretrain import run
+from train.pretrain import parse_command_line, run
 
 
 def main() -> int:

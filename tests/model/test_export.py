@@ -10,11 +10,10 @@ from transformers import AutoModelForCausalLM
 
 from configs.command import InputError
 from model import load, save
-from model.adapters.config import LoraConfig
-from model.adapters.files import weights_hash
-from model.adapters.lora import add_adapters
-from model.export.__main__ import TARGETS, export, main
-from tests.model.export.models import model, save_with_tokenizer
+from model.export import TARGETS, export, main
+from model.lora import add_adapters, weights_hash
+from model.lora_config import LoraConfig
+from tests.model.export_models import model, save_with_tokenizer
 from tests.train.checkpoints import training
 
 
@@ -82,17 +81,6 @@ def test_figures_of_another_checkpoint_are_left_out(tmp_path):
     export(folder, "hub-folder", tmp_path / "hub")
     assert "## Figures" not in (tmp_path / "hub/README.md").read_text()
     assert not (tmp_path / "hub/pictures").exists()
-
-
-def test_a_checkpoint_that_has_changed_is_not_copied(tmp_path):
-    run = training()
-    run.steps(1)
-    (tmp_path / "demo").mkdir()
-    checkpoint = run.save(tmp_path / "demo/checkpoints")
-    (checkpoint / "config.json").write_text("{}")
-    with pytest.raises(InputError, match="config.json is damaged"):
-        export(checkpoint, "hub-folder", tmp_path / "hub")
-    assert not (tmp_path / "hub").exists()
 
 
 def test_adapters_become_one_model(tmp_path):

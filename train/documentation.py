@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel
 
 from configs.command import exit_on_bad_input
-from configs.loader import flatten, load_config
+from configs.loader import load_config
 from configs.schema import fields
 from eval.attention.probes import ProbeFile
 from model.config import ModelConfig
@@ -49,9 +49,9 @@ python -m train.pretrain configs/demo.yaml model.num_key_value_heads=2 seed=1
 Lists and mappings are written as in YAML: `"data.source={kind: files, path: my.txt}"`. If you misspell a key, the error
 names the nearest one. `runs/<name>/config.yaml` keeps every value that a run was made with.
 
-*Default* holds if no file sets the key. `configs/base.yaml`, which all shipped configs extend, sets some keys to other
-values: the next column has them. `null` means *not set*; the last column says what happens then. Editors complete and
-check your YAML with `configs/schema.json`. Words mean what YAML 1.2 says: `yes`, `1_000` and `12:30` are text.
+*Default* holds if no file sets the key. `configs/base.yaml`, which all shipped configs extend, shows the defaults.
+`null` means *not set*; the last column says what happens then. Editors complete and check your YAML with
+`configs/schema.json`. Words mean what YAML 1.2 says: `yes`, `1_000` and `12:30` are text.
 
 If you start a run again under its name, it continues. It must then be the same run, so these keys must not change:
 `seed`, `init_from`, all of `lora`, all of `model` but `attn_implementation`, all of `data` (files may move: their
@@ -81,8 +81,7 @@ def _parts(annotation: Any, is_in_list: bool = False) -> Iterator[tuple[type[Bas
 
 def page() -> str:
     """The whole page, as Markdown."""
-    values, tables = load_config(BASE).values, dict[type[BaseModel], str]()
-    base, order = flatten(values), ["", *values]
+    order, tables = ["", *load_config(BASE).values], dict[type[BaseModel], str]()
     in_order = sorted(sections(RunConfig), key=lambda section: order.index(section[0].partition(".")[0]))
     for prefix, model in [*in_order, *sections(ProbeFile)]:
         tables.setdefault(model, prefix)  # what stands in several places has a table in the first
@@ -92,41 +91,27 @@ def page() -> str:
         kinds = get_args(model.model_fields["kind"].annotation) if "kind" in model.model_fields else ()
         heading = HEADINGS.get(model) or prefix.removesuffix(".").replace(".N", ", each one")
         heading += f", kind: {kinds[0]}" if len(kinds) == 1 else ""
-        said = base if len(kinds) != 1 or base.get(f"{prefix}kind") == kinds[0] else {}  # of a source of this kind
-        parts.append(f"\n## {heading}\n\n{_introduction(model)}\n\n" + "\n".join(_table(model, prefix, said)) + "\n")
+        parts.append(f"\n## {heading}\n\n{_first_paragraph(model.__doc__)}\n\n" + "\n".join(_table(model, prefix)) + "\n")
     return "".join(parts)
 
 
-def _introduction(model: type[BaseModel]) -> str:
-    return _first_paragraph(inspect.cleandoc(model.__doc__ or ""))
+def _first_paragraph(docstring: str | None) -> str:
+    return " ".join(inspect.cleandoc(docstring or "").split("\n\n")[0].split())
 
 
-def _first_paragraph(text: str) -> str:
-    return " ".join(text.split("\n\n")[0].split())
-
-
-def _table(model: type[BaseModel], prefix: str, base: dict[str, Any]) -> Iterator[str]:
+def _table(model: type[BaseModel], prefix: str) -> Iterator[str]:
     schema = model.model_json_schema()
-    yield "| key | takes | default | in base.yaml | meaning |"
-    yield "|---|---|---|---|---|"
+    yield "| key | takes | default | meaning |"
+    yield "|---|---|---|---|"
     if model is RunConfig:
         shipped = "Where there is none, a config of this name that Headlight brings along."
-        yield f"| `extends` | text | | | Another YAML file that this one changes, relative to this file. {shipped} |"
+        yield f"| `extends` | text | | Another YAML file that this one changes, relative to this file. {shipped} |"
     for name, field in sorted(schema["properties"].items(), key=lambda item: item[0] != "kind"):
-        value = field.get("default")
-        default = (
-            "*required*" if name in schema.get("required", []) else "" if isinstance(value, dict) else _code(value)
-        )
-        set_there = base.get(prefix + name, value)
+        value = field.get("default", "*required*")
+        default = value if value == "*required*" else "" if isinstance(value, dict) else _code(value)
         examples = " or ".join(f"`{_flow(example)}`" for example in field.get("examples", []))
         meaning = field["description"] + (f" For example {examples}." if examples else "")
-        cells = (
-            f"`{prefix}{name}`",
-            _takes(field, schema),
-            default,
-            _code(set_there) if set_there != value else "",
-            meaning,
-        )
+        cells = (f"`{prefix}{name}`", _takes(field, schema), default, meaning)
         yield "".join(f"| {cell} ".replace("  ", " ") for cell in (c.replace("|", "\\|") for c in cells)) + "|"
 
 

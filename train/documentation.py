@@ -91,7 +91,8 @@ def page() -> str:
         kinds = get_args(model.model_fields["kind"].annotation) if "kind" in model.model_fields else ()
         heading = HEADINGS.get(model) or prefix.removesuffix(".").replace(".N", ", each one")
         heading += f", kind: {kinds[0]}" if len(kinds) == 1 else ""
-        parts.append(f"\n## {heading}\n\n{_first_paragraph(model.__doc__)}\n\n" + "\n".join(_table(model, prefix)) + "\n")
+        lines = ["", f"## {heading}", "", _first_paragraph(model.__doc__), "", *_table(model, prefix), ""]
+        parts.append("\n".join(lines))
     return "".join(parts)
 
 

@@ -18,6 +18,8 @@ def test_going_on_from_a_checkpoint_equals_not_having_stopped(optimizer, tied, t
     whole = training(optimizer, tie_word_embeddings=tied)
     whole.steps(3)
     directory = whole.save(tmp_path)
+    assert {file.suffix for file in directory.rglob("*.*")} == {".json", ".md", ".safetensors"}  # no pickle
+    assert [file.name for file in directory.glob("*.safetensors")] == ["model.safetensors"]  # vLLM reads them all
     whole.steps(3)
     torch.manual_seed(99)
     resumed = training(optimizer, seed=1, tie_word_embeddings=tied).load(directory)
@@ -40,15 +42,6 @@ def assert_same_state(ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer
             found = mine[number][key]
             assert (found.dtype, found.device, found.stride()) == (value.dtype, value.device, value.stride())
             assert torch.equal(found, value), key
-
-
-def test_the_random_state_continues(tmp_path):
-    run = training()
-    run.steps(1)
-    directory = run.save(tmp_path)
-    expected = torch.rand(3)
-    run.load(directory)
-    assert torch.equal(torch.rand(3), expected)
 
 
 def test_a_process_that_is_new_draws_its_own_numbers_and_always_the_same(tmp_path):
@@ -114,20 +107,6 @@ def test_what_is_trained_may_not_change_in_the_middle_of_a_run(tmp_path):
         run.load(other.save(tmp_path / "all"))
 
 
-def test_tools_that_load_every_safetensors_file_find_the_weights_alone(tmp_path):
-    """vLLM and SGLang glob the directory of a model."""
-    run = training()
-    run.steps(1)
-    directory = run.save(tmp_path)
-    assert [file.name for file in directory.glob("*.safetensors")] == ["model.safetensors"]
-
-
-def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path):
-    run = training()
-    run.steps(1)
-    assert {file.suffix for file in run.save(tmp_path).rglob("*.*")} == {".json", ".md", ".safetensors"}
-
-
 EMBEDDING = "model.embed_tokens.weight"
 BUFFER = "muon.model.layers.0.self_attn.q_proj.weight"
 UNFIT = [
@@ -156,16 +135,6 @@ def test_a_tensor_that_does_not_fit_is_named(file, change, message, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_another_optimizer_or_architecture_is_refused_and_named(tmp_path):
-    run = training("muon")
-    run.steps(1)
-    directory = run.save(tmp_path)
-    with pytest.raises(InputError, match="adamw.model.layers.0.self_attn.q_proj.weight has no state"):
-        training("adamw").load(directory)
-    with pytest.raises(InputError, match="another architecture: model.layers.2"):
-        training(num_hidden_layers=3).load(directory)
-
-
 def test_the_state_is_read_as_it_was_written(tmp_path):
     run = training()
     state = run.state = TrainerState(
@@ -182,9 +151,6 @@ def test_the_state_is_read_as_it_was_written(tmp_path):
     )
     run.steps(1)
     assert read_state(run.save(tmp_path)) == state
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    state.scaler = scaler.state_dict()
-    assert read_state(run.save(tmp_path)).scaler == scaler.state_dict()
 
 
 def test_what_an_older_version_did_not_write_has_its_default_and_what_a_newer_one_writes_is_an_error(tmp_path):

@@ -4,25 +4,20 @@ import json
 import math
 import re
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from configs.command import InputError
 from data import load_tokenizer
 from data.batches import TrainBatches, make_rows
-from data.config import TokenizerConfig
 from data.prepare import prepare
-from data.tokenizer import train_tokenizer
 from model import load, save
 from model.convert_kv_heads import write_converted
 from tests.conftest import random_model, tiny_config
-from tests.train.helpers import kill_at, metrics, pretrain, refusal, write_config
+from tests.train.helpers import metrics, pretrain, refusal, write_config
 from train.config import load_run_config
-from train.saving.initial_weights import load_initial_weights
 
 MHA, GQA = {"num_key_value_heads": 4}, {"num_key_value_heads": 2}
 
@@ -79,21 +74,6 @@ def test_it_is_a_new_run_in_everything_but_the_weights(trained, here):
     load_tokenizer(mha).save(directory)  # the weights alone, without the optimizer's state beside them
     pretrain(write_config(here, name="fresh", model=MHA, init_from=str(directory)))
     assert metrics(here / "runs/fresh") == metrics(on)
-
-
-@pytest.mark.slow
-def test_a_resumed_run_needs_its_source_no_more(trained, here):
-    config = write_config(here, name="gqa", model=GQA, init_from=str(here / "converted"))
-    pretrain(config)
-    whole = here / "runs/gqa/checkpoints/step_00000012"
-    shutil.move(here / "runs/gqa", here / "whole")
-    assert kill_at(config, 6) == -signal.SIGKILL
-    shutil.rmtree(here / "converted")
-    resumed = pretrain(config)
-    assert "step 4" in resumed.stdout.split("resumed from")[1]
-    for name in ("model.safetensors", "training/optimizer.safetensors"):
-        assert (whole / name).read_bytes() == (here / "whole/checkpoints/step_00000012" / name).read_bytes(), name
-    assert "validation loss" in pretrain(config).stdout  # and a finished one prints its result
 
 
 SLOW = pytest.mark.slow
@@ -178,23 +158,6 @@ def test_the_remedy_for_another_tokenizer_works(here):
     pretrain(config, remedy)
     ours, theirs = (load_tokenizer(directory) for directory in (here / "runs/tiny", here / "converted"))
     assert ours.sha256() == theirs.sha256()
-
-
-def test_a_directory_that_transformers_saved_is_accepted(tmp_path):
-    """transformers 5 changes tokenizer.json (padding, an empty post-processor), but no id."""
-    tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), [])
-    ours = random_model(tiny_config(vocab_size=tokenizer.vocab_size))
-    save(ours, tmp_path / "ours")
-    tokenizer.save(tmp_path / "ours")
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "ours")
-    theirs(["a", "ab"], padding=True)
-    for part in (AutoModelForCausalLM.from_pretrained(tmp_path / "ours"), theirs):
-        part.save_pretrained(tmp_path / "theirs")
-    lm = random_model(ours.config)
-    load_initial_weights(lm, tmp_path / "theirs", tokenizer)
-    assert all(torch.equal(weight, lm.state_dict()[name]) for name, weight in ours.state_dict().items())
-    with pytest.raises(InputError, match="is not the tokenizer of this run's data"):
-        load_initial_weights(lm, tmp_path / "theirs", train_tokenizer(TokenizerConfig(kind="char"), ["abc"]))
 
 
 def test_another_number_of_heads_is_refused_before_any_data_is_read_and_the_remedy_works(here):

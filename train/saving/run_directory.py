@@ -20,7 +20,7 @@ from data.prepare import PreparedData
 from eval.attention.render import PICTURES, VIEWER
 from eval.run_files import EXPERTS, METRICS, RESULT, SAMPLES, read_result
 from train.config import LIMITS, RunConfig, load_run_config
-from train.saving.atomic_save import STEPS, damage, newest_intact, replace_text, settle, tidy
+from train.saving.atomic_save import STEPS, damage, newest_intact, replace_text, tidy
 from train.saving.checkpoint import TrainerState, read_state
 
 LOCK, CARD = "owner.lock", "owner.json"  # held as long as a process works there; who that is
@@ -203,10 +203,9 @@ def open_for(config: RunConfig, start: Start) -> None:
         (directory / RESULT).unlink(missing_ok=True)  # from here on it is not finished
         replace_text(directory / "config.yaml", config.to_yaml())
         checkpoints.mkdir(exist_ok=True)
-        newest = settle(checkpoints, start.newest)
-        if newest is not None:  # a kill may have come before the last save deleted what it replaces
-            tidy(checkpoints, newest, config.train.keep_last, config.train.keep_best)
-        saved = TrainerState(step=-1) if newest is None else read_state(newest)
+        saved = TrainerState(step=-1)
+        if start.newest is not None:
+            saved = read_state(tidy(checkpoints, start.newest, config.train.keep_last, config.train.keep_best))
         for name, size in log_sizes(directory).items():
             if size > (before := saved.logged.get(name, 0)):
                 os.truncate(directory / name, before)

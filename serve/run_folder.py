@@ -19,7 +19,7 @@ from zlib import crc32
 
 from configs.command import InputError
 from configs.files import DamagedFile, parse_json, read_json, read_text
-from configs.loader import construct, flatten, parse_yaml
+from configs.loader import flatten, parse_yaml
 from eval.run_files import METRIC, METRICS, RESULT
 from train.saving.run_directory import CARD, LOCK
 
@@ -155,7 +155,7 @@ def settings(run: Path) -> dict[str, Any]:
     """config.yaml by dotted key, as the run wrote it; nothing of other files. {} where it cannot be read."""
     try:
         file = run / "config.yaml"
-        values = construct(parse_yaml(read_text(file), str(file)), str(file))
+        values = parse_yaml(read_text(file), str(file))
     except InputError:
         return {}
     return flatten(values) if isinstance(values, dict) else {}

@@ -134,7 +134,7 @@ def as_student(config: RunConfig) -> RunConfig:
 
     Raises InputError without a teacher, or if that is not a model.
     """
-    from model.saving.checkpoint_format import read_config
+    from model.checkpoint import read_config
 
     if config.distill is None:
         raise InputError("distill.teacher: name the run to learn from, for example distill.teacher=runs/demo")

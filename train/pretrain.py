@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.command import InputError, exit_on_bad_input, survive_lost_output
+from configs.command import InputError, exit_on_bad_input
 from train.command_line import parse_command_line
 from train.config import RunConfig
 from train.methods.sections import check_script
@@ -74,8 +74,6 @@ def _run(
     from train.run import open_run
     from train.saving.initial_weights import find_base, find_initial_weights
     from train.saving.run_directory import Owner, find_start
-
-    survive_lost_output()
 
     # 1. This process and the others; the run directory is theirs alone until the end. What can be wrong is found before
     # text is read.

@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from configs.command import InputError, exit_on_bad_input, survive_lost_output, usable_cores, whole
+from configs.command import InputError, exit_on_bad_input, usable_cores, whole
 from configs.loader import flatten
 from train.config import RunConfig, add_trust_option, load_run_config
 from train.machine.signals import stop_signals
@@ -147,7 +147,6 @@ def main() -> int:
     with Owner(out, named="--out" if given.out else "output_dir") as owner:
         owner.take()
         waiting = [run for run in runs if not find_start(run.config).finished]
-        survive_lost_output()
         variants = {run.label: " ".join(run.changes) or f"the baseline, {given.config}" for run in runs}
         print(
             f"sweep: {len(variants)} variants x {given.seeds} seed{'s' * (given.seeds > 1)} = {len(runs)} runs, "

@@ -5,9 +5,8 @@ import json
 import pytest
 
 from data.storyworld import tell_many
-from model.counting import parameter_counts
+from model.transformer import on_meta
 from tests.train.helpers import metrics, pretrain
-from train.budget import with_vocabulary
 from train.config import load_run_config
 
 pytestmark = pytest.mark.slow
@@ -126,4 +125,4 @@ def test_the_demo_with_a_latent_has_its_parameters_and_the_cache_of_mqa():
 
 
 def parameters(config) -> int:
-    return parameter_counts(with_vocabulary(config)[0].model)["total"]
+    return on_meta(config.model.model_copy(update={"vocab_size": config.data.tokenizer.vocab_size})).num_parameters()

@@ -165,7 +165,7 @@ def flip_a_bit(raw: bytearray) -> None:
 
 DAMAGES = {
     "empty": lambda file: file.write_bytes(b""),
-    "a byte short": rewrite(lambda raw: raw[:-1]),
+    "cut off at its end": rewrite(lambda raw: raw.rstrip()[:-1]),
     "a flipped bit": rewrite(flip_a_bit),
     "deleted": lambda file: file.unlink(),
     "a directory": lambda file: (file.unlink(), file.mkdir()),

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from eval.opening import open_model
 from model import load
-from model.export.__main__ import export
+from model.export import export
 from tests.train.helpers import metrics, pretrain, write_config
 from tests.train.test_sft import chat_config
 from tests.train.worlds import pretrain_rank, run_world, trace

@@ -23,9 +23,8 @@ from configs.command import InputError
 from configs.files import CARD, STATE, TRAINING, DamagedFile, checked, read_json
 from data.tokenizer import Tokenizer
 from model import LanguageModel, save
-from model.adapters.files import check_base
-from model.saving.card import Progress, model_card
-from model.saving.checkpoint_format import read_weights
+from model.card import Progress, model_card
+from model.checkpoint import read_weights
 from train.machine.distributed import ALONE, World, share, whole
 from train.saving.atomic_save import SaveError, commit, step_name
 
@@ -165,8 +164,6 @@ def load_checkpoint(
     """
     state = read_state(directory)
     try:
-        if lm.adapters is not None:
-            check_base(directory, lm.adapters.base_sha256)
         weights, tensors = read_weights(lm, directory), load_file(directory / TRAINING / OPTIMIZER)
         with torch.no_grad():
             for name, target in lm.state_dict().items():

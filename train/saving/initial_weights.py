@@ -10,11 +10,9 @@ from configs.command import InputError
 from configs.files import is_adapter, read_checkpoint
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import LanguageModel, ModelConfig
-from model.adapters.config import LoraConfig
-from model.adapters.files import base_of, weights_hash
-from model.adapters.lora import add_adapters
-from model.counting import on_meta
-from model.saving.checkpoint_format import load_weights, read_config
+from model.checkpoint import base_of, load_weights, read_config
+from model.lora_config import LoraConfig
+from model.transformer import on_meta
 from train.config import RunConfig
 
 ADDED = {"rope_scaling", "sliding_window", "layer_types"}  # a model that has none learns to live with them
@@ -87,6 +85,8 @@ def find_base(config: RunConfig, checkpoint: Path | None) -> Path:
     """The whole model beside which a run with `lora:` trains: what init_from names, or where `checkpoint` continues,
     the base that it names. Raises InputError for what can have no such adapters.
     """
+    from model.lora import add_adapters
+
     assert config.lora is not None
     if config.train.parallel == "fsdp2":
         raise InputError(
@@ -103,10 +103,9 @@ def find_base(config: RunConfig, checkpoint: Path | None) -> Path:
             f"init_from: {directory} holds adapters, and adapters need a whole model: merge them first with "
             f"python -m model.export {config.init_from} --to merged --out DIR"
         )
+    lm = on_meta(config.model.model_copy(update={"vocab_size": config.model.vocab_size or 64}))
     try:  # without numbers, before anything is read
-        add_adapters(
-            on_meta(config.model.model_copy(update={"vocab_size": config.model.vocab_size or 64})), config.lora
-        )
+        add_adapters(lm, config.lora)
     except ValueError as error:
         raise InputError(f"lora: {error}") from None
     return directory
@@ -132,6 +131,8 @@ def load_initial_weights(
     except ValueError as error:
         raise InputError(f"init_from: {error}") from None
     if lora is not None:
+        from model.lora import add_adapters, weights_hash
+
         add_adapters(lm, lora, str(directory), weights_hash(lm), theirs.vocab_size if new else None)
     if not new:
         return ""

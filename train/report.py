@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from configs.command import InputError
 from configs.files import DamagedFile, read_name
 from configs.text import code, fenced, markdown
 from data.batches import too_long
@@ -62,7 +61,7 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
 
 def write(run: Run) -> None:
     """Write loss.png, report.md and, last, result.json: with it the run counts as finished. For all processes, of
-    which the first one writes. Raises InputError if there is no room."""
+    which the first one writes."""
     if not run.world.is_first:
         return
     directory, state = run.config.directory, run.state
@@ -96,15 +95,9 @@ def write(run: Run) -> None:
     page += ["## Made with", "", f"`python -m {run.script}` from {code(f'{directory}/config.yaml')}, "]
     page += [f"torch {torch.__version__}, Python {platform.python_version()}, {markdown(machine(run.device.device))}; "]
     page += [f"{commit()}{date.today().isoformat()}.", ""]
-    try:
-        plot_loss(metrics, directory / "loss.png")
-        (directory / "report.md").write_text("\n".join(page), encoding="utf-8")
-        replace_text(directory / RESULT, json.dumps(figures, indent=2) + "\n")  # with it, the run is finished
-    except OSError as error:
-        raise InputError(
-            f"{directory}/report.md cannot be written ({error.strerror}), but the run is finished and saved: make "
-            "room, then the same command writes it"
-        ) from None
+    plot_loss(metrics, directory / "loss.png")
+    (directory / "report.md").write_text("\n".join(page), encoding="utf-8")
+    replace_text(directory / RESULT, json.dumps(figures, indent=2) + "\n")  # with it, the run is finished
 
 
 def commit() -> str:

@@ -144,7 +144,7 @@ def main() -> int:
     given = parser.parse_intermixed_args()
     runs = plan(given.config, given.overrides, given.seeds, trust_hooks=given.trust_hooks)
     out = given.out or runs[0].folder
-    with Owner(out, named="--out" if given.out else "output_dir") as owner:
+    with Owner(out) as owner:
         owner.take()
         waiting = [run for run in runs if not find_start(run.config).finished]
         variants = {run.label: " ".join(run.changes) or f"the baseline, {given.config}" for run in runs}

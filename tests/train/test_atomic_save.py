@@ -249,7 +249,7 @@ def test_settings_that_differ_are_named_and_may_be_allowed(tmp_path):
     assert [m["step"] for m in metrics(tmp_path / "runs/tiny") if m["split"] == "train"] == list(range(1, 7))
     pretrain(config, *other, "train.max_steps=7")  # these are the run's settings from now on
     wrong = pretrain(config, *other, "train.max_steps=8", "model.hidden_size=64", "allow_mismatch=true", code=2)
-    assert "has shape [320, 32], the model has [320, 64]" in wrong.stderr
+    assert "model.embed_tokens.weight has shape [320, 32]" in wrong.stderr
     (tmp_path / "text.txt").write_text((tmp_path / "text.txt").read_text() + "One more line.\n")
     assert "no longer what this run was" in pretrain(config, *other, "train.max_steps=8", code=2).stderr
     told = pretrain(config, *other, "train.max_steps=8", "allow_mismatch=true").stderr

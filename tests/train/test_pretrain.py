@@ -279,7 +279,7 @@ BAD = [
     (["train.parallel=ddp2"], "`train.parallel` is 'ddp2'"),
     (["train.device=cuda"], "train.device is cuda: not available here"),
     (["model.vocab_size=100"], "model.vocab_size is 100, but the tokenizer has 320 ids"),
-    (["output_dir=/proc/nowhere"], "output_dir: /proc/nowhere cannot be written"),
+    (["output_dir=/proc/nowhere"], "error: /proc/nowhere: No such file"),
     (["model.attn_implementation=flash", "model.attention_dropout=0.1"], "flash has no dropout: use sdpa"),
     (["model.attn_implementation=varlen"], "model.attn_implementation: varlen needs CUDA: use flash or sdpa"),
     (["model.attn_implementation=flex"], "flex has no gradients on CPU: train with sdpa"),

@@ -162,25 +162,19 @@ def test_a_signal_at_any_moment_saves_once_and_the_run_resumes_exactly(tmp_path,
     assert "resumed from" in pretrain(config).stdout
     assert trace(tmp_path / "runs/tiny") == trace(tmp_path / "runs/whole")
     assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/whole")
-    for run in ("tiny", "whole"):  # hooks that ran before the signal do not run again, the others do
-        assert [json.loads(line)["step"] for line in (tmp_path / "runs" / run / "samples.jsonl").open()] == [
-            0,
-            4,
-            8,
-            12,
-        ]
+    ours, theirs = ((tmp_path / "runs" / run / "samples.jsonl").read_text() for run in ("tiny", "whole"))
+    assert ours == theirs  # hooks that ran before the signal do not run again, the others do
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["metrics.jsonl", "trace.jsonl"])
-def test_figures_that_cannot_be_written_do_not_stop_the_run(tmp_path, name):
+def test_figures_that_cannot_be_written_do_not_stop_the_run(tmp_path):
     """The file is a directory, which not even root can write a line to."""
-    config = write_config(tmp_path, train=TRACED)
+    config = write_config(tmp_path)
     assert run_world(1, pretrain_rank, config, [], 3) == [143]
-    (tmp_path / "runs/tiny" / name).unlink()
-    (tmp_path / "runs/tiny" / name).mkdir()
+    (tmp_path / "runs/tiny/metrics.jsonl").unlink()
+    (tmp_path / "runs/tiny/metrics.jsonl").mkdir()
     done = pretrain(config)
-    assert done.stdout.count(f"{name} cannot be written (Is a directory); training continues") == 1
+    assert done.stdout.count("metrics.jsonl cannot be written (Is a directory); training continues") == 1
     assert "finished at step 12" in done.stdout
 
 
@@ -291,6 +285,5 @@ def test_a_poisoned_batch_is_logged_with_its_rows(tmp_path, monkeypatch):
     done = pretrain(write_config(tmp_path, train={"max_steps": 80}, eval={"every": 0}))
     assert done.stdout.count("loss spike") == 1
     assert "(rows 600 to 607)" in done.stdout
-    assert [(m["step"], m["rows"]) for m in metrics(tmp_path / "runs/tiny") if m["split"] == "spike"] == [
-        (76, [600, 607])
-    ]
+    spikes = [m for m in metrics(tmp_path / "runs/tiny") if m["split"] == "spike"]
+    assert [(m["step"], m["rows"]) for m in spikes] == [(76, [600, 607])]

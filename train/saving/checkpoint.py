@@ -186,7 +186,7 @@ def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimize
                     key: share(value, parameter) if value.ndim == parameter.ndim else value
                     for key, value in saved.items()
                 }
-            elif parameter.requires_grad:  # a frozen one may be given to an optimizer
+            else:
                 raise ValueError(f"{OPTIMIZER}: {prefix[:-1]} has no state")
         # load_state_dict puts each tensor where the optimizer wants it: fused AdamW counts steps on the device
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -157,8 +156,10 @@ def test_a_run_that_fails_is_reported_at_the_end_and_the_others_continue(tmp_pat
     assert "1 threads" in (tmp_path / "runs/tiny-0.005-seed0/report.md").read_text(encoding="utf-8")
 
 
-def stopped_sweep(tmp_path: Path, stop) -> tuple[Path, str, int]:
-    """A sweep of two runs, stopped by `stop` at step 10 of the first: config, what it printed, its exit code."""
+@pytest.mark.slow
+@pytest.mark.parametrize(("send", "number"), [(os.kill, signal.SIGTERM), (os.killpg, signal.SIGINT)])
+def test_a_sweep_that_is_stopped_saves_and_resumes_exactly(send, number, tmp_path):
+    """SIGTERM reaches the sweep alone, which passes it on; Ctrl-C in a terminal must reach the run once as well."""
     hooks = ["validation", {"name": "tests.train.holding:until_a_signal", "every": 10}]
     sections = {"train": {"max_steps": 100, "checkpoint_every": 0}, "eval": {"every": 50, "hooks": hooks}}
     config, runs = write_config(tmp_path, **sections), tmp_path / "runs"
@@ -169,36 +170,22 @@ def stopped_sweep(tmp_path: Path, stop) -> tuple[Path, str, int]:
         cwd=REPOSITORY, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     until = time.monotonic() + 300
-    while not (runs / "held").exists():
+    while not (runs / "held").exists():  # step 10 of the first run
         assert time.monotonic() < until, process.communicate(timeout=5)
         time.sleep(0.02)
-    stop(process.pid)
+    send(process.pid, number)
     printed, _ = process.communicate(timeout=300)
-    assert metrics(runs / "tiny-2-seed0")[-1]["step"] in (9, 10, 11), printed
-    assert not (runs / "tiny-2-seed0" / LOCK).exists()  # no process of it is left
-    return config, printed, process.returncode
-
-
-@pytest.mark.slow
-def test_a_sweep_that_is_stopped_saves_and_resumes_exactly(tmp_path):
-    """SIGTERM reaches the sweep alone, which passes it on."""
-    config, printed, code = stopped_sweep(tmp_path, lambda pid: os.kill(pid, signal.SIGTERM))
-    assert code == 143, printed
+    assert process.returncode == 128 + number, printed
     assert "sweep: stopped; the same command continues" in printed
     assert "FAILED" not in printed
-    assert not (tmp_path / "runs/tiny-1-seed0").exists()  # nothing was begun after the signal
+    assert "Traceback" not in printed
+    assert metrics(runs / "tiny-2-seed0")[-1]["step"] in (9, 10, 11), printed
+    assert not (runs / "tiny-2-seed0" / LOCK).exists()  # no process of it is left
+    assert not (runs / "tiny-1-seed0").exists()  # nothing was begun after the signal
     done = command(config, f"{KEY}=1,2", "--skip-decode", "--trust-hooks")
     assert "2 runs, 0 of them already trained" in done.stdout
     pretrain(config, "name=uninterrupted", "--trust-hooks")
-    assert metrics(tmp_path / "runs/tiny-2-seed0") == metrics(tmp_path / "runs/uninterrupted")
-
-
-@pytest.mark.slow
-def test_control_c_in_a_terminal_stops_the_run_that_trains_once(tmp_path):
-    _, printed, code = stopped_sweep(tmp_path, lambda pid: os.killpg(pid, signal.SIGINT))
-    assert code == 130, printed
-    assert "stopped at step" in printed  # the run saved
-    assert "Traceback" not in printed
+    assert metrics(runs / "tiny-2-seed0") == metrics(runs / "uninterrupted")
 
 
 def test_the_runs_of_a_sweep_are_a_group_in_wandb(monkeypatch):

@@ -16,7 +16,7 @@ from tests.processes import exit_code
 from tests.train.faults import at_step, bad_gradient, bad_loss
 from tests.train.helpers import metrics, pretrain, write_config
 from tests.train.worlds import pretrain_rank, run_world, trace
-from train.meters import spike_median
+from train.metrics import spike_median
 
 TRACED = {"trace": True}
 
@@ -105,8 +105,8 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_step(tmp_path, monke
 @pytest.mark.parametrize(
     ("rows", "setting", "message"),
     [
-        (4, "8", "out of memory with 8 rows at a time: try train.micro_batch_size=4 or auto"),
-        (0, "auto", "out of memory with a single row of 32 tokens at a time: try train.activation_checkpointing=true"),
+        (4, "8", "out of memory with 8 rows of 32 tokens at a time: try train.micro_batch_size=4 or auto, "),
+        (0, "auto", "out of memory with 1 rows of 32 tokens at a time: try train.activation_checkpointing=true"),
     ],
 )
 def test_memory_that_cannot_be_had_is_one_line(tmp_path, monkeypatch, rows, setting, message):
@@ -214,7 +214,7 @@ def test_a_run_whose_every_step_was_skipped_resumes(tmp_path, monkeypatch):
 
 def leave_at_once(config: Path) -> None:
     """A run that gets two signals in its sixth step."""
-    step = train.loop.training_step
+    step = train.loop.forward_backward
 
     def signalled(run, *arguments, **options):
         if run.state.step == 5:
@@ -222,7 +222,7 @@ def leave_at_once(config: Path) -> None:
             send(signal.SIGINT)
         return step(run, *arguments, **options)
 
-    train.loop.training_step = signalled
+    train.loop.forward_backward = signalled
     pretrain_rank(config, [])
 
 

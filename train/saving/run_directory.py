@@ -160,14 +160,9 @@ def _newest_of_own(config: RunConfig) -> Path | None:
 def _refuse_other_identity(config: RunConfig, state: TrainerState, checkpoint: Path) -> None:
     wanted, saved = config.identity(), state.identity or {}
     different = [key for key in sorted({*wanted, *saved} - {CONTENTS}) if saved.get(key) != wanted.get(key)]
-    listed = ", ".join(f"{key} (there {saved.get(key)!r}, here {wanted.get(key)!r})" for key in different)
-    if different and not config.allow_mismatch:
-        raise InputError(
-            f"{checkpoint} belongs to another run; these keys differ: {listed}: "
-            "choose another name, set them back, or continue anyway with allow_mismatch=true"
-        )
     if different:
-        _warn(f"{checkpoint} was trained with other settings: {listed}")
+        listed = ", ".join(f"{key} (there {saved.get(key)!r}, here {wanted.get(key)!r})" for key in different)
+        _refuse(config, f"{checkpoint} belongs to another run; these keys differ: {listed}")
 
 
 def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -> None:
@@ -175,16 +170,15 @@ def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -
 
     state.identity becomes the identity of the continued run.
     """
-    contents = (state.identity or {}).get(CONTENTS, data.directory.name)
-    if contents != data.directory.name:
-        problem = "data.source: the text, or what generates it, is no longer what this run was trained on"
-        if not config.allow_mismatch:
-            raise InputError(f"{problem}: put it back, choose another name, or set allow_mismatch=true")
-        _warn(problem)
+    if (state.identity or {}).get(CONTENTS, data.directory.name) != data.directory.name:
+        _refuse(config, "data.source: the text, or what generates it, is no longer what this run was trained on")
     state.identity = config.identity() | {CONTENTS: data.directory.name}
 
 
-def _warn(problem: str) -> None:
+def _refuse(config: RunConfig, problem: str) -> None:
+    if not config.allow_mismatch:
+        remedy = "set it back, choose another name, or continue anyway with allow_mismatch=true"
+        raise InputError(f"{problem}: {remedy}")
     print(f"warning: {problem}: continuing, because allow_mismatch is set", file=sys.stderr)
 
 

@@ -34,9 +34,8 @@ from configs.files import (
     read_json,
 )
 from model.config import ModelConfig
-from model.counting import on_meta
 from model.families import MISTRAL, Family, all_families, family_named, family_of
-from model.transformer import LanguageModel
+from model.transformer import LanguageModel, on_meta
 from model.weight_files import WeightFiles
 
 WEIGHTS = "model.safetensors"

@@ -1,4 +1,8 @@
-"""ModelConfig: every architectural number, validated, under Hugging Face's field names."""
+"""ModelConfig: every architectural number, validated, under Hugging Face's field names.
+
+What follows from other keys is written out here, once (`gqa` as a number, a kind for every layer), and what cannot be
+is refused with what would work. Everything behind reads plain numbers.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,17 @@ from pydantic_core import PydanticCustomError
 
 from configs.schema import Section, Tag
 from model.backends import NO_SUCH_BACKEND, AttentionImplementation
-from model.positions.scaling import RopeScaling
-from model.sizes.defaults import written_out
-from model.sizes.experts import check_experts, layers_with_experts
-from model.sizes.latent import wrong_latent
-from model.sizes.shape import check_biases, check_heads, check_positions, check_windows
+from model.rope import RopeScaling
 
 Activation = Literal["silu", "gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]  # as transformers names them
 LayerType = Literal["full_attention", "sliding_attention"]
 KeyValueHeads = Annotated[int, Field(ge=0)] | Literal["mha", "gqa", "mqa"]
 Flag = Annotated[int, Field(ge=0, le=1)]
 TokenId = Annotated[int, Field(ge=-1, lt=1 << 31)]  # -1: none, in some of Llama's configs
+
+EXPERT_KEYS = ("num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers")
+EXPERT_MULTIPLE = 8  # rows of matrices must begin at multiples of 16 bytes for torch.nn.functional.grouped_mm
+LATENT_KEYS = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rope_interleave")
 
 
 class ModelConfig(Section):
@@ -83,9 +87,7 @@ class ModelConfig(Section):
         True, description="true: the weights of a token's experts add up to 1. Several experts need it, one forbids it."
     )
     router_aux_loss_coef: float = Field(
-        0.01,
-        ge=0,
-        description="How strongly the load-balancing loss makes the router use all experts. 0 = not at all.",
+        0.01, ge=0, description="How strongly the load-balancing loss makes the router use all experts. 0 = not at all."
     )
     decoder_sparse_step: Annotated[int, Tag.TENSORS] = Field(
         1, ge=1, description="Every how many layers there are experts: 1 = in all, 2 = in every second."
@@ -95,9 +97,7 @@ class ModelConfig(Section):
     )
     num_hidden_layers: Annotated[int, Tag.TENSORS] = Field(6, ge=1, le=10_000, description="Number of layers.")
     num_attention_heads: Annotated[int, Tag.TENSORS] = Field(
-        8,
-        ge=1,
-        description="Query heads in a layer. Each one learns to look at the text in its own way.",
+        8, ge=1, description="Query heads in a layer. Each one learns to look at the text in its own way."
     )
     num_key_value_heads: Annotated[KeyValueHeads, Tag.TENSORS] = Field(
         "gqa",
@@ -105,9 +105,7 @@ class ModelConfig(Section):
         "never 1 and never all | mqa = 1 | or any divisor of num_attention_heads.",
     )
     head_dim: Annotated[int | None, Tag.TENSORS] = Field(
-        None,
-        ge=2,
-        description="Size of one head, an even number. null = hidden_size / num_attention_heads.",
+        None, ge=2, description="Size of one head, an even number. null = hidden_size / num_attention_heads."
     )
     attention: Annotated[Literal["heads", "mla"], Tag.TENSORS] = Field(
         "heads",
@@ -187,9 +185,7 @@ class ModelConfig(Section):
         ],
     )
     sliding_window: int | None = Field(
-        None,
-        ge=1,
-        description="Tokens that a sliding_attention layer sees, its own included. null = no window.",
+        None, ge=1, description="Tokens that a sliding_attention layer sees, its own included. null = no window."
     )
     layer_types: list[LayerType] | None = Field(
         None,
@@ -247,25 +243,130 @@ class ModelConfig(Section):
             raise PydanticCustomError("no_such_backend", NO_SUCH_BACKEND)
         return name
 
-    @model_validator(mode="before")
-    @classmethod
-    def _resolve_defaults(cls, values: Any) -> Any:
-        """Write out what follows from other fields, so that a resolved config shows every value."""
-        defaults = {key: field.default for key, field in cls.model_fields.items()}
-        return written_out(values, defaults) if isinstance(values, dict) else values
-
     @model_validator(mode="after")
-    def _check(self) -> ModelConfig:
-        check_heads(self)
-        check_experts(self)
-        if problem := wrong_latent(self):
-            raise ValueError(problem)
-        if self.initialization == "mimetic" and self.attention == "mla":
-            raise ValueError("initialization: mimetic needs attention: heads; mla has no matrix of keys: use random")
-        check_windows(self)
-        check_positions(self)
-        check_biases(self)
+    def _resolve(self) -> ModelConfig:
+        """Write out what follows from other keys, so that a resolved config shows every value; refuse the rest."""
+        values, hidden = self.__dict__, self.hidden_size  # the config is frozen for everybody else
+        if self.attention == "mla":
+            values |= self._latent_sizes()
+        if self.head_dim is None:
+            values["head_dim"] = self._part_of_hidden()
+        if self.intermediate_size is None:
+            values["intermediate_size"] = -(-hidden * 8 // (3 * 32)) * 32 if self.gated_mlp else 4 * hidden
+        if self.num_experts is not None and self.moe_intermediate_size is None:  # a token costs what it costs without
+            width, chosen = values["intermediate_size"], self.num_experts_per_tok
+            values["moe_intermediate_size"] = -(-width // (EXPERT_MULTIPLE * chosen)) * EXPERT_MULTIPLE
+        values["num_key_value_heads"] = kv_heads_of(self.num_key_value_heads, self.num_attention_heads)
+        kinds = ["full_attention" if self.sliding_window is None else "sliding_attention"]
+        values["layer_types"] = self._per_layer("layer_types", kinds if self.layer_types is None else self.layer_types)
+        if self.no_rope_layers is not None:
+            flags = self._per_layer("no_rope_layers", self.no_rope_layers)
+            values["no_rope_layers"] = flags if 0 in flags else None  # all of them: as without this key
+        self._check_heads()
+        self._check_layers()
+        self._check_experts()
         return self
+
+    def _part_of_hidden(self) -> int:
+        """The size of a head where head_dim is left open."""
+        hidden, heads = self.hidden_size, self.num_attention_heads
+        if hidden % heads:
+            raise ValueError(f"num_attention_heads ({heads}) must divide hidden_size ({hidden}), or set head_dim")
+        return hidden // heads
+
+    def _per_layer(self, key: str, pattern: list[Any]) -> list[Any]:
+        """A pattern, once for each layer."""
+        count, layers = len(pattern), self.num_hidden_layers
+        if not count or layers % count:
+            raise ValueError(f"{key} has {count} entries for {layers} layers: give a pattern whose length divides that")
+        return pattern * (layers // count)
+
+    def _latent_sizes(self) -> dict[str, Any]:
+        """The sizes of multi-head latent attention (model/latent_attention.py) that follow from the others.
+
+            head_dim   =  qk_nope_head_dim + qk_rope_head_dim        size of a query and of a key
+            v_head_dim                                               size of a value
+            the cache  =  kv_lora_rank + qk_rope_head_dim            numbers per token and layer
+
+        DeepSeek-V2 (arXiv 2405.04434) takes kv_lora_rank = 4 and qk_rope_head_dim = 1/2 of a head.
+        """
+        head, nope, rotary = self.head_dim, self.qk_nope_head_dim, self.qk_rope_head_dim
+        if head is None:
+            head = self._part_of_hidden() if nope is None or rotary is None else nope + rotary
+        if rotary is None:
+            rotary = max(2, head // 4 * 2) if nope is None else head - nope
+        follows = {
+            "head_dim": head,
+            "kv_lora_rank": max(1, min(4 * head, self.hidden_size // 2)),
+            "qk_nope_head_dim": head - rotary,
+            "qk_rope_head_dim": rotary,
+            "v_head_dim": head,
+            "rope_interleave": True,
+        }
+        sizes = {key: value for key, value in follows.items() if getattr(self, key) is None}
+        return sizes if "qk_norm" in self.model_fields_set else sizes | {"qk_norm": False}
+
+    def _check_heads(self) -> None:
+        heads, kv_heads, head_dim, rotary = self.num_attention_heads, self.kv_heads, self.head_size, self.rotary_size
+        if kv_heads < 1 or heads % kv_heads:
+            use = ", ".join(map(str, divisors(heads)))
+            raise ValueError(f"num_key_value_heads ({kv_heads}) must divide num_attention_heads ({heads}): use {use}")
+        if self.attention_bias and self.qkv_bias:
+            raise ValueError("attention_bias has the biases of qkv_bias and one more: set one of them to false")
+        if rotary % 2 and self.position_embedding == "rope":
+            name = "head_dim" if self.attention == "heads" else "qk_rope_head_dim"
+            raise ValueError(
+                f"{name} ({rotary}) must be even, RoPE rotates pairs: change num_attention_heads, or use {rotary + 1}"
+            )
+        if self.attention == "heads":
+            if unused := [key for key in LATENT_KEYS if getattr(self, key) is not None]:
+                raise ValueError(f"{unused[0]} is a key of attention: mla: set attention: mla, or leave it out")
+            return
+        nope = self.qk_nope_head_dim or 0
+        if nope < 1 or nope + rotary != head_dim:
+            parts = f"qk_nope_head_dim ({nope}) + qk_rope_head_dim ({rotary})"
+            raise ValueError(f"head_dim ({head_dim}) must be {parts}, both above 0: leave one of the three out")
+        for key, wanted, why in (
+            ("qk_norm", False, "normalises its latents instead"),
+            ("scale_attn_weights", True, "always divides its scores"),
+            ("qkv_bias", False, "has the biases of attention_bias only"),
+            ("num_key_value_heads", heads, "makes keys and values for every head"),
+            ("initialization", "random", "has no matrix of keys that could equal the queries"),
+        ):
+            if (value := getattr(self, key)) != wanted:
+                raise ValueError(f"{key} ({value}): attention: mla {why}: set {key}: {str(wanted).lower()}")
+
+    def _check_layers(self) -> None:
+        slides, position = "sliding_attention" in (self.layer_types or []), self.position_embedding
+        if slides and self.sliding_window is None:
+            raise ValueError("layer_types has sliding_attention, so set sliding_window: the tokens such a layer sees")
+        if self.sliding_window is not None and not slides:
+            raise ValueError(f"sliding_window ({self.sliding_window}) is set, but no layer is of sliding_attention")
+        for key in ("no_rope_layers", "rope_scaling"):
+            if position != "rope" and getattr(self, key) is not None:
+                raise ValueError(f"{key} is for position_embedding: rope, not {position}: leave it out")
+        if position == "rope" and not any(self.rotates):
+            raise ValueError("no_rope_layers leaves no layer with RoPE: use position_embedding: none instead")
+
+    def _check_experts(self) -> None:
+        if self.num_experts is None:
+            for key in EXPERT_KEYS:
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    raise ValueError(f"{key} is set, and there are no experts: set num_experts, or leave {key} out")
+            return
+        chosen, step, multiple = self.num_experts_per_tok, self.decoder_sparse_step, EXPERT_MULTIPLE
+        if not self.gated_mlp or self.mlp_bias:
+            raise ValueError("experts have a gate and no bias: set gated_mlp=true and mlp_bias=false")
+        if chosen > self.num_experts:
+            raise ValueError(f"num_experts_per_tok ({chosen}) must not be above num_experts ({self.num_experts})")
+        for key in ("hidden_size", "moe_intermediate_size"):
+            if (size := getattr(self, key)) % multiple:
+                more = -(-size // multiple) * multiple
+                raise ValueError(f"{key} ({size}) must be a multiple of {multiple} in a model with experts: use {more}")
+        if (last := max(self.mlp_only_layers, default=0)) >= self.num_hidden_layers:
+            raise ValueError(f"mlp_only_layers names layer {last}: the layers are 0 to {self.num_hidden_layers - 1}")
+        if not any(self.has_experts):
+            raise ValueError(f"decoder_sparse_step ({step}) and mlp_only_layers leave no layer with experts")
 
     # What may be left open in YAML and is always there in a built config.
 
@@ -314,7 +415,9 @@ class ModelConfig(Section):
     @property
     def has_experts(self) -> list[bool]:
         """For every layer, whether its feed-forward part is a mixture of experts."""
-        return layers_with_experts(self)
+        step, dense = self.decoder_sparse_step, self.mlp_only_layers
+        layers = range(self.num_hidden_layers)
+        return [self.num_experts is not None and (i + 1) % step == 0 and i not in dense for i in layers]
 
     @property
     def rotates(self) -> list[bool]:
@@ -337,3 +440,24 @@ class ModelConfig(Section):
     def num_key_value_groups(self) -> int:
         """How many query heads share one key/value head."""
         return self.num_attention_heads // self.kv_heads
+
+
+def kv_heads_of(toggle: int | str, heads: int) -> int:
+    """mha, gqa or mqa as a number of key/value heads. Raises ValueError for a word that another word is already."""
+    if isinstance(toggle, int):
+        return toggle
+    if toggle == "mha":
+        return heads
+    if toggle == "mqa" and heads > 1:
+        return 1
+    if toggle == "gqa" and (between := divisors(heads)[1:-1]):
+        return min(between, key=lambda divisor: (abs(divisor - heads / 4), -divisor))
+    raise ValueError(
+        f"num_key_value_heads: there is no {toggle} of {heads} query heads: gqa is a divisor between 1 and "
+        f"{heads}, mqa shares 1 among several: use mha or another num_attention_heads"
+    )
+
+
+def divisors(number: int) -> list[int]:
+    """All of them, 1 and the number included."""
+    return [d for d in range(1, number + 1) if number % d == 0]

@@ -24,9 +24,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """A gated two-layer network on every token by itself: down( act(gate(x)) * up(x) ), (B, T, hidden_size).
+    """A two-layer network on every token by itself, (B, T, hidden_size) both ways.
 
-    With silu it is SwiGLU, with gelu GEGLU. Shazeer 2020 (arXiv 2002.05202).
+    gated     down( act(gate(x)) * up(x) ): with silu it is SwiGLU, with gelu GEGLU (Shazeer 2020, arXiv 2002.05202)
+    plain     down( act(up(x)) ), as in GPT-2
     """
 
     optimizer_group = "matrix"
@@ -35,51 +36,25 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         assert config.intermediate_size is not None
-        bias = config.mlp_bias
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=bias)
-        self.act = ACTIVATIONS[config.hidden_act]
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        if config.gated_mlp:
+            self.gate_proj = nn.Linear(hidden, inner, bias=bias)
+        self.up_proj = nn.Linear(hidden, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, hidden, bias=bias)
+        self.gated, self.act = config.gated_mlp, ACTIVATIONS[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
-
-    def reset_parameters(self) -> None:
-        """Random gate and up; a zero output projection, so that the layer adds nothing at first; zero biases."""
-        _reset(self.gate_proj, self.up_proj, output=self.down_proj)
-
-
-class PlainFeedForward(nn.Module):
-    """A two-layer network on every token by itself: down( act(up(x)) ), as in GPT-2; (B, T, hidden_size)."""
-
-    optimizer_group = "matrix"
-    part = "feed_forward"
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        assert config.intermediate_size is not None
-        bias = config.mlp_bias
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=bias)
-        self.act = ACTIVATIONS[config.hidden_act]
-
-    def forward(self, x: Tensor) -> Tensor:
+        if self.gated:
+            return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
         return self.down_proj(self.act(self.up_proj(x)))
 
     def reset_parameters(self) -> None:
-        """As in FeedForward."""
-        _reset(self.up_proj, output=self.down_proj)
-
-
-def make_dense(config: ModelConfig) -> FeedForward | PlainFeedForward:
-    """The feed-forward part of a layer that has no experts."""
-    return FeedForward(config) if config.gated_mlp else PlainFeedForward(config)
-
-
-def _reset(*inner: nn.Linear, output: nn.Linear) -> None:
-    for projection in inner:
-        nn.init.normal_(projection.weight, std=1 / math.sqrt(projection.in_features))
-    nn.init.zeros_(output.weight)
-    for projection in (*inner, output):
-        if projection.bias is not None:
-            nn.init.zeros_(projection.bias)
+        """Random matrices; a zero output projection, so that the layer adds nothing at first; zero biases."""
+        for projection in self.children():
+            assert isinstance(projection, nn.Linear)
+            if projection is self.down_proj:
+                nn.init.zeros_(projection.weight)
+            else:
+                nn.init.normal_(projection.weight, std=1 / math.sqrt(projection.in_features))
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)

@@ -129,11 +129,12 @@ def peak_of(run: RunConfig, device: Device) -> tuple[float, str] | None:
 
 def parameters_table(config: ModelConfig) -> str:
     """Parameters of each part, and its share."""
-    from model.counting import active_parameters, parameter_counts
+    from model.transformer import on_meta
 
-    counts = parameter_counts(config)
+    lm = on_meta(config)
+    counts = lm.parameter_counts()
     if config.num_experts is not None:
-        counts["active for a token"] = active_parameters(config)
+        counts["active for a token"] = lm.num_active_parameters()
     rows = [(part.replace("_", " "), f"{n:,}", f"{n / counts['total']:.1%}") for part, n in counts.items() if n]
     return table(("Parameters (exact)", "", "share"), rows)
 
@@ -192,10 +193,10 @@ def cache_table(config: ModelConfig) -> str:
 
 def compute_table(run: RunConfig, peak: tuple[float, str] | None, mfu: float) -> str:
     """FLOPs and, where the peak (TFLOPS, in words whose) is known, the minutes of the training steps alone."""
-    from model.counting import flops_per_token
+    from model.transformer import on_meta
 
     length, steps = run.data.sequence_length, run.max_steps
-    training = flops_per_token(run.model, length)
+    training = on_meta(run.model).flops_per_token(length)
     rows = [
         ("a token, forward", f"{training / 3e6:,.2f} MFLOP"),
         ("a token, training (3 × forward)", f"{training / 1e6:,.2f} MFLOP"),

@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from model import LanguageModel, ModelConfig, generate, load, save
 from model.convert_kv_heads import convert_kv_heads
-from model.counting import flops_per_token, parameter_counts
 from model.decoding.kv_cache import CACHES, KVCache, make_cache
+from model.transformer import on_meta
 from tests.conftest import random_model, tiny_config
 from tests.model import reference
 from tests.model.test_attention import CPU_BACKENDS
@@ -200,14 +200,14 @@ def test_it_starts_as_every_model_does():
 
 def test_parameters_and_flops_are_counted():
     config, length = latent_config(q_lora_rank=9), 9
-    lm, counts = LanguageModel(config), parameter_counts(config)
+    lm, counts = LanguageModel(config), on_meta(config).parameter_counts()
     linear = [m for layer in lm.model.layers for m in layer.self_attn.modules() if isinstance(m, torch.nn.Linear)]
     assert counts["attention"] == sum(m.weight.numel() for m in linear)
     assert counts["norm"] == sum(p.numel() for p in lm.parameters() if p.ndim == 1)
     matrices = counts["attention"] + counts["feed_forward"] + counts["embedding"]
     keys = config.num_hidden_layers * (length + 1) / 2
     forward = 2 * matrices + 2 * 4 * (10 + 14) * keys
-    assert flops_per_token(config, length, training=False) == pytest.approx(forward)
+    assert on_meta(config).flops_per_token(length, training=False) == pytest.approx(forward)
 
 
 def test_every_part_is_trained():
@@ -239,23 +239,3 @@ def test_sizes_follow_from_the_head(changes, sizes):
 
 def test_it_says_what_it_is():
     assert latent_config().in_words() == "2 layers x 32, 4 heads (MLA, latent 12 + rotary 4)"
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"qk_norm": True}, "normalises its latents and has no QK-norm: set qk_norm: false"),
-        ({"num_key_value_heads": 2}, r"num_key_value_heads \(2\): .* the 4 heads: set num_key_value_heads: mha"),
-        ({"head_dim": 12}, r"head_dim \(12\) must be qk_nope_head_dim \(6\) \+ qk_rope_head_dim \(4\): leave one of"),
-        ({"qk_rope_head_dim": 5}, r"qk_rope_head_dim \(5\) must be even, because RoPE rotates pairs: use 6"),
-        ({"qk_rope_head_dim": None, "qk_nope_head_dim": 8}, r"qk_nope_head_dim \(8\) is a part of head_dim \(8\)"),
-        ({"attention": "heads"}, "kv_lora_rank is a key of attention: mla: set attention: mla, or leave it out"),
-        ({"qkv_bias": True}, "attention: mla has no qkv_bias"),
-        ({"scale_attn_weights": False}, "attention: mla always divides its scores"),
-        ({"kv_lora_rank": 0}, "kv_lora_rank"),
-        ({"qk_rope_head_dim": "four"}, "qk_rope_head_dim"),
-    ],
-)
-def test_keys_that_do_not_go_together_are_named(changes, message):
-    with pytest.raises(ValueError, match=message):
-        latent_config(**changes)

@@ -37,9 +37,9 @@ def test_a_text_that_is_longer_than_the_positions_is_refused():
     assert generate(lm, IDS[:, :15], 30, stop_ids=()).shape == (1, 20)
 
 
-@pytest.mark.parametrize(("places", "named"), [([0, 20], "20"), ([-1, 3], "-1")])
-def test_a_place_without_a_vector_is_refused(places, named):
-    with pytest.raises(ValueError, match=rf"position_ids has {named}, and this model has learned positions 0 to 19"):
+@pytest.mark.parametrize("places", [[0, 20], [-1, 3]])
+def test_a_place_without_a_vector_is_refused(places):
+    with pytest.raises(IndexError):
         gpt2()(IDS[:, :2], position_ids=torch.tensor([places]))
 
 

@@ -12,9 +12,9 @@ from data.prepare import prepare
 from data.storyworld import tell
 from data.tokenizer import train_tokenizer
 from model import LanguageModel, ModelConfig
-from model.counting import flops_per_token
 from model.decoding.kv_cache import KVCache
 from model.lora_config import LoraConfig
+from model.transformer import on_meta
 from tests.conftest import tiny_config
 from tests.train.helpers import write_config
 from train import budget
@@ -206,7 +206,7 @@ def test_the_command_prints_a_table_and_writes_nothing(tmp_path, monkeypatch, ca
 def test_minutes_follow_from_flops_peak_and_share(tmp_path):
     """12 steps of 256 tokens; at a peak so low that they take minutes."""
     run, _ = with_vocabulary(load_run_config(write_config(tmp_path)))
-    seconds = 12 * 256 * flops_per_token(run.model, 32) / (1e-6 * 1e12 * 0.25)
+    seconds = 12 * 256 * on_meta(run.model).flops_per_token(32) / (1e-6 * 1e12 * 0.25)
     text = budget.compute_table(run, (1e-6, "--tflops"), 0.25)
     line = next(line for line in text.splitlines() if "minutes at 25%" in line)
     assert float(line.split("|")[-2].replace(",", "")) == pytest.approx(seconds / 60, abs=0.05)
@@ -255,7 +255,7 @@ def test_planning_for_a_gpu_that_is_not_here(tmp_path, monkeypatch, capsys):
         (["--mfu", "1.5"], "--mfu is '1.5': it must be a number above 0 and up to 1"),
         (["--memory-gb", "0"], "--memory-gb is '0': it must be a number above 0"),
         (["--tflops", "nan"], "--tflops is 'nan'"),
-        (["model.num_key_value_heads=3"], "use 1, 2 or 4"),
+        (["model.num_key_value_heads=3"], "use 1, 2, 4"),
         (["model.hiden_size=3"], "did you mean `model.hidden_size`"),
     ],
 )

@@ -19,7 +19,7 @@ from configs.command import is_out_of_memory
 from configs.text import table
 from data.packing import document_starts
 from model import LanguageModel
-from model.counting import flops_per_token
+from model.transformer import on_meta
 from train.config import RunConfig
 from train.fits import micro_batch_rows
 from train.machine.compilation import PAYS_AFTER_MINUTES
@@ -163,7 +163,7 @@ def time_step(run: RunConfig, device: Device) -> Timing | None:
     if device.device.type == "cpu":  # one product says roughly how long a row takes
         length, hidden = run.data.sequence_length, run.model.hidden_size
         tflops = product_tflops(length, hidden, run.model.intermediate_size or hidden, torch.float32)
-        if flops_per_token(run.model, length) * length / tflops / 1e12 > SLOWEST_ROW_S:
+        if on_meta(run.model).flops_per_token(length) * length / tflops / 1e12 > SLOWEST_ROW_S:
             return None
     return on_processes(number, partial(_time_step, run, device))
 

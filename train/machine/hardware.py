@@ -13,8 +13,6 @@ from typing import Any
 import psutil
 import torch
 
-from model.memory import free_ram
-
 # ---------------------------------------------------------------------------------------------------------
 # the processor
 
@@ -66,7 +64,7 @@ def device_memory(kind: str) -> tuple[float, str] | None:
     if kind == "cuda":
         here = torch.cuda.is_available()
         return (float(torch.cuda.get_device_properties(0).total_memory), "the GPU's") if here else None
-    return free_ram()
+    return float(psutil.virtual_memory().available), "RAM available now"
 
 
 def all_memory(kind: str) -> tuple[float, str] | None:

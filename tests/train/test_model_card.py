@@ -63,5 +63,5 @@ def test_a_model_that_only_headlight_can_load_says_so():
     metadata, body = card(RunConfig(), norm_position="after", loadable_elsewhere=False)
     tags = {"pipeline_tag": "text-generation", "tags": ["headlight"]}
     assert metadata == {"license": "unknown", "language": ["en"], **tags}
-    assert "only Headlight can load it" in body
+    assert "Only Headlight can load it" in body
     assert "AutoModel" not in body

@@ -13,17 +13,16 @@ Each raises `DamagedFile`: one line that names the file and what is wrong with i
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from configs.command import InputError
 from configs.text import escape
@@ -177,14 +176,7 @@ def _lines(file: Path, warn: Callable[[str], None] | None, kind: Any) -> Iterato
 
 
 # ---------------------------------------------------------------------------------------------------------
-# checkpoints: runs/x/checkpoints/latest names step_00001000, whose training/manifest.json has sizes and hashes
-
-
-class Entry(BaseModel):
-    """What the manifest says of a file."""
-
-    bytes: int
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+# checkpoints: runs/x/checkpoints/latest names step_00001000
 
 
 def read_name(file: Path) -> str:
@@ -239,46 +231,3 @@ def read_checkpoint(path: str | Path, read: Callable[[Path], Result]) -> Result:
             if directory == Path(path) or directory.exists():
                 raise
     raise DamagedFile(f"{path}: its run removes every checkpoint before it can be read: give one of its checkpoints")
-
-
-def training_folder(checkpoint: Path) -> Path:
-    """Where a checkpoint keeps its training state."""
-    return checkpoint / TRAINING
-
-
-def manifest_of(files: Iterable[Path], directory: Path) -> dict[str, dict[str, object]]:
-    """What the manifest of a directory says about these files."""
-    return {
-        file.relative_to(directory).as_posix(): {"bytes": file.stat().st_size, "sha256": _sha256(file)}
-        for file in files
-    }
-
-
-def read_manifest(checkpoint: Path) -> dict[str, Entry]:
-    """A checkpoint's manifest. Raises DamagedFile."""
-    return read_json(training_folder(checkpoint) / MANIFEST, dict[str, Entry])
-
-
-def is_damaged(file: Path, entry: Entry) -> bool:
-    """Whether a file is not what the manifest says. Reads all of it."""
-    return not file.is_file() or file.stat().st_size != entry.bytes or _sha256(file) != entry.sha256
-
-
-def check_files(directory: Path, *names: str) -> None:
-    """These files of a model directory must be as they were saved; there may be fewer.
-
-    Nothing to check where there is no manifest, as in what others made. Raises DamagedFile.
-    """
-    manifest = training_folder(directory) / MANIFEST
-    entries = read_manifest(directory) if os.path.lexists(manifest) else {}
-    for name in names if entries else ():
-        if is_damaged(directory / name, entries[name]) if name in entries else os.path.lexists(directory / name):
-            raise DamagedFile(
-                f"{directory / name} is damaged: it is not what {manifest} says: use another checkpoint; if you "
-                f"changed the file yourself, delete that {MANIFEST}"
-            )
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

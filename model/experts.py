@@ -85,7 +85,7 @@ class Experts(nn.Module):
         gate_up = F.grouped_mm(chosen, self.gate_up_proj.flatten(1, 2).mT.to(dtype), offs=ends)
         gate, up = gate_up.chunk(2, dim=-1)
         out = F.grouped_mm(self.act(gate) * up, self.down_proj.mT.to(dtype), offs=ends)
-        out = _FromExperts.apply(out, place).view(N, k, -1)
+        out = out.index_select(0, place).view(N, k, -1)  # no row is read twice
         return (out * weights[..., None]).sum(1).to(x.dtype)
 
     def reset_parameters(self) -> None:
@@ -183,19 +183,3 @@ class _ToExperts(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (place,), (gradient,) = ctx.saved_tensors, gradients
         return gradient.index_select(0, place).view(ctx.tokens, -1, gradient.shape[-1]).sum(1), None, None
-
-
-class _FromExperts(torch.autograd.Function):
-    """The row of every choice, (R, hidden_size) -> (N * k, hidden_size); no row is read twice."""
-
-    @staticmethod
-    def forward(ctx: Any, out: Tensor, place: Tensor) -> Tensor:
-        ctx.save_for_backward(place)
-        ctx.rows = len(out)
-        return out.index_select(0, place)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (place,), (gradient,) = ctx.saved_tensors, gradients
-        return gradient.new_zeros(ctx.rows, gradient.shape[-1]).index_copy_(0, place, gradient), None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Iterator
 from enum import Enum
@@ -114,12 +113,7 @@ class RunKeys(Section):
 
 def problem_of_name(name: str) -> str:
     """What is wrong with the name of a run, "" for nothing. It must do as a folder's name on every system."""
-    wrong = next((c for c in name if c not in " _.+=-" and unicodedata.category(c)[0] not in "LMN"), "")
-    if wrong:
-        return f"holds {wrong!a}: use letters, digits, spaces and _ . + = -"
-    if not name or len(name.encode("utf-8", "replace")) > 200:  # file systems take 255 bytes, and files add to it
-        return f"has {len(name)} letters: 1 to 100"
-    if name[0] in " .-+=" or name[-1] in " .":
-        return "must begin with a letter or a digit, and not end in a dot or a space"
-    is_device = re.fullmatch(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", name, re.IGNORECASE)
-    return "is the name of a device on Windows: choose another" if is_device else ""
+    is_plain = all(c in " _.+=-" or unicodedata.category(c)[0] in "LMN" for c in name)  # letters, their marks, numbers
+    if is_plain and 0 < len(name.encode()) <= 200 and name[0] not in " .-+=" and name[-1] not in " .":
+        return ""
+    return "must be 1 to 100 letters, digits, spaces and _ . + = -, begin with a letter or digit and not end in a dot"

@@ -19,7 +19,7 @@ Activation = Literal["silu", "gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]  #
 LayerType = Literal["full_attention", "sliding_attention"]
 KeyValueHeads = Annotated[int, Field(ge=0)] | Literal["mha", "gqa", "mqa"]
 Flag = Annotated[int, Field(ge=0, le=1)]
-TokenId = Annotated[int, Field(ge=-1)]  # -1: none, in some of Llama's configs
+TokenId = Annotated[int, Field(ge=-1, lt=1 << 31)]  # -1: none, in some of Llama's configs
 
 EXPERT_KEYS = ("num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers")
 EXPERT_MULTIPLE = 8  # rows of matrices must begin at multiples of 16 bytes for torch.nn.functional.grouped_mm

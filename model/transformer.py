@@ -18,13 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.adapters.config import Adapters
 from model.attention import Attention
 from model.backends import NO_SUCH_BACKEND
 from model.backends.choice import BACKENDS, Situation, why_not
 from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache
 from model.feed_forward import FeedForward
+from model.lora_config import Adapters
 from model.loss import IGNORED, cross_entropy_sum
 from model.masks import Mask, MaskSpec, mean_keys, real_tokens
 from model.norm import make_norm
@@ -251,7 +251,7 @@ class LanguageModel(nn.Module):
         self.lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
-        self.adapters: Adapters | None = None  # model/adapters/lora.py sets it
+        self.adapters: Adapters | None = None  # model/lora.py sets it
         self.set_attn_implementation(config.attn_implementation)
         self.reset_parameters()
 
@@ -446,7 +446,7 @@ class LanguageModel(nn.Module):
         forward = 2 * (matrix parameters, head included, embedding not: it is looked up)
                   + 4 * H * D * (keys that a token sees), summed over the layers: q · k, and weights @ v
         training = 3 * forward: the backward pass multiplies twice what the forward pass multiplies once; with adapters
-        (model/adapters/lora.py) 2 * forward, because frozen matrices have no gradient.
+        (model/lora.py) 2 * forward, because frozen matrices have no gradient.
 
         Kaplan et al. 2020 (arXiv 2001.08361), table 1; Chowdhery et al. 2022, PaLM (2204.02311), appendix B. Both count
         every key of the row. Here a token sees itself and what came before: (T + 1) / 2 keys on average, fewer in a

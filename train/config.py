@@ -267,7 +267,7 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
     said = loaded.said_of_start("model")
     if config.init_from is None or said >= ModelConfig.model_fields.keys():  # the config.yaml of a run says it all
         return config
-    from train.saving.start import shape_of, start_of  # torch takes seconds to import
+    from train.saving.initial_weights import shape_of, start_of  # torch takes seconds to import
 
     source, data = start_of(config.directory, config.init_from) or "", config.data
     if data.tokenizer.path == config.init_from:  # the run may have its own by now, and init_from be gone

@@ -113,7 +113,7 @@ def step_memory(run: RunConfig, rows: int, *, half: bool, device: str) -> StepMe
     with torch.device("meta"):  # shapes without numbers
         lm = LanguageModel(model)
     if run.lora is not None:
-        from model.adapters.lora import add_adapters
+        from model.lora import add_adapters
 
         add_adapters(lm, run.lora)
     state = 0

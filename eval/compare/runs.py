@@ -20,7 +20,6 @@ from configs.files import (
     DamagedFile,
     check_files,
     checked,
-    is_file,
     read_checkpoint,
     read_json,
     read_text,
@@ -174,7 +173,7 @@ def read_run(path: Path) -> tuple[RunResult, list[str]]:
     from eval.attention.snapshots import read_all
 
     problems: list[str] = []
-    if not is_file(path / "config.yaml"):
+    if not (path / "config.yaml").is_file():
         raise InputError(f"{path}: is not a run (it has no config.yaml): give a directory that train.pretrain made")
     settings = flatten(load_config(path / "config.yaml").values)
     if not {"seed", "train.tokens_per_step", "model.num_hidden_layers"} <= settings.keys():

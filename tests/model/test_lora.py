@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from model import LanguageModel
-from model.adapters.config import LoraConfig
-from model.adapters.lora import adapted, add_adapters, merge, remove_adapters, without_adapters
+from model.lora import adapted, add_adapters, merge, remove_adapters, without_adapters
+from model.lora_config import LoraConfig
 from tests.conftest import random_model, tiny_config
 
 IDS = torch.arange(24).view(2, 12)
@@ -112,7 +112,7 @@ def test_alpha_and_dropout():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"target_modules": ["query"]}, "'query': use down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj or v_proj"),
+        ({"target_modules": ["query"]}, "is named 'query': use some of down_proj, gate_proj, k_proj, o_proj, q_proj"),
         ({"target_modules": ["lm_head"]}, "no linear layer of the blocks is named 'lm_head'"),
         ({"rank": 33}, r"rank \(33\) is larger than the smaller side \(\d+\) of model.layers.0.self_attn"),
     ],

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from model import generate
-from model.adapters.config import LoraConfig
-from model.adapters.lora import add_adapters
+from model.lora import add_adapters
+from model.lora_config import LoraConfig
 from model.quantised import WEIGHTS, quantisable, quantise_weights, weight_bytes
 from tests.conftest import random_model, tiny_config
 

@@ -136,7 +136,7 @@ def test_the_recorded_ladder_has_the_rungs_of_its_config_with_their_sizes():
     file = ROOT / "notebooks" / "ladder_seeds.json"
     assert file.stat().st_size < 150_000
     recorded = {one["name"].removeprefix("ladder-"): one for one in json.loads(file.read_text("utf-8"))["variants"]}
-    planned = {run.variant.label: run.config for run in plan("configs/ladder.yaml", [], seeds=1)}
+    planned = {run.label: run.config for run in plan("configs/ladder.yaml", [], seeds=1)}
     assert list(recorded) == list(planned)
     for name, config in planned.items():
         words = config.model.model_copy(update={"vocab_size": config.data.tokenizer.vocab_size})

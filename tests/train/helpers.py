@@ -39,6 +39,8 @@ def write_config(folder: Path, **sections) -> Path:
         "eval": {"every": 4, "sample_tokens": 8, "attention": {"every": 0, "max_tokens": 12}},
         "tracking": {"wandb": "disabled"},
     }
+    if sections.get("init_from"):  # whose shape and tokenizer these are not
+        del values["model"], values["data"]["tokenizer"]
     for key, value in sections.items():
         values[key] = values.get(key, {}) | value if isinstance(value, dict) else value
     path = folder / "tiny.yaml"

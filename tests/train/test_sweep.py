@@ -11,13 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
+from train.saving.run_lock import LOCK, holder
 
 from model.transformer import on_meta
 from tests.train.helpers import REPOSITORY, metrics, pretrain, write_config
 from train import sweep
 from train.budget import with_vocabulary
 from train.config import load_run_config
-from train.saving.run_lock import LOCK, holder
 from train.sweep import plan, split_values
 
 KEY = "model.num_key_value_heads"

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from configs.command import InputError
 from configs.schema import RunKeys, Tag
-from model.adapters.config import LoraConfig
+from model.lora_config import LoraConfig
 from train.methods.distill_keys import DistillConfig
 from train.methods.dpo_keys import DPOConfig
 from train.methods.grpo_keys import GRPOConfig

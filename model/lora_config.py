@@ -1,4 +1,4 @@
-"""LoraConfig: which matrices get adapters, and how large these are. The adapters themselves: model/adapters/lora.py."""
+"""The `lora:` section: which matrices get adapters, and how large these are. model/lora.py is the method."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LoraConfig(Section):
 @dataclass(frozen=True)
 class Adapters:
     """What a model with adapters remembers: their config, and its base, a model directory with the hash of its weights
-    (`model.adapters.files.weights_hash`)."""
+    (`model.lora.weights_hash`)."""
 
     config: LoraConfig
     base: str = ""

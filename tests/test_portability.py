@@ -15,7 +15,7 @@ import torch
 from configs import command
 from model import memory
 from tests.train.helpers import REPOSITORY, write_config
-from train import meters
+from train import metrics
 from train.config import load_run_config
 from train.fits import micro_batch_rows
 from train.machine import compilation, device, hardware
@@ -83,7 +83,7 @@ def test_what_only_some_systems_tell_is_asked_with_a_fallback(tmp_path, monkeypa
     monkeypatch.setattr(sys, "platform", "win32")
     assert device.keep_freed_memory() is False
     monkeypatch.setitem(sys.modules, "resource", None)  # importing it fails
-    assert meters.memory_gb(torch.device("cpu")) is None
+    assert metrics.memory_gb(torch.device("cpu")) is None
     monkeypatch.setattr(memory, "Path", lambda name: tmp_path / "missing")
     found = hardware.device_memory("cpu")
     assert found is not None

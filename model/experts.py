@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from model.config import ModelConfig
 from model.feed_forward import ACTIVATIONS
+from model.loss import compute_dtype
 
 ROUTER_STD = 0.02
 
@@ -77,9 +78,7 @@ class Experts(nn.Module):
     @torch.compiler.disable  # float32 products are refused; in 16 bits on a CPU each step has other sizes
     def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """x (N, hidden_size), weights and experts (N, k) -> Σ weight * expert(x), (N, hidden_size)."""
-        device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        N, k = experts.shape
+        (N, k), device, dtype = experts.shape, x.device.type, compute_dtype(x)
         rows, place, ends = places(experts, len(self.down_proj), multiple_of_rows(device, dtype))
         chosen = _ToExperts.apply(x.to(dtype), rows, place)  # (R, hidden_size), R ≥ N * k
         gate_up = F.grouped_mm(chosen, self.gate_up_proj.flatten(1, 2).mT.to(dtype), offs=ends)

@@ -55,8 +55,7 @@ def _loss_and_gradients(
     hidden: Tensor, weight: Tensor, labels: Tensor, of_hidden: bool, of_weight: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The loss, and its gradients if wanted: that of the head (V, D) neither an evaluation nor a frozen head has."""
-    device = hidden.device.type
-    dtype = compute_dtype(hidden)
+    device, dtype = hidden.device.type, compute_dtype(hidden)
     loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
     hidden_grads, weight_grad = [], None
     if of_weight:
@@ -111,6 +110,6 @@ def _chunk_log_probs(hidden: Tensor, labels: Tensor, weight: Tensor, dtype: torc
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """That of matrix products: autocast's, where it is on."""
+    """That of x in matrix products: autocast's, where it is on."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype

@@ -3,7 +3,7 @@
 Parameter names are Hugging Face's, so a checkpoint needs no conversion. Modules know themselves. Each has
 `reset_parameters` and may say, as class attributes that hold for everything inside: `optimizer_group` (one of GROUPS),
 `part` and `active_share` (how it is counted). A feed-forward layer may return `(output, {name: loss})`: auxiliary
-losses, which training adds to the loss of every objective (train/step.py).
+losses, which training adds to the loss of every objective (train/run.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache
 from model.feed_forward import FeedForward
 from model.lora_config import Adapters
-from model.loss import IGNORED, cross_entropy_sum
+from model.loss import IGNORED, compute_dtype, cross_entropy_sum
 from model.masks import Mask, MaskSpec, mean_keys, real_tokens
 from model.norm import make_norm
 from model.rope import RotaryEmbedding
@@ -222,10 +222,9 @@ class Decoder(nn.Module):
 
     def check_backend(self, device: torch.device, documents: bool, padding: bool) -> None:
         """Raises ValueError if the backend cannot serve this, with reason and remedy, before anything is computed."""
-        autocast = torch.is_autocast_enabled(device.type)
         here = Situation(
             device=device.type,
-            dtype=torch.get_autocast_dtype(device.type) if autocast else self.embed_tokens.weight.dtype,
+            dtype=compute_dtype(self.embed_tokens.weight),
             head_dim=self.config.head_size,
             value_dim=self.config.value_size,
             dropout=self.config.attention_dropout if self.training else 0.0,
@@ -385,8 +384,6 @@ class LanguageModel(nn.Module):
         other.config = other.model.config = config
         device = next(self.parameters()).device
         other.model.rotary_emb = RotaryEmbedding(config.rotary_size, config.rope_theta, config.rope_scaling).to(device)
-        for attention, window in zip(other.attention_modules(), config.windows, strict=True):
-            attention.window = window
         return other
 
     def with_rope_scaling(self, kind: str, factor: float, trained: int) -> LanguageModel:
@@ -433,11 +430,9 @@ class LanguageModel(nn.Module):
 
     def parameter_counts(self) -> dict[str, int]:
         """Numbers in each of PARTS, as the modules say, and their `total`. A tied matrix counts once, as embedding."""
-        counts, counted = dict.fromkeys(PARTS, 0), set[nn.Parameter]()
-        for parameter, part in labelled(self, "part", "other"):
-            if parameter not in counted:
-                counts[part] = counts.get(part, 0) + parameter.numel()
-            counted.add(parameter)
+        counts = dict.fromkeys(PARTS, 0)
+        for parameter, part in dict(reversed([*labelled(self, "part", "other")])).items():
+            counts[part] = counts.get(part, 0) + parameter.numel()
         return counts | {"total": self.num_parameters()}
 
     def flops_per_token(self, sequence_length: int, *, training: bool = True) -> float:

@@ -74,7 +74,7 @@ MLA = LATENT | {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "beta_fast": 8.0}}, "linear has no beta_fast"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "llama3 needs original_max_position_embeddings"),
-        ({"rope_scaling": LLAMA3 | {"low_freq_factor": None}}, "llama3 needs low_freq_factor and high_freq_factor"),
+        ({"rope_scaling": LLAMA3 | {"low_freq_factor": None}}, "llama3 needs low_freq_factor"),
         ({"rope_scaling": LLAMA3 | {"low_freq_factor": 5.0}}, r"high_freq_factor \(4.0\) must be above"),
         ({"rope_scaling": LLAMA3 | {"beta_fast": 8.0}}, "llama3 has no beta_fast: .* use rope_type: yarn"),
         ({"no_rope_layers": [1, 0, 1, 1]}, "no_rope_layers has 4 entries for 6 layers"),

@@ -91,7 +91,6 @@ class Attention(nn.Module):
         super().__init__()
         self.layer_index = layer_index
         self.head_dim = config.head_size
-        self.window = config.windows[layer_index]
         self.rotates = config.rotates[layer_index]
         self.divides = config.scale_attn_weights
         self.mimetic = config.initialization == "mimetic"

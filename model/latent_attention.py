@@ -58,7 +58,6 @@ class LatentAttention(nn.Module):
     def __init__(self, config: ModelConfig, layer_index: int):
         super().__init__()
         self.layer_index = layer_index
-        self.window = config.windows[layer_index]
         self.attention_dropout = config.attention_dropout
         self.attend: AttentionFunction = eager  # LanguageModel.set_attn_implementation sets another one
         self.recorder: Recorder | None = None

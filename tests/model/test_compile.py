@@ -15,18 +15,11 @@ from model.generation import generate
 from model.kv_cache import StaticCache
 from model.masks import MaskSpec, boolean_mask
 from tests import varlen_kernel
-from tests.conftest import random_model, tiny_config
+from tests.conftest import GPT2, LATENT, random_model, tiny_config
 
 MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
-
-
 OLMO2 = {"qk_norm": "whole", "norm_position": "after"}
-LATENT = {"attention": "mla", "num_key_value_heads": "mha"}
 SMOLLM3 = {"qk_norm": False, "no_rope_layers": [1, 0], "attention_bias": True}
-GPT2 = {
-    "position_embedding": "learned", "norm": "layernorm", "gated_mlp": False, "hidden_act": "gelu_new",
-    "attention_bias": True, "mlp_bias": True, "qk_norm": False, "num_key_value_heads": "mha",
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

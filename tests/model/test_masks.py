@@ -43,11 +43,6 @@ def test_predicates_combine_to_the_boolean_mask(data):
     assert torch.equal(mask[:, 0].expand(len(expected), -1, -1), expected)
 
 
-def test_plain_causal_attention_needs_no_mask():
-    places = torch.arange(4)
-    assert boolean_mask(MaskSpec(places, places, all_visible=True)) is None
-
-
 def test_a_static_cache_may_be_longer_than_the_attention_mask():
     real = torch.tensor([[0, 1, 1]])
     assert real_tokens(real, torch.arange(5)).tolist() == [[0, 1, 1, 1, 1]]
@@ -134,18 +129,6 @@ def test_a_model_learns_the_same_from_lengths_as_from_a_mask(monkeypatch, told, 
         found.append([loss, *torch.autograd.grad(loss, list(lm.parameters()))])
     for exact, ours in zip(*found, strict=True):
         assert torch.allclose(ours, exact, rtol=1e-9, atol=1e-9)
-
-
-def test_documents_that_began_elsewhere_would_be_seen(monkeypatch):
-    """The comparison above can fail: a start that is off by one changes the loss."""
-    monkeypatch.setattr("model.backends.kernels.varlen_attn", loop_over_documents)
-    monkeypatch.setitem(BACKENDS, "varlen", replace(BACKENDS["varlen"], limits=None))
-    lm = random_model(tiny_config(attn_implementation="varlen")).double()
-    ids, documents = torch.randint(0, 192, (1, 12)), torch.tensor([[0] * 5 + [1] * 7])
-    right, wrong = torch.tensor([[0, 5, 12]]), torch.tensor([[0, 6, 12]])
-    losses = [lm(ids, labels=ids, document_ids=documents, document_starts=s)[0] for s in (None, right, wrong)]
-    assert losses[0] == losses[1]
-    assert abs(losses[2] - losses[0]) > 1e-3
 
 
 def test_a_document_never_continues_in_the_next_row():

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.config import ModelConfig
-from model.decoding.kv_cache import KVCache
+from model.kv_cache import KVCache
 from model.masks import Mask
 from model.norm import HeadsNorm, RMSNorm
 from model.rope import apply_rotary

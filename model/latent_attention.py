@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from model.attention import AttentionFunction, Recorder, eager
 from model.config import ModelConfig
-from model.decoding.kv_cache import KVCache
+from model.kv_cache import KVCache
 from model.masks import Mask
 from model.norm import RMSNorm
 from model.rope import apply_rotary

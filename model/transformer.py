@@ -22,8 +22,8 @@ from model.attention import Attention
 from model.backends import NO_SUCH_BACKEND
 from model.backends.choice import BACKENDS, Situation, why_not
 from model.config import ModelConfig
-from model.decoding.kv_cache import KVCache
 from model.feed_forward import FeedForward
+from model.kv_cache import KVCache
 from model.lora_config import Adapters
 from model.loss import IGNORED, compute_dtype, cross_entropy_sum
 from model.masks import Mask, MaskSpec, mean_keys, real_tokens
@@ -235,7 +235,7 @@ class Decoder(nn.Module):
             compiled=torch.compiler.is_compiling(),
         )
         if problem := why_not(self.backend, here):
-            raise ValueError(problem)
+            raise ValueError(f"attn_implementation: {self.backend} {problem}: use sdpa, which serves everything")
 
 
 class LanguageModel(nn.Module):

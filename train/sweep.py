@@ -28,7 +28,7 @@ from configs.command import InputError, exit_on_bad_input, usable_cores, whole
 from configs.loader import flatten
 from train.config import RunConfig, add_trust_option, load_run_config
 from train.machine.signals import stop_signals
-from train.methods.sections import script_of
+from train.method_config import script_of
 from train.saving.run_directory import Owner, find_start
 
 REASONS = {2: " (bad input)", 3: " (its loss became non-finite)"}

@@ -13,7 +13,7 @@ from configs.loader import flatten, load_config
 from configs.schema import RunKeys, fields
 from train import documentation
 from train.config import RunConfig
-from train.methods.sections import Methods
+from train.method_config import Methods
 
 PAGE = Path("docs/configuration.md")
 BASE = Path("configs/base.yaml")

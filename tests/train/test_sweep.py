@@ -148,13 +148,13 @@ def test_a_run_that_fails_is_reported_at_the_end_and_the_others_continue(tmp_pat
     """Two at a time, sharing two threads."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     config = write_config(tmp_path, train={"max_steps": 4, "checkpoint_every": 0}, eval={"every": 0})
-    done = command(config, "train.optimizer.adamw_lr=1e38,0.005", "--jobs", 2, "--skip-decode", code=3)
+    done = command(config, "train.optimizer.adamw_lr=1e38,0.003", "--jobs", 2, "--skip-decode", code=3)
     assert "tiny-1e38-seed0: FAILED, exit code 3 (its loss became non-finite); the others continue" in done.stdout
     page = (tmp_path / "runs/tiny-sweep-adamw_lr/comparison.md").read_text(encoding="utf-8")
-    assert "# Comparison: tiny-0.01, tiny-0.005" in page
+    assert "# Comparison: tiny-0.005, tiny-0.003" in page
     assert "> **Warning:** tiny-1e38-seed0 is left out" in page
-    assert "step 0: loss" in (tmp_path / "runs/tiny-sweep-adamw_lr/tiny-0.005-seed0.txt").read_text(encoding="utf-8")
-    assert "1 threads" in (tmp_path / "runs/tiny-0.005-seed0/report.md").read_text(encoding="utf-8")
+    assert "step 0: loss" in (tmp_path / "runs/tiny-sweep-adamw_lr/tiny-0.003-seed0.txt").read_text(encoding="utf-8")
+    assert "1 threads" in (tmp_path / "runs/tiny-0.003-seed0/report.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

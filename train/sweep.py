@@ -16,7 +16,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,10 +156,12 @@ def main() -> int:
         for label, changes in variants.items():
             print(f"  {label}: {changes}")
         command = [given.config, *["--trust-hooks"] * given.trust_hooks]
-        failed, stopped = train(waiting, command, given.jobs, out)
-        if stopped:
-            print("sweep: stopped; the same command continues from here", file=sys.stderr)
-            return 128 + stopped
+        with stop_signals() as stopped, ThreadPoolExecutor(given.jobs) as pool:
+            codes = pool.map(lambda run: train(run, command, given.jobs, out, stopped), waiting)
+            failed = {run.config.name: code for run, code in zip(waiting, codes, strict=True) if code}
+            if stopped():
+                print("sweep: stopped; the same command continues from here", file=sys.stderr)
+                return 128 + stopped()
 
         from eval.compare.__main__ import compare
 
@@ -173,56 +176,41 @@ def main() -> int:
         return 3 if 3 in failed.values() else next((code if code > 0 else 128 - code for code in failed.values()), 0)
 
 
-def train(waiting: list[PlannedRun], command: list[str], jobs: int, folder: Path) -> tuple[dict[str, int], int]:
-    """Train these runs, `jobs` at a time, each in a new process, with fresh memory.
+def train(run: PlannedRun, command: list[str], jobs: int, folder: Path, stopped: Callable[[], int]) -> int:
+    """Train a run in a new process, with fresh memory. Returns its exit code; 0 where a signal stopped the sweep.
 
-    command: config and options. folder: of the sweep, which is a group in wandb. Returns the exit codes of those that
-    failed, by name, and the signal that stopped the sweep, or 0.
+    command: config and options. folder: of the sweep, which is a group in wandb. If several runs are trained at a time,
+    what they print goes into files there.
     """
-    waiting, running, failed, told = list(waiting), dict[str, subprocess.Popen[bytes]](), dict[str, int](), False
-    with stop_signals() as stopped:
-        while (waiting and not stopped()) or running:
-            while waiting and len(running) < jobs and not stopped():
-                run = waiting.pop(0)
-                running[run.config.name] = _start(run, command, jobs, folder)
-            if stopped() and not told and os.name != "nt":  # Ctrl-C reaches every process of a console on Windows
-                for process in running.values():
-                    process.send_signal(stopped())
-                told = True
-            for name, process in list(running.items()):
-                if (code := process.poll()) is None:
-                    continue
-                del running[name]
-                what = "trained" if code == 0 else "stopped"
-                if code and not stopped():
-                    failed[name] = code
-                    what = f"FAILED, exit code {code}{REASONS.get(code, '')}; the others continue"
-                print(f"sweep: {name}: {what}; {len(waiting) + len(running)} to go", flush=True)
-            time.sleep(0.1)
-        return failed, stopped()
-
-
-def _start(run: PlannedRun, command: list[str], jobs: int, folder: Path) -> subprocess.Popen[bytes]:
-    """A run in a new process. If others run beside it, what it prints goes into a file of the sweep's folder.
-
-    A session of its own: Ctrl-C in a terminal reaches the sweep alone, which passes it on once. Twice would mean "stop
-    at once".
-    """
-    tunes = run.config.init_from is not None and run.config.data.records == "conversations"
-    script = script_of(run.config) or ("train.sft" if tunes else "train.pretrain")
-    environment, output = {"WANDB_RUN_GROUP": folder.name} | os.environ, None  # wandb's name for what is together
+    if stopped():
+        return 0
+    name, environment, output = run.config.name, {"WANDB_RUN_GROUP": folder.name} | os.environ, None
     if jobs > 1:
         threads = int(os.environ.get("OMP_NUM_THREADS") or usable_cores())
         environment |= {"OMP_NUM_THREADS": str(max(1, threads // jobs)), "PYTHONIOENCODING": "utf-8"}
-        output = (folder / f"{run.config.name}.txt").open("wb")
-    print(f"sweep: {run.config.name}: training" + (f", see {output.name}" if output else ""), flush=True)
-    return subprocess.Popen(
+        output = (folder / f"{name}.txt").open("wb")
+    print(f"sweep: {name}: training" + (f", see {output.name}" if output else ""), flush=True)
+    tunes = run.config.init_from is not None and run.config.data.records == "conversations"
+    script = script_of(run.config) or ("train.sft" if tunes else "train.pretrain")
+    # a session of its own: Ctrl-C reaches the sweep alone, which passes it on once; twice would mean "stop at once"
+    process = subprocess.Popen(
         [sys.executable, "-m", script, *command, *run.overrides],
         env=environment,
         stdout=output,
         stderr=output,
         start_new_session=True,
     )
+    while process.poll() is None and not stopped():
+        time.sleep(0.1)
+    if stopped():
+        if os.name != "nt":  # Ctrl-C reaches every process of a console on Windows
+            process.send_signal(stopped())
+        process.wait()
+        return 0
+    code = process.returncode
+    what = f"FAILED, exit code {code}{REASONS.get(code, '')}; the others continue" if code else "trained"
+    print(f"sweep: {name}: {what}", flush=True)
+    return code
 
 
 if __name__ == "__main__":

@@ -125,4 +125,5 @@ def test_the_demo_with_a_latent_has_its_parameters_and_the_cache_of_mqa():
 
 
 def parameters(config) -> int:
-    return on_meta(config.model.model_copy(update={"vocab_size": config.data.tokenizer.vocab_size})).num_parameters()
+    vocabulary = config.data.tokenizer.vocab_size or 2048
+    return on_meta(config.model.model_copy(update={"vocab_size": vocabulary})).num_parameters()

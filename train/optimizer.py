@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from model import LanguageModel
 from train.config import OptimizerConfig
-from train.machine.distributed import ALONE, World, in_shares, share
+from train.machine.distributed import ALONE, World, share
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # steepest slope at zero; Jordan's constants
 FUSED = ("cpu", "cuda", "mps")  # devices on which PyTorch has AdamW as one kernel
@@ -108,7 +108,7 @@ class Muon(torch.optim.Optimizer):
         compute = partial(orthogonalize, dtype=dtype)
         # a sixth of a small model's step, so on the cores of a CPU nobody computes what another process does
         memory = self.world.memory
-        orthogonal = [compute(each) for each in updates] if memory is None else in_shares(compute, updates, memory)
+        orthogonal = [compute(each) for each in updates] if memory is None else memory.in_shares(compute, updates)
         for parameters, matrices in zip(shapes, orthogonal, strict=True):
             self._move(group, parameters, matrices, happens)
 

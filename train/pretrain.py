@@ -66,7 +66,7 @@ def _run(
     from data.prepare import prepare
     from eval.hooks.registry import Hooks
     from train import report
-    from train.fits import check_disk, check_memory
+    from train.budget import check_disk, check_memory
     from train.loop import train
     from train.machine.device import resolve_device
     from train.machine.distributed import check_shares, processes

@@ -11,7 +11,6 @@ import torch
 from benchmarks.profile import PROFILED, profile_steps, take
 from benchmarks.timing import Clock, peak_bytes, synchronize
 from configs.text import table
-from model.counting import flops_per_token
 from train.budget import micro_batch_rows
 from train.config import RunConfig
 from train.doctor import Step, our_step
@@ -48,7 +47,7 @@ def _measure(run: RunConfig, device: Device, seconds: float, profile: Path | Non
     states = [tensor for one in optimizers for state in one.state.values() for tensor in state.values()]
     lasting = sum(tensor.nbytes for tensor in [*lm.parameters(), *states])
     tokens, median = run.rows_per_step * length, statistics.median(times)
-    flops_per_s = flops_per_token(run.model, length) * tokens / median
+    flops_per_s = lm.flops_per_token(length) * tokens / median
     known = known_peak(device.device, device.dtype)
     share = f"{flops_per_s / known[0] / 1e12:.1%} of {known[0]:g} TFLOPS ({known[1]})" if known else "unknown peak"
     each = " of each process" if world.size > 1 else ""

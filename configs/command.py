@@ -1,7 +1,7 @@
 """How does a command begin and end? With an exit code and at most one line of error, never with a traceback.
 
     0      done
-    1      a fault of Headlight; the line names the file that holds the traceback
+    1      a fault of Headlight; the line names the file that holds the traceback (HEADLIGHT_TRACEBACK=1 prints it)
     2      bad input; the memory does not suffice
     130    stopped by Ctrl-C
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import sys
 import tempfile
 import threading
@@ -23,6 +22,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
+
+from pydantic import ValidationError
 
 from configs.text import escape, plain, shortened
 
@@ -41,50 +42,49 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     """Run a command and end the process: one clear line and exit code 2 for bad input."""
     if spec := sys.modules["__main__"].__spec__:  # what argparse calls the program; from Python 3.14 on by itself
         sys.argv[0] = f"python -m {spec.name.removesuffix('.__main__')}"
-    before, others = sys.stdout, warnings.showwarning
-    sys.stdout = Plain(sys.stdout)
-
-    def show(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
-        if issubclass(category, InputWarning):
-            _say(f"warning: {escape(str(message))}")
-        else:
-            others(message, category, *where, **options)
-
-    warnings.showwarning = show
+    stdout, formatwarning = sys.stdout, warnings.formatwarning
+    sys.stdout = Plain(stdout)
+    warnings.formatwarning = lambda message, category, *where: (
+        f"warning: {escape(str(message))}\n"
+        if issubclass(category, InputWarning)
+        else formatwarning(message, category, *where)
+    )
     _keep_compiled_code_apart()
-    code = 0
+    code, line = 0, ""
     try:
         code = command() or 0
-    except InputError as error:
-        code = _say(f"error: {escape(str(error))}", 2)
+        stdout.flush()
+    except (InputError, ValidationError) as error:
+        code, line = 2, f"error: {error}"
     except KeyboardInterrupt:
-        code = _say("stopped; run the same command again to continue", 130)
+        code, line = 130, "stopped; run the same command again to continue"
     except BrokenPipeError:  # `… | head -1`: the reader has what they wanted
-        pass
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())  # or Python would flush into the pipe at its end
+        code = 141
+    except OSError as error:  # no permission, a full disk
+        code, line = 2, f"error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
     except Exception as error:
+        code, line = 1, f"error: {type(error).__name__}: {error}"
         if is_out_of_memory(error):
-            code = _say("error: out of memory: use a smaller model, shorter rows or smaller batches", 2)
+            code, line = 2, "error: out of memory: use a smaller model, shorter rows or smaller batches"
+        elif os.environ.get("HEADLIGHT_TRACEBACK"):
+            traceback.print_exc()
         else:
-            code = _say(f"error: {type(error).__name__}: {escape(str(error))} (traceback: {_saved_traceback()})", 1)
+            with tempfile.NamedTemporaryFile("w", prefix="headlight-", suffix=".txt", delete=False) as file:
+                traceback.print_exc(file=file)
+            line += f" (traceback: {file.name})"
     finally:
-        sys.stdout = before
-        try:
-            before.flush()
-        except OSError:  # what waits goes nowhere, or Python would try it once more at its end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), before.fileno())
+        sys.stdout, warnings.formatwarning = stdout, formatwarning
+    if line and os.environ.get("RANK", "0") == "0":  # under torchrun every process finds the same
+        print(escape(line), file=sys.stderr)
     sys.exit(code)
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Python's MemoryError, torch's on a GPU, and what torch raises on a CPU: a plain RuntimeError that says so."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "DefaultCPUAllocator" in str(error)
-
-
 class Plain:
-    """A standard output on which text of others stays text: no control characters but line ends and tabs."""
+    """A standard output on which text of others stays text: no control characters but line ends and tabs.
 
-    is_needed, has_colors = True, False
+    stream: the output itself, for a command that writes colours.
+    """
 
     def __init__(self, stream: TextIO):
         self.stream = stream
@@ -93,40 +93,17 @@ class Plain:
 
     def write(self, text: str) -> int:
         """Write the text, and return its length."""
-        parts = re.split(r"(\x1b\[[\d;]*m)", text) if self.has_colors else [text]
-        try:
-            self.stream.write("".join(part if i % 2 else plain(part) for i, part in enumerate(parts)))
-        except OSError:
-            if self.is_needed:
-                raise
+        self.stream.write(plain(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
 
-def survive_lost_output() -> None:
-    """From here on the command continues when nobody reads its output, or the disk is full."""
-    if isinstance(sys.stdout, Plain):
-        sys.stdout.is_needed = False
-
-
-def allow_colors() -> None:
-    """From here on colours are written; text of others must have been through `escape` or `visible`."""
-    if isinstance(sys.stdout, Plain):
-        sys.stdout.has_colors = True
-
-
-def _say(line: str, code: int = 0) -> int:
-    if os.environ.get("RANK", "0") == "0":  # under torchrun every process finds the same
-        print(line, file=sys.stderr)
-    return code
-
-
-def _saved_traceback() -> str:
-    with tempfile.NamedTemporaryFile("w", prefix="headlight-", suffix=".txt", delete=False, encoding="utf-8") as file:
-        traceback.print_exc(file=file)
-    return file.name
+def is_out_of_memory(error: BaseException) -> bool:
+    """Python's MemoryError, torch's on a GPU, and what torch raises on a CPU: a plain RuntimeError that says so."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "DefaultCPUAllocator" in str(error)
 
 
 def cache_folder() -> Path:
@@ -142,8 +119,7 @@ def _keep_compiled_code_apart() -> None:
     before = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
     is_default = not before or Path(before).name.startswith("torchinductor_")  # PyTorch writes its own there
     if is_default and (kernels := os.environ.get("ATEN_CPU_CAPABILITY")):
-        folder = cache_folder() / f"compiled_{''.join(filter(str.isalnum, kernels))}"
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder() / f"compiled_{kernels}")
 
 
 @contextmanager
@@ -175,37 +151,31 @@ def usable_cores() -> int:
 # for `type=` of an option; each raises InputError
 
 
-def whole(option: str, least: int, most: float = math.inf) -> Callable[[str], int]:
-    """Reads a whole number of this range."""
+def number(
+    option: str, least: float, most: float = math.inf, *, above: bool = False, kind: type = float
+) -> Callable[[str], Any]:
+    """Reads a finite number of this range. above: not `least` itself. kind: int for whole numbers."""
 
-    def read(text: str) -> int:
+    def read(text: str) -> Any:
         try:
-            value = int(text) if len(text) < 30 else least - 1
-        except ValueError:
-            value = least - 1
-        if not least <= value <= most:
-            upper = "" if most == math.inf else f" to {most:,}"
-            raise InputError(f"{option} is {shortened(text, 40)!r}: it must be a whole number from {least:,}{upper}")
-        return value
-
-    return read
-
-
-def number(option: str, least: float, most: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
-    """Reads a finite number of this range; above: not `least` itself."""
-
-    def read(text: str) -> float:
-        try:
-            value = float(text)
+            value = kind(text)
         except ValueError:
             value = math.nan
-        if not least <= value <= most or not math.isfinite(value) or (above and value == least):
-            lower, to = (f"above {least:g}", " and up to") if above else (f"from {least:g}", " to")
-            upper = "" if most == math.inf else f"{to} {most:,g}"
-            raise InputError(f"{option} is {shortened(text, 40)!r}: it must be a number {lower}{upper}")
+        if not least <= value <= most or value == math.inf or (above and value == least):
+            what, lower = (
+                "a whole number" if kind is int else "a number",
+                f"above {least:,}" if above else f"from {least:,}",
+            )
+            upper = "" if most == math.inf else f"{' and up' if above else ''} to {most:,}"
+            raise InputError(f"{option} is {shortened(text, 40)!r}: it must be {what} {lower}{upper}")
         return value
 
     return read
+
+
+def whole(option: str, least: int, most: float = math.inf) -> Callable[[str], int]:
+    """Reads a whole number of this range."""
+    return number(option, least, most, kind=int)
 
 
 def numbers(option: str, least: int, most: float = math.inf) -> Callable[[str], list[int]]:

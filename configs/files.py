@@ -19,7 +19,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -34,6 +33,7 @@ MANIFEST, STATE = "manifest.json", "trainer_state.json"  # in that folder
 ADAPTER = "adapter_config.json"  # LoRA: names the model that the adapters belong to
 CARD = "README.md"  # not in the manifest: you may edit it
 NAME = re.compile(r"[\w.\-]{1,255}")
+is_file = Path.is_file
 Result = TypeVar("Result")
 
 
@@ -44,17 +44,11 @@ class DamagedFile(InputError, ValueError):
 def resolve(text: str | Path, where: str, beside: Path | None = None) -> Path:
     """The path that `text` names, `~` as a home. where: the place that names it, for the error. Raises InputError."""
     try:
-        if "\0" in str(text):
-            raise ValueError("it holds a NUL character")
         path = (beside or Path()) / Path(text).expanduser()
         path.exists()  # False where there is none, and an error for what cannot be a name
         return path
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError) as error:
         raise InputError(f"{where}: the path {str(text)[:60]!r} cannot be used: {error}") from None
-
-
-# ---------------------------------------------------------------------------------------------------------
-# text, JSON, logs
 
 
 def read_text(file: Path) -> str:
@@ -137,25 +131,16 @@ def keep_lines(
     Kept lines keep their bytes. An unreadable line is kept or dropped with the line before it.
     Raises DamagedFile, and OSError if the file cannot be written.
     """
-    kept, size, cut, keeps = list[bytes](), 0, None, True
+    kept, keeps, is_whole = list[bytes](), True, True
     for raw, record in _lines(file, warn, kind):
         keeps = is_kept(record) if record is not None else keeps and raw.endswith(b"\n")
+        is_whole = is_whole and keeps and raw.endswith(b"\n")
         if keeps:
-            kept.append(raw if raw.endswith(b"\n") else raw + b"\n")
-        elif cut is None:
-            cut = size
-        size += len(raw)
-    left = sum(map(len, kept))
-    if left == cut:  # nothing is kept after it: this needs no room on the disk
-        os.truncate(file, cut)
-    elif left != size:
+            kept.append(raw.removesuffix(b"\n") + b"\n")
+    if not is_whole:
         temporary = file.with_suffix(".tmp")
-        try:
-            temporary.write_bytes(b"".join(kept))
-            temporary.replace(file)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        temporary.write_bytes(b"".join(kept))
+        temporary.replace(file)
 
 
 def append_line(file: Path, record: dict[str, Any]) -> None:
@@ -210,26 +195,19 @@ def read_name(file: Path) -> str:
     return name
 
 
-def is_file(path: Path) -> bool:
-    """Whether there is such a file, in a folder that may be searched."""
-    with suppress(OSError):  # without permission, or a name that is too long
-        return path.is_file()
-    return False
-
-
 def is_adapter(directory: Path) -> bool:
     """Whether a checkpoint directory holds adapters, which need the model that they name."""
-    return is_file(directory / ADAPTER)
+    return (directory / ADAPTER).is_file()
 
 
 def is_pointer(path: Path) -> bool:
     """Whether this is a run's `latest` or `best`: a text file that names a checkpoint beside it."""
-    return path.name in ("latest", "best") and is_file(path)
+    return path.name in ("latest", "best") and path.is_file()
 
 
 def is_model(directory: Path) -> bool:
     """Whether a directory holds a model or adapters, as a checkpoint and what others publish does."""
-    return is_file(directory / "config.json") or is_adapter(directory)
+    return (directory / "config.json").is_file() or is_adapter(directory)
 
 
 def checkpoint_directory(path: str | Path) -> Path:
@@ -239,7 +217,7 @@ def checkpoint_directory(path: str | Path) -> Path:
     if is_model(path):
         return path
     latest = path if is_pointer(path) else path / "checkpoints" / "latest"
-    if not is_file(latest):
+    if not latest.is_file():
         raise DamagedFile(f"{path}: is neither a run (checkpoints/latest) nor a model directory (config.json)")
     name = ""
     for _ in range(20):  # while the run replaces it
@@ -255,20 +233,12 @@ def read_checkpoint(path: str | Path, read: Callable[[Path], Result]) -> Result:
     if the run removes it in the meantime, the next one is read."""
     for _ in range(50):
         directory = checkpoint_directory(path)
-        before = _identity(directory)
         try:
             return read(directory)
         except Exception:
-            gone = before is None or _identity(directory) != before  # None: gone before it could be looked at
-            if directory == Path(path) or not gone:
+            if directory == Path(path) or directory.exists():
                 raise
     raise DamagedFile(f"{path}: its run removes every checkpoint before it can be read: give one of its checkpoints")
-
-
-def _identity(directory: Path) -> int | None:
-    with suppress(OSError):
-        return directory.stat().st_ino
-    return None
 
 
 def training_folder(checkpoint: Path) -> Path:
@@ -286,17 +256,12 @@ def manifest_of(files: Iterable[Path], directory: Path) -> dict[str, dict[str, o
 
 def read_manifest(checkpoint: Path) -> dict[str, Entry]:
     """A checkpoint's manifest. Raises DamagedFile."""
-    file = training_folder(checkpoint) / MANIFEST
-    text = read_text(file)
-    values = parse_json(text, str(file))
-    if text != json.dumps(values, indent=2) + "\n":
-        raise DamagedFile(f"{file} is damaged")
-    return checked(values, str(file), dict[str, Entry])
+    return read_json(training_folder(checkpoint) / MANIFEST, dict[str, Entry])
 
 
 def is_damaged(file: Path, entry: Entry) -> bool:
     """Whether a file is not what the manifest says. Reads all of it."""
-    return not is_file(file) or file.stat().st_size != entry.bytes or _sha256(file) != entry.sha256
+    return not file.is_file() or file.stat().st_size != entry.bytes or _sha256(file) != entry.sha256
 
 
 def check_files(directory: Path, *names: str) -> None:
@@ -305,10 +270,8 @@ def check_files(directory: Path, *names: str) -> None:
     Nothing to check where there is no manifest, as in what others made. Raises DamagedFile.
     """
     manifest = training_folder(directory) / MANIFEST
-    if not os.path.lexists(manifest):
-        return
-    entries = read_manifest(directory)
-    for name in names:
+    entries = read_manifest(directory) if os.path.lexists(manifest) else {}
+    for name in names if entries else ():
         if is_damaged(directory / name, entries[name]) if name in entries else os.path.lexists(directory / name):
             raise DamagedFile(
                 f"{directory / name} is damaged: it is not what {manifest} says: use another checkpoint; if you "

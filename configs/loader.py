@@ -23,6 +23,7 @@ from configs.text import did_you_mean, shortened
 
 KeyPath = tuple[str, ...]
 Model = TypeVar("Model", bound=BaseModel)
+SHIPPED = Path(__file__).parent
 MOST_PROBLEMS = 5  # that one error names
 SHORT_FORMS = {("data", "source"): lambda path: {"kind": "files", "path": path}}  # a path, or a list, for a section
 WORDS = {  # YAML 1.2's, by the tag whose value PyYAML then makes, with their first letters
@@ -33,21 +34,29 @@ WORDS = {  # YAML 1.2's, by the tag whose value PyYAML then makes, with their fi
 }
 
 
+class Mapping(dict[str, Any]):
+    """What a YAML mapping holds, and the line of each key."""
+
+    lines: dict[str, int]
+
+
 class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         if isinstance(event := self.peek_event(), yaml.AliasEvent):
             _refuse("it uses an alias: write the value out, or use `extends`", event)
         return super().compose_node(parent, index)
 
-    def compose_mapping_node(self, anchor: Any) -> Any:
-        node, lines = super().compose_mapping_node(anchor), dict[str, int]()
-        for key, _ in node.value:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Mapping:  # type: ignore[override]
+        values, lines = Mapping(), dict[str, int]()
+        for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.value in ("", "<<"):
                 _refuse("keys must be plain words (use `extends` to reuse another file)", key)
             if key.value in lines:
                 _refuse(f"`{key.value}` is given twice (first in line {lines[key.value]})", key)
             lines[key.value] = key.start_mark.line + 1
-        return node
+            values[key.value] = self.construct_object(value, deep=True)
+        values.lines = lines
+        return values
 
 
 class _Dumper(yaml.SafeDumper):
@@ -55,6 +64,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+_Loader.add_constructor("tag:yaml.org,2002:map", _Loader.construct_mapping)
 _Loader.yaml_implicit_resolvers = {}  # assigned, so that PyYAML's own loader stays as it is
 for _tag, (_pattern, _letters) in WORDS.items():
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), _letters)
@@ -65,22 +75,14 @@ def _refuse(problem: str, at: Any) -> None:
     raise yaml.composer.ComposerError(None, None, problem, at.start_mark)
 
 
-def parse_yaml(text: str, where: str) -> yaml.Node | None:
-    """The tree of a text; None if it is empty. where: its file, for the error. Raises InputError."""
+def parse_yaml(text: str, where: str) -> Any:
+    """The value of a text, None if it is empty; mappings are `Mapping`. where: its file. Raises InputError."""
     try:
-        return yaml.compose(text, Loader=_Loader)
+        return yaml.load(text, Loader=_Loader)  # a SafeLoader
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise InputError(f"{where}{line}: not valid YAML: {error.problem}") from None
     except (yaml.YAMLError, ArithmeticError, ValueError, RecursionError) as error:  # "\Uffffffff", nested too deep
-        raise InputError(f"{where}: not valid YAML: {shortened(str(error).splitlines()[0])}") from None
-
-
-def construct(node: yaml.Node | None, where: str) -> Any:
-    """The value of a tree. Raises InputError."""
-    try:
-        return None if node is None else _Loader("").construct_object(node, deep=True)
-    except (yaml.YAMLError, ValueError) as error:  # a tag that names code, a number of 5,000 digits
         raise InputError(f"{where}: not valid YAML: {shortened(str(error).splitlines()[0])}") from None
 
 
@@ -101,7 +103,7 @@ class Place(str):
 
 @dataclass
 class LoadedConfig:
-    """The merged values of a config, and for every key the place that set it last."""
+    """The merged values of a config, and for every key the place that set it last; places in the order of setting."""
 
     path: Path
     values: dict[str, Any] = field(default_factory=dict)
@@ -136,13 +138,10 @@ class LoadedConfig:
         for depth, part in enumerate(key[:-1], start=1):
             if not isinstance(parent.get(part), dict):
                 self.set(key[:depth], {}, place)
-            self.origins.setdefault(key[:depth], place)
             parent = parent[part]
         if key[-1] == "kind" and parent.get("kind", value) != value:
             self.set(key[:-1], parent := {}, self.place(key[:-1]) or place)
-        if isinstance(parent.get(key[-1]), dict):
-            self.origins = {old: at for old, at in self.origins.items() if old[: len(key)] != key}
-        self.origins[key] = place
+        self.origins = {old: at for old, at in self.origins.items() if old[: len(key)] != key} | {key: place}
         parent[key[-1]] = value
 
 
@@ -160,57 +159,50 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
             raise InputError(f"{place}: write section.key=value, for example model.hidden_size=256")
         if text.count("{") > text.count("}"):
             raise InputError(f"{place}: put the whole argument in quotes")
-        loaded.set(key, construct(parse_yaml(text, place), place) if text else "", place)
-    _name_tokenizer(loaded)
+        loaded.set(key, parse_yaml(text, place) if text else "", place)
+    _take_tokenizer_of_start(loaded)
     return loaded
 
 
-def _name_tokenizer(loaded: LoadedConfig) -> None:
+def _take_tokenizer_of_start(loaded: LoadedConfig) -> None:
     """The tokenizer is that of the model which training starts from, unless something else is said about it."""
-    start, data = loaded.values.get("init_from"), loaded.values.get("data", {})
-    tokenizer = data.get("tokenizer", {}) if isinstance(data, dict) else None
+    start, tokenizer = loaded.values.get("init_from"), _get(loaded.values, ("data", "tokenizer")) or {}
     if not start or not isinstance(tokenizer, dict) or tokenizer.get("path") is not None:
         return
     if tokenizer.get("kind") == "pretrained" or not loaded.said_of_start("data", "tokenizer"):
-        place = loaded.place(("init_from",)) or Place(loaded.path)
-        if tokenizer.get("kind") != "pretrained":
-            loaded.set(("data", "tokenizer"), {"kind": "pretrained"}, place)
-        loaded.set(("data", "tokenizer", "path"), start, place)
+        place = loaded.origins[("init_from",)]
+        loaded.set(("data", "tokenizer"), tokenizer | {"kind": "pretrained", "path": start}, place)
 
 
 def _read_file(path: Path, into: LoadedConfig, seen: tuple[Path, ...], asked_by: str = "") -> None:
     if not path.exists():
-        shipped = Path(__file__).parent
-        shipped = Path(shipped.name) if shipped.parent == Path.cwd() else shipped
-        files = {file.name: file for folder in (shipped, path.parent) for file in folder.glob("*.y*ml")}
-        hint = did_you_mean(path.name, files)
+        there = [file for folder in (SHIPPED, path.parent) for file in folder.glob("*.y*ml")]
+        hint = did_you_mean(path.name, {file.name: str(file).removeprefix(f"{Path.cwd()}/") for file in there})
         raise InputError(f"{asked_by + ': ' if asked_by else ''}no such config file: {path}{hint}")
     if path.resolve() in seen:
         raise InputError(f"{asked_by}: `extends` goes in a circle through {path}")
-    root = parse_yaml(read_text(path), str(path))
-    if not isinstance(root, yaml.MappingNode):
+    values = parse_yaml(read_text(path), str(path))
+    if not isinstance(values, Mapping):
         raise InputError(f"{path}:1: a config must be a mapping of keys to values")
-    _merge(root, path, (), into, (*seen, path.resolve()))
+    _merge(values, path, (), into, (*seen, path.resolve()))
 
 
-def _merge(node: yaml.MappingNode, path: Path, prefix: KeyPath, into: LoadedConfig, seen: tuple[Path, ...]) -> None:
+def _merge(values: Mapping, path: Path, prefix: KeyPath, into: LoadedConfig, seen: tuple[Path, ...]) -> None:
     first = ("extends", "kind")  # other keys change what these bring
-    for key_node, value_node in sorted(node.value, key=lambda pair: pair[0].value not in first):
-        place, key = Place(f"{path}:{key_node.start_mark.line + 1}"), (*prefix, key_node.value)
+    for name in sorted(values, key=lambda name: name not in first):
+        place, key, value = Place(f"{path}:{values.lines[name]}"), (*prefix, name), values[name]
         place.file = path
         if key == ("extends",):
-            if not isinstance(value_node.value, str) or not value_node.value:
+            if not isinstance(value, str) or not value:
                 raise InputError(f"{place}: extends takes one file name")
-            beside, shipped = resolve(value_node.value, place, path.parent), Path(__file__).parent / value_node.value
-            is_shipped = Path(value_node.value).name == value_node.value and shipped.is_file() and not beside.exists()
-            _read_file(shipped if is_shipped else beside, into, seen, place)
-        elif isinstance(value_node, yaml.MappingNode) and (
-            value_node.value or isinstance(_get(into.values, key), dict)
-        ):
-            _merge(value_node, path, key, into, seen)
+            beside = resolve(value, place, path.parent)
+            is_shipped = "/" not in value and (SHIPPED / value).is_file() and not beside.exists()
+            _read_file(SHIPPED / value if is_shipped else beside, into, seen, place)
+        elif isinstance(value, Mapping) and (value or isinstance(_get(into.values, key), dict)):
+            _merge(value, path, key, into, seen)
             into.origins[key] = place
         else:
-            into.set(key, construct(value_node, place), place)
+            into.set(key, value, place)
 
 
 def _get(values: Any, key: KeyPath) -> Any:
@@ -235,54 +227,44 @@ def validate(schema: type[Model], loaded: LoadedConfig, section: str | None = No
     """
     prefix, known = (section,) if section else (), [path for path, _ in fields(schema)]
     if section:  # a command that reads one section still refuses a top-level key that no section has
-        sections = json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8"))["properties"]
+        sections = json.loads((SHIPPED / "schema.json").read_text(encoding="utf-8"))["properties"]
         known = [*[(name,) for name in sections], *[(section, *path) for path in known]]
         for name in sorted(loaded.values.keys() - sections.keys()):
             raise InputError(f"{loaded.where((name,))}: unknown key `{name}`{_nearest((name,), known)}")
-    values = loaded.values.get(section, {}) if section else loaded.values
-    if not isinstance(values, dict):
-        raise InputError(f"{loaded.where(prefix)}: `{section}` must hold keys, not {values!r:.200}")
     try:
-        return schema.model_validate(values)
+        return schema.model_validate(loaded.values.get(section, {}) if section else loaded.values)
     except ValidationError as error:
-        problems: dict[str, list[str]] = {}  # what is wrong with one key, by where it stands
+        problems: dict[str, list[str]] = {}  # the members of a union complain about one key: they share a line
         for problem in error.errors():
             place, message = _explain(problem, known, prefix, loaded)
-            if len(problems) == MOST_PROBLEMS and place not in problems:
-                break
-            if message not in problems.setdefault(place, []):
-                problems[place].append(message)
-        raise InputError("; ".join(place + " or ".join(parts) for place, parts in problems.items())) from None
+            if len(problems) < MOST_PROBLEMS or place in problems:
+                problems.setdefault(place, []).append(message)
+        lines = (place + " or ".join(dict.fromkeys(messages)) for place, messages in problems.items())
+        raise InputError("; ".join(lines)) from None
 
 
 def _explain(problem: Any, known: list[KeyPath], prefix: KeyPath, loaded: LoadedConfig) -> tuple[str, str]:
-    """(where and which key, what is wrong with it); apart, so that the members of a union can share a line."""
-    # pydantic puts the tag of a discriminated union into the location ("source", "files", "path"): leave it out
+    """(where and which key, what is wrong with it)"""
     key, kind = prefix, problem["type"]
-    for part in map(str, problem["loc"]):
-        parent = _get(loaded.values, key)
-        is_tag = isinstance(parent, dict) and parent.get("kind") == part and part not in parent
-        key = key if is_tag else (*key, part)
+    parts = list(map(str, problem["loc"]))
+    for i, part in enumerate(parts):  # pydantic also names kinds ("source", "files", "path") and members of unions
+        is_last = i == len(parts) - 1 and kind in ("extra_forbidden", "missing")
+        if is_last or _get(loaded.values, (*key, part)) is not None or (*_plain(key), part) in known:
+            key = (*key, part)
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    if kind == "value_error":
-        return f"{loaded.where(_blamed_key(message, known, key, loaded))}: ", message
-    if kind == "union_tag_invalid":
-        key, tags = (*key, "kind"), re.findall(r"'(\w+)'", problem["ctx"]["expected_tags"])
-        close = did_you_mean(problem["ctx"]["tag"], dict(zip(tags, tags, strict=True)))
-        message = f"must be {' | '.join(tags)}{close}"
-    elif kind in ("model_attributes_type", "model_type", "dict_type"):
-        message = "must be {key: value, …}"
-    elif kind not in ("extra_forbidden", "missing", "union_tag_not_found"):
-        while len(key) > 1 and _plain(key) not in known and _get(loaded.values, key) is None:
-            key = key[:-1]  # the member of a union ("int", "list[str]"), or what is not there
-    name = ".".join(key)
-    place = f"{loaded.where(key)}: "
-    if kind == "extra_forbidden" and _plain(key) in known:
-        return f"{place}`{name}` belongs to another kind: set `{'.'.join((*key[:-1], 'kind'))}` as well", ""
+    if kind == "value_error":  # a check that sees several keys names them: the one set last is the one to look at
+        words = set(re.findall(r"\w+", message))
+        named = [one for one in loaded.origins if one[: len(key)] == key and one[-1] in words and one in known]
+        return f"{loaded.where(named[-1] if named else key)}: ", message
+    place, name = f"{loaded.where(key)}: ", ".".join(key)
     if kind == "extra_forbidden":
+        if _plain(key) in known:
+            return f"{place}`{name}` belongs to another kind: set `{'.'.join((*key[:-1], 'kind'))}` as well", ""
         return f"{place}unknown key `{name}`{_nearest(key, known)}", ""
     if kind in ("missing", "union_tag_not_found"):
         return f"{place}`{name}{'' if kind == 'missing' else '.kind'}` is missing", ""
+    if kind in ("model_attributes_type", "model_type", "dict_type"):
+        message = "must be {key: value, …}"
     return f"{place}`{name}` is {_get(loaded.values, key)!r:.200}: ", message
 
 
@@ -291,21 +273,10 @@ def _plain(key: KeyPath) -> KeyPath:
     return tuple(part for part in key if not part.isdecimal())
 
 
-def _blamed_key(message: str, known: list[KeyPath], section: KeyPath, loaded: LoadedConfig) -> KeyPath:
-    """A check that sees several keys names them in its message: the one changed last is the one to look at."""
-    words = set(re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message))
-    named = [key for key in known if key[: len(section)] == section and key in loaded.origins]
-    named = [key for key in named if ".".join(key) in words] or [key for key in named if key[-1] in words]
-    by_hand = [key for key in named if loaded.origins[key].file is None]
-    in_this_file = [key for key in named if loaded.origins[key].file == loaded.path]
-    return next(iter([*by_hand, *reversed(in_this_file), *named]), section)
-
-
 def _nearest(key: KeyPath, known: list[KeyPath]) -> str:
     beside = {path[-1]: f"`{'.'.join((*key[:-1], path[-1]))}`" for path in known if path[:-1] == _plain(key[:-1])}
-    anywhere = [".".join(path) for path in known if path[-1] == key[-1]][:1] or [".".join(path) for path in known]
-    anywhere_else = {name: f"`{name}`" for name in anywhere}
-    return did_you_mean(key[-1], beside) or did_you_mean(".".join(key), anywhere_else, likeness=0)
+    anywhere = {path[-1]: f"`{'.'.join(path)}`" for path in reversed(known)}  # of several, the first one
+    return did_you_mean(key[-1], beside) or did_you_mean(key[-1], anywhere)
 
 
 def flatten(values: Any, prefix: str = "") -> dict[str, Any]:

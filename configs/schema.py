@@ -1,8 +1,7 @@
-"""What every section of the YAML is built from, and what a key means besides its value: `Annotated[int, Meaning.X]`."""
+"""What every section of the YAML is built from, and what a key means besides its value: `Annotated[int, Tag.X]`."""
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Iterator
 from enum import Enum
@@ -22,20 +21,12 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class Meaning(Enum):
-    """A meaning of a section holds for every key in it; MAY_CHANGE makes an exception to IDENTITY."""
+class Tag(Enum):
+    """What a key means to a run. A section's tag holds for every key in it, but RUNTIME overrides IDENTITY."""
 
     IDENTITY = "makes a run what it is: a run of the same name refuses another value"
-    MAY_CHANGE = "does not belong to the run's identity, although the section around it does"
     TENSORS = "decides the tensors of a checkpoint: with another value none would fit, or none would mean the same"
-    TOKENIZER = "is filled in by the tokenizer, which is compared itself"
-    FREE_AT_START = "may differ from the model of init_from: its weights mean the same with another value"
-    ADDED_AT_START = "may be added to the model of init_from: a model that is trained on learns to live with it"
-    BOOKKEEPING = "changes neither what is trained nor what is measured: neither swept nor compared"
-    SAME_NAME = "has the same name and the same values in the config.json of Hugging Face's models"
-    STRUCTURE = "a part that not every architecture of transformers has: one that does not name it has the default"
-    REPETITION = "is all in which two runs of one variant differ"
-    ROWS = "says how text becomes tokens and rows, not which text it is"
+    RUNTIME = "where and how it runs, or filled in by what is compared itself: may change from start to start"
 
 
 def fields(schema: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
@@ -54,24 +45,13 @@ def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 @cache
-def meanings(schema: type[BaseModel]) -> dict[str, frozenset[Meaning]]:
-    """What each key of a section means, by dotted key; sections are keys too. What a list holds has its list's name."""
-    found: dict[str, frozenset[Meaning]] = {}
+def keys_with(schema: type[BaseModel], tag: Tag) -> tuple[str, ...]:
+    """The dotted keys that have this tag, by themselves or by a section around them, in the section's order."""
+    keys = dict[str, None]()
     for path, field in fields(schema):
-        key, own = ".".join(path), frozenset(one for one in field.metadata if isinstance(one, Meaning))
-        found[key] = found.get(key, frozenset()) | found.get(".".join(path[:-1]), frozenset()) | own
-    return found
-
-
-def keys_that(schema: type[BaseModel], *any_of: Meaning) -> list[str]:
-    """The dotted keys of a section that have one of these meanings, in the section's order."""
-    return [key for key, found in meanings(schema).items() if found.intersection(any_of)]
-
-
-def identity_keys(schema: type[BaseModel]) -> list[str]:
-    """The dotted keys that make a run what it is."""
-    free = keys_that(schema, Meaning.MAY_CHANGE, Meaning.TOKENIZER)
-    return [key for key in keys_that(schema, Meaning.IDENTITY) if key not in free]
+        if tag in field.metadata or ".".join(path[:-1]) in keys:
+            keys[".".join(path)] = None
+    return tuple(keys)
 
 
 def _expanded(text: str) -> str:
@@ -101,44 +81,39 @@ class TrackingConfig(Section):
 class RunKeys(Section):
     """What RunConfig (train/config.py) adds its sections to. Rooms below `train` know these keys too."""
 
-    name: Annotated[str, Meaning.BOOKKEEPING] = Field(
+    name: Annotated[str, Tag.RUNTIME] = Field(
         "",
         description="Name of the run and of its directory, in letters, digits, spaces and `_ . + = -`. "
         "Empty = the YAML file's name.",
     )
-    output_dir: Annotated[PathText, Meaning.BOOKKEEPING] = Field(
+    output_dir: Annotated[PathText, Tag.RUNTIME] = Field(
         "runs", description="Folder that holds all run directories, and the prepared data."
     )
-    seed: Annotated[int, Meaning.IDENTITY, Meaning.REPETITION] = Field(
+    seed: Annotated[int, Tag.IDENTITY] = Field(
         0, ge=0, lt=2**63, description="Decides all random choices: first weights, order of the rows, dropout."
     )
-    resume: Annotated[PathText, Meaning.BOOKKEEPING] = Field(
+    resume: Annotated[PathText, Tag.RUNTIME] = Field(
         "auto",
         description="auto: continue the run of this name | never: refuse a directory that exists | or a checkpoint "
         "directory to continue from.",
     )
-    allow_mismatch: Annotated[bool, Meaning.BOOKKEEPING] = Field(
+    allow_mismatch: Annotated[bool, Tag.RUNTIME] = Field(
         False, description="true: continue a run although its data or settings have changed."
     )
-    rungs: Annotated[dict[str, dict[str, Any]] | None, Meaning.BOOKKEEPING] = Field(
+    rungs: Annotated[dict[str, dict[str, Any]] | None, Tag.RUNTIME] = Field(
         None,
         description="Variants for train.sweep: a name, and the keys that it changes. train.pretrain takes no notice: "
         "it trains the config itself, the baseline.",
         examples=[{"learned-positions": {"model.position_embedding": "learned"}}],
     )
-    tracking: Annotated[TrackingConfig, Meaning.BOOKKEEPING] = Field(
+    tracking: Annotated[TrackingConfig, Tag.RUNTIME] = Field(
         TrackingConfig(), description="Where figures go, besides metrics.jsonl."
     )
 
 
 def problem_of_name(name: str) -> str:
     """What is wrong with the name of a run, "" for nothing. It must do as a folder's name on every system."""
-    wrong = next((c for c in name if c not in " _.+=-" and unicodedata.category(c)[0] not in "LMN"), "")
-    if wrong:
-        return f"holds {wrong!a}: use letters, digits, spaces and _ . + = -"
-    if not name or len(name.encode("utf-8", "replace")) > 200:  # file systems take 255 bytes, and files add to it
-        return f"has {len(name)} letters: 1 to 100"
-    if name[0] in " .-+=" or name[-1] in " .":
-        return "must begin with a letter or a digit, and not end in a dot or a space"
-    is_device = re.fullmatch(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", name, re.IGNORECASE)
-    return "is the name of a device on Windows: choose another" if is_device else ""
+    is_plain = all(c in " _.+=-" or unicodedata.category(c)[0] in "LMN" for c in name)  # letters, their marks, numbers
+    if is_plain and 0 < len(name.encode()) <= 200 and name[0] not in " .-+=" and name[-1] not in " .":
+        return ""
+    return "must be 1 to 100 letters, digits, spaces and _ . + = -, begin with a letter or digit and not end in a dot"

@@ -8,9 +8,8 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-MARKS = {"\n": "⏎\n", "\t": "⇥", "\r": "␍"} | {mark: f"⟨U+{ord(mark):04X}⟩" for mark in "⟦⟧⟨⟩⏎⇥␍"}
 INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode categories
-JOINERS = "\u200c\u200d"  # invisible too, but parts of Persian words and of emoji
+KEPT = "\n\t\u200c\u200d"  # of these; the last two join letters of Persian words and parts of emoji
 HTML = {"<": "&lt;", "&": "&amp;"}
 # what means something within a line: not the `_` of words_like_this, a * alone, the brackets of [0, 1], p < 0.05
 WORKING = re.compile(r"[\\`|~]|\*(?=\S)|(?<=\S)\*|(?<![^\W_])_|_(?![^\W_])|<(?=[A-Za-z/!?])|&(?=#?\w+;)")
@@ -26,14 +25,8 @@ def plain(text: str) -> str:
     """Lines, with the same characters replaced. Line ends and tabs stay."""
     if text.isprintable():
         return text
-    return "".join(_number(c) if _is_hidden(c) and c not in "\n\t" else c for c in text)
-
-
-def visible(text: str, specials: re.Pattern) -> str:
-    """The text with visible line ends, tabs and control characters. Text that looks like a special token is marked."""
-    parts = specials.split(text)
-    shown = ["".join(MARKS.get(c) or (_number(c) if _is_hidden(c) else c) for c in part) for part in parts]
-    return "".join(f"⟨text: {part}⟩" if i % 2 else part for i, part in enumerate(shown))
+    is_hidden = {c: c not in KEPT and unicodedata.category(c) in INVISIBLE for c in set(text)}
+    return "".join(f"⟨U+{ord(c):04X}⟩" if is_hidden[c] else c for c in text)
 
 
 def shortened(text: str, most: int = 100) -> str:
@@ -41,21 +34,13 @@ def shortened(text: str, most: int = 100) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def did_you_mean(name: str, names: Mapping[str, object], likeness: float = 0.6) -> str:
+def did_you_mean(name: str, names: Mapping[str, object]) -> str:
     """The end of a sentence about a name that does not exist: the most similar one that does, or "".
 
-    names: name -> how it is written in the sentence. likeness: how similar it must be, from 0 to 1.
+    names: name -> how it is written in the sentence.
     """
-    close = difflib.get_close_matches(name, names, 1, likeness)
+    close = difflib.get_close_matches(name, names, 1)
     return f", did you mean {names[close[0]]}?" if close else ""
-
-
-def _is_hidden(character: str) -> bool:
-    return unicodedata.category(character) in INVISIBLE and character not in JOINERS
-
-
-def _number(character: str) -> str:
-    return f"⟨U+{ord(character):04X}⟩"
 
 
 # ---------------------------------------------------------------------------------------------------------

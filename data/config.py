@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.schema import Meaning, PathText, Section
+from configs.schema import PathText, Section, Tag
 
 MOST_REPEATS = 100_000  # in document_start: compiling a pattern needs 300 bytes for each
 Name = Annotated[str, Field(min_length=1)]
@@ -198,10 +198,10 @@ class FilesSource(_WithText):
     """Local files: .txt .md .jsonl .json .csv .tsv .parquet .arrow, also as .gz and .zst."""
 
     kind: Literal["files"] = Field(description="Local files.")
-    path: Annotated[Paths, Meaning.MAY_CHANGE] = Field(
+    path: Annotated[Paths, Tag.RUNTIME] = Field(
         description="A file, a folder or a pattern such as books/*.txt, or a list of these."
     )
-    validation_path: Annotated[Paths | None, Meaning.MAY_CHANGE] = Field(
+    validation_path: Annotated[Paths | None, Tag.RUNTIME] = Field(
         None, description="Held-out files, as in path. null = hold out validation_fraction of path."
     )
     separator: str = Field("<|endoftext|>", min_length=1, description="Separates two documents of a .txt or .md file.")
@@ -270,7 +270,7 @@ class TokenizerConfig(Section):
     train_bytes: int = Field(
         8_000_000, ge=1000, description="Bytes of text, from all over the corpus, that bpe learns from."
     )
-    path: Annotated[PathText | None, Meaning.MAY_CHANGE] = Field(
+    path: Annotated[PathText | None, Tag.RUNTIME] = Field(
         None,
         description="pretrained: a tokenizer.json, or a directory or run that holds one. null = that of init_from.",
     )
@@ -299,32 +299,28 @@ class DataConfig(Section):
         description="text: train on every token | conversations: only on what the assistant says | pairs: a better and "
         "a worse answer to one prompt (train.dpo).",
     )
-    tokenizer: Annotated[TokenizerConfig, Meaning.ROWS] = Field(
-        TokenizerConfig(), description="How text becomes numbers (tokens)."
-    )
-    sequence_length: Annotated[int, Meaning.ROWS] = Field(
+    tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="How text becomes numbers (tokens).")
+    sequence_length: int = Field(
         256,
         ge=2,
         description="Tokens in a row: the longest text the model sees at once in training.",
     )
-    shuffle: Annotated[bool, Meaning.ROWS] = Field(
+    shuffle: bool = Field(
         True, description="false: rows keep the order of the source, for one that goes from easy to difficult."
     )
-    isolate_documents: Annotated[bool, Meaning.ROWS] = Field(
-        False, description="true: documents that share a row cannot see each other."
-    )
-    restart_positions: Annotated[bool, Meaning.ROWS] = Field(
+    isolate_documents: bool = Field(True, description="true: documents that share a row cannot see each other.")
+    restart_positions: bool = Field(
         False, description="true: positions count from 0 in every document of a row, not through the row."
     )
     validation_fraction: float = Field(
         0.1, gt=0, lt=1, description="Share of files and datasets that is held out, to test the model on."
     )
-    rows_joined: Annotated[Literal["auto"] | Annotated[int, Field(ge=1)], Meaning.ROWS] = Field(
+    rows_joined: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         "auto",
         description="Conversations: this many rows become one long row, so that less of it is padding. auto = the "
         "fewest that fill 95 % of it (needs isolate_documents) | 1 = none.",
     )
-    too_long: Annotated[Literal["truncate", "drop"], Meaning.ROWS] = Field(
+    too_long: Literal["truncate", "drop"] = Field(
         "truncate",
         description="Conversations longer than a row: truncate (to whole turns) | drop.",
     )

@@ -15,12 +15,13 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 from itertools import count, groupby, islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from configs.command import InputError, allow_colors, exit_on_bad_input, whole
+from configs.command import InputError, Plain, exit_on_bad_input, whole
 from configs.loader import LoadedConfig, load_config, validate
-from configs.text import columns, escape, visible
+from configs.text import columns, escape, plain
 from data.config import DataConfig
 from data.corpus_summary import histogram, measure, notes, summary
 from data.packing import IGNORED, Rows
@@ -33,7 +34,8 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
 
 # SGR codes. What is trained on is green, special tokens are in reverse video.
 COLORS = {"trained": "32", "context": "2", "document": "1;36", "padding": "33", "title": "1"}
-MARK = re.compile(r"(⏎\n?|⇥|␍|⟨[^⟩]*⟩)")  # what `visible` puts into a text
+MARKS = {"\n": "⏎\n", "\t": "⇥", "\r": "␍"} | {mark: f"⟨U+{ord(mark):04X}⟩" for mark in "⟦⟧⟨⟩⏎⇥␍"}
+MARK = re.compile(r"(⏎\n?|⇥|␍|⟨[^⟩]*⟩)")  # what a painter puts into a text
 LONGEST_CHARACTER = 4  # bytes of UTF-8
 TAB_STOP = 10  # columns, in the form with ids
 
@@ -148,7 +150,9 @@ class Painter:
         start, end = _whole_characters(span.ids, self.tokenizer)
         before, after = ("".join(self.tokenizer.token_labels(ids)) for ids in (span.ids[:start], span.ids[end:]))
         text = self.tokenizer.decode(span.ids[start:end], skip_special_tokens=False)
-        return escape(before.replace("␣", " ")) + visible(text, self._specials) + escape(after.replace("␣", " "))
+        parts = ["".join(MARKS.get(c) or plain(c) for c in part) for part in self._specials.split(text)]
+        shown = "".join(f"⟨text: {part}⟩" if i % 2 else part for i, part in enumerate(parts))
+        return escape(before.replace("␣", " ")) + shown + escape(after.replace("␣", " "))
 
 
 def _whole_characters(ids: list[int], tokenizer: Tokenizer) -> tuple[int, int]:
@@ -247,12 +251,12 @@ def main() -> int:
     rows: dict[Split, Rows] = {split: make_rows(config, data, split, rows_per_step) for split in SPLITS}
     width = shutil.get_terminal_size((100, 24)).columns
     painter = Painter(data.tokenizer, is_colored(arguments.color), config.records != "text", width)
-    if painter.color:
-        allow_colors()
-    if arguments.rows:
-        print(f"{painter.legend(config)}\n")
     shown = islice(batches_of(config, data, rows, arguments.split, seed), arguments.rows)
-    print_rows(shown, painter, rows[arguments.split], arguments.split, arguments.ids)
+    colored = sys.stdout.stream if painter.color and isinstance(sys.stdout, Plain) else sys.stdout
+    with redirect_stdout(colored):  # which takes colours; a painter escapes the texts itself
+        if arguments.rows:
+            print(f"{painter.legend(config)}\n")
+        print_rows(shown, painter, rows[arguments.split], arguments.split, arguments.ids)
     print_summary(config, data, rows, arguments.split)
     return 0
 

@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from configs.command import InputError, exit_on_bad_input, still_busy
 from configs.loader import LoadedConfig, load_config, validate
-from configs.locks import locked
 from configs.text import escape
 from data import shards
 from data.chat_template import CHAT_TEMPLATE_VERSION
@@ -120,17 +121,15 @@ def source_identity(source: Any, memory: Path) -> dict[str, Any]:
 
 def _prepare_alone(config: DataConfig, directory: Path, depends_on: dict[str, Any], show_progress: bool) -> None:
     """Prepare, or wait for the process that prepares the same."""
-    from filelock import Timeout
-
     partial = directory.with_name(f"{directory.name}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
-    file = directory.with_name(f"{directory.name}.lock")
+    lock = FileLock(directory.with_name(f"{directory.name}.lock"))
     try:
-        lock = locked(file, 0.5).lock
+        lock.acquire(timeout=0.5)
     except Timeout:
         if show_progress:
             print(f"waiting for another process, which prepares {directory}", file=sys.stderr)
-        lock = locked(file, -1).lock
+        lock.acquire()
     try:
         if (directory / "manifest.json").is_file():
             return

@@ -12,7 +12,7 @@ import tokenizers
 from pydantic import BaseModel, Field, field_validator
 
 from configs.command import InputError
-from configs.files import check_files, is_file, is_pointer, read_checkpoint, read_json, read_text
+from configs.files import check_files, is_pointer, read_checkpoint, read_json, read_text
 
 
 class Token(BaseModel):
@@ -63,20 +63,20 @@ class Beside(BaseModel):
 def rows_beside(file: Path) -> int:
     """How many ids the model beside a tokenizer.json has rows for; 0 where there is none. Raises InputError."""
     config = file.with_name("config.json")
-    return read_json(config, Beside).vocab_size if is_file(config) else 0
+    return read_json(config, Beside).vocab_size if config.is_file() else 0
 
 
 def open_tokenizer(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settings]:
     """The tokenizer of a run, a directory or a file: where it is, tokenizer.json, its settings. Raises InputError."""
 
     def read(path: Path) -> tuple[Path, tokenizers.Tokenizer, Settings]:
-        file = path if is_file(path) else path / "tokenizer.json"
-        if not is_file(file):
+        file = path if path.is_file() else path / "tokenizer.json"
+        if not file.is_file():
             raise InputError(f"{path}: holds no tokenizer.json: give a run, a checkpoint directory or the file itself")
         return file, *_read(file)
 
     path = Path(path)
-    named = is_pointer(path) or is_file(path / "checkpoints" / "latest")
+    named = is_pointer(path) or (path / "checkpoints" / "latest").is_file()
     return read_checkpoint(path, read) if named else read(path)
 
 
@@ -88,7 +88,7 @@ def _read(file: Path) -> tuple[tokenizers.Tokenizer, Settings]:
     with clear_errors(file):
         backend = tokenizers.Tokenizer.from_str(text)
     settings = read_json(path, Settings) if path.is_file() else Settings()
-    if is_file(template):
+    if template.is_file():
         settings.chat_template |= {"default": read_text(template)}
     return backend, settings
 

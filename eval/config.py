@@ -33,7 +33,7 @@ class HookConfig(Section):
 class AttentionConfig(Section):
     """What is recorded of every attention head during training: maps and scores."""
 
-    every: int = Field(100, ge=0, description="Steps between two looks at every head, also at the end. 0 = never.")
+    every: int = Field(200, ge=0, description="Steps between two looks at every head, also at the end. 0 = never.")
     early: list[Step] = Field([0, 1, 2, 5, 10, 20, 50], description="Extra steps at which to look: most happens early.")
     texts: list[Annotated[str, Field(min_length=1)]] = Field(
         [], description="Texts to look at. Empty = the first words of held-out documents."
@@ -77,12 +77,12 @@ class EvalConfig(Section):
         examples=[["validation", {"name": "samples", "every": 1000, "early": [0, 10]}, "your_package.module:function"]],
     )
     every: int = Field(
-        100,
+        200,
         ge=0,
         description="Steps between two runs of a hook without its own cadence. 0 = only at the end.",
     )
     max_tokens: int | None = Field(
-        65536, ge=2, description="Held-out tokens that an evaluation reads during training. null = all."
+        32768, ge=2, description="Held-out tokens that an evaluation reads during training. null = all."
     )
     final_max_tokens: int | None = Field(
         262144, ge=2, description="Held-out tokens that the last evaluation reads. null = all."
@@ -97,7 +97,7 @@ class EvalConfig(Section):
         description="Texts that the model continues at every evaluation, or questions where it learns conversations. "
         '"" begins a new document, or asks a held-out question of the data.',
     )
-    sample_tokens: int = Field(160, ge=1, description="Longest continuation in tokens.")
+    sample_tokens: int = Field(200, ge=1, description="Longest continuation in tokens.")
     temperature: float = Field(
         0.8,
         ge=0,

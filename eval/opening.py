@@ -132,7 +132,7 @@ def add_rope_options(parser: argparse.ArgumentParser) -> None:
 
 def check_rope_options(kind: str | None, factor: float | None) -> None:
     """Raises InputError for a kind that there is not, and for a factor of nothing. Imports nothing heavy."""
-    from model.positions.scaling import SCALINGS
+    from model.rope import SCALINGS
 
     if kind is not None and kind not in SCALINGS:
         raise InputError(f"--rope-scaling {kind}: unknown: use one of {', '.join(SCALINGS)}")
@@ -142,8 +142,6 @@ def check_rope_options(kind: str | None, factor: float | None) -> None:
 
 def with_rope_options(lm: LanguageModel, run: str | Path, kind: str | None, factor: float | None) -> LanguageModel:
     """The model as --rope-scaling and --rope-factor want it; it itself where they are not given. Raises InputError."""
-    from model.positions.longer_texts import with_rope_scaling
-
     check_rope_options(kind, factor)
     if kind is None:
         return lm
@@ -151,7 +149,7 @@ def with_rope_options(lm: LanguageModel, run: str | Path, kind: str | None, fact
     of_scaling = scaling.original_max_position_embeddings if scaling else None
     trained = of_scaling or trained_length(run) or lm.config.max_position_embeddings
     try:
-        return with_rope_scaling(lm, kind, ROPE_FACTOR if factor is None else factor, trained)
+        return lm.with_rope_scaling(kind, ROPE_FACTOR if factor is None else factor, trained)
     except ValueError as error:
         raise InputError(f"--rope-scaling: {error}") from None
 

@@ -1,9 +1,9 @@
 """How does it compute? The network, and nothing else: it never sees a tokenizer or a file of text."""
 
+from model.checkpoint import load, save
 from model.config import ModelConfig
 from model.decoding.generation import generate, left_pad, stream
 from model.decoding.sampling import Sampling
-from model.saving.checkpoint_format import load, save
 from model.transformer import LanguageModel
 
 __all__ = ["LanguageModel", "ModelConfig", "Sampling", "generate", "left_pad", "load", "save", "stream"]

@@ -28,17 +28,15 @@ from torch import Tensor, nn
 
 from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache
-from model.linear import make_linear, side_by_side, zero_biases
-from model.masks import Mask, mean_keys
+from model.masks import Mask
 from model.norm import HeadsNorm, RMSNorm
-from model.positions.rope import apply_rotary, not_rotated
+from model.rope import apply_rotary
 
 QK_NORM_GAIN = 1.5
+MIMETIC_STRENGTH = 0.7  # of what is copied, beside the token itself
 
 # attend(q, k, v, mask, dropout) -> output (B, H, T, D); the mask is of the kind that this backend reads
 AttentionFunction = Callable[[Tensor, Tensor, Tensor, Any, float], Tensor]
-# rotate(x, cos, sin) -> x turned by RoPE, (B, heads, T, D)
-Rotation = Callable[[Tensor, Tensor, Tensor], Tensor]
 # recorder(layer_index, q, k, v, output): eval.attention.capture puts one into a layer
 Recorder = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
 
@@ -83,22 +81,6 @@ def eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) 
     return weights @ repeat_kv(v, q.shape[1] // v.shape[1])
 
 
-def make_qk_norm(config: ModelConfig, size: int) -> nn.Module:
-    """The norm of queries or keys (B, T, heads, D), which are `size` numbers a token: one per head, or one for all."""
-    if config.qk_norm == "whole":
-        return HeadsNorm(size, config.rms_norm_eps, QK_NORM_GAIN)
-    return RMSNorm(config.head_size, config.rms_norm_eps, QK_NORM_GAIN) if config.qk_norm else nn.Identity()
-
-
-def undivided(rotate: Rotation, head_dim: int) -> Rotation:
-    """Queries are longer by sqrt(D), the number that every backend divides by: what is left is q kᵀ alone."""
-
-    def rotate_and_lengthen(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return rotate(q, cos, sin) * math.sqrt(head_dim)
-
-    return rotate_and_lengthen
-
-
 class Attention(nn.Module):
     """Project, normalise, rotate, attend, project back. Shapes: B batch, T tokens, H heads, D head_dim."""
 
@@ -110,21 +92,27 @@ class Attention(nn.Module):
         self.layer_index = layer_index
         self.head_dim = config.head_size
         self.window = config.windows[layer_index]
+        self.rotates = config.rotates[layer_index]
+        self.divides = config.scale_attn_weights
+        self.mimetic = config.initialization == "mimetic"
         self.attention_dropout = config.attention_dropout
-        self.attend: AttentionFunction = eager  # LanguageModel.set_attn_implementation sets another one
+        self.attend: AttentionFunction = eager  # LanguageModel.set_attn_implementation puts a faster one in its place
         self.recorder: Recorder | None = None
         query_size = config.num_attention_heads * self.head_dim
         kv_size = config.kv_heads * self.head_dim
         qkv_bias = config.qkv_bias or config.attention_bias
-        linear = make_linear(config)
-        self.q_proj = linear(config.hidden_size, query_size, bias=qkv_bias)
-        self.k_proj = linear(config.hidden_size, kv_size, bias=qkv_bias)
-        self.v_proj = linear(config.hidden_size, kv_size, bias=qkv_bias)
-        self.o_proj = linear(query_size, config.hidden_size, bias=config.attention_bias)
-        self.q_norm: nn.Module = make_qk_norm(config, query_size)
-        self.k_norm: nn.Module = make_qk_norm(config, kv_size)
-        self.rotate = apply_rotary if config.rotates[layer_index] else not_rotated
-        self.rotate_q = self.rotate if config.scale_attn_weights else undivided(self.rotate, self.head_dim)
+        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=qkv_bias)
+        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_bias)
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
+        if config.qk_norm == "whole":  # one norm over all heads of a token, as in OLMo 2
+            self.q_norm = HeadsNorm(query_size, config.rms_norm_eps, QK_NORM_GAIN)
+            self.k_norm = HeadsNorm(kv_size, config.rms_norm_eps, QK_NORM_GAIN)
+        elif config.qk_norm:  # one that every head shares, as in Qwen3
+            self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, QK_NORM_GAIN)
+            self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, QK_NORM_GAIN)
 
     def forward(
         self,
@@ -136,13 +124,17 @@ class Attention(nn.Module):
     ) -> Tensor:
         """-> (B, T, hidden_size). With a cache, the T tokens also see what it holds of this layer: S keys in all."""
         B, T, _ = x.shape
-        q, k, v = side_by_side(x, self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         q = self.q_norm(q.view(B, T, -1, self.head_dim)).transpose(1, 2)  # (B, H, T, D)
         k = self.k_norm(k.view(B, T, -1, self.head_dim)).transpose(1, 2)  # (B, H_kv, T, D)
         v = v.view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H_kv, T, D)
-        q, k = self.rotate_q(q, cos, sin), self.rotate(k, cos, sin)
+        if self.rotates:  # a layer without RoPE sees positions by the mask alone (NoPE, arXiv 2305.19466)
+            q, k = apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)
+        if not self.divides:
+            q = q * math.sqrt(self.head_dim)  # cancels the 1 / sqrt(D) of every backend: what is left is q kᵀ alone
         if kv_cache is not None:
             k, v = kv_cache.update(self.layer_index, k, v)  # now S ≥ T tokens
+        # eager | flash | …: the formula, or a kernel of model/backends that never writes the T x S scores down
         out = self.attend(q, k, v, mask, self.attention_dropout if self.training else 0.0)  # (B, H, T, D)
         if self.recorder is not None:
             self.recorder(self.layer_index, q, k, v, out)
@@ -153,17 +145,24 @@ class Attention(nn.Module):
 
         With QK-norm at a gain of 1, no score exceeds sqrt(D), which is too flat to look at one token alone: the norms
         start at QK_NORM_GAIN.
+
+        mimetic: keys begin as the queries of the first head that they serve, and what a head writes as what it reads.
+        So heads look at tokens like their own and copy them before anything is learned, as trained heads do (Trockman &
+        Kolter 2023, arXiv 2305.09828).
         """
-        for projection in (self.q_proj, self.k_proj, self.v_proj):
+        q, k, v, out = self.q_proj, self.k_proj, self.v_proj, self.o_proj
+        for projection in (q, k, v):
             nn.init.normal_(projection.weight, std=1 / math.sqrt(projection.in_features))
-        nn.init.zeros_(self.o_proj.weight)
-        zero_biases(self.q_proj, self.k_proj, self.v_proj, self.o_proj)
+        nn.init.zeros_(out.weight)
+        for projection in (q, k, v, out):
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
         for norm in (self.q_norm, self.k_norm):
             if isinstance(norm, RMSNorm):
                 norm.reset_parameters()
-
-    def flops_per_token(self, sequence_length: int) -> float:
-        """Of a forward pass: the four projections, and q · k and weights @ v for every key that a token sees."""
-        matrices = (self.q_proj, self.k_proj, self.v_proj, self.o_proj)
-        keys = mean_keys(sequence_length, self.window)
-        return 2 * sum(m.weight.numel() for m in matrices) + 4 * self.o_proj.in_features * keys
+        if self.mimetic:
+            groups = q.out_features // k.out_features
+            with torch.no_grad():
+                k.weight.copy_(q.weight.unflatten(0, (-1, groups, self.head_dim))[:, 0].flatten(0, 1))
+                of_heads = v.weight.unflatten(0, (-1, self.head_dim)).repeat_interleave(groups, dim=0).flatten(0, 1)
+                out.weight.copy_(MIMETIC_STRENGTH * of_heads.T)

@@ -18,20 +18,20 @@ norm then divides by the size of the pooled keys, so there is no equality to sta
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from configs.command import InputError, exit_on_bad_input, whole
 from configs.files import read_checkpoint
+from model.attention import Attention
+from model.checkpoint import load, read_config, read_tokenizer_files, save_new
 from model.config import ModelConfig
 from model.families import fitting_family
-from model.saving.new_directory import read_tokenizer_files, refuse_occupied, write_whole
-
-if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
-    from torch import Tensor
-
-    from model.transformer import LanguageModel
+from model.transformer import LanguageModel
 
 
 def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageModel:
@@ -43,20 +43,15 @@ def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageMod
 
     Raises ValueError, which names the counts that fit, if the number does not fit the model.
     """
-    import torch
-
-    from model.attention import Attention
-    from model.transformer import LanguageModel
-
     check_head_count(lm.config, num_key_value_heads)
     config = ModelConfig(**(lm.config.model_dump() | {"num_key_value_heads": num_key_value_heads}))
     tensors = lm.state_dict()
-    layers = [name for name, module in lm.named_modules() if isinstance(module, Attention)]
     by_head = [f"{part}.{kind}" for part in ("k_proj", "v_proj") for kind in ("weight", "bias")]
     by_head += ["k_norm.weight"] if lm.config.qk_norm == "whole" else []
-    for name in [f"{layer}.{part}" for layer in layers for part in by_head]:
-        if name in tensors:
-            tensors[name] = _convert_rows(tensors[name], lm.config.kv_heads, num_key_value_heads)
+    for layer in [name for name, module in lm.named_modules() if isinstance(module, Attention)]:
+        for name in [f"{layer}.{part}" for part in by_head]:
+            if name in tensors:
+                tensors[name] = _convert_rows(tensors[name], lm.config.kv_heads, num_key_value_heads)
     with torch.random.fork_rng(devices=[]):  # its random weights are overwritten: the global generator stays as it is
         converted = LanguageModel(config)
     converted.load_state_dict(tensors)
@@ -74,26 +69,15 @@ def _convert_rows(rows: Tensor, present: int, wanted: int) -> Tensor:
 
 def check_head_count(config: ModelConfig, wanted: int) -> None:
     """Raises ValueError unless every query head keeps one key/value head, made of whole old ones."""
-    if config.attention == "mla":
-        raise ValueError(
-            "attention: mla makes the keys and values of all heads from one latent: there are no heads to pool"
-        )
-    heads, present = config.num_attention_heads, config.kv_heads
+    heads, present, family = config.num_attention_heads, config.kv_heads, fitting_family(config)
     allowed = [n for n in range(1, heads + 1) if heads % n == 0 and (present % n == 0 or n % present == 0)]
-    family = fitting_family(config)
-    converted = ModelConfig(**(config.model_dump() | {"num_key_value_heads": wanted})) if wanted in allowed else None
-    if converted is not None and (family is None or fitting_family(converted) is not None):
-        return
-    if converted is not None and family is not None:
+    if config.attention == "mla" or (family is not None and family.model_type == "gpt2"):
+        allowed = [present]  # every query head has a key and a value of its own there
+    if wanted not in allowed:
         raise ValueError(
-            f"num_key_value_heads ({wanted}): {family.model_type} has one key/value head for every query head, so this "
-            f"model keeps its {present}"
+            f"num_key_value_heads ({wanted}) does not fit {heads} query heads and the {present} key/value heads that "
+            f"there are: use {', '.join(map(str, allowed))}"
         )
-    if wanted < 1 or heads % wanted:
-        problem = f"does not divide the {heads} query heads"
-    else:
-        problem = f"and the present {present} do not divide one another, so no head would be made of whole heads"
-    raise ValueError(f"num_key_value_heads ({wanted}) {problem}: use {', '.join(map(str, allowed))}")
 
 
 def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
@@ -101,34 +85,35 @@ def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
 
     Everything is checked before anything is computed, and `out` appears whole or not at all. Raises InputError.
     """
-    from model.saving.checkpoint_format import load, read_config
+    if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out: {out} exists and is not empty: choose another directory")
 
-    def read(directory: Path) -> tuple[Path, LanguageModel, dict[str, bytes]]:
-        check_head_count(read_config(directory), num_key_value_heads)
-        refuse_occupied(out)
-        copied = read_tokenizer_files(directory)
-        return directory, load(directory), copied
+    def read(directory: Path) -> tuple[Path, dict[str, bytes], LanguageModel]:
+        try:
+            check_head_count(read_config(directory), num_key_value_heads)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        return directory, read_tokenizer_files(directory), load(directory)
 
-    try:
-        directory, lm, copied = read_checkpoint(source, read)
-    except (OSError, ValueError) as error:
-        raise InputError(str(error)) from None
+    directory, copied, lm = read_checkpoint(source, read)
     converted = convert_kv_heads(lm, num_key_value_heads)
-    write_whole(converted, copied, out)
-    if "tokenizer.json" not in copied:
-        return summary(lm, converted) + f"\n{directory} holds no tokenizer.json, so {out} has none either"
-    return summary(lm, converted) + f"\ntrain on:  {next_command(source, directory, converted, out)}"
-
-
-def summary(before: LanguageModel, after: LanguageModel) -> str:
-    """One line: heads, parameters and cache, before -> after."""
-    old, new = before.config, after.config
-    how = "mean-pooled" if new.kv_heads < old.kv_heads else "repeated" if new.kv_heads > old.kv_heads else "unchanged"
-    return (
-        f"{old.kv_heads} -> {new.kv_heads} key-value heads ({how}); "
-        f"{before.num_parameters():,} -> {after.num_parameters():,} parameters; "
-        f"{kv_bytes_per_token(old):,} -> {kv_bytes_per_token(new):,} bytes of key-value cache per token (float32)"
+    save_new(converted, copied, out)
+    present, wanted = lm.config.kv_heads, num_key_value_heads
+    how = "mean-pooled" if wanted < present else "repeated" if wanted > present else "unchanged"
+    summary = (
+        f"{present} -> {wanted} key-value heads ({how}); "
+        f"{lm.num_parameters():,} -> {converted.num_parameters():,} parameters; "
+        f"{kv_bytes_per_token(lm.config):,} -> {kv_bytes_per_token(converted.config):,} bytes of key-value cache per "
+        "token (float32)"
     )
+    if "tokenizer.json" not in copied:
+        return f"{summary}\n{directory} holds no tokenizer.json, so {out} has none either"
+    # the command that trains on, with the run's own config if there is one: data and tokenizer must be the same
+    configs = [source / "config.yaml", directory.parent.parent / "config.yaml", Path("configs/YOURS.yaml")]
+    config = next((file for file in configs if file.is_file()), configs[-1])
+    overrides = [f"name={out.resolve().name}_trained", f"init_from={out}", f"model.num_key_value_heads={wanted}"]
+    command = shlex.join(["python", "-m", "train.pretrain", str(config), *overrides, "seed=1", "train.max_steps=N"])
+    return f"{summary}\ntrain on:  {command}   (another seed, other rows; Ainslie et al.: N = 5 % of the steps so far)"
 
 
 def kv_bytes_per_token(config: ModelConfig) -> int:
@@ -136,26 +121,11 @@ def kv_bytes_per_token(config: ModelConfig) -> int:
     return config.num_hidden_layers * config.cache_numbers * 4
 
 
-def next_command(source: Path, directory: Path, lm: LanguageModel, out: Path) -> str:
-    """The command that trains on, with the run's own config if there is one: data and tokenizer must be the same."""
-    configs = [source / "config.yaml", directory.parent.parent / "config.yaml"]
-    config = next((file for file in configs if file.is_file()), Path("configs/YOURS.yaml"))
-    overrides = [f"name={out.resolve().name}_trained", f"init_from={out}"]
-    overrides += [f"model.num_key_value_heads={lm.config.kv_heads}", "seed=1", "train.max_steps=N"]
-    command = shlex.join(["python", "-m", "train.pretrain", str(config), *overrides])
-    return f"{command}   (another seed, other rows; Ainslie et al.: N = 5 % of the steps so far)"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Give a trained model fewer or more key/value heads.")
     parser.add_argument("source", type=Path, help="a run (its newest checkpoint) or a model directory")
-    parser.add_argument(
-        "--num-key-value-heads",
-        type=whole("--num-key-value-heads", 1),
-        required=True,
-        metavar="N",
-        help="heads afterwards",
-    )
+    heads = whole("--num-key-value-heads", 1)
+    parser.add_argument("--num-key-value-heads", type=heads, required=True, metavar="N", help="heads afterwards")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model directory to write")
     given = parser.parse_args()
     print(write_converted(given.source, given.num_key_value_heads, given.out))

@@ -22,14 +22,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from model.config import ModelConfig
-from model.feed_forward import ACTIVATIONS, FeedForward, PlainFeedForward, make_dense
+from model.feed_forward import ACTIVATIONS
 
 ROUTER_STD = 0.02
-
-
-def make_feed_forward(config: ModelConfig, layer_index: int) -> FeedForward | PlainFeedForward | MixtureOfExperts:
-    """The feed-forward part of a layer: dense, or experts where the config wants them."""
-    return MixtureOfExperts(config) if config.has_experts[layer_index] else make_dense(config)
 
 
 class Router(nn.Linear):
@@ -77,7 +72,7 @@ class Experts(nn.Module):
         self.active_share = config.num_experts_per_tok / count
         self.gate_up_proj = nn.Parameter(torch.empty(count, 2, inner, hidden))
         self.down_proj = nn.Parameter(torch.empty(count, hidden, inner))
-        self.act = ACTIVATIONS[config.hidden_act]()
+        self.act = ACTIVATIONS[config.hidden_act]
 
     @torch.compiler.disable  # float32 products are refused; in 16 bits on a CPU each step has other sizes
     def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
@@ -97,10 +92,6 @@ class Experts(nn.Module):
         """As in the dense layer: random gate and up, a zero output projection."""
         nn.init.normal_(self.gate_up_proj, std=1 / math.sqrt(self.gate_up_proj.shape[-1]))
         nn.init.zeros_(self.down_proj)
-
-    def flops_per_token(self, sequence_length: int) -> float:
-        """Of a forward pass: the matrices of the experts that a token goes to."""
-        return 2 * self.active_share * (self.gate_up_proj.numel() + self.down_proj.numel())
 
 
 class MixtureOfExperts(nn.Module):

@@ -38,9 +38,9 @@ from torch import Tensor, nn
 from model.attention import AttentionFunction, Recorder, eager
 from model.config import ModelConfig
 from model.decoding.kv_cache import KVCache
-from model.masks import Mask, mean_keys
+from model.masks import Mask
 from model.norm import RMSNorm
-from model.positions.rope import apply_rotary, not_rotated, pairs_apart
+from model.rope import apply_rotary
 
 LATENT_EPS = 1e-6  # of the norms of the latents: transformers takes this one, whatever rms_norm_eps is
 
@@ -64,7 +64,7 @@ class LatentAttention(nn.Module):
         self.recorder: Recorder | None = None
         self.absorbs = True
         self.interleaved = config.rope_interleave
-        self.turn = apply_rotary if config.rotates[layer_index] else not_rotated
+        self.rotates = config.rotates[layer_index]
         self.heads, self.rotary, self.value = config.num_attention_heads, config.rotary_size, config.value_size
         self.nope = config.head_size - self.rotary
         (_, self.rank), _ = config.cache_shapes
@@ -110,8 +110,10 @@ class LatentAttention(nn.Module):
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """RoPE. rope_interleave says which numbers are a pair: neighbours, or the two halves."""
-        return self.turn(pairs_apart(x) if self.interleaved else x, cos, sin)
+        """RoPE. Pairs are numbers of two halves; rope_interleave: neighbours, a b a b -> a a b b."""
+        if self.interleaved:
+            x = torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1)
+        return apply_rotary(x, cos, sin) if self.rotates else x
 
     def plain(self, q_nope: Tensor, q_rot: Tensor, latent: Tensor, k_rot: Tensor, mask: Mask) -> Tensor:
         """Keys and values of every head from the latents (B, 1, S, R), then attention as ever: (B, H, T, value)."""
@@ -152,9 +154,3 @@ class LatentAttention(nn.Module):
                 if part.bias is not None:
                     nn.init.zeros_(part.bias)
         nn.init.zeros_(self.o_proj.weight)
-
-    def flops_per_token(self, sequence_length: int) -> float:
-        """Of a forward pass in the plain form: the projections, and for every key that a token sees q · k and w * v."""
-        matrices = [part.weight.numel() for part in self.children() if isinstance(part, nn.Linear)]
-        keys = mean_keys(sequence_length, self.window)
-        return 2 * sum(matrices) + 2 * self.heads * (self.nope + self.rotary + self.value) * keys

@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
+from torch.utils.checkpoint import checkpoint
 
 from configs import IGNORED
 
@@ -30,97 +32,87 @@ def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         trained = labels != IGNORED
         if trained.sum() < len(labels) * WORTH_IT:  # fine-tuning: most positions are asked for nothing
             hidden, labels = hidden[trained], labels[trained]
-    grad = torch.is_grad_enabled()
-    return _CrossEntropySum.apply(hidden, weight, labels, grad, grad and weight.requires_grad)
-
-
-def log_probs(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """ln p of each label, one by one: hidden (B, T, D), weight (V, D), labels (B, T) -> (B, T) float32.
-
-    Aligned with the labels: at t stands ln p(labels[:, t]), which the hidden state of t - 1 predicts; 0 where the label
-    is -100, and at t = 0. The backward pass computes the logits of each chunk again.
-    """
-    targets = labels[:, 1:]
-    asked = targets != IGNORED
-    found = torch.zeros_like(targets, dtype=torch.float32)  # most positions of a prompt with an answer are not asked
-    found = found.masked_scatter(asked, _LogProbs.apply(hidden[:, :-1][asked], weight, targets[asked]))
-    return torch.nn.functional.pad(found, (1, 0))
-
-
-class _LogProbs(torch.autograd.Function):
-    """ln p of labels, none of them -100: hidden (N, D), weight (V, D), labels (N,) -> (N,) float32.
-
-    d ln p(label) / d logits = one_hot(label) - softmax, times the gradient that comes back for this position.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        device = hidden.device.type
-        ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-        ctx.size = CHUNK.get(device, CHUNK_ELSEWHERE)
-        found, totals = [], []
-        with torch.autocast(device, enabled=False):
-            head = weight.to(ctx.dtype)
-            for chunk, label in zip(hidden.to(ctx.dtype).split(ctx.size), labels.split(ctx.size), strict=True):
-                logits = (chunk @ head.T).float()  # (chunk, V)
-                total = logits.logsumexp(-1)
-                found.append(logits.gather(1, label[:, None])[:, 0] - total)
-                totals.append(total)
-        ctx.save_for_backward(hidden, weight, labels, torch.cat(totals))
-        return torch.cat(found)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        hidden, weight, labels, totals = ctx.saved_tensors
-        hidden_grads = []
-        weight_grad = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        with torch.autocast(hidden.device.type, enabled=False):
-            head = weight.to(ctx.dtype)
-            chunks = (x.split(ctx.size) for x in (hidden.to(ctx.dtype), labels, totals, grad_outputs[0]))
-            for chunk, label, total, grad in zip(*chunks, strict=True):
-                gradient = -((chunk @ head.T).float() - total[:, None]).exp() * grad[:, None]
-                gradient = gradient.scatter_add_(1, label[:, None], grad[:, None]).to(ctx.dtype)
-                hidden_grads.append((gradient @ head).to(hidden.dtype))
-                if weight_grad is not None:
-                    weight_grad += gradient.T @ chunk
-        return torch.cat(hidden_grads), weight_grad.to(weight.dtype) if weight_grad is not None else None, None
+    if torch.is_grad_enabled():
+        return _CrossEntropySum.apply(hidden, weight, labels)
+    return _loss_and_gradients(hidden, weight, labels, False, False)[0]
 
 
 class _CrossEntropySum(torch.autograd.Function):
     """d loss / d logits = softmax - one_hot(label), known as soon as the logits are: backward only scales it."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, gradients: bool, of_weight: bool) -> Tensor:
-        device = hidden.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        hidden_grads, weight_grad = [], None  # (V, D), which neither an evaluation nor a frozen head has
-        if of_weight:
-            weight_grad = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-        with torch.autocast(device, enabled=False):
-            head = weight.to(dtype)
-            size = CHUNK.get(device, CHUNK_ELSEWHERE)
-            for chunk, label in zip(hidden.to(dtype).split(size), labels.split(size), strict=True):
-                logits = (chunk @ head.T).float()  # (chunk, V)
-                wanted = (label != IGNORED)[:, None].float()
-                target = label.clamp(min=0)[:, None]
-                largest, of_target = logits.amax(dim=-1, keepdim=True), logits.gather(1, target)
-                exponentials = logits.sub_(largest).exp_()
-                total = exponentials.sum(dim=-1, keepdim=True)
-                # not in place: PyTorch 2.11 compiles a sum in place, if it is the output, to gradients of zero
-                loss = loss + ((total.log() + largest - of_target) * wanted).sum()
-                if gradients:  # softmax - one_hot(label), nothing where the label is ignored
-                    gradient = exponentials.mul_(wanted / total).scatter_add_(1, target, -wanted).to(dtype)
-                    hidden_grads.append((gradient @ head).to(hidden.dtype))
-                    if weight_grad is not None:
-                        weight_grad += gradient.T @ chunk
-        if gradients:
-            of_head = weight_grad.to(weight.dtype) if weight_grad is not None else None
-            ctx.save_for_backward(torch.cat(hidden_grads) if hidden_grads else hidden, of_head)
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        loss, hidden_grad, weight_grad = _loss_and_gradients(hidden, weight, labels, *ctx.needs_input_grad[:2])
+        ctx.save_for_backward(hidden_grad, weight_grad)
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
-        hidden_grad, weight_grad = ctx.saved_tensors
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         (scale,) = grad_outputs
-        return hidden_grad * scale, weight_grad * scale if weight_grad is not None else None, None, None, None
+        hidden_grad, weight_grad = (None if grad is None else grad * scale for grad in ctx.saved_tensors)
+        return hidden_grad, weight_grad, None
+
+
+def _loss_and_gradients(
+    hidden: Tensor, weight: Tensor, labels: Tensor, of_hidden: bool, of_weight: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The loss, and its gradients if wanted: that of the head (V, D) neither an evaluation nor a frozen head has."""
+    device = hidden.device.type
+    dtype = compute_dtype(hidden)
+    loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    hidden_grads, weight_grad = [], None
+    if of_weight:
+        weight_grad = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+    with torch.autocast(device, enabled=False):
+        head, size = weight.to(dtype), CHUNK.get(device, CHUNK_ELSEWHERE)
+        for chunk, label in zip(hidden.to(dtype).split(size), labels.split(size), strict=True):
+            logits = (chunk @ head.T).float()  # (chunk, V)
+            wanted = (label != IGNORED)[:, None].float()
+            target = label.clamp(min=0)[:, None]
+            largest, of_target = logits.amax(dim=-1, keepdim=True), logits.gather(1, target)
+            exponentials = logits.sub_(largest).exp_()
+            total = exponentials.sum(dim=-1, keepdim=True)
+            # not in place: PyTorch 2.11 compiles a sum in place, if it is the output, to gradients of zero
+            loss = loss + ((total.log() + largest - of_target) * wanted).sum()
+            if of_hidden or of_weight:  # softmax - one_hot(label), nothing where the label is ignored
+                gradient = exponentials.mul_(wanted / total).scatter_add_(1, target, -wanted).to(dtype)
+                hidden_grads.append((gradient @ head).to(hidden.dtype))
+                if weight_grad is not None:
+                    weight_grad += gradient.T @ chunk
+    if not of_hidden and not of_weight:
+        return loss, None, None
+    hidden_grad = torch.cat(hidden_grads) if hidden_grads else hidden
+    return loss, hidden_grad, None if weight_grad is None else weight_grad.to(weight.dtype)
+
+
+def log_probs(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """ln p of each label, one by one: hidden (B, T, D), weight (V, D), labels (B, T) -> (B, T) float32.
+
+    Aligned with the labels: at t stands ln p(labels[:, t]), which the hidden state of t - 1 predicts; 0 where the label
+    is -100, and at t = 0. What each position weighs is known only later (preferences, rewards), so the backward pass
+    computes the logits of each chunk again.
+    """
+    targets = labels[:, 1:]
+    asked = targets != IGNORED  # most positions of a prompt with an answer are not
+    dtype, size = compute_dtype(hidden), CHUNK.get(hidden.device.type, CHUNK_ELSEWHERE)
+    chunks = zip(hidden[:, :-1][asked].split(size), targets[asked].split(size), strict=True)
+    # the backward pass goes from the last chunk to the first: made in this order, it adds them up as the text stands
+    parts = [
+        checkpoint(_chunk_log_probs, *chunk, weight, dtype, use_reentrant=False, preserve_rng_state=False)
+        for chunk in reversed(list(chunks))
+    ]
+    of_labels = torch.zeros_like(targets, dtype=torch.float32).masked_scatter(asked, torch.cat(parts[::-1]))
+    return F.pad(of_labels, (1, 0))
+
+
+def _chunk_log_probs(hidden: Tensor, labels: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """hidden (N, D), labels (N,), none of them -100 -> ln p of each, (N,) float32."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        logits = (hidden.to(dtype) @ weight.to(dtype).T).float()  # (N, V)
+        return logits.gather(1, labels[:, None])[:, 0] - logits.logsumexp(-1)
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """That of matrix products: autocast's, where it is on."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype

@@ -11,14 +11,15 @@ attention reads past its module stay as they are. A model that is small itself d
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # --help names the kinds, and torch takes seconds to import
-    from torch import Tensor, nn
+import torch
+from torch import Tensor, nn
 
+from model.lora import adaptable
+
+if TYPE_CHECKING:
     from model.transformer import LanguageModel
 
 WEIGHTS = ("int8", "int4")
@@ -38,8 +39,6 @@ def quantise_weights(lm: LanguageModel, kind: str) -> None:
     Raises ImportError without torchao, and ValueError for a kind that there is not, a model with adapters, one without
     a layer that can be quantised, and int4 on a GPU; then nothing was changed.
     """
-    import torch
-
     if kind not in WEIGHTS:
         raise ValueError(f"unknown: use {' or '.join(WEIGHTS)}")
     if lm.adapters is not None:
@@ -48,29 +47,45 @@ def quantise_weights(lm: LanguageModel, kind: str) -> None:
         raise ValueError("its kernel is for --device cpu: use int8 on a GPU")
     chosen = quantisable(lm, kind)
     if not chosen:
-        raise ValueError("this model has no linear layer that can be quantised: GPT-2 stores its matrices transposed")
-    with _quiet():
-        quantize, config = _torchao(kind)
+        raise ValueError(
+            f"this model has no linear layer that can be quantised: int4 needs a multiple of {GROUP} inputs and of "
+            f"{ROWS} outputs"
+        )
+    quantize, config = _torchao(kind)
     lm.requires_grad_(False)
     if kind == "int4":
         lm.to(torch.bfloat16)
     quantize(lm, config, filter_fn=lambda module, name: name in chosen)
 
 
+def _torchao(kind: str) -> tuple[Any, Any]:
+    """torchao's `quantize_`, and its configuration."""
+    check_installed()
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # while it is imported, it says which kernels for GPUs it does without
+    try:
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+        if kind == "int8":
+            return quantize_, Int8WeightOnlyConfig()
+        # Int4WeightOnlyConfig, outside of `prototype`, has no kernel for CPUs in 0.18
+        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+
+        return quantize_, PrototypeInt4WeightOnlyConfig(group_size=GROUP)
+    except ImportError:
+        raise ImportError("this torchao has no int4 for CPUs: pip install 'torchao>=0.18'") from None
+    finally:
+        logging.disable(before)
+
+
 def quantisable(lm: LanguageModel, kind: str) -> dict[str, nn.Linear]:
     """The layers that become small, by name."""
-    from model.adapters.lora import adaptable
-
     found = adaptable(lm)
     if not lm.config.tie_word_embeddings:  # a tied matrix would be there twice
         found["lm_head"] = lm.lm_head
-    if kind == "int4":
-        found = {
-            name: layer
-            for name, layer in found.items()
-            if layer.in_features % GROUP == 0 and layer.out_features % ROWS == 0
-        }
-    return found
+    if kind == "int8":
+        return found
+    return {name: x for name, x in found.items() if x.in_features % GROUP == 0 and x.out_features % ROWS == 0}
 
 
 def weight_bytes(lm: LanguageModel) -> int:
@@ -82,28 +97,3 @@ def _bytes(tensor: Tensor) -> int:
     if hasattr(tensor, "__tensor_flatten__"):  # one of torchao's, made of several
         return sum(_bytes(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
     return tensor.numel() * tensor.element_size()
-
-
-def _torchao(kind: str) -> tuple[Any, Any]:
-    """torchao's `quantize_`, and its configuration."""
-    check_installed()
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-    if kind == "int8":
-        return quantize_, Int8WeightOnlyConfig()
-    try:  # Int4WeightOnlyConfig, outside of `prototype`, has no kernel for CPUs in 0.18
-        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
-    except ImportError:
-        raise ImportError("this torchao has no int4 for CPUs: pip install 'torchao>=0.18'") from None
-    return quantize_, PrototypeInt4WeightOnlyConfig(group_size=GROUP)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """torchao says while it is imported which kernels for GPUs it does without."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)

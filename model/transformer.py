@@ -1,54 +1,48 @@
-"""Decoder and LanguageModel. Parameter names are Hugging Face's, so a checkpoint needs no conversion.
+"""The network: token ids -> embedding -> layers -> norm -> head -> logits, or the summed loss.
 
-Modules know themselves. Each has `reset_parameters` and may say, as class attributes that hold for everything inside:
-`optimizer_group` (one of GROUPS), `part` and `active_share` (how model/counting.py counts it). A feed-forward layer may
-return `(output, {name: loss})`: auxiliary losses, which training adds to the loss of every objective (train/step.py).
+Parameter names are Hugging Face's, so a checkpoint needs no conversion. Modules know themselves. Each has
+`reset_parameters` and may say, as class attributes that hold for everything inside: `optimizer_group` (one of GROUPS),
+`part` and `active_share` (how it is counted). A feed-forward layer may return `(output, {name: loss})`: auxiliary
+losses, which training adds to the loss of every objective (train/step.py).
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.adapters.config import Adapters
 from model.attention import Attention
 from model.backends import NO_SUCH_BACKEND
 from model.backends.choice import BACKENDS, Situation, why_not
 from model.config import ModelConfig
-from model.decoding.kv_cache import KVCache, StaticCache
-from model.latent_attention import LatentAttention
-from model.layer import LAYERS
+from model.decoding.kv_cache import KVCache
+from model.feed_forward import FeedForward
+from model.lora_config import Adapters
 from model.loss import IGNORED, cross_entropy_sum
-from model.masks import Mask, MaskSpec, real_tokens
-from model.mimetic import start_mimetic
+from model.masks import Mask, MaskSpec, mean_keys, real_tokens
 from model.norm import make_norm
-from model.positions.learned import make_positions
-from model.positions.rope import make_rotary_embedding
+from model.rope import RotaryEmbedding
+
+if TYPE_CHECKING:  # optional: a model without them does not load them
+    from model.experts import MixtureOfExperts
+    from model.latent_attention import LatentAttention
 
 Output = Tensor | tuple[Tensor, Tensor]  # logits, hidden states, or (loss_sum, token_count)
 GROUPS = ("matrix", "expert", "embedding", "head", "vector", "adapter")
+PARTS = ("embedding", "attention", "feed_forward", "norm", "head")
 
 
-def labelled(module: nn.Module, attribute: str, label: Any) -> Iterator[tuple[nn.Parameter, Any]]:
-    """Every parameter with the `attribute` of the innermost module around it that has one; `label` if none has.
-
-    In the order of `named_parameters`, except that a tied parameter comes once for each module that holds it.
+class Embedding(nn.Embedding):
+    """One vector per token id. Learned positions are a second one: a vector for every place (GPT-2; Gehring et al.
+    2017, arXiv 1705.03122). The model knows no place beyond; RoPE has no such end.
     """
-    label = getattr(module, attribute, label)
-    for parameter in module.parameters(recurse=False):
-        yield parameter, label
-    for child in module.children():
-        yield from labelled(child, attribute, label)
-
-
-class TokenEmbedding(nn.Embedding):
-    """One vector per token id."""
 
     optimizer_group = part = "embedding"
 
@@ -59,18 +53,82 @@ class Head(nn.Linear):
     optimizer_group = part = "head"
 
 
+class DecoderLayer(nn.Module):
+    """Attention, then the feed-forward part, each added to the stream (B, T, hidden_size).
+
+    norm_position   before   x + f(norm(x))    the stream is never touched (Xiong et al. 2020, arXiv 2002.04745)
+                    after    x + norm(f(x))    what is added has a known size (OLMo 2: Walsh et al. 2025, 2501.00656)
+
+    After: what comes out of f is zero at first. There RMSNorm multiplies by gain / sqrt(eps), and gradients with it:
+    with a gain of 1 the first gradient was 240 times too long. At a gain of sqrt(eps) it is that without the norm.
+    """
+
+    def __init__(self, config: ModelConfig, layer_index: int):
+        super().__init__()
+        self.norm_after = config.norm_position == "after"
+        self.has_experts = config.has_experts[layer_index]
+        gain = math.sqrt(config.rms_norm_eps) if self.norm_after else 1.0
+        if not self.norm_after:
+            self.input_layernorm = make_norm(config, config.hidden_size)
+        self.self_attn: Attention | LatentAttention
+        if config.attention == "mla":
+            from model.latent_attention import LatentAttention
+
+            self.self_attn = LatentAttention(config, layer_index)
+        else:
+            self.self_attn = Attention(config, layer_index)
+        self.post_attention_layernorm = make_norm(config, config.hidden_size, gain)
+        self.mlp: FeedForward | MixtureOfExperts
+        if self.has_experts:
+            from model.experts import MixtureOfExperts
+
+            self.mlp = MixtureOfExperts(config)
+        else:
+            self.mlp = FeedForward(config)
+        if self.norm_after:
+            self.post_feedforward_layernorm = make_norm(config, config.hidden_size, gain)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, kv_cache: KVCache | None, real: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """-> the stream, and the auxiliary losses of the feed-forward part, if it has any.
+
+        real (B, T): the tokens that are not padding, which experts ask for; None: all.
+        """
+        if self.norm_after:
+            x = x + self.dropout(self.post_attention_layernorm(self.self_attn(x, cos, sin, mask, kv_cache)))
+            out, losses = self.feed_forward(x, real)
+            return x + self.dropout(self.post_feedforward_layernorm(out)), losses
+        x = x + self.dropout(self.self_attn(self.input_layernorm(x), cos, sin, mask, kv_cache))
+        out, losses = self.feed_forward(self.post_attention_layernorm(x), real)
+        return x + self.dropout(out), losses
+
+    def feed_forward(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """What `mlp` returns, its output alone or with auxiliary losses."""
+        out = self.mlp(x, real) if self.has_experts else self.mlp(x)
+        return out if isinstance(out, tuple) else (out, {})
+
+    def reset_parameters(self) -> None:
+        """Initialize every part again."""
+        for part in self.children():
+            if part is not self.dropout:
+                part.reset_parameters()  # type: ignore[operator]
+
+
 class Decoder(nn.Module):
     """Embedding, the layers, the last norm: token ids (B, T) -> hidden states (B, T, hidden_size)."""
 
     def __init__(self, config: ModelConfig, vocab_size: int):
         super().__init__()
         self.config = config
-        self.embed_tokens = TokenEmbedding(vocab_size, config.hidden_size)
-        self.embed_positions = make_positions(config)
-        layer = LAYERS[config.norm_position]
-        self.layers = nn.ModuleList(layer(config, i) for i in range(config.num_hidden_layers))
+        self.embed_tokens = Embedding(vocab_size, config.hidden_size)
+        self.embed_positions: Embedding | None = None
+        if config.position_embedding == "learned":
+            self.embed_positions = Embedding(config.max_position_embeddings, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = make_norm(config, config.hidden_size)
-        self.rotary_emb = make_rotary_embedding(config)
+        self.rotary_emb = RotaryEmbedding(config.rotary_size, config.rope_theta, config.rope_scaling)
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.backend = "sdpa"  # LanguageModel.set_attn_implementation sets it, here and in the layers
         self.activation_checkpointing = False
@@ -80,7 +138,7 @@ class Decoder(nn.Module):
         """Initialize every layer and the norm again, then the embedding.
 
         A tied matrix meets its own rows in the logits: a token's logit for itself is std * hidden_size, so
-        std = 1 / hidden_size keeps it at 1.
+        std = 1 / hidden_size keeps it at 1. Learned positions are of the same size, so that neither hides the other.
 
         All embeddings share one random direction besides their own. Attention by position alone ("the token before
         me") needs something that every query and key has in common, and finds it there at once (EXPERIMENTS.md). It
@@ -88,14 +146,13 @@ class Decoder(nn.Module):
         """
         for layer in self.layers:
             layer.reset_parameters()  # type: ignore[operator]
-        if self.config.initialization == "mimetic":
-            start_mimetic(self.layers)
         self.norm.reset_parameters()
         embeddings, hidden = self.embed_tokens.weight, self.config.hidden_size
         std = min(0.02, 1 / hidden) if self.config.tie_word_embeddings else 1.0
         embeddings.normal_(0.0, std)
         embeddings += torch.empty(hidden, device=embeddings.device).normal_(0.0, std)
-        self.embed_positions.reset_parameters(std)
+        if self.embed_positions is not None:
+            self.embed_positions.weight.normal_(0.0, std)
 
     def forward(
         self,
@@ -116,14 +173,18 @@ class Decoder(nn.Module):
         documents = (document_ids, document_starts)
         masks = self.build_masks(positions, input_ids.shape[0], attention_mask, documents, kv_cache)
         position_ids = positions[None] if position_ids is None else position_ids
-        x = self.dropout(self.embed_positions(self.embed_tokens(input_ids), position_ids))
-        cos, sin = self.rotary_emb(position_ids, x.dtype)
         real = None  # which tokens are not padding (B, T), None: all; only experts, which are balanced, ask
         if self.training and self.config.num_experts:
             if attention_mask is not None:
                 real = real_tokens(attention_mask, positions)
             elif self.config.pad_token_id is not None:
                 real = input_ids != self.config.pad_token_id
+
+        x = self.embed_tokens(input_ids)  # (B, T, hidden_size)
+        if self.embed_positions is not None:
+            x = x + self.embed_positions(position_ids)
+        x = self.dropout(x)
+        cos, sin = self.rotary_emb(position_ids, x.dtype)  # once for all layers
         auxiliary: dict[str, Tensor] = {}
         for layer, window in zip(self.layers, self.config.windows, strict=True):
             if self.activation_checkpointing and self.training:
@@ -194,7 +255,7 @@ class LanguageModel(nn.Module):
         self.lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
-        self.adapters: Adapters | None = None  # model/adapters/lora.py sets it
+        self.adapters: Adapters | None = None  # model/lora.py sets it
         self.set_attn_implementation(config.attn_implementation)
         self.reset_parameters()
 
@@ -209,35 +270,76 @@ class LanguageModel(nn.Module):
         if not self.config.tie_word_embeddings:
             nn.init.normal_(self.lm_head.weight, std=0.1 / math.sqrt(self.config.hidden_size))
 
-    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """The trainable parameters by optimizer group: what each module says of its own. Frozen ones are left out.
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        kv_cache: KVCache | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int = 0,
+        document_starts: Tensor | None = None,
+        hidden_states: bool = False,
+        with_auxiliary: bool = False,
+    ) -> Output | tuple[Output, dict[str, Tensor]]:
+        """input_ids (B, T) -> logits (B, T, V); with labels (B, T) -> (loss_sum, token_count), both scalars.
 
-        A parameter with fewer than two dimensions (a norm, a bias) is a vector wherever it is. Read the groups again
-        after sharding, which replaces the parameters.
+        attention_mask (B, S): 1 = real token, 0 = padding; S = tokens in the cache + T. document_ids (B, T): equal ids
+        see each other; document_starts (B, N): where they begin, filled up with T, so that flash need not look on the
+        GPU. position_ids (B, T): default 0 … T-1, counted on from the cache. logits_to_keep: of the last positions; 0 =
+        all. hidden_states: -> what the head is given instead, for a loss of one's own (`model.loss.log_probs`).
+
+        labels are aligned with input_ids, as in transformers: labels[:, t] is the token at position t, the model is
+        asked for it at position t - 1, and -100 marks what is not trained on. loss_sum is the sum of -ln p over the
+        token_count trained positions; the caller divides, by the global count.
+
+        with_auxiliary: -> (the above, {name: auxiliary loss}), which the layers return in training mode: sums over the
+        tokens that are not padding. They are minimised too, and never part of loss_sum.
+
+        Raises ValueError for a sequence longer than max_position_embeddings (unless document_ids and position_ids say
+        that it is several documents), masks of another shape, and a backend that cannot serve.
         """
-        group_of = dict(labelled(self, "optimizer_group", "matrix"))
-        groups: dict[str, list[nn.Parameter]] = {name: [] for name in GROUPS}
-        for parameter, group in group_of.items():
-            if parameter.requires_grad:
-                groups["vector" if parameter.ndim < 2 else group].append(parameter)
-        return groups
+        if not torch.compiler.is_compiling():
+            self._check_inputs(input_ids, attention_mask, document_ids, position_ids, kv_cache)
+        hidden, auxiliary = self.model(input_ids, attention_mask, document_ids, position_ids, kv_cache, document_starts)
+        output: Output
+        if hidden_states:
+            output = hidden
+        elif labels is None:
+            output = self.lm_head(hidden[:, -logits_to_keep:])
+        else:
+            next_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # position t is asked for token t + 1
+            loss_sum = cross_entropy_sum(hidden.flatten(0, 1), self.lm_head.weight, next_labels.flatten())
+            output = loss_sum, (next_labels != IGNORED).sum()
+        return (output, auxiliary) if with_auxiliary else output
 
-    @torch.no_grad()
-    def add_rows(self, vocab_size: int) -> None:
-        """Make room for more token ids: rows of the embedding and of the head, each at first the mean of the others.
+    def _check_inputs(
+        self, input_ids: Tensor, mask: Tensor | None, documents: Tensor | None, places: Tensor | None, cache: Any
+    ) -> None:
+        (B, T), past, longest = input_ids.shape, cache.length if cache else 0, self.config.max_position_embeddings
+        packed = documents is not None and places is not None  # then no document need be as long as the row
+        if past + T > longest and not packed:
+            raise ValueError(f"the sequence has {past + T} tokens, more than max_position_embeddings ({longest})")
+        if documents is not None and cache is not None:
+            raise ValueError("document_ids are for packed rows, a kv_cache is for one document: give one of them")
+        columns = max(past + T, getattr(cache, "capacity", 0))  # a mask may say already what will be written
+        for name, given, shapes in (
+            ("attention_mask", mask, [(B, past + T), (B, columns)]),
+            ("document_ids", documents, [(B, T)]),
+            ("position_ids", places, [(B, T), (1, T)]),
+        ):
+            if given is not None and (given.shape not in shapes or given.is_floating_point()):
+                raise ValueError(f"{name} has shape {tuple(given.shape)}: give integers or booleans {shapes[0]}")
+        if input_ids.device.type == "cpu" and T:  # on a GPU, looking would be a sync point
+            low, high, last = int(input_ids.min()), int(input_ids.max()), self.lm_head.out_features - 1
+            if low < 0 or high > last:
+                raise ValueError(f"token id {low if low < 0 else high} is outside the vocabulary (0 to {last})")
 
-        So the new tokens start where an average one is, and none of them is likely (Hewitt 2021,
-        https://nlp.stanford.edu/~johnhew/vocab-expansion.html). The logits of the ids that were there stay the same.
-        """
-        embedding, head = self.model.embed_tokens, self.lm_head
-        for module, size in ((embedding, "num_embeddings"), (head, "out_features")):
-            old = module.weight
-            mean = old.double().mean(0, keepdim=True).to(old.dtype)  # double: the same on every machine
-            module.weight = nn.Parameter(torch.cat([old, mean.expand(vocab_size - len(old), -1)]))
-            setattr(module, size, vocab_size)
-        if self.config.tie_word_embeddings:
-            head.weight = embedding.weight
-        self.config = self.model.config = self.config.model_copy(update={"vocab_size": vocab_size})
+    @property
+    def attn_implementation(self) -> str:
+        """The backend in use, `auto` resolved."""
+        return self.model.backend
 
     def set_attn_implementation(self, name: str) -> None:
         """Switch every layer to another backend; `auto` is sdpa here. Raises ValueError for an unknown name.
@@ -257,29 +359,72 @@ class LanguageModel(nn.Module):
         """
         self.model.activation_checkpointing = on
 
-    @property
-    def attn_implementation(self) -> str:
-        """The backend in use, `auto` resolved."""
-        return self.model.backend
-
     def attention_modules(self) -> list[Attention | LatentAttention]:
         """The attention of every layer, from the first to the last."""
-        return [module for module in self.modules() if isinstance(module, Attention | LatentAttention)]
+        return [layer.self_attn for layer in self.model.layers]  # type: ignore[misc]
 
-    def flops_per_token(self, sequence_length: int, *, training: bool = True) -> float:
-        """Floating-point operations that a token costs, in rows of `sequence_length` tokens.
+    @torch.no_grad()
+    def add_rows(self, vocab_size: int) -> None:
+        """Make room for more token ids: rows of the embedding and of the head, each at first the mean of the others.
 
-        forward = 2 * (matrix parameters, head included, embedding not: it is looked up)
-                  + 4 * H * D * (keys that a token sees), summed over the layers
-        training = 3 * forward: the backward pass multiplies twice what the forward pass multiplies once; with adapters
-        (model/adapters/lora.py) 2 * forward, because frozen matrices have no gradient.
-
-        Kaplan et al. 2020 (arXiv 2001.08361), table 1; Chowdhery et al. 2022, PaLM (2204.02311), appendix B. Both count
-        every key of the row. Here a token sees itself and what came before: (T + 1) / 2 keys on average, fewer in a
-        window. Not counted: document boundaries, norms, softmax, RoPE, adapters and the optimizer.
+        So the new tokens start where an average one is, and none of them is likely (Hewitt 2021,
+        https://nlp.stanford.edu/~johnhew/vocab-expansion.html). The logits of the ids that were there stay the same.
         """
-        forward = _forward_flops(self.model, sequence_length) + _forward_flops(self.lm_head, sequence_length)
-        return (3 if self.adapters is None else 2) * forward if training else forward
+        embedding, head = self.model.embed_tokens, self.lm_head
+        for module, size in ((embedding, "num_embeddings"), (head, "out_features")):
+            old = module.weight
+            mean = old.double().mean(0, keepdim=True).to(old.dtype)  # double: the same on every machine
+            module.weight = nn.Parameter(torch.cat([old, mean.expand(vocab_size - len(old), -1)]))
+            setattr(module, size, vocab_size)
+        if self.config.tie_word_embeddings:
+            head.weight = embedding.weight
+        self.config = self.model.config = self.config.model_copy(update={"vocab_size": vocab_size})
+
+    def with_config(self, **changes: Any) -> LanguageModel:
+        """A second model that shares the weights of this one; its config has other values for keys that no weight needs
+        (a window, scaled RoPE, more positions). Raises ValueError for values that a config cannot have.
+        """
+        config = ModelConfig.model_validate(self.config.model_dump() | changes)
+        other = copy.deepcopy(self, {id(weight): weight for weight in self.parameters()})  # these are shared
+        other.config = other.model.config = config
+        device = next(self.parameters()).device
+        other.model.rotary_emb = RotaryEmbedding(config.rotary_size, config.rope_theta, config.rope_scaling).to(device)
+        for attention, window in zip(other.attention_modules(), config.windows, strict=True):
+            attention.window = window
+        return other
+
+    def with_rope_scaling(self, kind: str, factor: float, trained: int) -> LanguageModel:
+        """The same weights, read with RoPE scaled for texts longer than those of training (docs/long_context.md); kind
+        `none`: as if it had never been scaled.
+
+        factor: longest text from now on / longest text in training. trained: the latter, in tokens. Equal to a model
+        that is loaded with such a config. Raises ValueError for a factor under 1 or too large, and without RoPE.
+        """
+        if kind == "none":
+            return self.with_config(rope_scaling=None)
+        if not any(self.config.rotates):
+            raise ValueError(
+                f"this model has no RoPE (position_embedding: {self.config.position_embedding}): leave it out"
+            )
+        if not 1 <= factor <= 2**24 / trained:  # float32 counts no further
+            raise ValueError(f"the factor is {factor:g}: for texts of {trained:,} tokens use 1 to {2**24 / trained:,g}")
+        scaling: dict[str, Any] = {"rope_type": kind, "factor": float(factor)}
+        if kind == "yarn":
+            scaling["original_max_position_embeddings"] = trained
+        longest = max(self.config.max_position_embeddings, int(factor * trained))
+        return self.with_config(rope_scaling=scaling, max_position_embeddings=longest)
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """The trainable parameters by optimizer group: what each module says of its own. Frozen ones are left out.
+
+        A parameter with fewer than two dimensions (a norm, a bias) is a vector wherever it is. Read the groups again
+        after sharding, which replaces the parameters.
+        """
+        groups: dict[str, list[nn.Parameter]] = {name: [] for name in GROUPS}
+        for parameter, group in dict(labelled(self, "optimizer_group", "matrix")).items():
+            if parameter.requires_grad:
+                groups["vector" if parameter.ndim < 2 else group].append(parameter)
+        return groups
 
     def num_parameters(self) -> int:
         """How many numbers the weights are; a tied matrix counts once."""
@@ -290,105 +435,53 @@ class LanguageModel(nn.Module):
         shares = dict(labelled(self, "active_share", 1))
         return round(sum(parameter.numel() * share for parameter, share in shares.items()))
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        kv_cache: KVCache | None = None,
-        labels: Tensor | None = None,
-        logits_to_keep: int = 0,
-        document_starts: Tensor | None = None,
-        hidden_states: bool = False,
-        with_auxiliary: bool = False,
-    ) -> Output | tuple[Output, dict[str, Tensor]]:
-        """input_ids (B, T) -> logits (B, T, V); with labels (B, T) -> (loss_sum, token_count), both scalars.
+    def parameter_counts(self) -> dict[str, int]:
+        """Numbers in each of PARTS, as the modules say, and their `total`. A tied matrix counts once, as embedding."""
+        counts, counted = dict.fromkeys(PARTS, 0), set[nn.Parameter]()
+        for parameter, part in labelled(self, "part", "other"):
+            if parameter not in counted:
+                counts[part] = counts.get(part, 0) + parameter.numel()
+            counted.add(parameter)
+        return counts | {"total": self.num_parameters()}
 
-        attention_mask (B, S): 1 = real token, 0 = padding. document_ids (B, T): equal ids see each other.
-        position_ids (B, T): default 0 … T-1, counted on from the cache. S = tokens in the cache + T.
-        labels are aligned with input_ids, as in transformers: labels[:, t] is the token at position t, the
-        model is asked for it at position t - 1, and -100 marks what is not trained on. loss_sum is the sum of
-        -ln p over the token_count trained positions; the caller divides, by the global count.
-        logits_to_keep: logits of the last positions only; 0 = of all.
-        hidden_states: -> what the head is given instead (B, T, hidden_size), for a loss that makes the logits in chunks
-        (`model.loss.log_probs`).
-        document_starts (B, N): where the documents of document_ids begin, filled up with T, as batches have them. flash
-        then waits for nothing. Without it, it has to read from the GPU how many there are.
+    def flops_per_token(self, sequence_length: int, *, training: bool = True) -> float:
+        """Floating-point operations that a token costs, in rows of `sequence_length` tokens.
 
-        with_auxiliary: -> (the above, {name: auxiliary loss}), which the layers return in training mode: scalars, sums
-        over the tokens that are not padding (as attention_mask says, or by pad_token_id). They are part of what is
-        minimised, and never of loss_sum, which is the same in training and evaluation.
+        forward = 2 * (matrix parameters, head included, embedding not: it is looked up)
+                  + 4 * H * D * (keys that a token sees), summed over the layers: q · k, and weights @ v
+        training = 3 * forward: the backward pass multiplies twice what the forward pass multiplies once; with adapters
+        (model/lora.py) 2 * forward, because frozen matrices have no gradient.
 
-        Raises ValueError for a sequence longer than max_position_embeddings (unless document_ids and position_ids say
-        that it is several documents), masks of another shape, and a backend that cannot serve.
+        Kaplan et al. 2020 (arXiv 2001.08361), table 1; Chowdhery et al. 2022, PaLM (2204.02311), appendix B. Both count
+        every key of the row. Here a token sees itself and what came before: (T + 1) / 2 keys on average, fewer in a
+        window. Not counted: document boundaries, norms, softmax, RoPE, adapters and the optimizer.
         """
-        if not torch.compiler.is_compiling():
-            self._check_inputs(input_ids, attention_mask, document_ids, position_ids, kv_cache, document_starts)
-        hidden, auxiliary = self.model(input_ids, attention_mask, document_ids, position_ids, kv_cache, document_starts)
-        found: Output
-        if hidden_states:
-            found = hidden
-        elif labels is None:
-            found = self.lm_head(hidden[:, -logits_to_keep:])
-        else:
-            next_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # position t is asked for token t + 1
-            loss_sum = cross_entropy_sum(hidden.flatten(0, 1), self.lm_head.weight, next_labels.flatten())
-            found = loss_sum, (next_labels != IGNORED).sum()
-        return (found, auxiliary) if with_auxiliary else found
 
-    def _check_inputs(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        document_ids: Tensor | None,
-        position_ids: Tensor | None,
-        kv_cache: KVCache | None,
-        document_starts: Tensor | None,
-    ) -> None:
-        (B, T), longest = input_ids.shape, self.config.max_position_embeddings
-        past = kv_cache.length if kv_cache is not None else 0
-        packed = document_ids is not None and position_ids is not None  # then no document need be as long as the row
-        if past + T > longest and not packed:
-            raise ValueError(
-                f"the sequence has {past + T} tokens, more than max_position_embeddings ({longest}): shorten it or "
-                "raise model.max_position_embeddings"
-            )
-        if document_ids is not None and kv_cache is not None:
-            raise ValueError("document_ids are for packed rows, a kv_cache is for one document: give one of them")
-        if document_ids is not None and document_ids.shape != input_ids.shape:
-            raise ValueError(f"document_ids has shape {tuple(document_ids.shape)}, input_ids {(B, T)}: make them equal")
-        if document_starts is not None and (document_ids is None or len(document_starts) != B):
-            raise ValueError(f"document_starts has {len(document_starts)} rows: give {B}, and document_ids with it")
-        if position_ids is not None and position_ids.shape not in ((B, T), (1, T)):
-            raise ValueError(f"position_ids has shape {tuple(position_ids.shape)}: give {(B, T)} or {(1, T)}")
-        if position_ids is not None and position_ids.device.type == "cpu" and position_ids.numel():
-            self.model.embed_positions.check(position_ids)
-        if attention_mask is not None:
-            if attention_mask.ndim != 2 or attention_mask.is_floating_point():
-                raise ValueError(
-                    f"attention_mask has shape {tuple(attention_mask.shape)} and dtype {attention_mask.dtype}: give "
-                    f"{(B, past + T)} of booleans or integers, 1 = real token, 0 = padding"
-                )
-            rows, columns = attention_mask.shape
-            to_come = isinstance(kv_cache, StaticCache) and columns > past + T  # a static cache may know them already
-            if rows != B or not (columns == past + T or to_come):
-                raise ValueError(
-                    f"attention_mask has shape {(rows, columns)}: give {(B, past + T)}, one column for every token, "
-                    f"the {past} in the cache included"
-                )
-        if input_ids.device.type == "cpu" and T:
-            low, high = (int(x) for x in input_ids.aminmax())
-            if low < 0 or high >= self.model.embed_tokens.num_embeddings:
-                wrong = low if low < 0 else high
-                raise ValueError(f"token id {wrong} is outside the vocabulary (0 to {self.lm_head.out_features - 1})")
+        share = dict(labelled(self, "active_share", 1))
+        matrices = sum(
+            parameter.numel() * share[parameter]
+            for parameter, group in labelled(self, "optimizer_group", "matrix")
+            if parameter.ndim > 1 and group in ("matrix", "expert", "head")
+        )
+        c = self.config
+        keys = sum(mean_keys(sequence_length, window) for window in c.windows)
+        forward = 2 * matrices + 2 * c.num_attention_heads * (c.head_size + c.value_size) * keys
+        return forward * ((3 if self.adapters is None else 2) if training else 1)
 
 
-def _forward_flops(module: nn.Module, sequence_length: int) -> float:
-    """What the module itself says, if it has `flops_per_token`; a linear layer's product; else the sum of its parts."""
-    own = getattr(module, "flops_per_token", None)
-    if own is not None:
-        return own(sequence_length)
-    if isinstance(module, nn.Linear):
-        return 2 * module.weight.numel()
-    return sum(_forward_flops(child, sequence_length) for child in module.children())
+def labelled(module: nn.Module, attribute: str, label: Any) -> Iterator[tuple[nn.Parameter, Any]]:
+    """Every parameter with the `attribute` of the innermost module around it that has one; `label` if none has.
+
+    In the order of `named_parameters`, except that a tied parameter comes once for each module that holds it.
+    """
+    label = getattr(module, attribute, label)
+    for parameter in module.parameters(recurse=False):
+        yield parameter, label
+    for child in module.children():
+        yield from labelled(child, attribute, label)
+
+
+def on_meta(config: ModelConfig) -> LanguageModel:
+    """The model with shapes and no numbers, to be counted: no memory, no random number drawn."""
+    with torch.device("meta"):
+        return LanguageModel(config)

@@ -43,14 +43,14 @@ def balanced(kv_heads: int, head_dim: int) -> tuple[int, int, int]:
     The parameters are those of the config as it is, to within one unit of the feed-forward layers. Raises Sentence
     where the heads alone take more.
     """
-    from model.counting import parameter_counts
+    from model.transformer import on_meta
     from train.config import load_run_config
 
     run = load_run_config(CONFIG)
     words = run.data.tokenizer.vocab_size
 
     def count(**sizes: int) -> int:
-        return parameter_counts(run.model.model_copy(update={"vocab_size": words, **sizes}))["total"]
+        return on_meta(run.model.model_copy(update={"vocab_size": words, **sizes})).num_parameters()
 
     heads = {"num_key_value_heads": kv_heads, "head_dim": head_dim}
     wanted, least = count(), count(**heads, intermediate_size=8)

@@ -70,7 +70,7 @@ def rung(name: str, seed: int) -> Path:
     from train.sweep import plan
 
     own = [f"seed={seed}", f"train.max_steps={LADDER_STEPS}", "train.cooldown=0.2", "train.processes=auto"]
-    runs = {run.variant.label: run for run in plan(LADDER, own, seeds=1)}
+    runs = {run.label: run for run in plan(LADDER, own, seeds=1)}
     if name not in runs:
         raise Sentence(f"{name!r} is not a rung: choose {', '.join(runs)}.")
     run = f"ladder-yours-{name}-seed{seed}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.command import InputError
-from configs.files import checkpoint_directory, is_file, is_model
+from configs.files import checkpoint_directory, is_model
 from data.tokenizer import Tokenizer
 from eval.opening import check_quantise, ends_turns, open_checkpoint
 from model import LanguageModel
@@ -40,7 +40,7 @@ class Served:
 
 
 def _has_model(path: Path) -> bool:
-    return is_file(path / "checkpoints" / "latest") or is_model(path)
+    return (path / "checkpoints" / "latest").is_file() or is_model(path)
 
 
 class Library:

@@ -19,9 +19,9 @@ from zlib import crc32
 
 from configs.command import InputError
 from configs.files import DamagedFile, parse_json, read_json, read_text
-from configs.loader import construct, flatten, parse_yaml
+from configs.loader import flatten, parse_yaml
 from eval.run_files import METRIC, METRICS, RESULT
-from train.saving.run_lock import CARD, LOCK, Holder
+from train.saving.run_directory import CARD, LOCK
 
 MARKS = ("config.yaml", METRICS, "checkpoints/latest")  # a folder with one of them is a run
 TAIL = 200_000  # bytes at the end of a log, in which its newest figures are
@@ -94,7 +94,7 @@ def _stat(file: Path) -> os.stat_result | None:
 
 
 def _state(run: Path) -> str:
-    """training, finished or stopped. Somebody owns a folder into which a run writes (train/saving/run_lock.py)."""
+    """training, finished or stopped. Somebody owns a folder into which a run writes (train/saving/run_directory.py)."""
     if (run / LOCK).exists() and _is_alive(run):
         return "training"
     return "finished" if (run / RESULT).is_file() else "stopped"
@@ -103,16 +103,15 @@ def _state(run: Path) -> str:
 def _is_alive(run: Path) -> bool:
     """Whether the owner of a run still works. A kill leaves the owner's files behind."""
     try:
-        card = read_json(run / CARD, Holder)
-        card = card if isinstance(card, Holder) else Holder(**card)
-        if card.host == socket.gethostname() and os.name == "posix":
-            os.kill(card.pid, 0)  # asks whether there is such a process; sends nothing
+        card = read_json(run / CARD)
+        if card["host"] == socket.gethostname() and os.name == "posix":
+            os.kill(card["pid"], 0)  # asks whether there is such a process; sends nothing
             return True
     except ProcessLookupError:
         return False
     except PermissionError:
         return True  # somebody else's process
-    except (InputError, OverflowError):
+    except (InputError, KeyError, TypeError, OverflowError):
         pass
     written = [one.st_mtime for name in (METRICS, LOCK) if (one := _stat(run / name))]
     return bool(written) and time.time() - max(written) < QUIET
@@ -156,7 +155,7 @@ def settings(run: Path) -> dict[str, Any]:
     """config.yaml by dotted key, as the run wrote it; nothing of other files. {} where it cannot be read."""
     try:
         file = run / "config.yaml"
-        values = construct(parse_yaml(read_text(file), str(file)), str(file))
+        values = parse_yaml(read_text(file), str(file))
     except InputError:
         return {}
     return flatten(values) if isinstance(values, dict) else {}

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from configs.command import InputError
-from configs.files import DamagedFile, checkpoint_directory, is_adapter, is_file
+from configs.files import DamagedFile, checkpoint_directory, is_adapter
 from data.tokenizer import Tokenizer
 from eval.chat.adapters import Adapters
 from eval.chat.session import Conversation
 from eval.opening import open_checkpoint
 from model import LanguageModel
-from model.adapters.files import base_of
+from model.checkpoint import base_of
 from serve.errors import ApiError
 from serve.library import Library
 
@@ -188,7 +188,7 @@ def _with_clear_errors(job: Callable[[], Result]) -> Result:
 def checkpoints_of(run: Path) -> dict[int, Path]:
     """Step -> directory of every checkpoint that a run keeps."""
     found = [path for path in (run / "checkpoints").glob("step_*") if _step(path) is not None]
-    return {_step(path) or 0: path for path in found if is_file(path / "config.json") or is_adapter(path)}
+    return {_step(path) or 0: path for path in found if (path / "config.json").is_file() or is_adapter(path)}
 
 
 def _identity(place: Path) -> tuple[Path, int]:

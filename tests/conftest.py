@@ -72,13 +72,14 @@ def no_pictures(monkeypatch):
 
 
 def tiny_config(**changes) -> ModelConfig:
-    """2 layers x 32, 4 query heads, 192 ids: a forward pass takes a millisecond."""
+    """2 layers x 32, 4 query heads, tied, 192 ids: a forward pass takes a millisecond."""
     fields = {
         "vocab_size": 192,
         "hidden_size": 32,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
         "max_position_embeddings": 64,
     }
     return ModelConfig(**(fields | changes))

@@ -17,9 +17,9 @@ import torch
 from configs.command import InputError, exit_on_bad_input, number
 from configs.text import table
 from data.config import HubSource, MixSource, StoryworldSource
-from model import LanguageModel, ModelConfig
-from model.counting import active_parameters, flops_per_token, parameter_counts
+from model import ModelConfig
 from model.loss import CHUNK, CHUNK_ELSEWHERE
+from model.transformer import on_meta
 from train.config import RunConfig, load_run_config
 from train.machine.device import CORE_FLOPS, SMALL_VOCABULARY, Device, resolve_device
 from train.machine.distributed import largest_divisor
@@ -112,10 +112,9 @@ def step_memory(run: RunConfig, rows: int, *, half: bool, device: str) -> dict[s
     over float32 weights, else float32.
     """
     model, tokens = run.model, rows * run.data.sequence_length
-    with torch.device("meta"):  # shapes without numbers
-        lm = LanguageModel(model)
+    lm = on_meta(model)
     if run.lora is not None:
-        from model.adapters.lora import add_adapters
+        from model.lora import add_adapters
 
         add_adapters(lm, run.lora)
     state = 0
@@ -293,9 +292,10 @@ def cache_table(config: ModelConfig) -> str:
 
 def parameters_table(config: ModelConfig) -> str:
     """Parameters of each part, and its share."""
-    counts = parameter_counts(config)
+    lm = on_meta(config)
+    counts = lm.parameter_counts()
     if config.num_experts is not None:
-        counts["active for a token"] = active_parameters(config)
+        counts["active for a token"] = lm.num_active_parameters()
     rows = [(part.replace("_", " "), f"{n:,}", f"{n / counts['total']:.1%}") for part, n in counts.items() if n]
     return table(("Parameters (exact)", "", "share"), rows)
 
@@ -303,7 +303,7 @@ def parameters_table(config: ModelConfig) -> str:
 def compute_table(run: RunConfig, flops_per_s: float, speed: str) -> str:
     """FLOPs, and the minutes of the training steps alone. flops_per_s: NaN where it is unknown; speed: it, in words."""
     length, steps = run.data.sequence_length, run.max_steps
-    training = flops_per_token(run.model, length)
+    training = on_meta(run.model).flops_per_token(length)
     rows = [
         ("a token, forward", f"{training / 3e6:,.2f} MFLOP"),
         ("a token, training (3 × forward)", f"{training / 1e6:,.2f} MFLOP"),

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from configs.command import InputError
 from configs.loader import LoadedConfig, dump_yaml, flatten, load_config, validate
-from configs.schema import Meaning, PathText, Section, identity_keys, problem_of_name
+from configs.schema import PathText, Section, Tag, keys_with, problem_of_name
 from configs.text import shortened
 from data.config import DataConfig
 from eval.config import EvalConfig
@@ -23,7 +23,7 @@ from train.methods.sections import Methods
 class OptimizerConfig(Section):
     """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) alone, or Muon for the matrices of the blocks."""
 
-    name: Annotated[Literal["muon", "adamw"], Meaning.TENSORS] = Field(
+    name: Annotated[Literal["muon", "adamw"], Tag.TENSORS] = Field(
         "muon", description="muon: Muon for the layers' matrices, AdamW for the rest | adamw: AdamW for everything."
     )
     lr: float = Field(
@@ -32,12 +32,12 @@ class OptimizerConfig(Section):
         description="Highest learning rate: Muon's, or AdamW's when it is alone (then try 0.005).",
     )
     adamw_lr: float = Field(
-        0.01,
+        0.005,
         gt=0,
         description="With muon: highest rate of all that AdamW trains: head, norms, tied embedding.",
     )
     embedding_lr: float | None = Field(
-        None, gt=0, description="Highest rate of the embedding, if it is not tied. null = the head's."
+        0.1, gt=0, description="Highest rate of the embedding, if it is not tied. null = the head's."
     )
     weight_decay: float = Field(0.01, ge=0, description="How fast weights shrink (decoupled decay), matrices only.")
     momentum: float = Field(0.95, ge=0, lt=1, description="Muon: share of past gradients that each step keeps.")
@@ -64,8 +64,8 @@ class TrainConfig(Section):
         gt=0,
         description="Length in minutes. The schedule follows the clock: no two runs are exactly equal.",
     )
-    tokens_per_step: Annotated[int, Meaning.IDENTITY] = Field(
-        16384,
+    tokens_per_step: Annotated[int, Tag.IDENTITY] = Field(
+        8192,
         ge=2,
         description="Tokens of one optimizer step, over all processes: a multiple of data.sequence_length.",
     )
@@ -78,24 +78,24 @@ class TrainConfig(Section):
         description="On a CPU: processes that share the rows of a step. Beside other programs they are much quicker "
         "than threads. auto = one a core, with at least 512 tokens each.",
     )
-    schedule: Annotated[Literal["wsd", "cosine", "constant"], Meaning.IDENTITY] = Field(
+    schedule: Annotated[Literal["wsd", "cosine", "constant"], Tag.IDENTITY] = Field(
         "wsd", description="Course of the learning rate: wsd (constant, then straight down) | cosine | constant."
     )
-    warmup_steps: Annotated[int, Meaning.IDENTITY] = Field(
+    warmup_steps: Annotated[int, Tag.IDENTITY] = Field(
         0,
         ge=0,
         description="Steps up to the highest learning rate. Muon needs none, AdamW a few per cent.",
     )
-    cooldown: Annotated[float, Meaning.IDENTITY] = Field(
+    cooldown: Annotated[float, Tag.IDENTITY] = Field(
         0.7, ge=0, le=1, description="wsd: share of the run in which the learning rate goes down."
     )
-    final_lr_fraction: Annotated[float, Meaning.IDENTITY] = Field(
+    final_lr_fraction: Annotated[float, Tag.IDENTITY] = Field(
         0.05, ge=0, le=1, description="Learning rate of the last step, as a share of the highest (not constant)."
     )
-    grad_clip: Annotated[float, Meaning.IDENTITY] = Field(
+    grad_clip: Annotated[float, Tag.IDENTITY] = Field(
         1.0, ge=0, description="A longer gradient is shortened to this norm. 0 = never."
     )
-    precision: Annotated[Literal["auto", "bf16", "fp16", "tf32", "fp32"], Meaning.IDENTITY] = Field(
+    precision: Annotated[Literal["auto", "bf16", "fp16", "tf32", "fp32"], Tag.IDENTITY] = Field(
         "auto",
         description="Number format of the computation (weights stay fp32): auto = bf16 where it is fast | bf16 | fp16 "
         "(with loss scaling) | tf32 (CUDA only) | fp32.",
@@ -119,7 +119,7 @@ class TrainConfig(Section):
     )
     log_every: int = Field(10, ge=1, description="Steps between two lines of metrics.jsonl.")
     checkpoint_every: int = Field(
-        500,
+        200,
         ge=0,
         description="Steps between checkpoints; the end always saves one. 0 = only at the end.",
     )
@@ -128,7 +128,7 @@ class TrainConfig(Section):
     trace: bool = Field(
         False, description="true: trace.jsonl gets each step's batch hash, loss, gradient norm and rate, exactly."
     )
-    optimizer: Annotated[OptimizerConfig, Meaning.IDENTITY] = Field(
+    optimizer: Annotated[OptimizerConfig, Tag.IDENTITY] = Field(
         OptimizerConfig(), description="How gradients change the weights."
     )
 
@@ -136,13 +136,13 @@ class TrainConfig(Section):
 class RunConfig(Methods):
     """One run. The key `extends` is resolved before."""
 
-    init_from: Annotated[PathText | None, Meaning.IDENTITY] = Field(
+    init_from: Annotated[PathText | None, Tag.IDENTITY] = Field(
         None,
         description="Start from the weights of this run or model directory, with its shape and its tokenizer. null = "
         "random weights.",
     )
-    model: Annotated[ModelConfig, Meaning.IDENTITY] = Field(ModelConfig(), description="The network.")
-    data: Annotated[DataConfig, Meaning.IDENTITY] = Field(
+    model: Annotated[ModelConfig, Tag.IDENTITY] = Field(ModelConfig(), description="The network.")
+    data: Annotated[DataConfig, Tag.IDENTITY] = Field(
         DataConfig(), description="The text, and how it becomes tokens and rows."
     )
     train: TrainConfig = Field(TrainConfig(), description="How the network learns.")
@@ -235,7 +235,7 @@ class RunConfig(Methods):
 
 LIMITS = ("max_steps", "max_tokens", "max_minutes")
 DEFAULT_STEPS = 1000
-IDENTITY = frozenset(identity_keys(RunConfig))
+IDENTITY = frozenset(keys_with(RunConfig, Tag.IDENTITY)).difference(keys_with(RunConfig, Tag.RUNTIME))
 
 
 def load_run_config(path: str | Path, overrides: list[str] | None = None, *, trust_hooks: bool = True) -> RunConfig:
@@ -267,7 +267,7 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
     said = loaded.said_of_start("model")
     if config.init_from is None or said >= ModelConfig.model_fields.keys():  # the config.yaml of a run says it all
         return config
-    from train.saving.start import shape_of, start_of  # torch takes seconds to import
+    from train.saving.initial_weights import shape_of, start_of  # torch takes seconds to import
 
     source, data = start_of(config.directory, config.init_from) or "", config.data
     if data.tokenizer.path == config.init_from:  # the run may have its own by now, and init_from be gone

@@ -130,12 +130,11 @@ def open_distillation(config: RunConfig, data: PreparedData, lm: LanguageModel, 
 
 
 def as_student(config: RunConfig) -> RunConfig:
-    """The config with the teacher's tokenizer; with init_from, also with the architecture of that model.
+    """The config with the teacher's tokenizer, unless it has that of `init_from` or names one.
 
     Raises InputError without a teacher, or if that is not a model.
     """
-    from model.saving.checkpoint_format import read_config
-    from train.saving.initial_weights import take_over
+    from model.checkpoint import read_config
 
     if config.distill is None:
         raise InputError("distill.teacher: name the run to learn from, for example distill.teacher=runs/demo")
@@ -144,7 +143,10 @@ def as_student(config: RunConfig) -> RunConfig:
         read_checkpoint(teacher, read_config)
     except (OSError, ValueError) as error:
         raise InputError(f"distill.teacher: {error}") from None
-    return take_over(config, tokenizer_of=teacher)
+    if config.init_from is not None or config.data.tokenizer.kind == "pretrained":
+        return config
+    tokenizer = config.data.tokenizer.model_copy(update={"kind": "pretrained", "path": teacher, "vocab_size": None})
+    return config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": tokenizer})})
 
 
 if __name__ == "__main__":

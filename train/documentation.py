@@ -13,41 +13,27 @@ import textwrap
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from configs.command import exit_on_bad_input
-from configs.loader import load_config
-from configs.schema import TrackingConfig, fields
-from data.config import (
-    ClassWeights,
-    CourseStep,
-    DataConfig,
-    Drills,
-    FilesSource,
-    HubSource,
-    MixPart,
-    MixSource,
-    RecallDocuments,
-    StoryworldSource,
-    TokenizerConfig,
-)
-from eval.config import AttentionConfig, EvalConfig, HookConfig
-from model.adapters.config import LoraConfig
+from configs.loader import flatten, load_config
+from configs.schema import fields
+from eval.attention.probes import ProbeFile
 from model.config import ModelConfig
-from model.positions.scaling import RopeScaling
-from train.config import IDENTITY, OptimizerConfig, RunConfig, TrainConfig
-from train.methods.distill_keys import DistillConfig
-from train.methods.dpo_keys import DPOConfig
-from train.methods.grpo_keys import GRPOConfig
+from train.config import IDENTITY, RunConfig, TrainConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = ROOT / "configs/base.yaml"
 WIDTH = 120  # columns of base.yaml
 COLUMN = 32  # of a comment behind a value
+HEADINGS: dict[type[BaseModel], str] = {
+    RunConfig: "The run",
+    ProbeFile: "The file that eval.attention.probe_file names",
+}
+KEYS = {".".join(path): field for path, field in reversed(list(fields(RunConfig)))}  # of a union, the first one's
 INTRODUCTION = """\
 # Configuration: every key
 
@@ -74,52 +60,41 @@ All other keys may change, and the run may become longer.
 """
 
 
-def sections() -> list[tuple[str, type[BaseModel], str]]:
-    """(heading, model, dotted key under which it stands in YAML), in the order of the page."""
-    from eval.attention.probes import ProbeFile, ProbeText  # torch
+# ---------------------------------------------------------------------------------------------------------
+# docs/configuration.md: a table for every section
 
-    return [
-        ("The run", RunConfig, ""),
-        ("model", ModelConfig, "model"),
-        ("model.rope_scaling", RopeScaling, "model.rope_scaling"),
-        ("data", DataConfig, "data"),
-        ("data.source, kind: storyworld", StoryworldSource, "data.source"),
-        ("data.source.class_weights", ClassWeights, "data.source.class_weights"),
-        ("data.source.drills", Drills, "data.source.drills"),
-        ("data.source.course, each step", CourseStep, "data.source.course.N"),
-        ("data.source.recall", RecallDocuments, "data.source.recall"),
-        ("data.source, kind: files", FilesSource, "data.source"),
-        ("data.source, kind: hub", HubSource, "data.source"),
-        ("data.source, kind: mix", MixSource, "data.source"),
-        ("data.source.parts, each part of a mix", MixPart, "data.source.parts.N"),
-        ("data.tokenizer", TokenizerConfig, "data.tokenizer"),
-        ("train", TrainConfig, "train"),
-        ("train.optimizer", OptimizerConfig, "train.optimizer"),
-        ("dpo", DPOConfig, "dpo"),
-        ("distill", DistillConfig, "distill"),
-        ("grpo", GRPOConfig, "grpo"),
-        ("eval", EvalConfig, "eval"),
-        ("eval.hooks, each hook that is more than a name", HookConfig, "eval.hooks.N"),
-        ("eval.attention", AttentionConfig, "eval.attention"),
-        ("lora", LoraConfig, "lora"),
-        ("tracking", TrackingConfig, "tracking"),
-        ("The file that eval.attention.probe_file names", ProbeFile, ""),
-        ("texts, each text of that file", ProbeText, ""),
-    ]
+
+def sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """A section and all in it, each with what stands before its keys: `data.source.`; N is a place in a list."""
+    yield prefix, model
+    for name, field in model.model_fields.items():
+        for part, is_in_list in _parts(field.annotation):
+            yield from sections(part, f"{prefix}{name}." + "N." * is_in_list)
+
+
+def _parts(annotation: Any, is_in_list: bool = False) -> Iterator[tuple[type[BaseModel], bool]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation, is_in_list
+    for part in get_args(annotation):
+        yield from _parts(part, is_in_list or get_origin(annotation) is list)
 
 
 def page() -> str:
     """The whole page, as Markdown."""
-    base = load_config(BASE).values
-    identity = [f"`{key}`" for key in _identity_of_train()]
+    values, tables = load_config(BASE).values, dict[type[BaseModel], str]()
+    base, order = flatten(values), ["", *values]
+    in_order = sorted(sections(RunConfig), key=lambda section: order.index(section[0].partition(".")[0]))
+    for prefix, model in [*in_order, *sections(ProbeFile)]:
+        tables.setdefault(model, prefix)  # what stands in several places has a table in the first
+    identity = [f"`{key}`" for key in TrainConfig.model_fields if f"train.{key}" in IDENTITY]
     parts = [INTRODUCTION.replace("IDENTITY", ", ".join(identity[:-1]) + " and " + identity[-1])]
-    for heading, model, prefix in sections():
-        parts.append(f"\n## {heading}\n\n{_introduction(model)}\n\n" + "\n".join(_table(model, prefix, base)) + "\n")
+    for model, prefix in tables.items():
+        kinds = get_args(model.model_fields["kind"].annotation) if "kind" in model.model_fields else ()
+        heading = HEADINGS.get(model) or prefix.removesuffix(".").replace(".N", ", each one")
+        heading += f", kind: {kinds[0]}" if len(kinds) == 1 else ""
+        said = base if len(kinds) != 1 or base.get(f"{prefix}kind") == kinds[0] else {}  # of a source of this kind
+        parts.append(f"\n## {heading}\n\n{_introduction(model)}\n\n" + "\n".join(_table(model, prefix, said)) + "\n")
     return "".join(parts)
-
-
-def _identity_of_train() -> list[str]:
-    return [key for key in TrainConfig.model_fields if f"train.{key}" in IDENTITY]
 
 
 def _introduction(model: type[BaseModel]) -> str:
@@ -132,26 +107,27 @@ def _first_paragraph(text: str) -> str:
 
 def _table(model: type[BaseModel], prefix: str, base: dict[str, Any]) -> Iterator[str]:
     schema = model.model_json_schema()
-    # what base.yaml says about a source is about the built-in world
-    said = base if prefix != "data.source" or model is StoryworldSource else {}
     yield "| key | takes | default | in base.yaml | meaning |"
     yield "|---|---|---|---|---|"
     if model is RunConfig:
         shipped = "Where there is none, a config of this name that Headlight brings along."
         yield f"| `extends` | text | | | Another YAML file that this one changes, relative to this file. {shipped} |"
     for name, field in sorted(schema["properties"].items(), key=lambda item: item[0] != "kind"):
-        key = f"{prefix}.{name}" if prefix else name
-        default, differs = _default(field, name in schema.get("required", [])), ""
-        is_there, value = _look_up(said, key)
-        if is_there and not isinstance(value, dict) and value != field.get("default"):
-            differs = _code(value)
-        cells = (f"`{key}`", _takes(field, schema), default, differs, _sentence(field))
+        value = field.get("default")
+        default = (
+            "*required*" if name in schema.get("required", []) else "" if isinstance(value, dict) else _code(value)
+        )
+        set_there = base.get(prefix + name, value)
+        examples = " or ".join(f"`{_flow(example)}`" for example in field.get("examples", []))
+        meaning = field["description"] + (f" For example {examples}." if examples else "")
+        cells = (
+            f"`{prefix}{name}`",
+            _takes(field, schema),
+            default,
+            _code(set_there) if set_there != value else "",
+            meaning,
+        )
         yield "".join(f"| {cell} ".replace("  ", " ") for cell in (c.replace("|", "\\|") for c in cells)) + "|"
-
-
-def _sentence(field: dict[str, Any]) -> str:
-    examples = [f"`{_flow(value)}`" for value in field.get("examples", [])]
-    return field["description"] + (f" For example {' or '.join(examples)}." if examples else "")
 
 
 def _flow(value: Any) -> str:
@@ -159,58 +135,29 @@ def _flow(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000).removesuffix("...\n").strip()
 
 
-def _default(field: dict[str, Any], required: bool) -> str:
-    value = field.get("default")
-    return "*required*" if required else "" if isinstance(value, dict) else _code(value)
-
-
 def _code(value: Any) -> str:
     """A value as one would write it in YAML."""
-    shown = json.dumps(value, ensure_ascii=False)
-    return f"`{value}`" if isinstance(value, str) and value else f"`{shown}`"
-
-
-def _look_up(values: Any, key: str) -> tuple[bool, Any]:
-    for part in key.split("."):
-        if not isinstance(values, dict) or part not in values:
-            return False, None
-        values = values[part]
-    return True, values
+    return f"`{value}`" if isinstance(value, str) and value else f"`{json.dumps(value, ensure_ascii=False)}`"
 
 
 def _takes(field: dict[str, Any], schema: dict[str, Any]) -> str:
     """Type and allowed values of a field of a JSON Schema, in words."""
     if "$ref" in field:
-        target = schema["$defs"][field["$ref"].rsplit("/", 1)[1]]
-        return _takes(target, schema)
+        return _takes(schema["$defs"][field["$ref"].rsplit("/", 1)[1]], schema)
     if options := field.get("anyOf") or field.get("oneOf"):
         return ", or ".join(dict.fromkeys(option.get("description") or _takes(option, schema) for option in options))
     if "enum" in field or "const" in field:
         return ", ".join(_code(value) for value in field.get("enum", [field.get("const")]))
-    kind = field.get("type")
+    kind, least, most = field.get("type"), field.get("minItems"), field.get("maxItems")
     if kind == "array":
-        return "a list" + _count(field) + f" of: {_takes(field.get('items', {}), schema)}"
+        count = "" if least is None else f" of {least}" if least == most else " (not empty)"
+        return f"a list{count} of: {_takes(field.get('items', {}), schema)}"
     if kind == "object":
         return "a mapping" if field.get("additionalProperties") else "a mapping (below)"
     words = {"integer": "integer", "number": "number", "boolean": "`true`, `false`", "null": "`null`"}
-    return words.get(str(kind), "text") + _range(field)
-
-
-def _count(field: dict[str, Any]) -> str:
-    least, most = field.get("minItems"), field.get("maxItems")
-    return (
-        "" if least is None else f" of {least}" if least == most else " (not empty)" if least == 1 else f" of ≥ {least}"
-    )
-
-
-def _range(field: dict[str, Any]) -> str:
-    words = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    bounds = [f"{sign} {_number(field[name])}" for name, sign in words.items() if name in field]
-    return " " + " and ".join(bounds) if bounds else ""
-
-
-def _number(value: float) -> str:
-    return "2^63" if value == 2**63 else f"{value:,}"
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    bounds = [f"{signs[key]} {'2^63' if field[key] == 2**63 else f'{field[key]:,}'}" for key in signs if key in field]
+    return " ".join([words.get(str(kind), "text"), " and ".join(bounds)]).strip()
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -223,26 +170,25 @@ def base() -> str:
     head = "".join(takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     assert isinstance(root, yaml.MappingNode)
-    sentences = {".".join(path): field for path, field in reversed(list(fields(RunConfig)))}  # storyworld comes first
-    return head + "\n" + "\n".join(_base_lines(root, "", text, sentences)) + "\n"
+    return head + "\n" + "\n".join(_base_lines(root, "", text)) + "\n"
 
 
-def _base_lines(node: yaml.MappingNode, prefix: str, text: str, known: dict[str, FieldInfo]) -> Iterator[str]:
+def _base_lines(node: yaml.MappingNode, prefix: str, text: str) -> Iterator[str]:
     indent = "  " * prefix.count(".")
     for key_node, value in node.value:
         key = prefix + key_node.value
-        comment = str(known[key].description)
+        comment, examples = str(KEYS[key].description), KEYS[key].examples or []
         if isinstance(value, yaml.MappingNode) and not value.flow_style:
-            yield from ["", f"{key}:  # {comment}"] if not indent and not prefix else [f"{indent}{key_node.value}:"]
-            yield from _base_lines(value, f"{key}.", text, known)
+            yield from [f"{indent}{key_node.value}:"] if prefix else ["", f"{key}:  # {comment}"]
+            yield from _base_lines(value, f"{key}.", text)
             continue
         line = f"{indent}{key_node.value}: {text[value.start_mark.index : value.end_mark.index]}"
-        examples = [f"{indent}# for example {_flow(example)}" for example in known[key].examples or []]
         behind = f"{line:<{COLUMN - 2}}  # {comment}"
-        if len(behind) > WIDTH or examples or key in DRAWN:
+        drawn = _drawing(ModelConfig) if key == "model.num_key_value_heads" else []
+        if len(behind) > WIDTH or examples or drawn:
             yield from textwrap.wrap(comment, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
-            yield from (f"{indent}# {line}".rstrip() for line in DRAWN.get(key, []))
-            yield from examples
+            yield from (f"{indent}# {each}".rstrip() for each in drawn)
+            yield from (f"{indent}# for example {_flow(example)}" for example in examples)
             behind = line
         yield behind
 
@@ -251,9 +197,6 @@ def _drawing(model: type[BaseModel]) -> list[str]:
     """The indented paragraph of a docstring."""
     paragraphs = inspect.cleandoc(model.__doc__ or "").split("\n\n")
     return next(part for part in paragraphs if part.startswith(" ")).splitlines()
-
-
-DRAWN = {"model.num_key_value_heads": _drawing(ModelConfig)}
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -266,8 +209,9 @@ def json_schema() -> str:
     schema["properties"]["extends"] = {"type": "string", "description": "Another YAML file that this one changes."}
     for section in schema["$defs"].values():
         section["description"] = _first_paragraph(section["description"])
-    for model in (FilesSource, HubSource, MixSource, RopeScaling, DistillConfig):
-        schema["$defs"][model.__name__].pop("required")
+    for prefix, model in sections(RunConfig):
+        if prefix and "N." not in prefix:  # an item of a list extends nothing
+            schema["$defs"][model.__name__].pop("required", None)
     source = schema["$defs"]["DataConfig"]["properties"]["source"]
     source["anyOf"] = source.pop("oneOf")  # without its kind, a part of a source may be of several
     paths = schema["$defs"]["FilesSource"]["properties"]["path"]["anyOf"]

@@ -106,7 +106,7 @@ def answer_log_probs(forward: Forward, lm: LanguageModel, ids: Tensor, labels: T
 
 
 def open_preference(config: RunConfig, data: PreparedData, lm: LanguageModel, device: Device) -> Preference:
-    """A `MakeObjective`. Where adapters are trained (model/adapters), the reference needs no memory of its own."""
+    """A `MakeObjective`. Where adapters are trained (model/lora.py), the reference needs no memory of its own."""
     from train.methods.reference import open_reference
 
     assert config.init_from is not None  # as_fine_tuning

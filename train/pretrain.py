@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.command import InputError, exit_on_bad_input, survive_lost_output
+from configs.command import InputError, exit_on_bad_input
 from train.command_line import parse_command_line
 from train.config import RunConfig
 from train.methods.sections import check_script
@@ -73,17 +73,15 @@ def _run(
     from train.objective import TextBatches, next_token
     from train.run import open_run
     from train.saving.initial_weights import find_base, find_initial_weights
-    from train.saving.run_directory import start_of_owner
-    from train.saving.run_lock import owned
-
-    survive_lost_output()
+    from train.saving.run_directory import Owner, find_start
 
     # 1. This process and the others; the run directory is theirs alone until the end. What can be wrong is found before
     # text is read.
     with (
         processes(config.train.parallel, config.train.device) as world,
-        owned(config.directory, world.is_first) as owner,
+        Owner(config.directory) as owner,
     ):
+        world.first(owner.take)
         check_script(config, script)
         config = complete(config) if complete else config
         check_shares(config, world)
@@ -91,7 +89,7 @@ def _run(
         hooks.check(config.eval, config.model)
 
         # 2. Whether this run is new, half-way or finished, and where it computes.
-        start = world.first(lambda: start_of_owner(config, owner))
+        start = world.first(lambda: find_start(config))
         if start.finished:
             world.say(report.summary(config.directory))
             return 0

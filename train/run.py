@@ -27,8 +27,7 @@ from train.objective import BatchSource, Objective
 from train.optimizer import build_optimizers
 from train.saving import run_directory
 from train.saving.checkpoint import TrainerState, load_checkpoint, load_kept
-from train.saving.run_directory import Start
-from train.saving.run_lock import Owner
+from train.saving.run_directory import Owner, Start
 from train.tracking import Tracker
 
 
@@ -144,7 +143,7 @@ def open_run(
     if start.checkpoint is not None:
         state = RunState(**vars(load_checkpoint(start.checkpoint, lm, optimizers, world)))
         source.restore(load_kept(start.checkpoint, world))
-        if start.is_own(config):
+        if start.is_own:
             state.saved_at = state.step
         else:
             state.wandb_id = None  # another run continues, under its own name

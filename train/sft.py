@@ -20,12 +20,10 @@ def main() -> int:
 
 
 def as_fine_tuning(config: RunConfig, records: str = "conversations") -> RunConfig:
-    """The config with architecture and tokenizer taken over from `init_from`; dropout and similar keys stay its own.
+    """The config, whose shape and tokenizer are those of `init_from` (train/config.py).
 
-    records: what the data must be. Raises InputError without init_from, if that is not a model, and for other data.
+    records: what the data must be. Raises InputError without init_from, and for other data.
     """
-    from train.saving.initial_weights import take_over
-
     if config.init_from is None:
         raise InputError(
             "init_from: fine-tuning starts from a trained model: name a run, for example init_from=runs/demo"
@@ -37,7 +35,7 @@ def as_fine_tuning(config: RunConfig, records: str = "conversations") -> RunConf
             f"data.records is {config.data.records}, but fine-tuning needs {records}: set data.records={records}, or "
             f"use {instead}"
         )
-    return take_over(config)
+    return config
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from configs.command import still_busy
 from configs.files import append_line
 from eval.run_files import METRICS
 from train.config import RunConfig
-from train.saving.run_lock import Owner
+from train.saving.run_directory import Owner
 
 SILENCE_S, SILENCE = 10.0, 0.05  # without a terminal, for so long and this share of the run nothing need be said
 Media = Path | tuple[list[str], list[list[Any]]]  # a file, or a table: columns, rows

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
+from filelock import FileLock
 from pydantic import Field, TypeAdapter
 
 from configs.command import still_busy
 from configs.files import read_json
-from configs.locks import locked
 from data.reading.file_bytes import clear_errors
 
 ENTRY = TypeAdapter(tuple[int, int, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]])  # size, time of change, SHA-256
@@ -35,7 +35,7 @@ def hashes(files: list[Path], memory: Path) -> list[str]:
     turns: the first one hashes, the others find the result. A file that has just changed is not remembered yet.
     """
     memory.parent.mkdir(parents=True, exist_ok=True)
-    with locked(memory.with_suffix(".lock"), -1):
+    with FileLock(memory.with_suffix(".lock")):
         known, now = _remembered(memory), time.time_ns()
         keys = [str(file.resolve()) for file in files]
         stamps = dict(zip(keys, map(stamp, files), strict=True))

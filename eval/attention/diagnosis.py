@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from model.attention import attention_weights, repeat_kv
-from model.positions.rope import apply_rotary
+from model.rope import apply_rotary
 
 UNKNOWN = "mask, scale, RoPE or the order of key/value heads differ, in a way that none of the usual mistakes explains"
 

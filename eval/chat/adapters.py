@@ -12,9 +12,8 @@ from configs.command import InputError
 from configs.files import is_adapter, read_checkpoint
 from data.tokenizer import load_tokenizer
 from eval.chat.session import Conversation
-from model.adapters.files import load_adapters
-from model.adapters.lora import remove_adapters
-from model.saving.checkpoint_format import read_config
+from model.checkpoint import read_config
+from model.lora import load_adapters, remove_adapters
 
 BASE = "base"  # the name of the model without adapters
 

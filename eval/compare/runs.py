@@ -20,20 +20,30 @@ from configs.files import (
     DamagedFile,
     check_files,
     checked,
-    is_file,
     read_checkpoint,
     read_json,
     read_text,
     training_folder,
 )
 from configs.loader import flatten, load_config
-from configs.schema import Meaning, RunKeys, keys_that
-from data.config import DataConfig
+from configs.schema import RunKeys, Tag, keys_with
 from eval.run_files import read_metrics, read_result
 
 if TYPE_CHECKING:
     from eval.attention.snapshots import Snapshot
 
+ROWS = tuple(  # how text becomes tokens and rows, not which text it is
+    f"data.{key}"
+    for key in (
+        "tokenizer",
+        "sequence_length",
+        "shuffle",
+        "isolate_documents",
+        "restart_positions",
+        "rows_joined",
+        "too_long",
+    )
+)
 MOST_PROBLEMS = 3  # lines of warning about one run
 
 
@@ -163,13 +173,13 @@ def read_run(path: Path) -> tuple[RunResult, list[str]]:
     from eval.attention.snapshots import read_all
 
     problems: list[str] = []
-    if not is_file(path / "config.yaml"):
+    if not (path / "config.yaml").is_file():
         raise InputError(f"{path}: is not a run (it has no config.yaml): give a directory that train.pretrain made")
     settings = flatten(load_config(path / "config.yaml").values)
     if not {"seed", "train.tokens_per_step", "model.num_hidden_layers"} <= settings.keys():
         raise InputError(f"{path}/config.yaml: is not the resolved config of a run: give a run's directory")
     checked(settings, f"{path}/config.yaml", Needed)
-    not_compared = keys_that(RunKeys, Meaning.BOOKKEEPING, Meaning.REPETITION)
+    not_compared = ("seed", *keys_with(RunKeys, Tag.RUNTIME))
     lines = read_metrics(path, problems.append)
     train = [line for line in lines if line["split"] == "train" and "loss" in line]
     val = [line for line in lines if line["split"] == "val" and {"loss", "bits_per_byte"} <= line.keys()]
@@ -270,7 +280,7 @@ def _frozen(value: Any) -> str:
 def caveats(baseline: Variant, other: Variant) -> list[str]:
     """Why the two are not like for like, besides what was meant to differ: other text, or other numbers of tokens."""
     keys = [key for key in differing_keys([baseline, other]) if key.startswith("data.")]
-    text = [key for key in keys if key.removeprefix("data.") not in keys_that(DataConfig, Meaning.ROWS)]
+    text = [key for key in keys if not key.startswith(ROWS)]
     found = []
     if text:
         found.append(f"other data ({', '.join(text)})")

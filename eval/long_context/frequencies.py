@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.positions.rope import inverse_frequencies
+from model.rope import inverse_frequencies
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,18 @@ from functools import partial
 
 from configs.command import InputError
 from model import LanguageModel
-from model.positions.longer_texts import with_config, with_rope_scaling, with_window
 
 Make = Callable[[int], LanguageModel]  # length in tokens -> the model for it
 
 
 def methods(lm: LanguageModel, trained: int) -> dict[str, Make]:
     """What can be done to this model, which read rows of `trained` tokens in training."""
-    plain = with_rope_scaling(lm, "none", 1, trained) if any(lm.config.rotates) else lm
+    plain = lm.with_rope_scaling("none", 1, trained) if any(lm.config.rotates) else lm
     found: dict[str, Make] = {"none": partial(longer, plain)}
     if any(lm.config.rotates):
         found |= {kind: partial(_scaled, plain, kind, trained) for kind in ("linear", "yarn")}
-    return found | {"windows": lambda length: with_window(longer(plain, length), trained)}
+    window = {"sliding_window": trained, "layer_types": ["sliding_attention"]}
+    return found | {"windows": lambda length: longer(plain, length).with_config(**window)}
 
 
 def longer(lm: LanguageModel, length: int) -> LanguageModel:
@@ -38,8 +38,8 @@ def longer(lm: LanguageModel, length: int) -> LanguageModel:
         raise InputError(
             f"--lengths: {length:,} is too long: this model has learned a vector for {longest:,} positions"
         )
-    return with_config(lm, max_position_embeddings=length)
+    return lm.with_config(max_position_embeddings=length)
 
 
 def _scaled(lm: LanguageModel, kind: str, trained: int, length: int) -> LanguageModel:
-    return longer(with_rope_scaling(lm, kind, max(1.0, length / trained), trained), length)
+    return longer(lm.with_rope_scaling(kind, max(1.0, length / trained), trained), length)

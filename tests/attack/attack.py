@@ -38,8 +38,8 @@ class Case:
 
     may_work: exit code 0 is right as well. says: regular expression that the error line must match. may_change: glob
     patterns of files that the command may rewrite although it refuses. check: looks at the folder afterwards, and
-    returns what is wrong with it. streams: where standard streams go, such as {1: "full"}, see `redirect`. code: the
-    exit code that is right where nobody sees an error line. first: what happens in the command's process before it.
+    returns what is wrong with it. code: the exit code that is right where nobody sees an error line. first: what
+    happens in the command's process before it.
     """
 
     name: str
@@ -52,7 +52,6 @@ class Case:
     may_change: tuple[str, ...] = ()
     check: Callable[[Path], str] | None = None
     environment: dict[str, str] = field(default_factory=dict)
-    streams: dict[int, str] = field(default_factory=dict)
     code: int | None = None
     first: Callable[[], object] | None = None
 
@@ -88,7 +87,7 @@ def run(case: Case, folder: Path) -> Ending:
     output, stdin = folder.with_suffix(".out"), folder.with_suffix(".in")
     stdin.write_bytes(case.stdin)
     before, began = contents(folder), time.monotonic()
-    process = start(_command, folder, stdin, output, list(case.command), case.environment, case.streams, case.first)
+    process = start(_command, folder, stdin, output, list(case.command), case.environment, case.first)
     hung = _wait(process, output)
     printed = output.read_bytes().decode("utf-8", "backslashreplace") if output.exists() else ""
     kind, why = _judged(case, process.exitcode, printed, hung)
@@ -114,7 +113,6 @@ def _command(
     output: Path,
     command: list[str],
     environment: dict[str, str],
-    streams: dict[int, str],
     first: Callable[[], object] | None,
 ) -> None:
     import torch
@@ -128,8 +126,6 @@ def _command(
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     os.chdir(folder)
     sys.path.insert(0, str(folder))  # as `python -m` does
-    for number, name in streams.items():
-        redirect(number, name)
     found = importlib.import_module(command[0])
     if hasattr(found, "__path__"):
         found = importlib.import_module(f"{command[0]}.__main__")
@@ -137,19 +133,6 @@ def _command(
     if first is not None:
         first()
     exit_on_bad_input(found.main)
-
-
-def redirect(number: int, name: str) -> None:
-    """Let a standard stream of this process be: full (a disk), unread (a pipe whose reader has ended), closed."""
-    stream = ("stdin", "stdout", "stderr")[number]
-    if name == "closed":
-        os.close(number)
-        setattr(sys, stream, None)  # as Python finds it when it starts
-        return
-    reader, writer = os.pipe()
-    os.close(reader)
-    os.dup2(os.open("/dev/full", os.O_WRONLY) if name == "full" else writer, number)
-    setattr(sys, stream, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115  # buffers whole blocks
 
 
 def _wait(process, output: Path) -> bool:

@@ -99,8 +99,8 @@ train.optimizer.betas=[0.5,0.5]
 train.optimizer.eps=1.0
 data.sequence_length=16
 data.shuffle=false
-data.isolate_documents=true
-data.restart_positions=true | data.isolate_documents=true
+data.isolate_documents=false
+data.restart_positions=true
 data.validation_fraction=0.5
 eval.hooks=[validation]
 eval.every=2
@@ -211,3 +211,9 @@ def test_every_key_is_shown_by_a_test():
         assert is_section or key in shown or any(key == one or key.startswith(f"{one}.") for one in SHOWN_ELSEWHERE), (
             key
         )
+
+
+def test_base_yaml_shows_the_defaults_and_adds_none(tmp_path):
+    for name, begin in (("alone", ""), ("extending", "extends: base.yaml\n")):
+        (tmp_path / f"{name}.yaml").write_text(f"{begin}name: same\n")
+    assert load_run_config(tmp_path / "alone.yaml") == load_run_config(tmp_path / "extending.yaml")

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from configs.command import InputError
-from configs.loader import construct, dump_yaml, load_config, parse_yaml, validate
+from configs.loader import dump_yaml, load_config, parse_yaml, validate
 from data.config import DataConfig
 from train.config import load_run_config
 
@@ -72,7 +72,7 @@ def test_what_is_written_is_read_back_by_old_and_new_yaml():
         3,
         None,
     ]
-    assert construct(parse_yaml(dump_yaml(values), "here"), "here") == yaml.safe_load(dump_yaml(values)) == values
+    assert parse_yaml(dump_yaml(values), "here") == yaml.safe_load(dump_yaml(values)) == values
 
 
 def test_a_path_alone_is_a_source_of_files(tmp_path):
@@ -111,13 +111,16 @@ def test_another_kind_of_source_inherits_nothing(tmp_path):
         ("data:\n  source: {kind: files}\n", "x.yaml:2: `data.source.path` is missing"),
         (
             "data:\n  source: {kind: file}\n",
-            "x.yaml:2: `data.source.kind` is 'file': must be storyworld . files . hub . mix, did you",
+            "x.yaml:2: `data.source` is .*'file' .* expected tags: 'storyworld', 'files', 'hub', 'mix'",
         ),
-        ("model:\n  hidden_size: 6\n  num_attention_heads: 2\n", "x.yaml:3: head_dim .3. must be even"),
-        ("model:\n  num_attention_heads: 8\n  num_key_value_heads: 3\n", "x.yaml:3: .*use 1, 2, 4 or 8"),
+        (
+            "model:\n  hidden_size: 6\n  num_attention_heads: 2\n  num_key_value_heads: mha\n",
+            "x.yaml:3: head_dim .3. must be even",
+        ),
+        ("model:\n  num_attention_heads: 8\n  num_key_value_heads: 3\n", "x.yaml:3: .*use 1, 2, 4, 8"),
         ("data:\n  sequence_length: 1024\n", "x.yaml:2: sequence_length .1024. is longer than model.max_position_emb"),
         ("train:\n  tokens_per_step: 1000\n", "x.yaml:2: train.tokens_per_step .* multiple of .* use 768 or 1024"),
-        ("train:\n  micro_batch_size: 7\n", "x.yaml:2: micro_batch_size .7. must divide the 64 rows"),
+        ("train:\n  micro_batch_size: 7\n", "x.yaml:2: micro_batch_size .7. must divide the 32 rows"),
         ("model: {num_key_value_heads: gga}\n", "`model.num_key_value_heads` is 'gga': .*'mha', 'gqa' or 'mqa'$"),
         ("model: {num_key_value_heads: [1, 2]}\n", "`model.num_key_value_heads` is .1, 2.: must be a valid integer or"),
         (
@@ -134,7 +137,7 @@ def test_another_kind_of_source_inherits_nothing(tmp_path):
         ),
         ("seed: !!python/object/apply:os.getpid []\n", "x.yaml:1: .*tag:yaml.org,2002:python/object"),
         ("seed: 1\n---\nseed: 2\n", "x.yaml:2: .*another document"),
-        ("seed: " + "9" * 5000 + "\n", "x.yaml:1: .*4300 digits"),
+        ("seed: " + "9" * 5000 + "\n", "x.yaml: .*4300 digits"),
         ("name: a\0b\n", "x.yaml: not valid YAML: .*#x0000"),
         ("? [1, 2]\n: 3\n", "x.yaml:1: .*keys must be plain words"),
         ("extends: [a, b]\n", "x.yaml:1: extends takes one file name"),
@@ -144,7 +147,7 @@ def test_another_kind_of_source_inherits_nothing(tmp_path):
         (
             "eval:\n  max_tokens: 64\n  attention: {max_tokens: 100}\n"
             "model: {max_position_embeddings: 64}\ndata: {sequence_length: 64}\n",
-            "x.yaml:3: eval.attention.max_tokens .100. is longer",
+            "x.yaml:4: eval.attention.max_tokens .100. is longer",
         ),
         (
             "data:\n  source:\n    kind: mix\n    parts: [{weight: heavy, source: {kind: files, path: a}}]\n",
@@ -183,7 +186,7 @@ def test_a_mistake_on_the_command_line_is_named_too(tmp_path):
         load_run_config(config, ["sed=2"])
     with pytest.raises(InputError, match="command line `modle.x=1`: unknown key `modle`, did you mean `model`"):
         load_run_config(config, ["modle.x=1"])
-    with pytest.raises(InputError, match="command line `model.num_key_value_heads=3`: .*use 1, 2, 4 or 8"):
+    with pytest.raises(InputError, match="command line `model.num_key_value_heads=3`: .*use 1, 2, 4, 8"):
         load_run_config(config, ["model.num_key_value_heads=3"])
     with pytest.raises(InputError, match="write section.key=value"):
         load_run_config(config, ["seed"])

@@ -255,7 +255,9 @@ def test_the_summary_of_conversations(too_long, cut, dropped, tmp_path, monkeypa
     kinds = [[question, answer]] * 60 + [[question, answer, question, long]] * 20 + [[question, long]] * 10
     for name in ("train", "held"):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"messages": m}) + "\n" for m in kinds))
-    config_file = write_config(tmp_path, "train.jsonl", f"  records: conversations\n  too_long: {too_long}\n", 64)
+    config_file = write_config(
+        tmp_path, "train.jsonl", f"  records: conversations\n  too_long: {too_long}\n  rows_joined: 1\n", 64
+    )
     config_file.write_text(
         config_file.read_text().replace("train.jsonl}", f"train.jsonl, validation_path: {tmp_path / 'held.jsonl'}}}")
     )

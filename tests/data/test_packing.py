@@ -225,7 +225,7 @@ def test_rows_are_joined_only_where_a_step_can_be_made_of_them_and_no_token_sees
     assert make_rows(config.model_copy(update={"isolate_documents": False}), data, "train", 16).length == 256
     assert make_rows(config.model_copy(update={"rows_joined": 3}), data, "train", 6).length == 768
     with pytest.raises(ValueError, match="rows_joined needs isolate_documents"):
-        DataConfig(rows_joined=2)
+        DataConfig(rows_joined=2, isolate_documents=False)
 
 
 # Isolation: what shares a row does not share anything else

@@ -41,7 +41,7 @@ MISTAKES = [
     ("commands", "```\n.venv/bin/python -m train.pretrain configs/demo.yaml seed=1  # --no\n```",
      "```\n.venv/bin/python -m train.pretrain configs/demo.yaml seeds=1\n```", "`seeds=1`: there is no such key"),
     ("commands", "`python -m train.pretrain configs/demo.yaml model.num_key_value_heads=2`",
-     "`python -m train.pretrain configs/demo.yaml model.num_key_value_heads=4`", "use 1, 2, 3 or 6"),
+     "`python -m train.pretrain configs/demo.yaml model.num_key_value_heads=4`", "use 1, 2, 3, 6"),
     ("commands", "`python -m train.sweep configs/demo.yaml model.num_key_value_heads=6,2 --seeds 3`",
      "`python -m train.sweep configs/demo.yaml model.kv_heads=6,2 --seeds 3`", "there is no such key"),
     ("commands", "`make demo`", "`make demos`", "make has no target demos: did you mean demo?"),

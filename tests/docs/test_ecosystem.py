@@ -18,9 +18,9 @@ from eval.attention import capture
 from eval.tasks.minimal_pairs import read_pairs
 from eval.tasks.multiple_choice import figures, read_multiple_choice, score_multiple_choice
 from model import load
-from model.export.__main__ import export
+from model.export import export
 from tests.docs.page import ROOT
-from tests.model.export.models import model, save_with_tokenizer
+from tests.model.export_models import model, save_with_tokenizer
 from tests.serve.conftest import serving
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ import torch
 from huggingface_hub import ModelCard
 
 from model import load
-from model.export.__main__ import export
+from model.export import export
 from tests.elsewhere.hub_server import running_hub
 from tests.train.checkpoints import TOKENIZER, training
 

@@ -10,7 +10,7 @@ from model.attention import attention_weights
 from model.backends.choice import BACKENDS
 from model.decoding.kv_cache import make_cache
 from model.masks import MaskSpec, boolean_mask
-from model.positions.rope import RotaryEmbedding, apply_rotary
+from model.rope import RotaryEmbedding, apply_rotary
 from tests.conftest import random_model, tiny_config
 
 SDPA = BACKENDS["sdpa"].compute
@@ -123,7 +123,7 @@ def all_visible(q, k):
 
 
 def without_rope(x):
-    cos, sin = RotaryEmbedding(CONFIG)(torch.arange(x.shape[2])[None], x.dtype)
+    cos, sin = RotaryEmbedding(CONFIG.head_size, CONFIG.rope_theta)(torch.arange(x.shape[2])[None], x.dtype)
     return apply_rotary(x, cos, -sin)
 
 

@@ -23,7 +23,6 @@ from eval.attention.capture import capture
 from eval.chat import __main__ as chat
 from eval.chat import attention as chat_attention
 from model import load, save
-from model.positions.longer_texts import with_rope_scaling
 from tests.conftest import random_model, tiny_config
 from tests.eval.test_plots import snapshot
 from tests.train.helpers import REPOSITORY
@@ -70,7 +69,7 @@ def said(monkeypatch, capsys):
 def test_another_scaling_of_rope_answers_like_a_model_saved_with_it(runs, said, tmp_path):
     checkpoint = tmp_path / "step_00000010"
     shutil.copytree(runs / "texts/checkpoints/step_00000010", checkpoint)
-    save(with_rope_scaling(load(runs / "texts"), "yarn", 2, trained=256), checkpoint)  # 256: the default of a config
+    save(load(runs / "texts").with_rope_scaling("yarn", 2, trained=256), checkpoint)  # 256: the default of a config
     more, lines = ["--max-new-tokens", "12", "--temperature", "0"], ["Tiko saw"]
     answers = {
         kind: said(runs / "texts", *more, "--rope-scaling", kind, *factor, lines=lines)[1]

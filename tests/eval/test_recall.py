@@ -31,7 +31,15 @@ class Knows(LanguageModel):
 
 
 def oracle(of, errs):
-    lm = Knows(ModelConfig(vocab_size=BYTES.vocab_size, hidden_size=8, num_hidden_layers=1, num_attention_heads=1))
+    lm = Knows(
+        ModelConfig(
+            vocab_size=BYTES.vocab_size,
+            hidden_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+        )
+    )
     lm.ids, lm.errs = of.ids, errs
     return lm
 
@@ -88,7 +96,7 @@ def test_a_source_without_recall_has_no_questions():
 
 def test_a_random_model_is_asked_and_its_mode_is_kept():
     lm = random_model(
-        ModelConfig(vocab_size=BYTES.vocab_size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+        ModelConfig(vocab_size=BYTES.vocab_size, hidden_size=16, num_hidden_layers=1, num_attention_heads=4)
     )
     lm.train()
     of = held_out(StoryworldSource(recall=SHAPE), BYTES, documents=2)

@@ -12,10 +12,11 @@ from transformers import AutoModelForCausalLM
 from configs.command import InputWarning
 from configs.files import DamagedFile
 from model import load, save
-from model.adapters.config import LoraConfig
-from model.adapters.files import base_of, load_adapters, weights_hash
-from model.adapters.lora import adapted, add_adapters, merge
+from model.checkpoint import base_of
+from model.lora import adapted, add_adapters, load_adapters, merge, weights_hash
+from model.lora_config import LoraConfig
 from tests.conftest import random_model, tiny_config
+from tests.model.export_models import GPT2
 
 IDS = torch.arange(24).view(2, 12)
 MLA = {"attention": "mla", "kv_lora_rank": 16, "num_key_value_heads": "mha", "qk_norm": False}
@@ -69,6 +70,14 @@ def test_we_load_what_peft_wrote(tmp_path, targets):
     assert torch.equal(load(tmp_path / "theirs")(IDS), lm(IDS))
 
 
+def test_adapters_of_gpt2_come_back(tmp_path):
+    """peft would put one adapter beside the matrix in which GPT-2 has queries, keys and values: only ours load here."""
+    lm = trained(base_in(tmp_path, **GPT2))
+    save(lm, tmp_path / "ours")
+    merge(lm)
+    assert torch.equal(load(tmp_path / "ours")(IDS), lm(IDS))
+
+
 def edited(folder, **values):
     file = folder / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
@@ -111,7 +120,7 @@ def test_the_base_is_looked_for_from_here_and_from_the_folders_around(tmp_path, 
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is set"),
         ({"bias": "all"}, "`bias`: must be 'none', and is 'all'"),
         ({"peft_type": "IA3"}, "`peft_type`: must be 'LORA'"),
-        ({"r": 2}, r"has shape \[4, \d+\], the adapters of this model \[2, \d+\]"),
+        ({"r": 2}, r"has shape \[4, \d+\], and the model \[2, \d+\]"),
         ({"r": "4"}, "`r`: must be a valid integer"),
         ({"lora_alpha": -1}, "`lora_alpha`"),
     ],

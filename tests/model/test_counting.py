@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from model import LanguageModel
-from model.counting import flops_per_token, parameter_counts
 from model.masks import causal, mean_keys, within_window
 from model.norm import LayerNorm, RMSNorm
+from model.transformer import on_meta
 from tests.conftest import tiny_config
 
 CHANGES = [
@@ -30,7 +30,7 @@ CHANGES = [
 @pytest.mark.parametrize("changes", CHANGES)
 def test_the_counts_are_those_of_a_real_model(changes):
     config = tiny_config(**changes)
-    lm, counts, state = LanguageModel(config), parameter_counts(config), torch.get_rng_state()
+    lm, counts, state = LanguageModel(config), on_meta(config).parameter_counts(), torch.get_rng_state()
     assert counts["total"] == lm.num_parameters() == sum(v for k, v in counts.items() if k != "total")
     layers = [(layer.self_attn, layer.mlp) for layer in lm.model.layers]
     projections = [p for a, _ in layers for p in (a.q_proj, a.k_proj, a.v_proj, a.o_proj)]
@@ -39,8 +39,8 @@ def test_the_counts_are_those_of_a_real_model(changes):
     assert counts["feed_forward"] == sum(p.numel() for _, mlp in layers for p in mlp.parameters())
     norms = [module for module in lm.modules() if isinstance(module, RMSNorm | LayerNorm)]
     assert counts["norm"] == sum(p.numel() for norm in norms for p in norm.parameters())
-    positions = sum(p.numel() for p in lm.model.embed_positions.parameters())
-    assert counts["embedding"] == lm.model.embed_tokens.weight.numel() + positions
+    tables = [table for table in lm.modules() if isinstance(table, torch.nn.Embedding)]
+    assert counts["embedding"] == sum(table.weight.numel() for table in tables)
     assert counts["head"] == (0 if config.tie_word_embeddings else lm.lm_head.weight.numel())
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -48,7 +48,7 @@ def test_the_counts_are_those_of_a_real_model(changes):
 @pytest.mark.parametrize("changes", CHANGES)
 def test_flops_are_matrix_products_and_the_keys_that_are_seen(changes):
     config, length = tiny_config(**changes), 9
-    counts = parameter_counts(config)
+    counts = on_meta(config).parameter_counts()
     lm = LanguageModel(config)
     biases = sum(m.bias.numel() for m in lm.modules() if isinstance(m, torch.nn.Linear) and m.bias is not None)
     matrices = counts["attention"] + counts["feed_forward"] - biases + lm.lm_head.weight.numel()
@@ -59,5 +59,5 @@ def test_flops_are_matrix_products_and_the_keys_that_are_seen(changes):
         assert mean_keys(length, window) == pytest.approx(seen.sum().item() / length)
         keys += seen.sum().item() / length
     forward = 2 * matrices + 4 * config.num_attention_heads * config.head_size * keys
-    assert flops_per_token(config, length, training=False) == pytest.approx(forward)
-    assert flops_per_token(config, length) == pytest.approx(3 * forward)
+    assert on_meta(config).flops_per_token(length, training=False) == pytest.approx(forward)
+    assert on_meta(config).flops_per_token(length) == pytest.approx(3 * forward)

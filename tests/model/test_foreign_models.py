@@ -2,6 +2,7 @@
 
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,74 +14,60 @@ from model import load, save
 from tests.conftest import random_model, tiny_config
 
 # config.json as it stands on the Hub, with other sizes
+COMMON = {  # of those that are no GPT-2
+    "hidden_act": "silu", "hidden_size": 32, "initializer_range": 0.02, "intermediate_size": 48,
+    "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-05,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 192,
+}  # fmt: skip
 REAL = {
-    "Qwen3": {
+    "Qwen3": COMMON | {
         "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-        "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 16, "hidden_act": "silu", "hidden_size": 32,
-        "initializer_range": 0.02, "intermediate_size": 48, "max_position_embeddings": 40960, "max_window_layers": 28,
-        "model_type": "qwen3", "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None,
-        "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": True,
-        "use_sliding_window": False, "vocab_size": 192,
+        "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 16, "max_position_embeddings": 40960,
+        "max_window_layers": 28, "model_type": "qwen3", "rms_norm_eps": 1e-06, "rope_scaling": None,
+        "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True, "transformers_version": "4.51.0",
+        "use_sliding_window": False,
     },
-    "Llama 3 Instruct": {
+    "Llama 3 Instruct": COMMON | {
         "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-        "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu", "hidden_size": 32,
-        "initializer_range": 0.02, "intermediate_size": 48, "max_position_embeddings": 8192, "mlp_bias": False,
-        "model_type": "llama", "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
-        "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 500000.0,
-        "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.38.2", "use_cache": True,
-        "vocab_size": 192,
+        "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "max_position_embeddings": 8192,
+        "mlp_bias": False, "model_type": "llama", "pretraining_tp": 1, "rope_scaling": None, "rope_theta": 500000.0,
+        "transformers_version": "4.38.2",
     },
-    "SmolLM2": {
+    "SmolLM2": COMMON | {
         "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1,
-        "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 36, "initializer_range": 0.041666666666666664,
-        "intermediate_size": 96, "is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False,
-        "model_type": "llama", "num_attention_heads": 9, "num_hidden_layers": 2, "num_key_value_heads": 3,
-        "pad_token_id": 2, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_interleaved": False, "rope_scaling": None,
-        "rope_theta": 100000, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+        "eos_token_id": 2, "hidden_size": 36, "initializer_range": 0.041666666666666664, "intermediate_size": 96,
+        "is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False, "model_type": "llama",
+        "num_attention_heads": 9, "num_key_value_heads": 3, "pad_token_id": 2, "pretraining_tp": 1,
+        "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000, "tie_word_embeddings": True,
         "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}, "transformers_version": "4.42.3",
-        "use_cache": True, "vocab_size": 192,
     },
-    "TinyLlama": {
-        "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
-        "hidden_size": 32, "initializer_range": 0.02, "intermediate_size": 48, "max_position_embeddings": 2048,
-        "model_type": "llama", "num_attention_heads": 8, "num_hidden_layers": 2, "num_key_value_heads": 4,
-        "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None, "tie_word_embeddings": False,
-        "torch_dtype": "float32", "transformers_version": "4.31.0.dev0", "use_cache": True, "vocab_size": 192,
+    "TinyLlama": COMMON | {
+        "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 2048,
+        "model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 4, "pretraining_tp": 1,
+        "rope_scaling": None, "torch_dtype": "float32", "transformers_version": "4.31.0.dev0",
     },
-    "Llama 3.1": {
+    "Llama 3.1": COMMON | {
         "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-        "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu", "hidden_size": 32,
-        "initializer_range": 0.02, "intermediate_size": 48, "max_position_embeddings": 131072, "mlp_bias": False,
-        "model_type": "llama", "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
-        "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": {
-            "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 64,
-            "rope_type": "llama3"}, "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-        "transformers_version": "4.42.3", "use_cache": True, "vocab_size": 192,
+        "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "max_position_embeddings": 131072,
+        "mlp_bias": False, "model_type": "llama", "pretraining_tp": 1,
+        "rope_scaling": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                         "original_max_position_embeddings": 64, "rope_type": "llama3"},
+        "rope_theta": 500000.0, "transformers_version": "4.42.3",
     },
-    "Mistral 7B": {
-        "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
-        "hidden_size": 32, "initializer_range": 0.02, "intermediate_size": 48, "max_position_embeddings": 32768,
-        "model_type": "mistral", "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 6, "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16", "transformers_version": "4.34.0.dev0", "use_cache": True, "vocab_size": 192,
+    "Mistral 7B": COMMON | {
+        "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
+        "max_position_embeddings": 32768, "model_type": "mistral", "rope_theta": 10000.0, "sliding_window": 6,
+        "transformers_version": "4.34.0.dev0",
     },
-    "Mistral 7B Instruct 0.3": {
+    "Mistral 7B Instruct 0.3": COMMON | {
         "architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
-        "head_dim": 16, "hidden_act": "silu", "hidden_size": 32, "initializer_range": 0.02, "intermediate_size": 48,
-        "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 4, "num_hidden_layers": 2,
-        "num_key_value_heads": 2, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "sliding_window": None,
-        "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.42.0.dev0",
-        "use_cache": True, "vocab_size": 192,
+        "head_dim": 16, "max_position_embeddings": 32768, "model_type": "mistral", "rope_theta": 1000000.0,
+        "sliding_window": None, "transformers_version": "4.42.0.dev0",
     },
-    "Ministral": {
+    "Ministral": COMMON | {
         "architectures": ["MinistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
-        "head_dim": 8, "hidden_act": "silu", "hidden_size": 32, "initializer_range": 0.02, "intermediate_size": 48,
-        "layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 32768,
-        "model_type": "ministral", "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-05, "rope_theta": 100000000.0, "sliding_window": 6, "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16", "transformers_version": "4.57.0", "use_cache": True, "vocab_size": 192,
+        "head_dim": 8, "layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 32768,
+        "model_type": "ministral", "rope_theta": 100000000.0, "sliding_window": 6, "transformers_version": "4.57.0",
     },
     "GPT-2": {
         "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
@@ -90,45 +77,36 @@ REAL = {
         "summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True,
         "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}, "vocab_size": 192,
     },
-    "DeepSeek-V3, dense": {
+    "DeepSeek-V3, dense": COMMON | {
         "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
         "aux_loss_alpha": 0.001, "bos_token_id": 0, "eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 2,
-        "hidden_act": "silu", "hidden_size": 32, "initializer_range": 0.02, "intermediate_size": 48,
         "kv_lora_rank": 12, "max_position_embeddings": 163840, "model_type": "deepseek_v3",
-        "moe_intermediate_size": 16, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1,
-        "norm_topk_prob": True, "num_attention_heads": 4, "num_experts_per_tok": 8, "num_hidden_layers": 2,
-        "num_key_value_heads": 4, "num_nextn_predict_layers": 1, "pretraining_tp": 1, "q_lora_rank": 10,
-        "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "rms_norm_eps": 1e-06, "rope_scaling": None,
-        "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "tie_word_embeddings": False,
-        "topk_group": 4, "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "transformers_version": "4.33.1",
-        "use_cache": True, "v_head_dim": 6, "vocab_size": 192,
+        "moe_intermediate_size": 16, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256,
+        "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 8, "num_key_value_heads": 4,
+        "num_nextn_predict_layers": 1, "pretraining_tp": 1, "q_lora_rank": 10, "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000,
+        "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_group": 4, "topk_method": "noaux_tc",
+        "transformers_version": "4.33.1", "v_head_dim": 6,
     },
-    "Qwen2.5": {
-        "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645,
-        "hidden_act": "silu", "hidden_size": 32, "initializer_range": 0.02, "intermediate_size": 48,
-        "max_position_embeddings": 32768, "max_window_layers": 21, "model_type": "qwen2", "num_attention_heads": 4,
-        "num_hidden_layers": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
-        "sliding_window": 32768, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
-        "transformers_version": "4.43.1", "use_cache": True, "use_sliding_window": False, "vocab_size": 192,
+    "Qwen2.5": COMMON | {
+        "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+        "eos_token_id": 151645, "max_position_embeddings": 32768, "max_window_layers": 21, "model_type": "qwen2",
+        "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": True,
+        "transformers_version": "4.43.1", "use_sliding_window": False,
     },
-    "OLMo 2": {
+    "OLMo 2": COMMON | {
         "architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-        "eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 32, "initializer_range": 0.02,
-        "intermediate_size": 48, "max_position_embeddings": 4096, "model_type": "olmo2", "num_attention_heads": 4,
-        "num_hidden_layers": 2, "num_key_value_heads": 4, "pad_token_id": 177, "rms_norm_eps": 1e-06,
-        "rope_scaling": None, "rope_theta": 500000, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-        "transformers_version": "4.47.0.dev0", "use_cache": True, "vocab_size": 192,
+        "eos_token_id": 100257, "max_position_embeddings": 4096, "model_type": "olmo2", "num_key_value_heads": 4,
+        "pad_token_id": 177, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 500000,
+        "transformers_version": "4.47.0.dev0",
     },
-    "SmolLM3": {
+    "SmolLM3": COMMON | {
         "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-        "bos_token_id": 128000, "eos_token_id": 128012, "hidden_act": "silu", "hidden_size": 32,
-        "initializer_range": 0.02, "intermediate_size": 48, "layer_types": ["full_attention", "full_attention"],
+        "bos_token_id": 128000, "eos_token_id": 128012, "layer_types": ["full_attention", "full_attention"],
         "max_position_embeddings": 65536, "max_window_layers": 28, "mlp_bias": False, "model_type": "smollm3",
-        "no_rope_layer_interval": 4, "no_rope_layers": [1, 0], "num_attention_heads": 4, "num_hidden_layers": 2,
-        "num_key_value_heads": 2, "pad_token_id": 104, "pretraining_tp": 2, "rms_norm_eps": 1e-06,
-        "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None, "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16", "transformers_version": "4.54.0.dev0", "use_cache": True,
-        "use_sliding_window": False, "vocab_size": 192,
+        "no_rope_layer_interval": 4, "no_rope_layers": [1, 0], "pad_token_id": 104, "pretraining_tp": 2,
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None,
+        "tie_word_embeddings": True, "transformers_version": "4.54.0.dev0", "use_sliding_window": False,
     },
 }  # fmt: skip
 # what may stand in a field instead; None means that the field is left out
@@ -220,7 +198,13 @@ def test_a_real_config_gives_the_logits_of_transformers(tmp_path, name):
     folder = directory_of(tmp_path / "a", REAL[name])
     expected = theirs_from(folder)
     assert expected is not None
-    assert torch.equal(logits_of(load(folder)), expected)
+    assert_same(logits_of(load(folder)), expected, REAL[name])
+
+
+def assert_same(ours, theirs, fields):
+    """To the last bit; within 1e-5 for GPT-2, whose products are added up in another order than ours."""
+    tolerance = 1e-5 if fields["model_type"] == "gpt2" else 0
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 def check(folder, changes):
@@ -238,7 +222,7 @@ def check(folder, changes):
             # its Ministral crashes without a head_dim, its SmolLM3 at its own padding token and a small vocabulary
             assert changes in ({"head_dim": None}, {"pad_token_id": None}), f"transformers refuses {changes}"
             return True
-        assert torch.equal(ours, expected), changes
+        assert_same(ours, expected, fields)
         return True
     finally:
         (folder / "config.json").write_text(json.dumps(fields))
@@ -293,12 +277,12 @@ def test_the_end_tokens_of_generation_config_win_as_in_transformers(tmp_path):
 
 
 def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_built(tmp_path, monkeypatch):
-    from model.saving import checkpoint_format
+    from model import checkpoint
 
     save(random_model(tiny_config()), tmp_path)
-    monkeypatch.setattr(checkpoint_format, "free_ram", lambda: (1e5, "RAM available now"))
-    monkeypatch.setattr(checkpoint_format, "LanguageModel", lambda *_: pytest.fail("built"))
-    with pytest.raises(ValueError, match=r"parameters, which need 0.0 GB to be loaded, and 0.0 GB are there"):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1e5))
+    monkeypatch.setattr(checkpoint, "LanguageModel", lambda *_: pytest.fail("built"))
+    with pytest.raises(ValueError, match=r"parameters, which need 0.0 GB to be loaded, and 0.0 GB of RAM are free"):
         load(tmp_path)
 
 
@@ -309,7 +293,7 @@ def test_openais_own_file_of_gpt2_loads(tmp_path):
     theirs = {name.removeprefix("transformer."): value for name, value in load_file(file).items()}
     masks = {f"h.{layer}.attn.bias": torch.ones(1, 1, 64, 64).tril() for layer in range(2)}
     save_file(theirs | masks, file, metadata={"format": "pt"})
-    assert torch.equal(logits_of(load(folder)), expected)
+    torch.testing.assert_close(logits_of(load(folder)), expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(theirs_from(folder), expected)
     twice = theirs | {"transformer.wte.weight": torch.zeros_like(theirs["wte.weight"])}
     save_file(twice, file, metadata={"format": "pt"})

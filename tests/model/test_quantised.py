@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from model import generate
-from model.adapters.config import LoraConfig
-from model.adapters.lora import add_adapters
+from model.lora import add_adapters
+from model.lora_config import LoraConfig
 from model.quantised import WEIGHTS, quantisable, quantise_weights, weight_bytes
 from tests.conftest import random_model, tiny_config
 
@@ -16,6 +16,10 @@ pytest.importorskip("torchao")
 EXPERTS = {"num_experts": 4, "moe_intermediate_size": 16}
 LATENT = {"attention": "mla", "num_key_value_heads": 4, "head_dim": None, "kv_lora_rank": 32, "qk_nope_head_dim": 8}
 LATENT |= {"qk_rope_head_dim": 4, "v_head_dim": 8}
+GPT2 = {
+    "position_embedding": "learned", "norm": "layernorm", "gated_mlp": False, "hidden_act": "gelu_new",
+    "attention_bias": True, "mlp_bias": True, "qk_norm": False, "num_key_value_heads": "mha",
+}  # fmt: skip
 # how far a product may be off, as a share of its size: half a step of 127, and half a step of 15
 NEAR = {"int8": 0.02, "int4": 0.2}
 
@@ -38,7 +42,7 @@ def test_a_layer_computes_nearly_what_it_did(kind):
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)
-@pytest.mark.parametrize("changes", [{}, EXPERTS, LATENT, {"tie_word_embeddings": True}])
+@pytest.mark.parametrize("changes", [{}, EXPERTS, LATENT, GPT2, {"tie_word_embeddings": True}])
 def test_every_architecture_still_writes(kind, changes):
     lm = wide(**changes)
     before, like = weight_bytes(lm), copy.deepcopy(lm)

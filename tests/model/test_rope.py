@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.positions.rope import RotaryEmbedding, apply_rotary
+from model.rope import RopeScaling, RotaryEmbedding, apply_rotary
 from tests.conftest import random_model, tiny_config
 from tests.model import reference
 
@@ -45,7 +45,7 @@ def test_turning_equals_complex_multiplication_far_beyond_the_training_length(sc
     config = tiny_config(head_dim=head_dim, rope_theta=theta, rope_scaling=scaling)
     positions = torch.arange(start, start + 5)[None]
     x = torch.randn(1, 2, 5, head_dim)
-    found = apply_rotary(x, *RotaryEmbedding(config)(positions, torch.float32))
+    found = apply_rotary(x, *RotaryEmbedding(head_dim, theta, config.rope_scaling)(positions, torch.float32))
     expected = reference.rotate(x.double(), positions, config)
     # a float32 angle is off by position * 2^-24 or so, relative to a turn of 1 radian a position
     allowed = 1e-5 + 4 * (start + 5) * 2**-24 * x.abs().max().item()
@@ -53,9 +53,9 @@ def test_turning_equals_complex_multiplication_far_beyond_the_training_length(sc
 
 
 def test_yarn_keeps_fast_pairs_and_slows_the_others():
-    plain = RotaryEmbedding(tiny_config(head_dim=64)).inv_freq
+    plain = RotaryEmbedding(64, 1e4).inv_freq
     scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4096}
-    yarn = RotaryEmbedding(tiny_config(head_dim=64, rope_scaling=scaling))
+    yarn = RotaryEmbedding(64, 1e4, RopeScaling(**scaling))
     ratio = plain / yarn.inv_freq
     assert torch.allclose(ratio[:10], torch.ones(10))
     assert torch.allclose(ratio[-8:], torch.full((8,), 8.0))

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from model import LanguageModel, ModelConfig
+from model.attention import MIMETIC_STRENGTH
 from model.loss import CHUNK, cross_entropy_sum, log_probs
-from model.mimetic import STRENGTH
 from tests.conftest import random_model, tiny_config
 
 
@@ -207,9 +207,6 @@ class TwoExperts(nn.Module):
         out = torch.einsum("bti,eij,bte->btj", x, self.experts, share)
         return out, {"balance": share.mean((0, 1)).square().sum(), "size": 0.5 * share.sum() / share.sum()}
 
-    def flops_per_token(self, sequence_length):
-        return 2 * self.experts[0].numel()
-
 
 class Router(nn.Linear):
     optimizer_group = "matrix"
@@ -252,11 +249,6 @@ def test_with_mimetic_weights_keys_are_queries_and_what_is_read_is_written(kv_he
         assert torch.equal(queries[:, ::groups], keys)
         read = attention.v_proj(x).unflatten(-1, (-1, D)).repeat_interleave(groups, dim=1).flatten(1)
         along = (attention.o_proj(read) * x).sum(-1)  # of what is written, the part that is the token itself
-        torch.testing.assert_close(along, STRENGTH * read.square().sum(-1))
+        torch.testing.assert_close(along, MIMETIC_STRENGTH * read.square().sum(-1))
     plain = LanguageModel(tiny_config(num_attention_heads=4, num_key_value_heads=kv_heads))
     assert not plain.model.layers[0].self_attn.o_proj.weight.any()
-
-
-def test_mimetic_weights_need_heads():
-    with pytest.raises(ValueError, match="initialization: mimetic needs attention: heads"):
-        tiny_config(attention="mla", num_key_value_heads="mha", qk_norm=False, initialization="mimetic")

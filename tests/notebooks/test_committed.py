@@ -14,7 +14,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_output
 
 from eval.compare.recall import points
-from model.counting import parameter_counts
+from model.transformer import on_meta
 from notebooks.hints import HINTS
 from notebooks.recall_point import balanced
 from tests.eval.viewer_helpers import chromium
@@ -136,11 +136,11 @@ def test_the_recorded_ladder_has_the_rungs_of_its_config_with_their_sizes():
     file = ROOT / "notebooks" / "ladder_seeds.json"
     assert file.stat().st_size < 150_000
     recorded = {one["name"].removeprefix("ladder-"): one for one in json.loads(file.read_text("utf-8"))["variants"]}
-    planned = {run.variant.label: run.config for run in plan("configs/ladder.yaml", [], seeds=1)}
+    planned = {run.label: run.config for run in plan("configs/ladder.yaml", [], seeds=1)}
     assert list(recorded) == list(planned)
     for name, config in planned.items():
         words = config.model.model_copy(update={"vocab_size": config.data.tokenizer.vocab_size})
-        assert recorded[name]["parameters"] == parameter_counts(words)["total"], name
+        assert recorded[name]["parameters"] == on_meta(words).num_parameters(), name
         seeds = [run["seed"] for run in recorded[name]["runs"]]
         assert seeds == sorted(set(seeds))
         steps = [[look["step"] for look in run["looks"]] for run in recorded[name]["runs"]]

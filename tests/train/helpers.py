@@ -27,12 +27,20 @@ def write_config(folder: Path, **sections) -> Path:
         text.write_text("".join(f"{i} the cat sat on mat number {i * 7 % 13}.\n" for i in range(400)), encoding="utf-8")
     values = {
         "output_dir": str(folder / "runs"),
-        "model": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+        "model": {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+        },
         "data": {"source": {"kind": "files", "path": str(text)}, "tokenizer": {"kind": "byte"}, "sequence_length": 32},
         "train": {"max_steps": 12, "tokens_per_step": 256, "log_every": 1, "checkpoint_every": 4, "precision": "fp32"},
         "eval": {"every": 4, "sample_tokens": 8, "attention": {"every": 0, "max_tokens": 12}},
         "tracking": {"wandb": "disabled"},
     }
+    if sections.get("init_from"):  # whose shape and tokenizer these are not
+        del values["model"], values["data"]["tokenizer"]
     for key, value in sections.items():
         values[key] = values.get(key, {}) | value if isinstance(value, dict) else value
     path = folder / "tiny.yaml"

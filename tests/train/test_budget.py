@@ -13,9 +13,9 @@ from data.prepare import prepare
 from data.storyworld import tell
 from data.tokenizer import train_tokenizer
 from model import LanguageModel, ModelConfig
-from model.adapters.config import LoraConfig
-from model.counting import flops_per_token
 from model.decoding.kv_cache import KVCache
+from model.lora_config import LoraConfig
+from model.transformer import on_meta
 from tests.conftest import tiny_config
 from tests.train.helpers import refusal, write_config
 from train import budget
@@ -211,7 +211,7 @@ def test_the_command_prints_tables_and_writes_nothing(tmp_path, monkeypatch, cap
     (line,) = [
         line for line in text.splitlines() if "minutes at 25% (assumed: --mfu) of 1e-06 TFLOPS (--tflops)" in line
     ]
-    seconds = run.max_steps * run.train.tokens_per_step * flops_per_token(run.model, 32) / (1e-6 * 1e12 * 0.25)
+    seconds = run.max_steps * run.train.tokens_per_step * on_meta(run.model).flops_per_token(32) / (1e-6 * 1e12 * 0.25)
     assert float(line.split("|")[-2].replace(",", "")) == pytest.approx(seconds / 60, abs=0.05)
     assert max(map(len, text.splitlines())) <= 120
     assert sorted(tmp_path.rglob("*")) == before

@@ -194,5 +194,5 @@ def test_what_an_older_version_did_not_write_has_its_default_and_what_a_newer_on
     assert read_state(tmp_path) == TrainerState(step=3, tokens=5)
     for text in ('{"step": 3, "stp": 4}', '{"step": "three"}', "[]", "{"):
         file.write_text(text)
-        with pytest.raises(InputError, match="trainer_state.json: cannot resume from here"):
+        with pytest.raises(InputError, match="cannot resume: .*trainer_state.json"):
             read_state(tmp_path)

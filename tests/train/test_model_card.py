@@ -4,7 +4,7 @@ import yaml
 
 from data.config import DataConfig
 from model import LanguageModel
-from model.saving.card import Progress, model_card
+from model.card import Progress, model_card
 from tests.conftest import tiny_config
 from tests.train.checkpoints import training
 from train.config import RunConfig
@@ -28,7 +28,7 @@ def test_it_says_what_the_model_is_and_what_it_read():
         "tags": ["headlight", "qwen3"],
     }
     assert "# demo, step 1,200\n" in body
-    assert "2 layers of width 32, 4 attention heads with 2 key/value heads, 192 tokens" in body
+    assert "2 layers x 32, 4 query heads / 2 key-value heads (GQA). It knows 192 tokens" in body
     assert "- Started from: random weights\n- Text: stories that Headlight generates\n" in body
     assert "- Progress: step 1,200, after 19,660,800 tokens\n" in body
     assert "- Lowest loss on held-out text: 2.5000 nats a token, at step 1,100\n" in body

@@ -75,7 +75,7 @@ def test_the_quick_iteration_for_wide_matrices_is_the_plain_one(steps):
     ("precision", "dtype"), [(torch.bfloat16, torch.bfloat16), (torch.float16, None), (None, None)]
 )
 def test_muon_orthogonalises_in_bfloat16_where_the_run_computes_in_it(precision, dtype):
-    lm = LanguageModel(ModelConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2))
+    lm = LanguageModel(ModelConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4))
     muon, _ = build_optimizers(lm, OptimizerConfig(), precision=precision)
     assert isinstance(muon, Muon)
     assert muon.dtype == dtype

@@ -265,7 +265,7 @@ BAD = [
     (["train.max_steps=ten"], "`train.max_steps` is 'ten'"),
     (["model.num_attention_heads=5"], "num_attention_heads (5) must divide hidden_size (32)"),
     (["model.hidden_size=12"], "head_dim (3) must be even"),
-    (["model.num_key_value_heads=3"], "use 1, 2 or 4"),
+    (["model.num_key_value_heads=3"], "use 1, 2, 4"),
     (["data.source.path=nowhere.txt"], "no such file: nowhere.txt"),
     (["data.sequence_length=1024"], "is longer than model.max_position_embeddings (512)"),
     (["train.max_minutes=1"], "train.max_steps (12) and train.max_minutes (1.0) both limit the run: give one and set"),
@@ -332,11 +332,11 @@ def test_a_folder_that_is_not_a_run_is_left_alone(tmp_path):
 
 def test_what_is_left_of_a_run_that_died_before_its_config_is_not_an_obstacle(tmp_path):
     config = write_config(tmp_path)
-    (tmp_path / "runs/tiny/checkpoints").mkdir(parents=True)
+    (tmp_path / "runs/tiny").mkdir(parents=True)
     (tmp_path / "runs/tiny/config.tmp").write_text("model:")
     assert "finished at step 12" in pretrain(config).stdout
     (tmp_path / "runs/tiny/config.yaml").write_text("modle: {}")
-    assert "is a run, but its config cannot be read: " in pretrain(config, code=2).stderr
+    assert "is not a run with a config that can be read: " in pretrain(config, code=2).stderr
 
 
 def test_a_folder_with_any_old_config_yaml_is_not_a_run(tmp_path):

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
+from train.saving.run_lock import LOCK, holder
 
-from model.counting import parameter_counts
+from model.transformer import on_meta
 from tests.train.helpers import REPOSITORY, metrics, pretrain, write_config
 from train import sweep
 from train.budget import with_vocabulary
 from train.config import load_run_config
-from train.saving.run_lock import LOCK, holder
 from train.sweep import plan, split_values
 
 KEY = "model.num_key_value_heads"
@@ -283,7 +283,7 @@ def test_control_c_in_a_terminal_stops_the_run_that_trains_once(tmp_path):
 
 def parameters(name: str) -> int:
     run, _ = with_vocabulary(load_run_config(f"configs/{name}.yaml"))
-    return parameter_counts(run.model)["total"]
+    return on_meta(run.model).num_parameters()
 
 
 def test_the_demo_with_a_latent_has_its_parameters_and_the_cache_of_mqa():

@@ -17,6 +17,7 @@ import torch
 
 from configs.command import InputError
 from model.backends.choice import BACKENDS, Situation, choose_attention, choose_device, why_not
+from model.transformer import on_meta
 from train.config import RunConfig
 from train.machine.hardware import (
     bf16_on_cpu,
@@ -163,8 +164,6 @@ def resolve_compile(config: RunConfig, kind: str, precision: str, earlier: bool 
 
 def guessed_seconds(config: RunConfig, tokens: int, kind: str, precision: str) -> float:
     """Of a training step of this many tokens: a guess, from FLOPs alone."""
-    from model.counting import flops_per_token
-
     model = config.model.model_copy(update={"vocab_size": config.model.vocab_size or SMALL_VOCABULARY})
     if kind == "cpu":
         speed = CORE_FLOPS * torch.get_num_threads()
@@ -172,7 +171,7 @@ def guessed_seconds(config: RunConfig, tokens: int, kind: str, precision: str) -
         peak = known_peak(torch.device(kind), dtype_of(precision))
         speed = GPU_SHARE * (peak[0] * 1e12 if peak else GPU_FLOPS)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    return LEAST_STEP_S + tokens * flops_per_token(model, config.data.sequence_length) / (speed * processes)
+    return LEAST_STEP_S + tokens * on_meta(model).flops_per_token(config.data.sequence_length) / (speed * processes)
 
 
 def resolve_attention(

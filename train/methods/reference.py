@@ -15,7 +15,7 @@ from configs.command import InputError
 from configs.files import read_checkpoint
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import LanguageModel, load
-from model.adapters.lora import without_adapters
+from model.lora import without_adapters
 from train.config import RunConfig
 from train.machine.device import Device
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from configs.command import InputError
-from configs.schema import Meaning, RunKeys
-from model.adapters.config import LoraConfig
+from configs.schema import RunKeys, Tag
+from model.lora_config import LoraConfig
 from train.methods.distill_keys import DistillConfig
 from train.methods.dpo_keys import DPOConfig
 from train.methods.grpo_keys import GRPOConfig
@@ -26,20 +26,20 @@ SCRIPTS = {
 class Methods(RunKeys):
     """What RunConfig (train/config.py) inherits."""
 
-    dpo: Annotated[DPOConfig | None, Meaning.IDENTITY] = Field(
+    dpo: Annotated[DPOConfig | None, Tag.IDENTITY] = Field(
         None,
         description="Learning from pairs of answers, with train.dpo. null = its defaults.",
         examples=[{"beta": 0.1, "loss": "sigmoid", "label_smoothing": 0.0}],
     )
-    lora: Annotated[LoraConfig | None, Meaning.IDENTITY] = Field(
+    lora: Annotated[LoraConfig | None, Tag.IDENTITY] = Field(
         None, description="Train small adapters beside the frozen matrices of init_from. null = train every matrix."
     )
-    distill: Annotated[DistillConfig | None, Meaning.IDENTITY] = Field(
+    distill: Annotated[DistillConfig | None, Tag.IDENTITY] = Field(
         None,
         description="Learning from another model's probabilities, with train.distill.",
         examples=[{"teacher": "runs/demo", "beta": 0.0, "temperature": 1.0, "hard_share": 0.1}],
     )
-    grpo: Annotated[GRPOConfig | None, Meaning.IDENTITY] = Field(
+    grpo: Annotated[GRPOConfig | None, Tag.IDENTITY] = Field(
         None,
         description="Reinforcement learning on sampled answers, with train.grpo.",
         examples=[{"reward": "exact_match", "group_size": 8}],

@@ -23,28 +23,18 @@ from configs.command import InputError
 from configs.files import CARD, STATE, TRAINING, DamagedFile, checked, read_json
 from data.tokenizer import Tokenizer
 from model import LanguageModel, save
-from model.adapters.files import check_base
-from model.saving.card import Progress, model_card
-from model.saving.checkpoint_format import read_weights
+from model.card import Progress, model_card
+from model.checkpoint import read_weights
 from train.machine.distributed import ALONE, World, share, whole
-from train.saving.atomic_save import SaveError, commit, drop_old, step_name
+from train.saving.atomic_save import SaveError, commit, step_name
 
 OPTIMIZER = "optimizer.safetensors"
-SOURCE = "source.safetensors"  # what a batch source keeps, if it keeps anything: `0.input_ids`, of process 0
+SOURCE = "source.safetensors"  # what a batch source keeps, if it keeps anything: `input_ids.0`, of process 0
 
 
 @dataclass
 class TrainerState:
-    """What a run needs besides tensors to resume: training/trainer_state.json, field by field.
-
-    best_tokens: how many held-out tokens the best loss was measured on (None: all). skipped: steps that changed no
-    parameter. evaluated_at: step of the newest evaluation. hooks_done: names of hooks that ran at a later one, which a
-    signal cut short. at_stop: saved only because a signal came. logged: bytes of each log. identity:
-    RunConfig.identity() of the run that saved. resolved: what `auto` stood for, and what else the last bits depend on
-    (train/machine/device.py). breaks: where that changed at a resume: {step, what}. scaler: state of the loss scaler
-    (fp16). spikes: the last losses, from which a spike stands out. world_size, torch_version: of the process that
-    saved.
-    """
+    """What a run needs besides tensors to resume: training/trainer_state.json, field by field."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -53,18 +43,18 @@ class TrainerState:
     seconds: float = 0.0
     best_loss: float | None = None
     best_step: int | None = None
-    best_tokens: int | None = None
-    skipped: int = 0
-    evaluated_at: int | None = None
-    hooks_done: list[str] = field(default_factory=list)
-    at_stop: bool = False
-    logged: dict[str, int] = field(default_factory=dict)
+    best_tokens: int | None = None  # held-out tokens that the best loss was measured on; None: all
+    skipped: int = 0  # steps that changed no parameter
+    evaluated_at: int | None = None  # step of the newest evaluation
+    hooks_done: list[str] = field(default_factory=list)  # of a later one, which a signal cut short
+    at_stop: bool = False  # saved only because a signal came
+    logged: dict[str, int] = field(default_factory=dict)  # bytes of each log
     wandb_id: str | None = None
-    identity: dict[str, Any] | None = None
-    resolved: dict[str, Any] = field(default_factory=dict)
-    breaks: list[dict[str, Any]] = field(default_factory=list)
-    scaler: dict[str, int | float] | None = None
-    spikes: dict[str, list[float]] = field(default_factory=lambda: {"losses": []})
+    identity: dict[str, Any] | None = None  # RunConfig.identity() of the run that saved
+    resolved: dict[str, Any] = field(default_factory=dict)  # what `auto` stood for (train/machine/device.py)
+    breaks: list[dict[str, Any]] = field(default_factory=list)  # where that changed at a resume: {step, what}
+    scaler: dict[str, int | float] | None = None  # of the losses, in fp16
+    spikes: dict[str, list[float]] = field(default_factory=lambda: {"losses": []})  # from which a spike stands out
     world_size: int = 1
     torch_version: str = torch.__version__
 
@@ -75,10 +65,7 @@ def read_state(directory: Path) -> TrainerState:
     try:
         return checked(read_json(file), str(file), TrainerState, strict=None)
     except DamagedFile as error:
-        problem = str(error).removeprefix(f"{file}: ")
-        raise InputError(
-            f"{file}: cannot resume from here: {problem}; was it saved by another version of Headlight?"
-        ) from None
+        raise InputError(f"cannot resume: {error}; was it saved by another version of Headlight?") from None
 
 
 def save_checkpoint(
@@ -99,39 +86,35 @@ def save_checkpoint(
     """
     state.world_size, state.torch_version = world.size, torch.__version__
     weights, moments = gather(lm, optimizers, world)
-    everyone = enumerate(world.gather(kept or {}))
-    of_source = {f"{rank}.{name}": each.contiguous() for rank, one in everyone for name, each in one.items()}
+    of_source = _by_rank(kept or {}, world)
 
     def fill(directory: Path) -> None:
         save(lm, directory, weights)
         tokenizer.save(directory, lm.config.max_position_embeddings)
-        known = {key: getattr(state, key) for key in Progress.model_fields}
-        (directory / CARD).write_text(model_card(checkpoints.parent.name, lm, Progress(**known)), encoding="utf-8")
+        progress = Progress(**{key: getattr(state, key) for key in Progress.model_fields})
+        (directory / CARD).write_text(model_card(checkpoints.parent.name, lm, progress), encoding="utf-8")
         save_file(moments, directory / TRAINING / OPTIMIZER)
         if of_source:
             save_file(of_source, directory / TRAINING / SOURCE)
         saved = {each.name: getattr(state, each.name) for each in fields(TrainerState)}  # not the rest of a RunState
         (directory / TRAINING / STATE).write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
 
-    directory, problem = checkpoints / step_name(state.step), None
+    problem = ""
     if world.is_first:
         try:
-            commit(checkpoints, state.step, fill)
-            drop_old(checkpoints, directory, keep_last, keep_best)
+            commit(checkpoints, state.step, fill, keep_last, keep_best)
         except SaveError as error:
-            problem = error
-    if not world.gather(problem is None)[0] and problem is None:
-        problem = SaveError("the first process could not save; its message says why")
-    if problem is not None:
-        raise problem
-    return directory
+            problem = str(error)
+    if problem := world.gather(problem)[0]:
+        raise SaveError(problem)
+    return checkpoints / step_name(state.step)
 
 
 def gather(
     lm: LanguageModel, optimizers: list[torch.optim.Optimizer], world: World = ALONE
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """(weights, what optimizers hold by `kind.parameter.key` with the random states `rng.…`), whole and on the CPU, for
-    the first process to write; others keep only the random states. Every process calls it.
+    the first process to write. Every process calls it, because gathering a tensor that is spread over them needs all.
 
     Frozen parameters are among the weights, but not those beside adapters: they are in the base. No optimizer holds
     frozen ones, so they have no other tensors.
@@ -147,17 +130,21 @@ def gather(
         for parameter, prefix in _prefixes(lm, optimizer)
         for key, value in optimizer.state.get(parameter, {}).items()
     }
-    return _whole_on_first(weights, world), _whole_on_first(moments, world) | _random_states(world)
+    for tensors in (weights, moments):
+        for name in list(tensors):
+            full = whole(tensors.pop(name))
+            if world.is_first:
+                tensors[name] = full.cpu().contiguous()
+    random = {"rng.cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        random["rng.cuda"] = torch.cuda.get_rng_state()
+    return weights, moments | _by_rank(random, world)
 
 
-def _whole_on_first(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
-    """Every process goes through all tensors, because gathering one needs them all; only the first one keeps them."""
-    kept = {}
-    for name, tensor in tensors.items():
-        full = whole(tensor)
-        if world.is_first:
-            kept[name] = full.cpu().contiguous()
-    return kept
+def _by_rank(mine: dict[str, Tensor], world: World) -> dict[str, Tensor]:
+    """`rng.cpu.0`, `rng.cpu.1`, …: such tensors of all processes. Every process calls it."""
+    everyone = enumerate(world.gather(mine))
+    return {f"{name}.{rank}": tensor.contiguous() for rank, each in everyone for name, tensor in each.items()}
 
 
 def _prefixes(lm: LanguageModel, optimizer: torch.optim.Optimizer) -> list[tuple[torch.nn.Parameter, str]]:
@@ -165,14 +152,6 @@ def _prefixes(lm: LanguageModel, optimizer: torch.optim.Optimizer) -> list[tuple
     names = {id(p): name for name, p in lm.named_parameters()}
     kind = type(optimizer).__name__.lower()
     return [(p, f"{kind}.{names[id(p)]}.") for group in optimizer.param_groups for p in group["params"]]
-
-
-def _random_states(world: World) -> dict[str, Tensor]:
-    """`rng.cpu.0`, `rng.cpu.1`, …, and `rng.cuda.…`: the random states of all processes. Every process calls it."""
-    mine = {"rng.cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():
-        mine["rng.cuda"] = torch.cuda.get_rng_state()
-    return {f"{name}.{rank}": state for rank, each in enumerate(world.gather(mine)) for name, state in each.items()}
 
 
 def load_checkpoint(
@@ -185,8 +164,6 @@ def load_checkpoint(
     """
     state = read_state(directory)
     try:
-        if lm.adapters is not None:
-            check_base(directory, lm.adapters.base_sha256)
         weights, tensors = read_weights(lm, directory), load_file(directory / TRAINING / OPTIMIZER)
         with torch.no_grad():
             for name, target in lm.state_dict().items():
@@ -195,21 +172,11 @@ def load_checkpoint(
         random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
         if state.step > state.skipped or tensors:  # an optimizer that never moved has no state
             _restore_optimizers(lm, optimizers, tensors)
-        _restore_random_state(random, world.rank)
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{directory}: cannot resume from here: {error}") from None
+    _restore_random_state(random, world.rank)
     world.gather(None)
     return state
-
-
-def load_kept(directory: Path, world: World = ALONE) -> dict[str, Tensor]:
-    """What this process's batch source kept; {} where another number of processes did, or none."""
-    file = directory / TRAINING / SOURCE
-    saved = load_file(file) if file.is_file() else {}
-    if {name.partition(".")[0] for name in saved} != {str(rank) for rank in range(world.size)}:
-        return {}
-    prefix = f"{world.rank}."
-    return {name.removeprefix(prefix): tensor for name, tensor in saved.items() if name.startswith(prefix)}
 
 
 def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimizer], tensors: dict[str, Tensor]) -> None:
@@ -217,15 +184,16 @@ def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimize
     for optimizer in optimizers:
         state = {}
         for number, (parameter, prefix) in enumerate(_prefixes(lm, optimizer)):
+            # copies, because load_file's tensors share one buffer, in which they may stand unaligned
             names = [name for name in tensors if name.startswith(prefix)]
-            if not names and parameter.requires_grad:  # a frozen one may be given to an optimizer
-                raise ValueError(f"{OPTIMIZER}: {prefix[:-1]} has no state")
-            if names:  # copies, because load_file's tensors share one buffer, in which they may stand unaligned
-                saved = {name.removeprefix(prefix): tensors.pop(name).clone() for name in names}
-                state[number] = {  # of a moment this process's share; AdamW's step count is one number everywhere
+            saved = {name.removeprefix(prefix): tensors.pop(name).clone() for name in names}
+            if saved:  # of a moment this process's share; AdamW's step count is one number everywhere
+                state[number] = {
                     key: share(value, parameter) if value.ndim == parameter.ndim else value
                     for key, value in saved.items()
                 }
+            elif parameter.requires_grad:  # a frozen one may be given to an optimizer
+                raise ValueError(f"{OPTIMIZER}: {prefix[:-1]} has no state")
         # load_state_dict puts each tensor where the optimizer wants it: fused AdamW counts steps on the device
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
     for name in sorted(tensors):
@@ -234,10 +202,19 @@ def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimize
 
 def _restore_random_state(states: dict[str, Tensor], rank: int) -> None:
     """A process that did not exist when the run was saved gets a random stream of its own, always the same one."""
-    first = states["rng.cpu.0"]
-    digest = hashlib.sha256(first.numpy().tobytes() + str(rank).encode()).digest()
+    digest = hashlib.sha256(states["rng.cpu.0"].numpy().tobytes() + str(rank).encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:7], "big"))
     if f"rng.cpu.{rank}" in states:
         torch.set_rng_state(states[f"rng.cpu.{rank}"])
     if torch.cuda.is_initialized() and f"rng.cuda.{rank}" in states:
         torch.cuda.set_rng_state(states[f"rng.cuda.{rank}"])
+
+
+def load_kept(directory: Path, world: World = ALONE) -> dict[str, Tensor]:
+    """What this process's batch source kept; {} where another number of processes did, or none."""
+    file = directory / TRAINING / SOURCE
+    saved = load_file(file) if file.is_file() else {}
+    if {name.rpartition(".")[2] for name in saved} != {str(rank) for rank in range(world.size)}:
+        return {}
+    own = f".{world.rank}"
+    return {name.removesuffix(own): tensor for name, tensor in saved.items() if name.endswith(own)}

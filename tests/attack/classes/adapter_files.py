@@ -84,9 +84,8 @@ def _adapters() -> Path:
     import torch
 
     from model import load, save
-    from model.adapters.config import LoraConfig
-    from model.adapters.files import weights_hash
-    from model.adapters.lora import add_adapters
+    from model.lora import add_adapters, weights_hash
+    from model.lora_config import LoraConfig
 
     folder = own_folder()
     trained(folder)

@@ -73,8 +73,8 @@ def spoil(folder: Path, factor: float) -> None:
     """Multiply the weights of every checkpoint, and leave everything else valid."""
     from safetensors.torch import load_file, save_file
 
-    from train.saving.atomic_save import _seal
+    from train.saving.atomic_save import seal
 
     for file in (trained(folder) / "checkpoints").glob("*/model.safetensors"):
         save_file({name: weights * factor for name, weights in load_file(file).items()}, file, {"format": "pt"})
-        _seal(file.parent)
+        seal(file.parent)

@@ -10,11 +10,10 @@ from transformers import AutoModelForCausalLM
 
 from configs.command import InputError
 from model import load, save
-from model.adapters.config import LoraConfig
-from model.adapters.files import weights_hash
-from model.adapters.lora import add_adapters
-from model.export.__main__ import TARGETS, export, main
-from tests.model.export.models import model, save_with_tokenizer
+from model.export import TARGETS, export, main
+from model.lora import add_adapters, weights_hash
+from model.lora_config import LoraConfig
+from tests.model.export_models import model, save_with_tokenizer
 from tests.train.checkpoints import training
 
 

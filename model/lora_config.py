@@ -1,4 +1,4 @@
-"""LoraConfig: which matrices get adapters, and how large these are. The adapters themselves: model/adapters/lora.py."""
+"""The `lora:` section: which matrices get adapters, and how large these are. model/lora.py is the method."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from configs.schema import Meaning, Section
+from configs.schema import Section, Tag
 
 MOST_RANK = 4096
 
@@ -15,14 +15,14 @@ MOST_RANK = 4096
 class LoraConfig(Section):
     """LoRA (Hu et al. 2021, arXiv 2106.09685): train two thin matrices beside each frozen one. Needs init_from."""
 
-    rank: Annotated[int, Meaning.TENSORS] = Field(
+    rank: Annotated[int, Tag.TENSORS] = Field(
         8, ge=1, le=MOST_RANK, description="Rows of A and columns of B: how many directions a matrix may change in."
     )
     alpha: float = Field(16.0, gt=0, description="What the adapters compute is multiplied by alpha / rank.")
     dropout: float = Field(
         0.0, ge=0, lt=1, description="Share of the adapters' input that is set to zero at random in training."
     )
-    target_modules: Annotated[list[str] | None, Meaning.TENSORS] = Field(
+    target_modules: Annotated[list[str] | None, Tag.TENSORS] = Field(
         None,
         min_length=1,
         description="Names of the matrices that get adapters. null = every linear layer of the blocks.",
@@ -33,7 +33,7 @@ class LoraConfig(Section):
 @dataclass(frozen=True)
 class Adapters:
     """What a model with adapters remembers: their config, and its base, a model directory with the hash of its weights
-    (`model.adapters.files.weights_hash`)."""
+    (`model.lora.weights_hash`)."""
 
     config: LoraConfig
     base: str = ""

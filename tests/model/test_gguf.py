@@ -18,13 +18,13 @@ from data.chat import segments
 from data.reading.records import Conversation, Message
 from data.words import pre_tokenizer
 from model import generate
-from model.export.__main__ import export
-from model.export.gguf_tokenizer import WORDS
+from model.export import export
 from model.families import family_of
+from model.gguf_file import WORDS
 from tests.conftest import random_model, tiny_config
-from tests.model.export.models import GPT2, LLAMA, SENTENCES, WRITTEN, model, save_with_tokenizer, taught, tokenizer
+from tests.model.export_models import GPT2, LLAMA, SENTENCES, WRITTEN, model, save_with_tokenizer, taught, tokenizer
 
-LLAMA_CPP = Path(os.environ.get("HEADLIGHT_NODE_MODULES", Path(__file__).parents[3])) / "node_modules/node-llama-cpp"
+LLAMA_CPP = Path(os.environ.get("HEADLIGHT_NODE_MODULES", Path(__file__).parents[2])) / "node_modules/node-llama-cpp"
 NAMES = {  # ours -> llama.cpp's, within a layer
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
@@ -92,7 +92,8 @@ def test_transformers_reads_the_file_and_gives_the_same_logits(tmp_path, name):
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", gguf_file="model.gguf").eval()
     ids = torch.randint(0, lm.config.vocab_size, (2, 20))
     with torch.no_grad():
-        assert torch.equal(lm(ids), theirs(ids).logits)
+        tolerance = 1e-5 if name == "gpt2" else 0  # its products are added up in another order
+        torch.testing.assert_close(lm(ids), theirs(ids).logits, rtol=tolerance, atol=tolerance)
 
 
 def test_every_token_comes_back(tmp_path):

@@ -1,0 +1,244 @@
+"""Weights + config.json: a saved model directory IS a Hugging Face model directory.
+
+Parameter names and the order of operations are transformers', so `AutoModelForCausalLM.from_pretrained(dir)` gives
+the same logits. model/families/ has what differs between the architectures.
+A directory may have been written by somebody else: what is wrong in it is a DamagedFile, one line that names the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import torch
+from pydantic import BaseModel, Field
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from configs.command import InputError
+from configs.files import (
+    ADAPTER,
+    DamagedFile,
+    check_files,
+    checkpoint_directory,
+    is_adapter,
+    is_file,
+    read_checkpoint,
+    read_json,
+)
+from model.config import ModelConfig
+from model.families import MISTRAL, Family, all_families, family_named, family_of
+from model.transformer import LanguageModel, on_meta
+from model.weight_files import WeightFiles
+
+WEIGHTS = "model.safetensors"
+TOKENIZER_FILES = "tokenizer.json tokenizer_config.json special_tokens_map.json chat_template.jinja".split()
+
+
+class _Generation(BaseModel):  # what is read of generation_config.json
+    eos_token_id: int | list[int] | None = None
+
+
+class _Adapters(BaseModel):  # what is read of adapter_config.json here; model/lora.py reads the rest
+    base_model_name_or_path: Annotated[str, Field(min_length=1)]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# out
+
+
+def save(lm: LanguageModel, directory: str | Path, weights: dict[str, Tensor] | None = None) -> None:
+    """Write model.safetensors, config.json and generation_config.json. Makes the directory if needed.
+
+    A model with adapters is written as adapters, which name their base (model/lora.py).
+    weights: the full state_dict, for a model whose parameters are spread over several processes.
+    """
+    directory, family = Path(directory), family_of(lm.config)
+    directory.mkdir(parents=True, exist_ok=True)
+    config = family.write(lm.config)
+    config["dtype"] = config["torch_dtype"] = str(next(lm.parameters()).dtype).removeprefix("torch.")
+    tokens = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    for name, content in (("config.json", config), ("generation_config.json", tokens)):
+        (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    weights = lm.state_dict() if weights is None else weights
+    if lm.adapters is not None:
+        from model.lora import save_adapters
+
+        save_adapters(lm, directory, weights)
+        return
+    tensors = family.to_files({name: weights[name] for name in _stored_names(lm)})
+    # contiguous: a tensor that is cut out of another one is copied
+    save_file({name: x.contiguous() for name, x in tensors.items()}, directory / WEIGHTS, metadata={"format": "pt"})
+
+
+def _stored_names(lm: LanguageModel) -> list[str]:
+    """The tensors of a model, a tied matrix once, as transformers stores it."""
+    return [name for name in lm.state_dict() if not (lm.config.tie_word_embeddings and name == "lm_head.weight")]
+
+
+@contextmanager
+def new_directory(out: Path) -> Iterator[Path]:
+    """For commands: a directory beside `out` to write into. At the end it becomes `out`; after an error it disappears.
+
+    Raises InputError if it cannot be written.
+    """
+    target = out.resolve()
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        if target.exists():
+            target.rmdir()  # empty; Windows renames onto nothing that exists
+        temporary.rename(target)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"--out: {out} cannot be written: {error}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def save_new(lm: LanguageModel, others: dict[str, bytes], out: Path) -> None:
+    """For commands: save a model, with these files beside it, in a directory that is not there yet, or empty."""
+    with new_directory(out) as directory:
+        save(lm, directory)
+        for name, raw in others.items():
+            (directory / name).write_bytes(raw)
+
+
+def read_tokenizer_files(directory: Path) -> dict[str, bytes]:
+    """What makes the tokenizer of a model directory, as it was saved: the files that are there, by name."""
+    check_files(directory, *TOKENIZER_FILES)
+    return {name: (directory / name).read_bytes() for name in TOKENIZER_FILES if is_file(directory / name)}
+
+
+# ---------------------------------------------------------------------------------------------------------
+# in
+
+
+def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
+    """Load a run (its newest checkpoint) or a checkpoint directory, in evaluation mode.
+
+    Warns (InputWarning) of weights that are not finite. Raises DamagedFile, a ValueError, for anything that is not such
+    a directory, is damaged, does not fit, or needs more memory than there is.
+    """
+
+    def build(directory: Path) -> LanguageModel:
+        _check_before_building(base_of(directory) if is_adapter(directory) else directory)
+        lm = LanguageModel(read_config(directory))
+        load_weights(lm, directory)
+        return lm
+
+    return read_checkpoint(path, build).to(device).eval()
+
+
+def _check_before_building(directory: Path) -> None:
+    """The files hold the model of config.json, and it fits into memory: built on `meta`, it needs none."""
+    config = read_config(directory)
+    try:
+        lm = on_meta(config)
+    except (RuntimeError, OverflowError, TypeError, ValueError) as error:  # each kind of size has its own
+        reason = str(error).partition("\n")[0]
+        raise DamagedFile(f"{directory / 'config.json'}: no such model can be built: {reason}") from None
+    weights, _ = _weights_of(lm, directory)
+    needed = 4.0 * lm.num_parameters() + sum(part.stat().st_size for part in weights.parts)
+    if needed > (there := psutil.virtual_memory().available):
+        sizes = f"{needed / 1e9:.1f} GB to be loaded, and {there / 1e9:.1f} GB of RAM are free"
+        raise DamagedFile(f"{weights.file}: holds {lm.num_parameters():,} parameters, which need {sizes}")
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """config.json -> ModelConfig. Raises DamagedFile for an architecture that Headlight does not build.
+
+    The tokens that end a text are those of generation_config.json where that has some, as in transformers. peft writes
+    no config.json beside adapters: theirs is the base's.
+    """
+    if is_adapter(directory) and not is_file(directory / "config.json"):
+        return read_config(base_of(directory))
+    check_files(directory, "config.json", "generation_config.json")
+    family, fields = _family_in(directory)
+    file = directory / "generation_config.json"
+    if is_file(file) and (ends := read_json(file, _Generation).eos_token_id) is not None:
+        fields["eos_token_id"] = ends
+    return family.read(fields, directory / "config.json")
+
+
+def _family_in(directory: Path) -> tuple[Family, dict[str, Any]]:
+    """The family of a model directory, and its config.json."""
+    file = directory / "config.json"
+    fields = read_json(file)
+    if (family := family_named(fields.get("model_type"))) is None:
+        known = ", ".join(each.model_type for each in (*all_families(), MISTRAL))
+        raise DamagedFile(f"{file}: model_type is {fields.get('model_type')!r:.60}; Headlight builds {known}")
+    return family, fields
+
+
+def load_weights(lm: LanguageModel, directory: Path) -> None:
+    """Copy a directory's weights into a model; of adapters, those of their base with the adapters merged.
+
+    Every tensor must be there and fit, and none may be left over; but a model that was given more token ids than the
+    directory has gets new rows for them (`add_rows`). Raises DamagedFile.
+    """
+    if is_adapter(directory):
+        from model.lora import load_adapters, merge
+
+        load_weights(lm, base_of(directory))
+        load_adapters(lm, directory)
+        merge(lm)
+        return
+    there, wanted = read_config(directory), lm.lm_head.out_features
+    if (there.vocab_size or wanted) < wanted:
+        start = LanguageModel(there)
+        load_weights(start, directory)
+        start.add_rows(wanted)
+        lm.load_state_dict(start.state_dict())
+        return
+    check_files(directory, WEIGHTS)
+    lm.load_state_dict(read_weights(lm, directory), strict=not lm.config.tie_word_embeddings)
+
+
+def read_weights(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
+    """The weights in a directory under the model's own names, checked against it; no lm_head if it is tied.
+
+    Of a directory of adapters, for a model that has such, the adapters alone.
+    Warns of weights that are not finite. Raises DamagedFile.
+    """
+    if is_adapter(directory):
+        from model.lora import read_adapters
+
+        return read_adapters(lm, directory)
+    weights, family = _weights_of(lm, directory)
+    return family.from_files(weights.read())
+
+
+def _weights_of(lm: LanguageModel, directory: Path) -> tuple[WeightFiles, Family]:
+    """The files of a directory, whose tensors are those of the model, all and no others, and their family."""
+    family, _ = _family_in(directory)
+    weights, state = WeightFiles(directory / WEIGHTS, family.current), lm.state_dict()
+    shapes = {name: torch.empty(state[name].shape, device="meta") for name in _stored_names(lm)}
+    weights.check({name: list(x.shape) for name, x in family.to_files(shapes).items()})
+    return weights, family
+
+
+def base_of(directory: Path) -> Path:
+    """The model directory of the base that adapters name: a path from here, or from a folder around them.
+
+    A run that trained on has another newest checkpoint; the hash of the base says whether that one is right.
+    Raises DamagedFile.
+    """
+    file = directory / ADAPTER
+    name = Path(read_json(file, _Adapters).base_model_name_or_path)
+    names = [name, name.parents[1]] if name.parent.name == "checkpoints" else [name]
+    for folder in (Path(), *directory.resolve().parents):
+        for each in names:
+            if is_file(folder / each / "config.json") or is_file(folder / each / "checkpoints" / "latest"):
+                base = checkpoint_directory(folder / each)
+                if is_adapter(base):
+                    raise DamagedFile(f"{file}: its base {base} holds adapters: name a whole model")
+                return base
+    raise DamagedFile(f"{file}: its base {name} is not there: put that model back, or change base_model_name_or_path")

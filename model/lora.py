@@ -1,0 +1,304 @@
+r"""LoRA: leave every matrix as it is, and train two thin ones beside it. Hu et al. 2021, arXiv 2106.09685.
+
+         ┌───────── W (out × in), frozen ──────────┐
+    x ───┤                                         + ─── y        y = W x + (alpha / rank) · B A x
+         └── A (rank × in) ── B (out × rank) ── × ─┘
+                                            alpha / rank
+
+Fine-tuning changes a matrix in few directions: B A has `rank` of them, and rank · (in + out) numbers instead of
+in · out. A starts at random and B at zero, so the model begins exactly as it was. The optimizer keeps its state for A
+and B only, and only they are saved: a file of a few per cent, of which many fit beside one base.
+
+Afterwards B A can be added to W: the merged model is as quick as the base. Names and arithmetic are those of the `peft`
+library, so that each reads what the other wrote: adapter_config.json and adapter_model.safetensors. They name the base
+and do not hold it. Only the base that they were trained beside is right for them, so the file also has a hash of its
+weights (in the metadata, where peft takes no notice).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, Field, FiniteFloat, model_validator
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from configs.files import ADAPTER, DamagedFile, check_files, checked, read_json
+from model.lora_config import MOST_RANK, Adapters, LoraConfig
+from model.weight_files import WeightFiles
+
+if TYPE_CHECKING:
+    from model.transformer import LanguageModel
+
+NOT_CALLED = "kv_b_proj"  # LatentAttention reads this matrix itself while it decodes, past any module around it
+TENSORS = "adapter_model.safetensors"
+PREFIX = "base_model.model."  # peft's wrapper around the model
+HASH = "base_sha256"
+# added rows of the embedding or the head (AddedRows): our name, and peft's
+ROWS, PEFT_ROWS = "parametrizations.weight.0.lora_rows", "token_adapter.trainable_tokens_delta"
+# what peft can do besides, which computes something else
+OTHER_KINDS = (
+    "alora_invocation_tokens alpha_pattern arrow_config fan_in_fan_out kasa_config layer_replication lora_bias "
+    "modules_to_save monteclora_config rank_pattern target_parameters use_bdlora use_dora "
+    "use_qalora use_rslora velora_config"
+).split()
+
+
+class Thin(nn.Linear):
+    """A or B. Its optimizer is AdamW, also in a run with Muon (train/optimizer.py)."""
+
+    optimizer_group = "adapter"
+
+
+class LoraLinear(nn.Linear):
+    """A linear layer with an adapter beside its frozen matrix. `on` switches the adapter."""
+
+    def __init__(self, linear: nn.Linear, config: LoraConfig):
+        super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias  # the same tensors, not copies
+        place = {"device": linear.weight.device, "dtype": linear.weight.dtype}
+        self.lora_A = Thin(self.in_features, config.rank, bias=False, **place)  # uniform, ± 1 / sqrt(in)
+        self.lora_B = Thin(config.rank, self.out_features, bias=False, **place)
+        nn.init.zeros_(self.lora_B.weight)
+        self.dropout = nn.Dropout(config.dropout)
+        self.scaling, self.on = config.alpha / config.rank, True
+        self.train(linear.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y + self.lora_B(self.lora_A(self.dropout(x))) * self.scaling if self.on else y
+
+
+class AddedRows(nn.Module):
+    """Rows of the embedding or the head for tokens that the base does not know, trained in place of frozen ones.
+
+    A parametrization of `weight`: the frozen rows, then these. `on` switches to all the frozen ones.
+    """
+
+    optimizer_group = "adapter"
+
+    def __init__(self, weight: Tensor, start: int):
+        super().__init__()
+        self.lora_rows = nn.Parameter(weight[start:].detach().clone())
+        self.on = True
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return torch.cat([weight[: -len(self.lora_rows)], self.lora_rows]) if self.on else weight
+
+
+def add_adapters(
+    lm: LanguageModel, config: LoraConfig, base: str = "", base_sha256: str = "", rows: int | None = None
+) -> None:
+    """Freeze the model and put adapters beside the matrices that the config names.
+
+    base, base_sha256: as in `Adapters`. rows: tokens of the base, where others were added: their rows are trained too.
+    Raises ValueError for a model that has adapters, a module that is not there, and a rank that is larger than a matrix
+    is wide; then nothing was changed.
+    """
+    if lm.adapters is not None:
+        raise ValueError("this model has adapters already: remove or merge them first")
+    there = adaptable(lm)
+    chosen = set(there) if config.target_modules is None else set()
+    for target in config.target_modules or []:  # as in peft: the last part of a name, or several of its last parts
+        named = {name for name in there if f".{name}".endswith(f".{target}")}
+        if not named:
+            names = ", ".join(sorted({name.rpartition(".")[2] for name in there}))
+            raise ValueError(f"target_modules: no linear layer of the blocks is named {target!r}: use some of {names}")
+        chosen |= named
+    layers = {name: linear for name, linear in there.items() if name in chosen}  # in the order in which A is drawn
+    for name, linear in layers.items():
+        if config.rank > (side := min(linear.weight.shape)):
+            raise ValueError(f"rank ({config.rank}) is larger than the smaller side ({side}) of {name}: use less")
+    lm.requires_grad_(False)
+    for name, linear in layers.items():
+        lm.set_submodule(name, LoraLinear(linear, config))
+    if rows is not None and rows < lm.lm_head.out_features:
+        embedding, head = lm.model.embed_tokens, lm.lm_head
+        of_head = AddedRows(head.weight, rows)
+        of_embedding = of_head if lm.config.tie_word_embeddings else AddedRows(embedding.weight, rows)
+        parametrize.register_parametrization(embedding, "weight", of_embedding)
+        parametrize.register_parametrization(head, "weight", of_head)
+    lm.adapters = Adapters(config, base, base_sha256)
+
+
+def adaptable(lm: LanguageModel) -> dict[str, nn.Linear]:
+    """The linear layers of the blocks that may have an adapter, by name. Left out: experts and their router.
+
+    In an architecture that may have experts, peft takes gate_proj, up_proj and down_proj for theirs, also where a layer
+    has none. So there only attention may have adapters.
+    """
+    may_have_experts = lm.config.num_experts is not None or lm.config.attention == "mla"
+    only = ".self_attn." if may_have_experts and lm.config.loadable_elsewhere else ""
+    return {
+        name: module
+        for name, module in lm.model.named_modules(prefix="model")
+        if type(module) is nn.Linear and only in name and not name.endswith(NOT_CALLED)
+    }
+
+
+def adapted(lm: LanguageModel) -> dict[str, LoraLinear]:
+    """The layers with an adapter, by name."""
+    return {name: module for name, module in lm.named_modules() if isinstance(module, LoraLinear)}
+
+
+@contextmanager
+def without_adapters(lm: LanguageModel) -> Iterator[None]:
+    """While inside, the model computes what its base computes: the reference of a preference, without a second copy.
+
+    Raises ValueError for a model without adapters, which would be compared with itself.
+    """
+    layers = [module for module in lm.modules() if isinstance(module, LoraLinear | AddedRows)]
+    if not layers:
+        raise ValueError("this model has no adapters, so there is no base inside it: use lora, or a second model")
+    before = [layer.on for layer in layers]
+    for layer in layers:
+        layer.on = False
+    try:
+        yield
+    finally:
+        for layer, on in zip(layers, before, strict=True):
+            layer.on = on
+
+
+@torch.no_grad()
+def merge(lm: LanguageModel) -> None:
+    """Add every adapter to its matrix, W + (alpha / rank) · B A, and take it away: an ordinary model is left."""
+    for layer in adapted(lm).values():
+        layer.weight += (layer.lora_B.weight @ layer.lora_A.weight) * layer.scaling
+    remove_adapters(lm, keep_rows=True)
+
+
+def remove_adapters(lm: LanguageModel, keep_rows: bool = False) -> None:
+    """The base, as it was before `add_adapters`, trainable again. keep_rows: with the rows that were added to it."""
+    for name, layer in adapted(lm).items():
+        linear = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+        linear.weight, linear.bias = layer.weight, layer.bias
+        lm.set_submodule(name, linear.train(layer.training))
+    for module in (lm.model.embed_tokens, lm.lm_head):
+        if parametrize.is_parametrized(module, "weight"):
+            parametrize.remove_parametrizations(module, "weight", leave_parametrized=keep_rows)
+    lm.requires_grad_(True)
+    lm.adapters = None
+
+
+# ---------------------------------------------------------------------------------------------------------
+# files: as peft writes and reads them
+
+
+class AdapterJson(BaseModel):
+    """What is read of adapter_config.json."""
+
+    peft_type: Literal["LORA"]
+    r: Annotated[int, Field(ge=1, le=MOST_RANK)]
+    lora_alpha: Annotated[FiniteFloat, Field(gt=0)]
+    lora_dropout: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
+    bias: Literal["none"] = "none"
+    init_lora_weights: Literal[True, False, "gaussian", "orthogonal", "eva"] = True  # others change the base as well
+    trainable_token_indices: dict[str, list[int]] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain(cls, values: Any) -> Any:
+        for key in OTHER_KINDS:
+            if isinstance(values, dict) and values.get(key):
+                raise ValueError(f"{key} is set, and Headlight computes plain LoRA only")
+        return values
+
+
+def weights_hash(lm: LanguageModel) -> str:
+    """sha256 of all weights but adapters, by name: the same for every file that holds the same numbers."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(lm.state_dict().items()):
+        if ".lora_" in name or (name == "lm_head.weight" and lm.config.tie_word_embeddings):
+            continue
+        digest.update(f"{name} {list(tensor.shape)} {tensor.dtype} ".encode())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def save_adapters(lm: LanguageModel, directory: Path, weights: dict[str, Tensor]) -> None:
+    """Write both files for a model with adapters. weights: the adapters' tensors by the model's names, others too."""
+    assert lm.adapters is not None
+    config = lm.adapters.config
+    names = _adapter_shapes(lm).keys()
+    tensors = {name: x.contiguous() for name, x in weights.items() if name in names}
+    vocab = lm.lm_head.out_features
+    trained = {name.split(".")[-5]: [*range(vocab - len(x), vocab)] for name, x in tensors.items() if ROWS in name}
+    values = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": lm.adapters.base,
+        "r": config.rank,
+        "lora_alpha": int(config.alpha) if config.alpha.is_integer() else config.alpha,
+        "lora_dropout": config.dropout,
+        "target_modules": config.target_modules or sorted({name.rpartition(".")[2] for name in adapted(lm)}),
+        "inference_mode": True,
+        **({"trainable_token_indices": trained} if trained else {}),
+    }
+    (directory / ADAPTER).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    tensors = {PREFIX + name.replace(ROWS, PEFT_ROWS): x for name, x in tensors.items()}
+    # one entry: safetensors writes several in any order, and the files of two equal runs are equal
+    save_file(tensors, directory / TENSORS, metadata={HASH: lm.adapters.base_sha256})
+
+
+def load_adapters(lm: LanguageModel, directory: Path) -> None:
+    """Put the adapters of a directory, ours or peft's, beside the matrices of their base.
+
+    Raises DamagedFile for another base, and for files that do not fit.
+    """
+    check_files(directory, ADAPTER, TENSORS)
+    file, stored = directory / ADAPTER, _stored(directory)
+    there: AdapterJson = read_json(file, AdapterJson)
+    vocab, added = lm.lm_head.out_features, there.trainable_token_indices or {}
+    rows = sorted({row for each in added.values() for row in each})
+    if rows != [*range(vocab - len(rows), vocab)]:
+        raise DamagedFile(
+            f"{file}: trainable_token_indices must be the last rows, up to {vocab - 1}, as added tokens are"
+        )
+    check_base(directory, sha256 := weights_hash(lm))
+    modules = sorted({name.partition(".lora_")[0] for name in stored.shapes if ROWS not in name})  # their full names
+    values = {"rank": there.r, "alpha": there.lora_alpha, "dropout": there.lora_dropout, "target_modules": modules}
+    try:
+        add_adapters(lm, checked(values, str(file), LoraConfig), base_sha256=sha256, rows=rows[0] if rows else None)
+    except ValueError as error:
+        raise DamagedFile(f"{file}: {str(error).removeprefix(f'{file}: ')}") from None
+    lm.load_state_dict(read_adapters(lm, directory), strict=False)
+
+
+def check_base(directory: Path, sha256: str) -> None:
+    """Raises DamagedFile if adapters were trained beside other weights than those of this hash; peft records none."""
+    with safe_open(directory / TENSORS, "pt") as opened:
+        wanted = (opened.metadata() or {}).get(HASH, sha256)
+    if wanted != sha256:
+        raise DamagedFile(
+            f"{directory}: these adapters belong to another base: the weights that they were trained beside have the "
+            f"hash {wanted[:12]}, and these have {sha256[:12]}: open them with the base they were trained from"
+        )
+
+
+def read_adapters(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
+    """The tensors of a directory under the model's own names, checked against its adapters. Raises DamagedFile."""
+    assert lm.adapters is not None
+    check_files(directory, ADAPTER, TENSORS)
+    stored = _stored(directory)
+    check_base(directory, lm.adapters.base_sha256)
+    stored.check(_adapter_shapes(lm))
+    return stored.read()
+
+
+def _adapter_shapes(lm: LanguageModel) -> dict[str, list[int]]:
+    """What the file holds of a model; tied, the rows of the head are those of the embedding."""
+    tied = "lm_head." + ROWS if lm.config.tie_word_embeddings else ""
+    return {name: list(x.shape) for name, x in lm.state_dict().items() if ".lora_" in name and name != tied}
+
+
+def _stored(directory: Path) -> WeightFiles:
+    return WeightFiles(directory / TENSORS, lambda name: name.removeprefix(PREFIX).replace(PEFT_ROWS, ROWS))

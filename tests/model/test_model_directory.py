@@ -1,0 +1,160 @@
+"""A saved model directory is a Hugging Face model directory, and what is wrong in one is said in a line.
+
+test_families.py compares every family with transformers; test_foreign_models.py has what others wrote.
+"""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from model import LanguageModel, families, load, save
+from model.checkpoint import load_weights
+from model.families.family import Family
+from tests.conftest import random_model, tiny_config
+
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def change(directory, **fields):
+    """Change fields of a config.json."""
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+@pytest.mark.parametrize("family", [{}, {"qk_norm": False, "qkv_bias": True}], ids=["qwen3", "qwen2"])
+@pytest.mark.parametrize(
+    ("types", "is_refused"),
+    [(None, False), (["sliding_attention"] * 2, False), (["sliding_attention", "full_attention"], True),
+     (["full_attention", "sliding_attention"], True)],
+)  # fmt: skip
+def test_vllm_refuses_mixed_windows(tmp_path, family, types, is_refused):
+    """vLLM computes with one window for all layers. Its check: `if is_interleaved(config): assert
+    config.max_window_layers == config.num_hidden_layers` … (qwen2.py and qwen3.py in vllm/model_executor/models)."""
+    save(random_model(tiny_config(**family, sliding_window=types and 5, layer_types=types)), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    is_interleaved = len(set(config["layer_types"])) > 1
+    assert (is_interleaved and config["max_window_layers"] != config["num_hidden_layers"]) is is_refused
+
+
+def test_every_field_comes_back(tmp_path):
+    config = tiny_config(
+        qk_norm=False,
+        hidden_dropout=0.1,
+        attention_dropout=0.2,
+        eos_token_id=2,
+        rope_theta=1234.5,
+        rope_scaling=YARN | {"beta_slow": 2.0},
+        sliding_window=3,
+        layer_types=["full_attention", "sliding_attention"],
+    )
+    save(LanguageModel(config), tmp_path)
+    assert load(tmp_path).config == config
+
+
+@pytest.mark.parametrize(
+    ("saved", "opened", "message"),
+    [
+        ({}, {"num_key_value_heads": 4}, r"k_proj.weight has shape \[16, 32\], and the model \[32, 32\]"),
+        ({}, {"qk_norm": False}, "k_norm.weight is not part of this model"),
+        ({"qk_norm": False}, {}, "k_norm.weight is missing"),
+    ],
+)
+def test_weights_of_another_architecture_are_refused_by_name(tmp_path, saved, opened, message):
+    save(LanguageModel(tiny_config(**saved)), tmp_path)
+    with pytest.raises(ValueError, match=f"model.safetensors: is of another architecture: .*{message}"):
+        load_weights(LanguageModel(tiny_config(**opened)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "bert"}, "model_type is 'bert'; Headlight builds llama, .*mistral"),
+        ({"attention_bias": True}, "_proj.bias is missing"),
+        ({"mlp_bias": True}, "mlp_bias is True"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type`: must be .* is 'longrope'"),
+        ({"rope_parameters": YARN | {"rope_theta": 1e4, "mscale": 0.7}}, "mscale"),
+        ({"rope_parameters": YARN | {"rope_theta": 1e4, "truncate": False}}, "truncate"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "rope_parameters has 'full_attention'"),
+        ({"rope_parameters": "yarn"}, "rope_parameters`: must be a valid dictionary"),
+    ],
+)
+def test_what_headlight_does_not_build_is_refused(tmp_path, fields, message):
+    save(LanguageModel(tiny_config()), tmp_path)
+    change(tmp_path, **fields)
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path)
+
+
+def test_a_path_that_is_not_a_model_says_so(tmp_path):
+    with pytest.raises(ValueError, match="is neither a run"):
+        load(tmp_path)
+
+
+def test_a_rope_scaling_written_into_the_config_by_hand_wins_as_it_does_in_transformers(tmp_path):
+    save(random_model(tiny_config()), tmp_path)
+    change(tmp_path, rope_scaling=LINEAR)
+    ids = torch.randint(0, 192, (1, 30))
+    with torch.no_grad():
+        assert torch.equal(load(tmp_path)(ids), AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits)
+
+
+def test_a_model_in_bfloat16_stays_one_and_keeps_its_angles(tmp_path):
+    """Rounded frequencies would turn position 900 by the wrong angle; transformers keeps them in float32."""
+    lm = random_model(tiny_config(max_position_embeddings=1024, head_dim=32), scale=0.1)
+    ids = torch.randint(0, 192, (1, 900))
+    with torch.no_grad():
+        exact = lm(ids)
+        lm.to(torch.bfloat16)
+        save(lm, tmp_path)
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+        assert theirs.dtype == torch.bfloat16
+        ours, others = ((logits.float() - exact).abs().mean() for logits in (lm(ids), theirs(ids).logits))
+    assert ours < 1.2 * others
+
+
+def turned(tensors):
+    """Another name for one tensor, and another one the other way round; twice it is as before."""
+    pairs = {"self_attn.q_proj": "attn.query", "attn.query": "self_attn.q_proj"}
+    found = {}
+    for name, tensor in tensors.items():
+        old = next((old for old in pairs if old in name), "")
+        found[name.replace(old, pairs.get(old, ""), 1)] = tensor.T if "down_proj" in name else tensor
+    return found
+
+
+def test_a_family_is_one_object_and_a_line_in_the_table(tmp_path, monkeypatch):
+    needs = {"qk_norm": True, "tie_word_embeddings": True}
+    fixed = {"hidden_act": "swish", "attention_bias": False}
+    toy = Family("toy", "ToyForCausalLM", needs=needs, fixed=fixed, to_files=turned, from_files=turned)
+    monkeypatch.setattr(families, "FAMILIES", (toy, *families.FAMILIES))
+    lm, ids = random_model(tiny_config()), torch.randint(0, 192, (1, 12))
+    save(lm, tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    assert (fields["model_type"], fields["architectures"]) == ("toy", ["ToyForCausalLM"])
+    assert fields.items() >= fixed.items()
+    assert "model.layers.0.attn.query.weight" in load_file(tmp_path / "model.safetensors")
+    loaded = load(tmp_path)
+    assert loaded.config == lm.config
+    with torch.no_grad():
+        assert torch.equal(loaded(ids), lm(ids))
+    save(random_model(tiny_config(qk_norm=False)), tmp_path)  # what it cannot express is another one
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "llama"
+
+
+def test_weights_in_several_files_are_read(tmp_path):
+    lm = random_model(tiny_config())
+    save(lm, tmp_path / "ours")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
+    assert not (tmp_path / "theirs/model.safetensors").exists()
+    ids = torch.randint(0, 192, (1, 12))
+    with torch.no_grad():
+        assert torch.equal(load(tmp_path / "theirs")(ids), lm(ids))
+    next((tmp_path / "theirs").glob("model-00002*")).unlink()
+    with pytest.raises(ValueError, match=r"model-00002\S*: cannot be read: there is no such file"):
+        load(tmp_path / "theirs")

@@ -21,7 +21,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, product
 from pathlib import Path
@@ -88,13 +88,15 @@ def main() -> int:
         path, overrides = str(ROOT / "configs/demo.yaml"), [path, *overrides] if path else []
     run, _ = with_vocabulary(load_run_config(path, overrides))
     with tempfile.TemporaryDirectory(prefix="headlight-doctor-", ignore_cleanup_errors=True) as folder:
-        return examine(run, Path(folder))
+        examine(run, Path(folder))
+    return 0
 
 
-def examine(run: RunConfig, folder: Path) -> int:
-    """Everything, one after the other, so that nothing disturbs what is timed. Returns the exit code."""
+def examine(run: RunConfig, folder: Path) -> None:
+    """Everything, one after the other, so that nothing disturbs what is timed. Raises InputError at the first verdict
+    with which training cannot work."""
     faults: dict[str, str] = {}
-    fatal: list[str] = []
+    remember_faults(faults)  # what was wrong before may be right again
 
     def check(what: str, test: Callable[[], str], fault: str = "", is_fatal: bool = False) -> bool:
         """Print a verdict. fault: what `auto` must not take if it is FAIL. is_fatal: training will not work then."""
@@ -105,45 +107,36 @@ def examine(run: RunConfig, folder: Path) -> int:
             state, said, found = verdict.state, str(verdict), verdict.faults
         except Exception as error:  # a check is there to find them
             state, said = "FAIL", str(error) if isinstance(error, InputError) else in_short(error)
-        if state == "FAIL":
-            found = {fault: said} if fault else found
-            fatal.extend([what] if is_fatal else [])
-        faults.update(found)
-        line = f"{state:<6}{what:<{INDENT - 6}}{said}" + ("; auto leaves it out" if found else "")
+        if state == "FAIL" and fault:
+            found = {fault: said}
+        if found:
+            faults.update(found)
+            remember_faults(faults)
+            said += "; auto leaves it out"
+        line = f"{state:<6}{what:<{INDENT - 6}}{said}"
         print(textwrap.fill(line, WIDTH, subsequent_indent=" " * INDENT, break_long_words=False), flush=True)
+        if state == "FAIL" and is_fatal:
+            raise InputError(f"training will not work here: {what}")
         return state == "ok"
 
-    def refuse() -> int:
-        print(f"\ntraining will not work here: {', '.join(fatal)}")
-        return 2
-
     kind, wanted = resolve_kind(run), run.train.device
-    is_only_choice = kind == "cpu" or wanted != "auto"
-    works = check(f"device {kind}", partial(computes, kind), f"device {kind}", is_fatal=is_only_choice)
-    if not works and not is_only_choice:
+    if not check(
+        f"device {kind}", partial(computes, kind), f"device {kind}", is_fatal=wanted != "auto" or kind == "cpu"
+    ):
         kind = "cpu"
         check("device cpu", partial(computes, kind), is_fatal=True)
-    if fatal:
-        return refuse()
     others = psutil.cpu_percent(interval=0.4) / 100  # it sleeps while it looks, so it does not count itself
     check("room", partial(room, run, kind, others), is_fatal=True)
     for name in ALLOWED:
         check(f"precision {name}", partial(precision, name, kind), f"precision {kind} {name}", name == "fp32")
     for name in BACKENDS:
         check(f"attention {name}", partial(attention, name, kind, run.model))
-    remember_faults(faults)  # what this config stands for here depends on it
-    check("this config", partial(this_config, run), is_fatal=True)
-    if fatal:
-        return refuse()
-    device = resolve_device(run)
-    check("save and resume", partial(save_and_resume, kind, device.precision, folder), is_fatal=True)
     check("torch.compile", partial(compiling, kind, folder), f"compile {kind}")
-    remember_faults(faults)
-    if fatal:
-        return refuse()
+    check("this config", partial(this_config, run), is_fatal=True)  # what `auto` stands for, without these faults
+    precision_here = resolve_device(run).precision
+    check("save and resume", partial(save_and_resume, kind, precision_here, folder), is_fatal=True)
     timings = [time_step(run, candidate) for candidate in candidates(run)]
     print("\n" + recommendation(run, [timing for timing in timings if timing is not None], others))
-    return 0
 
 
 def in_short(error: Exception) -> str:
@@ -168,10 +161,10 @@ def computes(kind: str) -> str:
 def room(config: RunConfig, kind: str, others: float) -> str:
     """Memory, the disk of the run directory, and whether other programs have the cores: `others` is their share."""
     check_disk(config)
-    there, free = memory_of(kind), size_in_words(psutil.virtual_memory().available)
-    said = f"memory: {size_in_words(there[0])} ({there[1]}); " if there else ""
+    memory, free = memory_of(kind) or (0, "unknown"), psutil.virtual_memory().available
     folder = next(folder for folder in Path(config.output_dir, "x").absolute().parents if folder.is_dir())
-    said += f"free: {free} of RAM, {size_in_words(shutil.disk_usage(folder).free)} beside {config.output_dir}"
+    said = f"memory: {size_in_words(memory[0])} ({memory[1]}); free: {size_in_words(free)} of RAM, "
+    said += f"{size_in_words(shutil.disk_usage(folder).free)} of the disk of {config.output_dir}"
     if others >= BUSY:
         raise Unwell("note", f"{said}; other programs use {others:.0%} of the CPU: end them, or training takes longer")
     return f"{said}; other programs leave the CPU alone"
@@ -239,15 +232,9 @@ def attention(name: str, kind: str, model: ModelConfig) -> str:
     faults: dict[str, str] = {}
     refused = ""
     for precision, documents in product(("fp32", "bf16", "fp16"), (False, True)):
-        here = Situation(
-            device=kind,
-            dtype=dtype_of(precision),
-            head_dim=model.head_size,
-            num_key_value_groups=model.num_key_value_groups,
-            gradients=True,
-            documents=documents,
-            value_dim=model.value_size,
-        )
+        sizes = (model.head_size, model.num_key_value_groups)
+        here = Situation(kind, dtype_of(precision), *sizes, gradients=True, documents=documents)
+        here = replace(here, value_dim=model.value_size)
         if problem := lacks(precision, kind) or why_not(name, here):
             refused = refused or problem.removeprefix(f"attn_implementation: {name} ")
             continue
@@ -274,11 +261,11 @@ def save_and_resume(kind: str, precision: str, folder: Path) -> str:
     """Train a tiny run, whole and in two halves: every weight must come out equal to the last bit."""
     text = folder / "text.txt"
     text.write_text("".join(f"{i} cats sat on {i % 7} mats.\n" for i in range(300)), encoding="utf-8")
-    model = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
+    model = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
     train = {"tokens_per_step": 256, "schedule": "constant", "checkpoint_every": 0, "compile": False}
     values: dict[str, Any] = {
         "output_dir": str(folder),
-        "model": model | {"hidden_dropout": 0.1},
+        "model": model | {"max_position_embeddings": 64, "hidden_dropout": 0.1},
         "data": {"source": {"kind": "files", "path": str(text)}, "tokenizer": {"kind": "byte"}, "sequence_length": 64},
         "eval": {"hooks": []},
         "tracking": {"wandb": "disabled"},

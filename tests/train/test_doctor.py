@@ -38,7 +38,7 @@ def config(tmp_path):
 def examined(config, *overrides, code=0) -> str:
     done = run_module("train.doctor", config, *overrides)
     assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 def line(said: str, what: str) -> str:
@@ -215,7 +215,7 @@ def test_a_compiler_that_fails_or_hangs(monkeypatch, tmp_path, body, state, word
 
 
 def test_room_is_there_or_not(config, monkeypatch):
-    assert "free beside" not in doctor.room(load_run_config(config), "cpu", 0.0)
+    assert "of the disk of" in doctor.room(load_run_config(config), "cpu", 0.0)
     with pytest.raises(Unwell, match="other programs use 40% of the CPU: end them") as verdict:
         doctor.room(load_run_config(config), "cpu", 0.4)
     assert verdict.value.state == "note"

@@ -22,12 +22,23 @@ def compiled(run: Run, stopped: Callable[[], int] = lambda: 0) -> nn.Module:
     stopped: the signal that asked the run to stop, or 0. Ctrl-C reaches the compiler too, and that is not its fault.
     """
     model: nn.Module = torch.compile(run.lm, dynamic=False)  # type: ignore[assignment]
+
+    def forward_backward() -> None:
+        before = random_state(run)  # trying changes nothing
+        try:
+            batch = run.first_batch().split(run.state.micro_rows)[0].to(run.device.device)
+            run.lm.train()
+            minimised, _ = losses(run, model, batch)
+            minimised.backward()
+            synchronize(run.device.device)  # an error of a GPU comes when somebody waits for it
+        finally:
+            set_random_state(before)
+
     run.tracker.say("compiling, about a minute …")
-    before = time.perf_counter()
+    began = time.perf_counter()
     try:
         with run.tracker.doing("compiling"):
-            within_memory(run, lambda: _forward_backward(run, model))
-            synchronize(run.device.device)  # an error of a GPU comes when somebody waits for it
+            within_memory(run, forward_backward)
     except InputError:
         raise
     except torch.AcceleratorError as error:  # from here on, whatever this process asks of the GPU fails
@@ -48,20 +59,8 @@ def compiled(run: Run, stopped: Callable[[], int] = lambda: 0) -> nn.Module:
         return run.lm
     finally:
         run.forget_gradients()
-    run.tracker.say(f"compiled in {time.perf_counter() - before:.0f} s")
+    run.tracker.say(f"compiled in {time.perf_counter() - began:.0f} s")
     return model
-
-
-def _forward_backward(run: Run, model: nn.Module) -> None:
-    """On the first micro-batch; the random state is left as it was, the gradients are there."""
-    batch = run.first_batch().split(run.state.micro_rows)[0].to(run.device.device)
-    before = random_state(run)
-    try:
-        run.lm.train()
-        minimised, _ = losses(run, model, batch)
-        minimised.backward()
-    finally:
-        set_random_state(before)
 
 
 @contextmanager

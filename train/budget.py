@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import shutil
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 
 from configs.command import InputError, exit_on_bad_input, number
 from configs.text import table
-from data.config import HubSource, MixSource, StoryworldSource
 from model import ModelConfig
 from model.loss import CHUNK, CHUNK_ELSEWHERE
 from model.transformer import on_meta
@@ -28,7 +25,6 @@ from train.optimizer import build_optimizers
 
 USABLE_SHARE = 0.6  # of the memory: the formula counts the least that a step needs, and kernels need room as well
 AUTO_MICRO_TOKENS = {"cpu": 8192, "cuda": 65536, "mps": 16384}
-STORY_BYTES = 20  # of a story's tokens on disk; the shortest take 40
 ASSUMED_CHAR_VOCABULARY = 128  # 116 characters and 12 special tokens: tiny Shakespeare has 65, plain English fits
 REMEDY = (
     "lower model.hidden_size, model.num_hidden_layers, data.sequence_length or train.micro_batch_size "
@@ -36,7 +32,7 @@ REMEDY = (
 )
 
 # ---------------------------------------------------------------------------------------------------------
-# does it fit? A run is refused for what can never fit: all memory and all free disk count, without a margin
+# does it fit? A run is refused for what can never fit: all memory counts, without a margin
 
 
 def check_memory(config: RunConfig, device: Device, processes: int) -> None:
@@ -64,20 +60,6 @@ def check_memory(config: RunConfig, device: Device, processes: int) -> None:
             f"model: a training step of {rows:,} rows x {config.data.sequence_length:,} tokens at a time needs "
             f"{size_in_words(sum(needed.values()))} ({parts}), and the memory is {size_in_words(total)} ({whose}): "
             f"{REMEDY}"
-        )
-
-
-def check_disk(config: RunConfig) -> None:
-    """Refuse a corpus of the built-in world that does not fit on the disk. Raises InputError with the figures."""
-    source = config.data.source
-    if not isinstance(source, StoryworldSource):
-        return
-    there = next(folder for folder in Path(config.output_dir, "x").absolute().parents if folder.is_dir())
-    free, needed = shutil.disk_usage(there).free, STORY_BYTES * (source.documents + source.validation_documents)
-    if needed > free:
-        raise InputError(
-            f"data.source.documents ({source.documents:,}): their tokens need {size_in_words(needed)} or more, and the "
-            f"disk of {there} has {size_in_words(free)} free: lower it, or give another output_dir"
         )
 
 
@@ -173,14 +155,11 @@ def kv_cache_bytes(config: ModelConfig, tokens: int, bytes_per_number: int, kv_h
 def with_vocabulary(run: RunConfig) -> tuple[RunConfig, str]:
     """The config with the size of its vocabulary, and in words where that is from. Prepares nothing.
 
-    The size is exact if the data is prepared, and for tokenizers of bytes and pretrained ones; else it is an estimate,
-    and the words say so.
+    The size is exact for tokenizers of bytes and pretrained ones; else it is an estimate, and the words say so.
     """
     from data.tokenizer import DEFAULT_VOCAB_SIZE, SPECIAL_TOKENS, train_tokenizer
 
     tokenizer, size, known = run.data.tokenizer, run.model.vocab_size, "model.vocab_size"
-    if size is None:
-        size, known = _prepared_vocabulary(run), "of the prepared data"
     if size is None and tokenizer.kind == "pretrained":
         size, known = train_tokenizer(tokenizer, []).vocab_size, f"of the tokenizer in {tokenizer.path}"
     elif size is None:
@@ -188,21 +167,8 @@ def with_vocabulary(run: RunConfig) -> tuple[RunConfig, str]:
         size = -(-sizes.get(tokenizer.kind, ASSUMED_CHAR_VOCABULARY) // 64) * 64  # a multiple of 64
         known = f"of data.tokenizer: {tokenizer.kind}"
         if tokenizer.kind != "byte":
-            known = f"an estimate {known}, because the data is not prepared; a small text fills less"
+            known = f"an estimate {known}; a small text fills less"
     return run.model_copy(update={"model": run.model.model_copy(update={"vocab_size": size})}), known
-
-
-def _prepared_vocabulary(run: RunConfig) -> int | None:
-    from data.manifest import key_of, read_manifest
-    from data.prepare import dependencies
-
-    source, prepared = run.data.source, Path(run.output_dir) / ".prepared"
-    parts = [part.source for part in source.parts] if isinstance(source, MixSource) else [source]
-    if not prepared.is_dir() or any(isinstance(part, HubSource) for part in parts):  # the network knows its version
-        return None
-    with suppress(InputError):  # a text that is not there yet, or damaged data, which data.prepare will name
-        return int(read_manifest(prepared / key_of(dependencies(run.data, Path(run.output_dir))))["vocab_size"])
-    return None
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def _run(
     from data.prepare import prepare
     from eval.hooks.registry import Hooks
     from train import report
-    from train.budget import check_disk, check_memory
+    from train.budget import check_memory
     from train.loop import train
     from train.machine.device import resolve_device
     from train.machine.distributed import check_shares, processes
@@ -99,7 +99,6 @@ def _run(
         if config.lora is not None:  # also where it resumes: a checkpoint holds the adapters alone
             initial = world.first(lambda: find_base(config, start.checkpoint))
         world.first(lambda: check_memory(config, device, world.size))
-        world.first(lambda: check_disk(config))
 
         # 3. Text -> tokens -> rows.
         data = prepare(config.data, Path(config.output_dir), show_progress=world.is_first)

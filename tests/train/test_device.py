@@ -144,16 +144,14 @@ def test_another_machine_or_version_knows_nothing_of_this_one(monkeypatch, place
 # memory, peaks
 
 
-def test_the_limit_of_a_container_counts_at_every_level(tmp_path):
-    (tmp_path / "a/b").mkdir(parents=True)
-    (tmp_path / "a/b/memory.max").write_text("max\n")
-    (tmp_path / "a/memory.max").write_text("1000\n")
-    (tmp_path / "memory/docker").mkdir(parents=True)
-    (tmp_path / "memory/docker/memory.limit_in_bytes").write_text("9000\n")
-    groups = tmp_path / "cgroup"
-    groups.write_text("0::/a/b\n7:cpu:/x\n6:memory:/docker\n")
-    assert hardware.container_limits(groups, tmp_path) == [1000, 9000]
-    assert hardware.container_limits(tmp_path / "none", tmp_path) == []
+def test_the_limit_of_a_container_counts(tmp_path):
+    assert hardware.container_limit(tmp_path) == float("inf")
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory/memory.limit_in_bytes").write_text("9000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert hardware.container_limit(tmp_path) == 9000
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert hardware.container_limit(tmp_path) == 1000
 
 
 @pytest.mark.parametrize(

@@ -215,23 +215,13 @@ NAMES |= {"kernels": "PyTorch's kernels for"}
 
 def decided_by(device: Device, rows: int, world_size: int) -> dict[str, Any]:
     """What the last bits depend on, on this machine: what `auto` stands for, and what computes."""
-    chosen = {
-        "device": device.device.type,
-        "precision": device.precision,
-        "attention": device.attention,
-        "compile": device.compile,
-        "micro_batch_size": rows,
-        "world_size": world_size,
-        "torch": torch.__version__,
-    }
-    if device.device.type != "cpu":
+    kind = device.device.type
+    chosen = {"device": kind, "precision": device.precision, "attention": device.attention, "compile": device.compile}
+    chosen |= {"micro_batch_size": rows, "world_size": world_size, "torch": torch.__version__}
+    if kind != "cpu":
         return chosen | {"gpu": machine(device.device)}
-    return chosen | {
-        "cpu": cpu_capabilities().get("cpu_name"),
-        "kernels": cpu_kernels(),
-        "instructions": cpu_instructions(),
-        "threads": torch.get_num_threads(),
-    }
+    cpu = {"cpu": cpu_capabilities().get("cpu_name"), "kernels": cpu_kernels(), "instructions": cpu_instructions()}
+    return chosen | cpu | {"threads": torch.get_num_threads()}
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> str:

@@ -100,24 +100,17 @@ def memory_of(kind: str) -> tuple[float, str] | None:
         here = torch.cuda.is_available()
         return (float(torch.cuda.get_device_properties(0).total_memory), "the GPU's") if here else None
     ram = float(psutil.virtual_memory().total)
-    limit = min(container_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")), default=ram)
+    limit = container_limit(Path("/sys/fs/cgroup"))
     return (limit, "the limit of its container") if limit < ram else (ram, "all RAM")
 
 
-def container_limits(groups: Path, root: Path) -> list[float]:
-    """Bytes that the control groups of this process allow: of its own and those above, in cgroup v2 and v1."""
-    limits = []
-    with suppress(OSError):  # only Linux has them
-        for line in groups.read_text(encoding="utf-8").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers not in ("", "memory"):
-                continue
-            top, name = (root, "memory.max") if controllers == "" else (root / "memory", "memory.limit_in_bytes")
-            own = top / path.lstrip("/")
-            for folder in (own, *own.parents):
-                with suppress(OSError, ValueError):  # no such file, or "max"
-                    limits.append(float((folder / name).read_text(encoding="ascii")))
-    return limits
+def container_limit(root: Path) -> float:
+    """Bytes that a container on Linux may use (cgroup v2 or v1); infinity where there is no limit."""
+    limits = [float("inf")]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            limits.append(float((root / name).read_text(encoding="ascii")))
+    return min(limits)
 
 
 def synchronize(device: torch.device) -> None:

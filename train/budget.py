@@ -51,7 +51,7 @@ def check_memory(config: RunConfig, device: Device, processes: int) -> None:
     elif train.parallel == "fsdp2":  # each process holds a share
         total *= processes
     try:
-        needed = step_memory(run, rows, half=device.dtype.itemsize == 2, device=kind)
+        needed = step_memory(run, rows, device)
     except (RuntimeError, OverflowError):  # more bytes than 64 bits can count
         raise InputError(f"model: a training step needs more memory than any machine has: {REMEDY}") from None
     if sum(needed.values()) > total:
@@ -74,24 +74,23 @@ def micro_batch_rows(config: RunConfig, device: Device, world_size: int = 1) -> 
     limit = max(1, AUTO_MICRO_TOKENS[kind] // config.data.sequence_length)
     memory = memory_of(kind) if kind == "cuda" and config.model.vocab_size else None
     if memory is not None:
-        limit = min(limit, max(1, largest_micro_batch(config, memory[0], half=device.dtype.itemsize == 2, device=kind)))
+        limit = min(limit, max(1, largest_micro_batch(config, memory[0], device)))
     return largest_divisor(rows, limit)
 
 
-def largest_micro_batch(run: RunConfig, memory: float, *, half: bool, device: str) -> int:
+def largest_micro_batch(run: RunConfig, memory: float, device: Device) -> int:
     """The most rows whose micro-batch takes USABLE_SHARE of `memory` bytes; 0 if not even one does."""
-    needed = step_memory(run, run.rows_per_step, half=half, device=device)
+    needed = step_memory(run, run.rows_per_step, device)
     a_row = needed.pop("kept for the backward pass") / run.rows_per_step
     return max(0, int((USABLE_SHARE * memory - sum(needed.values())) / a_row))
 
 
-def step_memory(run: RunConfig, rows: int, *, half: bool, device: str) -> dict[str, int]:
+def step_memory(run: RunConfig, rows: int, device: Device) -> dict[str, int]:
     """Bytes of each part of a training step at its fullest moment, when the backward pass begins: the least that
     micro-batches of `rows` rows need. run.model has a vocabulary.
 
     Weights, gradients and optimizer state are exact. Of the activations it counts what must be kept: without
-    torch.compile PyTorch keeps up to half as much again, mostly copies in another number format. half: 16-bit autocast
-    over float32 weights, else float32.
+    torch.compile PyTorch keeps up to half as much again, mostly copies in another number format.
     """
     model, tokens = run.model, rows * run.data.sequence_length
     lm = on_meta(model)
@@ -103,7 +102,7 @@ def step_memory(run: RunConfig, rows: int, *, half: bool, device: str) -> dict[s
     for optimizer in build_optimizers(lm, run.train.optimizer):
         moments = 2 if isinstance(optimizer, torch.optim.AdamW) else 1  # Muon has its momentum alone
         state += moments * sum(x.nbytes for group in optimizer.param_groups for x in group["params"])
-    width, heads, number = model.hidden_size, model.num_attention_heads, 2 if half else 4  # bytes of a number
+    width, heads, number = model.hidden_size, model.num_attention_heads, device.dtype.itemsize
     key_heads = heads if model.attention == "mla" else model.kv_heads  # a latent is unfolded for every head
     queries_and_keys, values = (heads + key_heads) * model.head_size, (heads + key_heads) * model.value_size
     layers = []
@@ -120,7 +119,7 @@ def step_memory(run: RunConfig, rows: int, *, half: bool, device: str) -> dict[s
     a_token = sum(layers)
     if run.train.activation_checkpointing:  # the input of every layer, and one layer at a time
         a_token = 4 * width * len(layers) + max(layers)
-    chunk = min(tokens, CHUNK.get(device, CHUNK_ELSEWHERE))
+    chunk = min(tokens, CHUNK.get(device.device.type, CHUNK_ELSEWHERE))
     return {
         "weights": sum(x.nbytes for x in lm.parameters()),
         "gradients": sum(x.nbytes for x in lm.parameters() if x.requires_grad),
@@ -200,10 +199,8 @@ def main() -> int:
     else:
         flops_per_s, speed = math.nan, "(the peak of the device is unknown: give --tflops)"
     print(f"{run.name}: {run.model.in_words()}, vocabulary {run.model.vocab_size:,}\n  ({known})", end="\n\n")
-    print(
-        parameters_table(run.model), memory_table(run, device, memory), cache_table(run.model), sep="\n\n", end="\n\n"
-    )
-    print(compute_table(run, flops_per_s, speed))
+    tables = (parameters_table(run.model), memory_table(run, device, memory), cache_table(run.model))
+    print(*tables, compute_table(run, flops_per_s, speed), sep="\n\n")
     return 0
 
 
@@ -218,23 +215,18 @@ def planned_device(run: RunConfig, kind: str | None) -> Device:
 
 def memory_table(run: RunConfig, device: Device, memory: tuple[float, str] | None) -> str:
     """A micro-batch as the run would take it, and the largest that fits. memory: bytes, and in words whose."""
-    kind, rows, a_step, half = (
-        device.device.type,
-        micro_batch_rows(run, device),
-        run.rows_per_step,
-        device.dtype.itemsize == 2,
-    )
-    needed = step_memory(run, rows, half=half, device=kind)
+    rows, a_step = micro_batch_rows(run, device), run.rows_per_step
+    needed = step_memory(run, rows, device)
     lines = [(part, size_in_words(size)) for part, size in {**needed, "all of it": sum(needed.values())}.items()]
     note = "The first three are exact. Without torch.compile, PyTorch keeps up to half as much again of the fourth."
     if memory is None:
         note += "\nThe memory of the device is unknown: give --memory-gb."
     else:
-        most, whole = largest_micro_batch(run, memory[0], half=half, device=kind), size_in_words(memory[0])
-        lines.append((f"rows that fit into {USABLE_SHARE:.0%} of {whole} ({memory[1]})", f"{most:,}"))
+        most, usable = largest_micro_batch(run, memory[0], device), f"{USABLE_SHARE:.0%} of {size_in_words(memory[0])}"
+        lines.append((f"rows that fit into {usable} ({memory[1]})", f"{most:,}"))
         lines.append((f"… and divide the {a_step:,} rows of a step", f"{largest_divisor(a_step, most):,}"))
     heading = f"Memory, {rows:,} rows × {run.data.sequence_length:,} tokens at a time"
-    return table((heading, f"{device.precision} on {kind}"), lines) + "\n" + note
+    return table((heading, f"{device.precision} on {device.device.type}"), lines) + "\n" + note
 
 
 def cache_table(config: ModelConfig) -> str:

@@ -20,7 +20,7 @@ from tests.train.helpers import refusal, write_config
 from train import budget
 from train.budget import USABLE_SHARE, check_memory, kv_cache_bytes, largest_micro_batch, step_memory, with_vocabulary
 from train.config import OptimizerConfig, RunConfig, load_run_config
-from train.machine.device import SMALL_VOCABULARY, resolve_device
+from train.machine.device import SMALL_VOCABULARY, Device, resolve_device
 from train.machine.distributed import largest_divisor
 from train.optimizer import build_optimizers
 
@@ -63,6 +63,10 @@ def run_config(optimizer: str = "muon", documents: bool = True, **changes) -> Ru
     return base.model_copy(update={"train": train})
 
 
+def on(kind: str, precision: str) -> Device:
+    return Device(torch.device(kind), precision, False, "auto", ())
+
+
 GPT2 = {"gated_mlp": False, "norm": "layernorm", "position_embedding": "learned", "num_key_value_heads": "mha"}
 LATENT = {"attention": "mla", "num_key_value_heads": "mha", "kv_lora_rank": 16, "qk_rope_head_dim": 8}
 KEPT, STATE = "kept for the backward pass", "optimizer state"
@@ -98,7 +102,7 @@ def test_a_step_holds_what_the_formula_says(half, run):
     precision = torch.autocast("cpu", dtype=torch.bfloat16) if half else nullcontext()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), precision:
         loss, _ = lm(ids, labels=ids, document_ids=documents)
-    found = step_memory(run, rows, half=half, device="cpu")
+    found = step_memory(run, rows, on("cpu", "bf16" if half else "fp32"))
     assert 0.6 * sum(kept.values()) < found[KEPT] < 1.1 * sum(kept.values())
     loss.backward()
     optimizers = build_optimizers(lm, run.train.optimizer)
@@ -112,20 +116,20 @@ def test_a_step_holds_what_the_formula_says(half, run):
 def test_checkpointing_keeps_less_and_adapters_have_few_gradients():
     run = run_config(num_hidden_layers=4)
     saving = run.model_copy(update={"train": run.train.model_copy(update={"activation_checkpointing": True})})
-    plain, less = (step_memory(one, 4, half=True, device="cuda") for one in (run, saving))
+    plain, less = (step_memory(one, 4, on("cuda", "bf16")) for one in (run, saving))
     assert less[KEPT] < 0.6 * plain[KEPT]
-    adapted = step_memory(run.model_copy(update={"lora": LoraConfig(rank=2)}), 4, half=True, device="cuda")
+    adapted = step_memory(run.model_copy(update={"lora": LoraConfig(rank=2)}), 4, on("cuda", "bf16"))
     assert adapted["gradients"] < 0.1 * plain["gradients"]
     assert adapted[STATE] == 2 * adapted["gradients"]  # AdamW
 
 
 def test_the_largest_micro_batch_fits_and_a_few_rows_more_do_not():
     run, memory = run_config(vocab_size=16), 10e6
-    rows = largest_micro_batch(run, memory, half=True, device="cuda")
-    fitting, too_many = (sum(step_memory(run, n, half=True, device="cuda").values()) for n in (rows, rows + 4))
+    rows = largest_micro_batch(run, memory, on("cuda", "bf16"))
+    fitting, too_many = (sum(step_memory(run, n, on("cuda", "bf16")).values()) for n in (rows, rows + 4))
     assert 1 < rows < run.rows_per_step
     assert fitting <= USABLE_SHARE * memory < too_many
-    assert largest_micro_batch(run_config(), 1e5, half=False, device="cpu") == 0
+    assert largest_micro_batch(run_config(), 1e5, on("cpu", "fp32")) == 0
 
 
 def test_the_largest_divisor_is_found_at_once():
@@ -141,7 +145,7 @@ def test_the_largest_divisor_is_found_at_once():
 def test_the_limit_is_what_a_step_needs_of_memory_that_processes_share(tmp_path, monkeypatch, share, processes, fits):
     config = load_run_config(write_config(tmp_path), ["train.device=cpu", "train.micro_batch_size=8"])
     model = config.model.model_copy(update={"vocab_size": config.model.vocab_size or SMALL_VOCABULARY})
-    needed = step_memory(config.model_copy(update={"model": model}), 8, half=False, device="cpu")
+    needed = step_memory(config.model_copy(update={"model": model}), 8, resolve_device(config))
     monkeypatch.setattr(budget, "memory_of", lambda kind: (share * sum(needed.values()), "all RAM"))
     with nullcontext() if fits else pytest.raises(InputError, match=r"rows x 32 tokens at a time .*\(all RAM\)"):
         check_memory(config, resolve_device(config), processes)

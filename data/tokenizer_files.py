@@ -12,7 +12,7 @@ import tokenizers
 from pydantic import BaseModel, Field, field_validator
 
 from configs.command import InputError
-from configs.files import check_files, is_pointer, read_checkpoint, read_json, read_text
+from configs.files import is_pointer, read_checkpoint, read_json, read_text
 
 
 class Token(BaseModel):
@@ -83,7 +83,6 @@ def open_tokenizer(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settin
 def _read(file: Path) -> tuple[tokenizers.Tokenizer, Settings]:
     """A tokenizer.json, and the tokenizer_config.json beside it, if there is one. Raises InputError."""
     path, template = file.with_name("tokenizer_config.json"), file.with_name("chat_template.jinja")
-    check_files(file.parent, file.name, path.name, template.name)
     text = read_text(file)
     with clear_errors(file):
         backend = tokenizers.Tokenizer.from_str(text)

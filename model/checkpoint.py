@@ -26,7 +26,6 @@ from configs.command import InputError
 from configs.files import (
     ADAPTER,
     DamagedFile,
-    check_files,
     checkpoint_directory,
     is_adapter,
     is_file,
@@ -113,7 +112,6 @@ def save_new(lm: LanguageModel, others: dict[str, bytes], out: Path) -> None:
 
 def read_tokenizer_files(directory: Path) -> dict[str, bytes]:
     """What makes the tokenizer of a model directory, as it was saved: the files that are there, by name."""
-    check_files(directory, *TOKENIZER_FILES)
     return {name: (directory / name).read_bytes() for name in TOKENIZER_FILES if is_file(directory / name)}
 
 
@@ -160,7 +158,6 @@ def read_config(directory: Path) -> ModelConfig:
     """
     if is_adapter(directory) and not is_file(directory / "config.json"):
         return read_config(base_of(directory))
-    check_files(directory, "config.json", "generation_config.json")
     family, fields = _family_in(directory)
     file = directory / "generation_config.json"
     if is_file(file) and (ends := read_json(file, _Generation).eos_token_id) is not None:
@@ -198,7 +195,6 @@ def load_weights(lm: LanguageModel, directory: Path) -> None:
         start.add_rows(wanted)
         lm.load_state_dict(start.state_dict())
         return
-    check_files(directory, WEIGHTS)
     lm.load_state_dict(read_weights(lm, directory), strict=not lm.config.tie_word_embeddings)
 
 

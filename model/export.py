@@ -24,7 +24,6 @@ from configs.files import (
     CARD,
     STATE,
     TRAINING,
-    check_files,
     is_adapter,
     is_file,
     read_checkpoint,
@@ -72,7 +71,6 @@ def write_hub_folder(directory: Path, out: Path) -> str:
     """Copy a checkpoint without the state of its training, with its card and what the run's report shows."""
     names = [*FILES, *(file.name for file in sorted(directory.glob("*.safetensors")))]
     there = [name for name in names if is_file(directory / name)]
-    check_files(directory, *there)
     with new_directory(out) as folder:
         for name in there:
             shutil.copyfile(directory / name, folder / name)

@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from configs.command import InputError
-from configs.files import check_files, is_file, read_json, read_text
-from model.checkpoint import TOKENIZER_FILES, load, new_directory, read_config
+from configs.files import is_file, read_json, read_text
+from model.checkpoint import load, new_directory, read_config
 from model.config import ModelConfig
 from model.families import family_of
 
@@ -52,7 +52,6 @@ def write_gguf(directory: Path, out: Path) -> str:
     config = read_config(directory)
     if reason := not_in_llama_cpp(config):
         raise InputError(f"{directory}: GGUF: {reason}")
-    check_files(directory, *TOKENIZER_FILES)
     tokenizer = _read_tokenizer(directory, config)
     gguf, lm, path = _import_gguf(), load(directory), directory.resolve()
     with new_directory(out) as folder:

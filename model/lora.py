@@ -31,7 +31,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from configs.files import ADAPTER, DamagedFile, check_files, checked, read_json
+from configs.files import ADAPTER, DamagedFile, checked, read_json
 from model.lora_config import MOST_RANK, Adapters, LoraConfig
 from model.weight_files import WeightFiles
 
@@ -254,7 +254,6 @@ def load_adapters(lm: LanguageModel, directory: Path) -> None:
 
     Raises DamagedFile for another base, and for files that do not fit.
     """
-    check_files(directory, ADAPTER, TENSORS)
     file, stored = directory / ADAPTER, _stored(directory)
     there: AdapterJson = read_json(file, AdapterJson)
     vocab, added = lm.lm_head.out_features, there.trainable_token_indices or {}
@@ -287,7 +286,6 @@ def check_base(directory: Path, sha256: str) -> None:
 def read_adapters(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
     """The tensors of a directory under the model's own names, checked against its adapters. Raises DamagedFile."""
     assert lm.adapters is not None
-    check_files(directory, ADAPTER, TENSORS)
     stored = _stored(directory)
     check_base(directory, lm.adapters.base_sha256)
     stored.check(_adapter_shapes(lm))

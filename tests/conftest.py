@@ -11,7 +11,6 @@ os.environ["OMP_NUM_THREADS"] = "1"  # tiny models are quickest so, and test pro
 os.environ["OMP_WAIT_POLICY"] = "passive"  # where a test asks for two threads, they do not spin while they wait
 
 import signal
-from collections import Counter
 
 import pytest
 import torch
@@ -39,20 +38,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
-
-
-def pytest_terminal_summary(terminalreporter):
-    """How the attacks of tests/attack ended, by class."""
-    ended: dict[str, Counter] = {}
-    for report in [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]:
-        for key, value in report.user_properties:
-            if key == "attack":
-                ended.setdefault(value["name"], Counter()).update(value["kinds"])
-    if ended:
-        terminalreporter.section("attacks")
-        for name, kinds in [*sorted(ended.items()), ("all", sum(ended.values(), Counter()))]:
-            listed = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
-            terminalreporter.write_line(f"{name}: {kinds.total():,} tried: {listed}")
 
 
 @pytest.fixture(autouse=True)

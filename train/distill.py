@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from configs.command import InputError, exit_on_bad_input
 from configs.files import read_checkpoint
-from train.command_line import parse_command_line
 from train.config import RunConfig
 from train.methods.distill_keys import DistillConfig
+from train.pretrain import parse_command_line
 
 if TYPE_CHECKING:
     from torch import Tensor

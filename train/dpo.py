@@ -22,9 +22,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from configs.command import exit_on_bad_input
-from train.command_line import parse_command_line
 from train.config import RunConfig
 from train.methods.dpo_keys import DPOConfig
+from train.pretrain import parse_command_line
 from train.sft import as_fine_tuning
 
 if TYPE_CHECKING:

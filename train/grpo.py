@@ -19,9 +19,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from configs.command import InputError, exit_on_bad_input
-from train.command_line import parse_command_line
 from train.config import RunConfig
 from train.methods.grpo_keys import GRPOConfig
+from train.pretrain import parse_command_line
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,8 +7,8 @@ Only what the assistant says is trained on (data/chat.py).
 from __future__ import annotations
 
 from configs.command import InputError, exit_on_bad_input
-from train.command_line import parse_command_line
 from train.config import RunConfig
+from train.pretrain import parse_command_line
 
 
 def main() -> int:

@@ -17,13 +17,12 @@ from pydantic import BaseModel, Field
 from configs.command import InputError
 from configs.files import (
     STATE,
+    TRAINING,
     DamagedFile,
-    check_files,
     checked,
     read_checkpoint,
     read_json,
     read_text,
-    training_folder,
 )
 from configs.loader import flatten, load_config
 from configs.schema import RunKeys, Tag, keys_with
@@ -232,9 +231,8 @@ def _machine(report: Path, problems: list[str]) -> str:
 
 def _contents(checkpoint: Path) -> str | None:
     """A hash of the data that a checkpoint was trained on; None where only the config says which it was."""
-    check_files(checkpoint, (training_folder(checkpoint) / STATE).relative_to(checkpoint).as_posix())
     try:
-        return (read_json(training_folder(checkpoint) / STATE, State).identity or {}).get("data.contents")
+        return (read_json((checkpoint / TRAINING) / STATE, State).identity or {}).get("data.contents")
     except DamagedFile:
         return None
 

@@ -229,4 +229,4 @@ def test_rows_longer_than_learned_positions_are_refused_before_any_text_is_read(
         directory,
     )
     said = refusal(write_config(tmp_path), f"init_from={directory}")
-    assert "init_from: sequence_length (32) is longer than model.max_position_embeddings (16)" in said
+    assert "init_from: data.sequence_length (32) is longer than model.max_position_embeddings (16)" in said

@@ -12,8 +12,7 @@ from torch import nn
 
 from configs.command import InputError
 from train.machine.hardware import synchronize
-from train.run import Run
-from train.step import losses, random_state, set_random_state, within_memory
+from train.run import Run, losses, random_state, set_random_state, within_memory
 
 
 def compiled(run: Run, stopped: Callable[[], int] = lambda: 0) -> nn.Module:
@@ -58,7 +57,7 @@ def compiled(run: Run, stopped: Callable[[], int] = lambda: 0) -> nn.Module:
         run.state.resolved["compile"] = False
         return run.lm
     finally:
-        run.forget_gradients()
+        run.zero_grad()
     run.tracker.say(f"compiled in {time.perf_counter() - began:.0f} s")
     return model
 

@@ -10,6 +10,7 @@ saved again is complete there before the old one makes room for it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -27,10 +28,7 @@ from configs.files import (
     STATE,
     TRAINING,
     DamagedFile,
-    is_damaged,
-    manifest_of,
     read_json,
-    read_manifest,
 )
 
 STEPS = "step_????????"
@@ -71,7 +69,8 @@ def seal(directory: Path) -> None:
     """Describe every file of a checkpoint in its manifest, and wait until all of them are on the disk."""
     files = [path for path in directory.rglob("*") if path.is_file() and path.name not in (CARD, MANIFEST)]
     manifest = directory / TRAINING / MANIFEST
-    manifest.write_text(json.dumps(manifest_of(sorted(files), directory), indent=2) + "\n", encoding="utf-8")
+    described = {file.relative_to(directory).as_posix(): _described(file) for file in sorted(files)}
+    manifest.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     for file in [*files, manifest]:
         _flush(file)
 
@@ -127,12 +126,17 @@ def newest_intact(checkpoints: Path) -> Path | None:
 def damage(directory: Path) -> str | None:
     """What is wrong with a checkpoint directory, in words, or None. Reads and hashes every file of its manifest."""
     try:
-        for name, expected in read_manifest(directory).items():
-            if is_damaged(directory / name, expected):
+        for name, expected in read_json(directory / TRAINING / MANIFEST).items():
+            if not (directory / name).is_file() or _described(directory / name) != expected:
                 return f"{directory / name} is damaged"
     except (OSError, DamagedFile) as error:
         return f"{directory} is not a complete checkpoint ({error})"
     return None
+
+
+def _described(file: Path) -> dict[str, object]:
+    with file.open("rb") as stream:
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
 
 
 def settle(checkpoints: Path, intact: Path | None) -> Path | None:

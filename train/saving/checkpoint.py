@@ -46,7 +46,6 @@ class TrainerState:
     best_tokens: int | None = None  # held-out tokens that the best loss was measured on; None: all
     skipped: int = 0  # steps that changed no parameter
     evaluated_at: int | None = None  # step of the newest evaluation
-    hooks_done: list[str] = field(default_factory=list)  # of a later one, which a signal cut short
     at_stop: bool = False  # saved only because a signal came
     logged: dict[str, int] = field(default_factory=dict)  # bytes of each log
     wandb_id: str | None = None

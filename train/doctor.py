@@ -35,18 +35,10 @@ from model import LanguageModel, ModelConfig
 from model.backends.choice import BACKENDS, Situation, allowed_error, why_not, worst_error
 from train.budget import check_memory, micro_batch_rows, size_in_words, with_vocabulary
 from train.config import RunConfig, load_run_config
+from train.machine import hardware
 from train.machine.cpu_processes import number_of_processes, on_processes, processes_in_words
 from train.machine.device import Device, dtype_of, guessed_seconds, lacks, resolve_device, resolve_kind
 from train.machine.distributed import ALONE, World, add_up_gradients, check_shares, processes
-from train.machine.hardware import (
-    compiler_problem,
-    cpu_kernels,
-    known_faults,
-    machine,
-    memory_of,
-    remember_faults,
-    synchronize,
-)
 from train.optimizer import build_optimizers
 from train.pretrain import run as pretrain
 
@@ -91,7 +83,7 @@ def examine(run: RunConfig, folder: Path) -> None:
     """Everything, one after the other, so that nothing disturbs what is timed. Raises InputError at the first verdict
     with which training cannot work."""
     faults: dict[str, str] = {}
-    remember_faults(faults)  # what was wrong before may be right again
+    hardware.remember_faults(faults)  # what was wrong before may be right again
 
     def check(what: str, test: Callable[[], str], fault: str = "", is_fatal: bool = False) -> bool:
         """Print a verdict. fault: what `auto` must not take if it is FAIL. is_fatal: training will not work then."""
@@ -106,7 +98,7 @@ def examine(run: RunConfig, folder: Path) -> None:
             found = {fault: said}
         if found:
             faults.update(found)
-            remember_faults(faults)
+            hardware.remember_faults(faults)
             said += "; auto leaves it out"
         line = f"{state:<6}{what:<{INDENT - 6}}{said}"
         print(textwrap.fill(line, WIDTH, subsequent_indent=" " * INDENT, break_long_words=False), flush=True)
@@ -149,13 +141,14 @@ def computes(kind: str) -> str:
     (grad,) = torch.autograd.grad((ones @ ones).sum(), ones)
     if (total := float(grad.sum())) != 1024:
         raise Unwell("FAIL", f"a small product gave {total:g}, not 1024")
-    kernels = f", kernels for {cpu_kernels()}" if kind == "cpu" else ""
-    return f"{machine(torch.device(kind))}; torch {torch.__version__}{kernels}, Python {platform.python_version()}"
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+    kernels = f", kernels for {hardware.cpu_kernels()}" if kind == "cpu" else ""
+    return f"{hardware.machine(torch.device(kind))}; {versions}{kernels}"
 
 
 def room(config: RunConfig, kind: str, others: float) -> str:
     """Memory, the disk of the run directory, and whether other programs have the cores: `others` is their share."""
-    memory, free = memory_of(kind) or (0, "unknown"), psutil.virtual_memory().available
+    memory, free = hardware.memory_of(kind) or (0, "unknown"), psutil.virtual_memory().available
     disk = psutil.disk_usage(str(next(folder for folder in config.directory.absolute().parents if folder.is_dir())))
     said = f"memory: {size_in_words(memory[0])} ({memory[1]}); free: {size_in_words(free)} of RAM, "
     said += f"{size_in_words(disk.free)} of the disk of {config.output_dir}; other programs "
@@ -166,7 +159,7 @@ def room(config: RunConfig, kind: str, others: float) -> str:
 
 def this_config(config: RunConfig) -> str:
     """What it stands for here. Raises InputError where it cannot train, or asks for what computes wrong numbers."""
-    device, faults = resolve_device(config), known_faults()
+    device, faults = resolve_device(config), hardware.known_faults()
     check_memory(config, device, 1)
     kind = device.device.type
     for key in (f"precision {kind} {device.precision}", f"attention {kind} {device.attention} {device.precision}"):
@@ -284,7 +277,7 @@ def save_and_resume(kind: str, precision: str, folder: Path) -> str:
 
 def compiling(kind: str) -> str:
     """Whether something small can be compiled, and has the gradients that it has without compiling."""
-    if problem := compiler_problem(kind):
+    if problem := hardware.compiler_problem(kind):
         raise Unwell("--", f"{problem}; training works without it")
 
     def work(x: Tensor, w: Tensor) -> Tensor:
@@ -391,10 +384,10 @@ def _time_step(run: RunConfig, device: Device, a_row: float) -> Timing:
         step, *_ = our_step(run, device, rows, world=world)
         times = []
         for _ in range(3):  # the first one warms up
-            synchronize(device.device)
+            hardware.synchronize(device.device)
             before = time.perf_counter()
             step()
-            synchronize(device.device)
+            hardware.synchronize(device.device)
             times.append(time.perf_counter() - before)
         return Timing(device, min(times) * all_rows / rows, rows * world.size, world.size)
 
@@ -403,7 +396,11 @@ def candidates(run: RunConfig) -> list[Device]:
     """What `auto` takes, and on a CPU the other precision too, unless the config names one."""
     auto = resolve_device(run)
     other = {"bf16": "fp32", "fp32": "bf16"}.get(auto.precision, "")
-    if auto.device.type != "cpu" or run.train.precision != "auto" or f"precision cpu {other}" in known_faults():
+    if (
+        auto.device.type != "cpu"
+        or run.train.precision != "auto"
+        or f"precision cpu {other}" in hardware.known_faults()
+    ):
         return [auto]
     train = run.train.model_copy(update={"precision": other, "device": "cpu"})
     return [auto, resolve_device(run.model_copy(update={"train": train}))]

@@ -70,8 +70,9 @@ def test_every_backend_of_this_machine_is_in_the_attention_table():
 @pytest.mark.slow
 def test_decoding_is_compared_with_transformers_and_gives_its_tokens(tmp_path):
     (tmp_path / "tiny.yaml").write_text(
-        "model: {vocab_size: 64, hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1, "
-        "max_position_embeddings: 48}\ndata: {sequence_length: 32}\ntrain: {tokens_per_step: 512}\n"
+        "model: {vocab_size: 64, hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, "
+        "num_key_value_heads: 1, max_position_embeddings: 48}\n"
+        "data: {sequence_length: 32}\ntrain: {tokens_per_step: 512}\n"
     )
     done = run_module(
         "benchmarks.throughput", tmp_path / "tiny.yaml", "--decode", "--versus", "transformers", "--rounds", "1"

@@ -27,7 +27,7 @@ def machine(tmp_path, monkeypatch):
     """A machine that is quick in bf16, of which nothing else is known. Compiling takes long and has its own test."""
     monkeypatch.setenv("HEADLIGHT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(hardware, "cpu_capabilities", lambda: {"amx_bf16": True})
-    monkeypatch.setattr(doctor, "compiler_problem", lambda kind: "left out here")
+    monkeypatch.setattr(hardware, "compiler_problem", lambda kind: "left out here")
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def test_a_compiler_that_fails_or_computes_something_else_is_seen(monkeypatch, g
             raise RuntimeError("no compiler")
         return lambda x, w: work(x, w.detach()) + w.sum()
 
-    monkeypatch.setattr(doctor, "compiler_problem", lambda kind: "")
+    monkeypatch.setattr(hardware, "compiler_problem", lambda kind: "")
     monkeypatch.setattr(torch, "compile", compiled)
     with pytest.raises((Unwell, RuntimeError), match=words):
         doctor.compiling("cpu")

@@ -19,16 +19,7 @@ from configs.command import InputError
 from model.backends.choice import BACKENDS, Situation, choose_attention, choose_device, why_not
 from model.transformer import on_meta
 from train.config import RunConfig
-from train.machine.hardware import (
-    bf16_on_cpu,
-    compiler_problem,
-    cpu_capabilities,
-    cpu_instructions,
-    cpu_kernels,
-    known_faults,
-    known_peak,
-    machine,
-)
+from train.machine import hardware
 
 AS_BEFORE = "auto: as this run began"
 SMALL_VOCABULARY = 64  # counted, as long as the vocabulary is not known
@@ -75,7 +66,7 @@ def resolve_device(config: RunConfig, resolved: dict[str, Any] | None = None) ->
     """
     kind, before = resolve_kind(config), resolved or {}
     source = "asked for" if config.train.device != "auto" else "auto"
-    if source == "auto" and before.get("device") != kind and (fault := known_faults().get(f"device {kind}")):
+    if source == "auto" and before.get("device") != kind and (fault := hardware.known_faults().get(f"device {kind}")):
         kind, source = "cpu", f"auto: not {kind}: {fault}"
     if kind == "mps":
         source += "; not tested: no such machine was available"
@@ -119,11 +110,11 @@ def resolve_precision(wanted: str, kind: str, earlier: str | None = None) -> tup
     if kind == "cuda":
         is_fast, reason = not lacks("bf16", kind), "this GPU " + ("lacks bf16" if lacks("bf16", kind) else "has bf16")
     elif kind == "cpu":
-        is_fast, reason = bf16_on_cpu()
+        is_fast, reason = hardware.bf16_on_cpu()
     else:
         is_fast, reason = False, f"nothing else trains on {kind}"
     fastest = "bf16" if is_fast else "fp16" if kind == "cuda" else "fp32"
-    if fault := known_faults().get(f"precision {kind} {fastest}"):
+    if fault := hardware.known_faults().get(f"precision {kind} {fastest}"):
         return "fp32", f"auto: the last that is left; not {fastest}: {fault}"
     return fastest, f"auto: {reason}"
 
@@ -154,7 +145,7 @@ def resolve_compile(config: RunConfig, kind: str, precision: str, earlier: bool 
         return earlier, AS_BEFORE
     if steps is not None and steps < FEW_STEPS:
         return False, f"auto: {steps} steps are too few for it"
-    if problem := compiler_problem(kind) or known_faults().get(f"compile {kind}"):
+    if problem := hardware.compiler_problem(kind) or hardware.known_faults().get(f"compile {kind}"):
         return False, f"auto: {problem}"
     minutes, pays_after = config.train.max_minutes or 0.0, PAYS_AFTER_MINUTES[kind]
     if steps is not None:
@@ -168,7 +159,7 @@ def guessed_seconds(config: RunConfig, tokens: int, kind: str, precision: str) -
     if kind == "cpu":
         speed = CORE_FLOPS * torch.get_num_threads()
     else:
-        peak = known_peak(torch.device(kind), dtype_of(precision))
+        peak = hardware.known_peak(torch.device(kind), dtype_of(precision))
         speed = GPU_SHARE * (peak[0] * 1e12 if peak else GPU_FLOPS)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     return LEAST_STEP_S + tokens * on_meta(model).flops_per_token(config.data.sequence_length) / (speed * processes)
@@ -197,7 +188,7 @@ def resolve_attention(
         return model.attn_implementation, "asked for"
     if earlier is not None and why_not(earlier, situation) is None:
         return earlier, AS_BEFORE
-    faults = known_faults()
+    faults = hardware.known_faults()
     keys = {name: f"attention {kind} {name} {precision}" for name in BACKENDS}
     backend, reason = choose_attention(situation, {name: faults[key] for name, key in keys.items() if key in faults})
     return backend, f"auto: {reason}"
@@ -219,8 +210,12 @@ def decided_by(device: Device, rows: int, world_size: int) -> dict[str, Any]:
     chosen = {"device": kind, "precision": device.precision, "attention": device.attention, "compile": device.compile}
     chosen |= {"micro_batch_size": rows, "world_size": world_size, "torch": torch.__version__}
     if kind != "cpu":
-        return chosen | {"gpu": machine(device.device)}
-    cpu = {"cpu": cpu_capabilities().get("cpu_name"), "kernels": cpu_kernels(), "instructions": cpu_instructions()}
+        return chosen | {"gpu": hardware.machine(device.device)}
+    cpu = {
+        "cpu": hardware.cpu_capabilities().get("cpu_name"),
+        "kernels": hardware.cpu_kernels(),
+        "instructions": hardware.cpu_instructions(),
+    }
     return chosen | cpu | {"threads": torch.get_num_threads()}
 
 

@@ -272,17 +272,13 @@ class SharedMemory:
         """For the result of a call; where there is no room for so many numbers, all processes open a larger file."""
         if length > self.length:
             self.length, rows = length, self.size + 2
-            path: list[str | None] = [_file(rows * length * 4) if self.rank == 0 else None]
-            dist.broadcast_object_list(path, src=0)
-            if path[0] is None:
-                size, folders = f"{rows * length * 4 / 2**20:,.0f} MiB", " or ".join(map(str, _folders()))
-                raise InputError(f"no room for {size} that the processes share, in {folders}: set train.processes=1")
-            memory = torch.from_file(path[0], shared=True, size=rows * length, dtype=torch.float32).view(rows, length)
+            path = World(self.rank, self.size).first(lambda: _file(rows * length * 4))
+            memory = torch.from_file(path, shared=True, size=rows * length, dtype=torch.float32).view(rows, length)
             self.inputs, self.results = memory[: self.size], memory[self.size :]
             self._wait()
             if self.rank == 0:
                 with suppress(OSError):  # Windows keeps a file that is in use
-                    Path(path[0]).unlink()
+                    Path(path).unlink()
         self.turn = 1 - self.turn
         return self.results[self.turn, :length]
 
@@ -291,7 +287,7 @@ def _folders() -> list[Path]:
     return [folder for folder in (IN_MEMORY, Path(tempfile.gettempdir())) if folder.is_dir()]
 
 
-def _file(length: int) -> str | None:
+def _file(length: int) -> str:
     """A new file of this many zeros: written, because a place that is only promised may turn out not to be there."""
     for folder in _folders():
         with suppress(OSError):
@@ -303,4 +299,5 @@ def _file(length: int) -> str | None:
                 return name
             except OSError:
                 Path(name).unlink()
-    return None
+    size, folders = f"{length / 2**20:,.0f} MiB", " or ".join(map(str, _folders()))
+    raise InputError(f"no room for {size} that the processes share, in {folders}: set train.processes=1")

@@ -56,6 +56,14 @@ def no_pictures(monkeypatch):
     monkeypatch.setattr(render, "render", write_viewer)
 
 
+# parts of other architectures than the usual one, with `tiny_config`
+GPT2 = {
+    "position_embedding": "learned", "norm": "layernorm", "gated_mlp": False, "hidden_act": "gelu_new",
+    "attention_bias": True, "mlp_bias": True, "qk_norm": False, "num_key_value_heads": "mha",
+}  # fmt: skip
+LATENT = {"attention": "mla", "num_key_value_heads": "mha", "qk_norm": False}
+
+
 def tiny_config(**changes) -> ModelConfig:
     """2 layers x 32, 4 query heads, tied, 192 ids: a forward pass takes a millisecond."""
     fields = {

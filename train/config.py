@@ -16,7 +16,7 @@ from data.config import DataConfig
 from eval.config import EvalConfig
 from model.config import ModelConfig
 from model.families import NoFamily, family_of
-from train.methods.sections import Methods
+from train.method_config import Methods
 
 
 class OptimizerConfig(Section):

@@ -223,7 +223,7 @@ def attention(name: str, kind: str, model: ModelConfig) -> str:
         here = Situation(kind, dtype_of(precision), *sizes, gradients=True, documents=documents)
         here = replace(here, value_dim=model.value_size)
         if problem := lacks(precision, kind) or why_not(name, here):
-            refused = refused or problem.removeprefix(f"attn_implementation: {name} ")
+            refused = refused or problem
             continue
         try:
             error, fault = worst_error(name, here), ""

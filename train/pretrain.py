@@ -33,7 +33,7 @@ from train.loop import train_to_the_end
 from train.machine.cpu_processes import number_of_processes, on_processes
 from train.machine.device import Device, keep_freed_memory, resolve_device
 from train.machine.distributed import World, check_shares, processes, shard
-from train.methods.sections import check_script
+from train.method_config import check_script
 from train.metrics import Meter, Tracker
 from train.objective import MakeObjective, TextBatches, next_token
 from train.optimizer import build_optimizers
@@ -58,7 +58,7 @@ def run(
     """One run from its config to its report. Returns the exit code.
 
     script: the module of the command. objective: (config, data, lm, device) -> what a step minimises. It may open a
-    second model (train/methods/reference.py). source: (config, data, world, device) -> a BatchSource; default: rows of
+    second model (train/reference.py). source: (config, data, world, device) -> a BatchSource; default: rows of
     the prepared text. complete: what the config takes over from the run directory or another run. parts: of a step,
     that may be computed apart; default: its rows, or 1 with an objective or a source of one's own.
 

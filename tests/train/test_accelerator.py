@@ -94,7 +94,7 @@ def forgets_where_documents_begin(run):
     [
         (reads_a_number, ["_local_scalar_dense", "tests/train/test_accelerator.py", "<lambda>"]),
         (takes_a_gradient_away_and_back, ["_to_copy", "tests/train/test_accelerator.py", "<lambda>"]),
-        (forgets_where_documents_begin, ["_local_scalar_dense", "model/backends/flash.py", "find_starts"]),
+        (forgets_where_documents_begin, ["_local_scalar_dense", "model/backends/kernels.py", "find_starts"]),
     ],
 )
 def test_a_wait_that_is_put_in_on_purpose_is_found(tmp_path, change, wait):

@@ -184,7 +184,8 @@ def resolve_attention(
     )
     if model.attn_implementation != "auto":
         if problem := why_not(model.attn_implementation, situation):
-            raise InputError(f"model.{problem}")
+            remedy = "use auto, or sdpa, which serves everything"
+            raise InputError(f"model.attn_implementation: {model.attn_implementation} {problem}: {remedy}")
         return model.attn_implementation, "asked for"
     if earlier is not None and why_not(earlier, situation) is None:
         return earlier, AS_BEFORE

@@ -23,6 +23,7 @@ from configs.command import InputError
 from data.chat import MAY_END, TRAINED
 
 SCAN = 1 << 22  # tokens looked through at a time
+SIDES = ("chosen", "rejected")
 NEIGHBORS = 64  # conversations that are packed together where their order is kept
 
 
@@ -231,6 +232,35 @@ class ChosenRows(ConversationRows):
     """Of pairs of conversations, the first ones: answers that are preferred. Held-out pairs are read so."""
 
     every = 2
+
+
+class Pairs:
+    """The pairs of a stream of which both conversations fit into `longest` tokens and have an answer to train on.
+    left_out: how many do not. Raises InputError if none does.
+    """
+
+    offsets = 1
+
+    def __init__(self, stream: TokenStream, longest: int, bos_id: int):
+        starts = conversation_starts(stream, bos_id)
+        sizes = np.diff(starts, append=len(stream))
+        spans = np.stack([starts, sizes], axis=1).reshape(-1, 2, 2)
+        fits = ((sizes <= longest) & (trained_tokens(stream, starts, sizes) > 0)).reshape(-1, 2).all(axis=1)
+        if not fits.any():
+            raise InputError(
+                f"data.sequence_length: none of {len(spans):,} pairs fits into {longest} tokens with an answer to "
+                "train on: raise it"
+            )
+        self._stream, self._spans = stream, spans[fits]  # pair, answer, (start, size)
+        self.length, self.per_epoch, self.left_out = 2 * longest, len(self._spans), int((~fits).sum())
+
+    def row(self, index: int, offset: int = 0) -> dict[str, np.ndarray]:
+        """chosen_input_ids, chosen_labels, rejected_input_ids and rejected_labels of a pair, each (t,) int64."""
+        found: dict[str, np.ndarray] = {}
+        for side, (start, size) in zip(SIDES, self._spans[index].tolist(), strict=True):
+            ids, flags = self._stream.read(start, size), self._stream.read_flags(start, size)
+            found |= {f"{side}_input_ids": ids, f"{side}_labels": np.where(flags & TRAINED, ids, IGNORED)}
+        return found
 
 
 def conversation_starts(stream: TokenStream, bos_id: int) -> np.ndarray:

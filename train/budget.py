@@ -70,8 +70,7 @@ def _rounded(size: int) -> int:
 
 
 def _prepared_vocabulary(run: RunConfig) -> int | None:
-    from data.manifest import read_manifest
-    from data.prepare import dependencies
+    from data.prepare import dependencies, read_manifest
 
     source, manifests = run.data.source, sorted(Path(run.output_dir).glob(".prepared/*/manifest.json"))
     parts = [part.source for part in source.parts] if isinstance(source, MixSource) else [source]

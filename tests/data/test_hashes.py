@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from data.reading.hashes import hashes
 
 from data.config import DataConfig
 from data.prepare import prepare
 from data.reading import hashes as hashes_module
-from data.reading.hashes import hashes
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from data.fingerprints import fingerprint
 
 from configs.command import InputError
 from configs.loader import load_config, validate
@@ -17,7 +18,6 @@ from data.batches import TrainBatches, make_rows, validation_batches
 from data.chat import encode_conversations
 from data.config import DataConfig, TokenizerConfig
 from data.corpus_summary import histogram
-from data.fingerprints import fingerprint
 from data.inspect import Painter, is_colored, main
 from data.packing import IGNORED
 from data.prepare import prepare

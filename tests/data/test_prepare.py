@@ -6,17 +6,17 @@ import shutil
 
 import numpy as np
 import pytest
+from data.fingerprints import fingerprint
+from data.reading.sources import documents
 
 from configs.command import InputError
 from data import encode_corpus, shards
 from data import prepare as prepare_module
 from data import tokenizer as tokenizer_module
 from data.config import DataConfig
-from data.fingerprints import fingerprint
 from data.prepare import open_prepared, prepare
 from data.reading import files, hashes
 from data.reading.documents import split_of
-from data.reading.sources import documents
 
 
 def config(path, **changes) -> DataConfig:

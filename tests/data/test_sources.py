@@ -9,18 +9,18 @@ from collections import Counter
 from random import Random
 
 import pytest
+from data.fingerprints import Seen, fingerprint
+from data.learning_text import tokenizer_texts
+from data.reading.ledger import Ledger
+from data.reading.sources import documents, read
 
 from configs.command import InputError
 from data.chat import encode_conversations
 from data.config import DataConfig, TokenizerConfig
-from data.fingerprints import Seen, fingerprint
-from data.learning_text import tokenizer_texts
 from data.prepare import describe, prepare, source_identity
 from data.reading import files
 from data.reading.documents import split_of
-from data.reading.ledger import Ledger
 from data.reading.records import conversation_of
-from data.reading.sources import documents, read
 from data.storyworld import converse, repeated, tell
 from data.tokenizer import train_tokenizer
 

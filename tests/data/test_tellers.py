@@ -8,10 +8,10 @@ from itertools import islice
 
 import psutil
 import pytest
+from data.reading.tellers import CHUNK, told
 
 from data.config import ClassWeights, StoryworldSource
 from data.reading import tellers
-from data.reading.tellers import CHUNK, told
 from data.reading.world import invented
 from tests.processes import start
 

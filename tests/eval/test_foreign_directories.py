@@ -16,8 +16,7 @@ from configs.command import InputError
 from data import load_tokenizer
 from data.chat import prompt_ids
 from data.reading.records import BadRecord
-from data.tokenizer import Tokenizer
-from data.tokenizer_files import Settings
+from data.tokenizer import Settings, Tokenizer
 from eval.chat.session import open_conversation
 from eval.opening import open_model
 from eval.samples import complete

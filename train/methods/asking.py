@@ -9,7 +9,7 @@ from typing import Any
 
 from configs.command import InputError
 from data.config import DataConfig, StoryworldSource
-from data.reading.sources import documents
+from data.reading.documents import documents
 from data.reading.world import talk_about
 from eval.questions import Asked, question_of, questions_in
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from data.batches import IGNORED, Batch, TrainBatches
-from data.preferences import Pairs
+from data.packing import Pairs
 from data.prepare import PreparedData
 from train.config import RunConfig
 from train.objective import TextBatches

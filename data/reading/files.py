@@ -124,11 +124,15 @@ def _expand(path: str, key: str, train_only: bool, left_out: dict[str, list[Path
             f"{key}: the folder {path} holds no file to train on, only {listed(left_out)}: to read one all the same, "
             "name it, or use a pattern"
         )
-    raise InputError(
-        f"{key}: the folder {path} holds no file of these kinds: {known}"
-        if is_folder
-        else f"{key}: no such file: {path}"
-    )
+    if is_folder:
+        raise InputError(f"{key}: the folder {path} holds no file of these kinds: {known}")
+    hint = ""
+    if "shakespeare" in path.lower():
+        hint = (
+            " (tiny Shakespeare is one 1.1 MB text file: input.txt in the folder data/tinyshakespeare of the GitHub "
+            "repository karpathy/char-rnn; save it there, or give its place with data.source.path=…)"
+        )
+    raise InputError(f"{key}: no such file: {path}{hint}")
 
 
 def part_of(file: Path) -> str:
@@ -168,17 +172,18 @@ def hashes(files: list[Path], memory: Path) -> list[str]:
     memory.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(memory.with_suffix(".lock")):
         try:
-            known = read_json(memory, dict[str, tuple[int, int, str]])
-        except ValueError:
-            known = {}  # not there yet, or damaged: hash again
+            entries = read_json(memory, dict[str, list[Any]])
+        except ValueError:  # not there yet, or damaged: hash again
+            entries = {}
+        known = {key: entry for key, entry in entries.items() if list(map(type, entry)) == [int, int, str]}
         now, keys, stamps = time.time_ns(), [str(file.resolve()) for file in files], {}
         for key, file in zip(keys, files, strict=True):
             with clear_errors(file):
                 status = file.stat()
-            stamps[key] = (status.st_size, status.st_mtime_ns)
-        new = [key for key in stamps if tuple(known.get(key, ()))[:2] != stamps[key]]
+            stamps[key] = [status.st_size, status.st_mtime_ns]
+        new = [key for key in stamps if known.get(key, [])[:2] != stamps[key]]
         with still_busy("hashing the files of the corpus"), ThreadPoolExecutor() as pool:
-            known |= {key: (*stamps[key], digest) for key, digest in zip(new, pool.map(sha256, new), strict=True)}
+            known |= {key: [*stamps[key], digest] for key, digest in zip(new, pool.map(sha256, new), strict=True)}
         if new:
             settled = {key: entry for key, entry in known.items() if now - entry[1] > SETTLED}
             temporary = memory.with_suffix(".tmp")

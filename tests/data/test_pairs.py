@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data.preferences import Pairs
 
 from configs.command import InputError
 from data.batches import make_rows
 from data.config import DataConfig
-from data.packing import IGNORED
+from data.packing import IGNORED, Pairs
 from data.prepare import describe, prepare
 from data.reading.pairs import Pair, pair_of
 from data.reading.records import BadRecord, Conversation, Message, checked_conversation

@@ -4,13 +4,13 @@ on."""
 import re
 
 import pytest
-from data.reading.sources import read
 from pydantic import ValidationError
 
 from data.batches import make_rows
 from data.config import DataConfig, StoryworldSource, TokenizerConfig
 from data.packing import IGNORED, HeldOutRows
 from data.prepare import prepare
+from data.reading.documents import read
 from data.storyworld import recall
 from data.storyworld.recall import FACETS, recalled_names
 from data.tokenizer import train_tokenizer

@@ -6,9 +6,9 @@ from collections import Counter
 from random import Random
 
 import pytest
-from data.reading.sources import documents
 
 from data.config import DataConfig, StoryworldSource
+from data.reading.documents import documents
 from data.storyworld import converse, interview, read, renamed
 from data.storyworld.conversations import CONVERSATION_KINDS, repeats
 from data.storyworld.interviews import Asked

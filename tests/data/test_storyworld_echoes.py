@@ -5,9 +5,9 @@ from collections import Counter
 from random import Random
 
 import pytest
-from data.reading.sources import documents
 
 from data.config import DataConfig, StoryworldSource
+from data.reading.documents import documents
 from data.storyworld.crowds import crowd, tell_crowd
 from data.storyworld.echoes import NEAR, echoes, with_echoes
 from data.storyworld.interviews import Asked, interview

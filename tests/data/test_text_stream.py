@@ -2,12 +2,12 @@
 
 import pytest
 import tokenizers
-from data.text_stream import TextStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from data.config import TokenizerConfig
+from data.reply import TextStream
 from data.tokenizer import BOS, EOS, PAD, Tokenizer, train_tokenizer
 
 TEXT = "Tiko 🦊 said 你好，世界。\n👩‍👩‍👧 é 🇨🇭\n"  # characters of one to four bytes, and pictures of several characters

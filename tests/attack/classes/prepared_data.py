@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from data.shards import write_signed
 from tests.attack.attack import Case
 from tests.attack.mutations import WRONG, change_json, mutated
 from tests.attack.victims import CONFIG, stopped, write_config
@@ -127,16 +128,10 @@ def _half_prepared(folder: Path) -> None:
     manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
     shutil.rmtree(folder / "runs" / "tiny")
     write_config(folder, train=CONFIG["train"])
-    noted: dict[str, Any] = {"read": 60, "stamps": [list(_stamp(folder / "text.txt"))]}
+    noted: dict[str, Any] = {"read": 60}
     for split in ("train", "validation"):
         counts = {key: value for key, value in manifest[split].items() if key != "bytes_per_token"}
-        noted[split] = counts | {"open": None, "digests": []}
-    import data.shards
-
-    data.shards.write_json(directory / "progress.json", noted | {"sha256": data.shards._digest(noted)})
+        noted[split] = counts
+    write_signed(directory / "progress.json", noted)
     (directory / "manifest.json").unlink()
     directory.rename(directory.with_name(f"{directory.name}.partial"))
-
-
-def _stamp(file: Path) -> tuple[int, int]:
-    return file.stat().st_size, file.stat().st_mtime_ns

@@ -13,8 +13,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -37,7 +37,6 @@ SPLITS: tuple[Split, ...] = ("train", "validation")
 SHARD_TOKENS = 100_000_000
 BATCH = 1 << 20  # characters encoded at a time, on all cores
 PROGRESS = "progress.json"
-BAR = "{desc}: {percentage:.0f} % |{bar}| {n_fmt} of {total_fmt}{unit}, {remaining} left{postfix}"
 
 
 class Piece(NamedTuple):
@@ -124,7 +123,7 @@ def write_shards(
     pieces = itertools.islice(_pieces(read(config, ledger), tokenizer), done, None)
     encoded = prefetched((batch, _encoded(batch, tokenizer)) for batch in prefetched(_batches(pieces)))
     try:
-        with closing(encoded), _Progress(ledger, show_progress) as progress:
+        with closing(encoded), _progress(ledger, show_progress) as advance:
             for batch, arrays in encoded:
                 for piece, (ids, flags) in zip(batch, arrays, strict=True):
                     writers[piece.split].append(piece, ids, flags)
@@ -134,7 +133,7 @@ def write_shards(
                             writer.end_shard()
                         noted: dict[str, Any] = {split: writer.counts() for split, writer in writers.items()}
                         write_signed(directory / PROGRESS, noted | {"read": done})
-                progress.show(sum(len(piece.content) for piece in batch if isinstance(piece.content, str)))
+                advance(sum(len(piece.content) for piece in batch if isinstance(piece.content, str)))
         for writer in writers.values():
             writer.end_shard()
     finally:
@@ -181,42 +180,31 @@ def _encoded(batch: list[Piece], tokenizer: Tokenizer) -> list[tuple[np.ndarray,
     return result
 
 
-class _Progress:
-    """How much of the source was read: as a bar, or where nobody sees one as a line now and then."""
+@contextmanager
+def _progress(ledger: Ledger, show: bool) -> Iterator[Callable[[int], None]]:
+    """How much of the source was read: as a bar, or where nobody sees one as a line now and then. Gives a function
+    that is told how many more characters were encoded."""
+    from tqdm import tqdm
 
-    def __init__(self, ledger: Ledger, show: bool):
-        from tqdm import tqdm
+    characters, started = 0, time.monotonic()
+    is_seen = show and sys.stderr.isatty()
 
-        self._ledger, self._text, self._started = ledger, 0, time.monotonic()
-        is_seen = show and sys.stderr.isatty()
-        self._bar = tqdm(desc="prepare", mininterval=0.5, delay=0.5, disable=not is_seen, leave=False)
-        self._lines = None if is_seen else still_busy(self._line)
-
-    def __enter__(self) -> _Progress:
-        if self._lines:
-            self._lines.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._lines:
-            self._lines.__exit__(None, None, None)
-        self._bar.close()
-
-    def _line(self) -> str:
-        ledger = self._ledger
+    def line() -> str:
         of_all = f" of {ledger.total:,}" if ledger.total else ""
-        return f"preparing: {ledger.done:,}{of_all} {ledger.unit} read, {self._text:,} characters encoded"
+        return f"preparing: {ledger.done:,}{of_all} {ledger.unit} read, {characters:,} characters encoded"
 
-    def show(self, characters: int) -> None:
-        """Draw the bar after this many more characters of text."""
-        self._text += characters
-        bar, ledger = self._bar, self._ledger
+    def advance(count: int) -> None:
+        nonlocal characters
+        characters += count
         bar.total, bar.unit, bar.unit_scale = ledger.total, f" {ledger.unit}", ledger.unit == "B"
-        if ledger.total:
-            bar.bar_format = BAR
-        megabytes = self._text / max(time.monotonic() - self._started, 1e-9) / 1e6
-        bar.set_postfix_str(f"{megabytes:.1f} MB/s of text", refresh=False)
+        bar.set_postfix_str(f"{characters / (time.monotonic() - started) / 1e6:.1f} MB/s of text", refresh=False)
         bar.update(ledger.done - bar.n)
+
+    with (
+        tqdm(desc="prepare", mininterval=0.5, delay=0.5, disable=not is_seen, leave=False) as bar,
+        nullcontext() if is_seen else still_busy(line),
+    ):
+        yield advance
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, field_validator
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from configs.command import InputError
@@ -76,12 +76,6 @@ class Settings(BaseModel):
         """The tokens that a chat template may ask for, by their names."""
         tokens = {name: value for name, value in self if name.endswith("_token")}
         return {name: token.content if isinstance(token, Token) else token for name, token in tokens.items() if token}
-
-
-class Beside(BaseModel):
-    """What is read of the config.json of a model beside a tokenizer."""
-
-    vocab_size: int = Field(0, ge=0)
 
 
 class Tokenizer:
@@ -388,7 +382,8 @@ def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
     """
     file, backend, settings = open_tokenizer(path)
     model = file.with_name("config.json")
-    rows = read_json(model, Beside).vocab_size if model.is_file() else 0
+    rows = read_json(model).get("vocab_size") if model.is_file() else 0
+    rows = rows if isinstance(rows, int) else 0
     vocabulary = backend.get_vocab(with_added_tokens=True)
     if max(vocabulary.values(), default=-1) + 1 != len(vocabulary):
         last = max(vocabulary.values())

@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.timing import Clock, alternate, peak_bytes
 from configs.text import table
 from model.backends.choice import BACKENDS, Situation, why_not
-from model.backends.flex import flex_kernel_compiled
+from model.backends.kernels import flex_kernel_compiled
 from model.config import ModelConfig
 from model.masks import MaskSpec
 from train.machine.device import resolve_precision
@@ -30,9 +30,9 @@ def compare_backends(config: ModelConfig, device: torch.device, lengths: list[in
     names = [name for name, problem in problems.items() if problem is None]
     heads, tokens = config.num_attention_heads, max(lengths)
     print(f"{heads} query heads of {config.head_size}, {tokens:,} tokens a call, causal, {str(dtype)[6:]}")
-    for problem in problems.values():
+    for name, problem in problems.items():
         if problem:
-            print(f"  left out: {problem.removeprefix('attn_implementation: ')}")
+            print(f"  left out: {name} {problem}")
     kinds = {"MHA": heads, "GQA": max(1, heads // 4), "MQA": 1}
     times, memory = [], []
     for length in lengths:

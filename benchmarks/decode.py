@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from benchmarks.timing import Clock
     from model import LanguageModel
     from model.config import ModelConfig
-    from model.decoding.kv_cache import KVCache
+    from model.kv_cache import KVCache
 
 LONGEST_PROMPT = 8192  # tokens of a batch that are read to measure the first token; more take minutes
 PAYS = 0.9  # of the time with a key/value head for each query head: from here on sharing pays
@@ -122,7 +122,7 @@ def filled(lm: LanguageModel, batch: int, context: int) -> KVCache:
     """A cache that holds random keys and values, as if a prompt of `context` tokens had been read."""
     import torch
 
-    from model.decoding.kv_cache import KVCache
+    from model.kv_cache import KVCache
 
     cache, like = KVCache(lm.config), next(lm.parameters())
     for layer in range(lm.config.num_hidden_layers):
@@ -136,7 +136,7 @@ def first_token(lm: LanguageModel, batch: int, context: int) -> object:
     """Read a prompt, and choose the token behind it."""
     import torch
 
-    from model.decoding.kv_cache import KVCache
+    from model.kv_cache import KVCache
 
     ids = torch.ones(batch, context, dtype=torch.long, device=next(lm.parameters()).device)
     with torch.inference_mode():

@@ -25,7 +25,7 @@ from data.tokenizer import train_tokenizer
 from data.words import cut
 
 Result = TypeVar("Result")
-EXCERPT = 1 << 14  # characters, as data.learning_text takes them
+EXCERPT = 1 << 14  # characters, as data.prepare takes them
 
 
 def drawn(alphabet: str) -> Callable[[int], str]:

@@ -4,7 +4,6 @@
     values = read_json(file, Manifest)              checked against a pydantic type
     records = read_lines(file, warn=print)          one JSON object a line; a damaged line is named and skipped
     append_line(file, record)                       a line that a full disk cuts off is taken back
-    keep_lines(file, lambda record: …)              lines are taken off a log, damaged ones stay
     read_checkpoint(run, read)                      the newest checkpoint, also while the run replaces it
 
 Each raises `DamagedFile`: one line that names the file and what is wrong with it.
@@ -17,7 +16,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -116,30 +115,22 @@ def read_lines(
     A line that is damaged is skipped, and `warn` gets a line that names it. The last one is skipped without a word if
     it has no line end, because a process may be writing it. Raises DamagedFile if the file cannot be read at all.
     """
-    return [record for _, record in _lines(file, warn, kind) if record is not None]
-
-
-def keep_lines(
-    file: Path,
-    is_kept: Callable[[dict[str, Any]], bool],
-    warn: Callable[[str], None] | None = None,
-    kind: Any = dict[str, Any],
-) -> None:
-    """Take the other lines off a .jsonl file, and a last one that a full disk or a kill cut off.
-
-    Kept lines keep their bytes. An unreadable line is kept or dropped with the line before it.
-    Raises DamagedFile, and OSError if the file cannot be written.
-    """
-    kept, keeps, is_whole = list[bytes](), True, True
-    for raw, record in _lines(file, warn, kind):
-        keeps = is_kept(record) if record is not None else keeps and raw.endswith(b"\n")
-        is_whole = is_whole and keeps and raw.endswith(b"\n")
-        if keeps:
-            kept.append(raw.removesuffix(b"\n") + b"\n")
-    if not is_whole:
-        temporary = file.with_suffix(".tmp")
-        temporary.write_bytes(b"".join(kept))
-        temporary.replace(file)
+    if not os.path.lexists(file):
+        return []
+    _check_kind(file)
+    records = []
+    try:
+        with file.open("rb") as stream:
+            for number, raw in enumerate(stream, start=1):
+                try:
+                    records.append(parse_json(raw.decode("utf-8"), f"{file}:{number}", kind))
+                except ValueError as error:  # UnicodeDecodeError and DamagedFile
+                    if warn is not None and raw.endswith(b"\n") and raw.strip():
+                        problem = error if isinstance(error, DamagedFile) else f"{file}:{number}: is not UTF-8 text"
+                        warn(f"{problem}: this line is skipped")
+    except OSError as error:
+        raise DamagedFile(f"{file}: cannot be read: {error.strerror}") from None
+    return records
 
 
 def append_line(file: Path, record: dict[str, Any]) -> None:
@@ -153,26 +144,6 @@ def append_line(file: Path, record: dict[str, Any]) -> None:
         except OSError:
             stream.truncate(before)
             raise
-
-
-def _lines(file: Path, warn: Callable[[str], None] | None, kind: Any) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Every line as bytes, and its record; None for a damaged one."""
-    if not os.path.lexists(file):
-        return
-    _check_kind(file)
-    try:
-        with file.open("rb") as stream:
-            for number, raw in enumerate(stream, start=1):
-                record = None
-                try:
-                    record = parse_json(raw.decode("utf-8"), f"{file}:{number}", kind)
-                except ValueError as error:  # UnicodeDecodeError and DamagedFile
-                    if warn is not None and raw.endswith(b"\n") and raw.strip():
-                        problem = error if isinstance(error, DamagedFile) else f"{file}:{number}: is not UTF-8 text"
-                        warn(f"{problem}: this line is skipped")
-                yield raw, record
-    except OSError as error:
-        raise DamagedFile(f"{file}: cannot be read: {error.strerror}") from None
 
 
 # ---------------------------------------------------------------------------------------------------------

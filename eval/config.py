@@ -73,7 +73,7 @@ class EvalConfig(Section):
     hooks: list[str | HookConfig] = Field(
         HOOKS,
         description="What runs during training, in this order: a name, or {name: …, every: …, early: […]}. Code that a "
-        "config from elsewhere names is refused without --trust-hooks (configs/trust.py).",
+        "config from elsewhere names is refused without --trust-hooks.",
         examples=[["validation", {"name": "samples", "every": 1000, "early": [0, 10]}, "your_package.module:function"]],
     )
     every: int = Field(

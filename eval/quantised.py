@@ -76,7 +76,7 @@ class Figures:
 @contextmanager
 def reading_through(lm: LanguageModel, cache: str) -> Iterator[None]:
     """Inside, every forward pass without a cache reads through a new one of this kind, and so sees what it keeps."""
-    from model.decoding.kv_cache import make_cache
+    from model.kv_cache import make_cache
 
     def add_cache(module: Any, args: tuple, given: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         if given.get("kv_cache") is None:
@@ -126,7 +126,7 @@ def cache_bytes(lm: LanguageModel, cache: str, tokens: int = 8) -> float:
     """Bytes that a token takes in a cache, counted after a few."""
     import torch
 
-    from model.decoding.kv_cache import make_cache
+    from model.kv_cache import make_cache
 
     like = next(lm.parameters())
     kept = make_cache(cache, lm.config, 1, tokens, like)

@@ -2,8 +2,7 @@
 
 from model.checkpoint import load, save
 from model.config import ModelConfig
-from model.decoding.generation import generate, left_pad, stream
-from model.decoding.sampling import Sampling
+from model.generation import Sampling, generate, left_pad, stream
 from model.transformer import LanguageModel
 
 __all__ = ["LanguageModel", "ModelConfig", "Sampling", "generate", "left_pad", "load", "save", "stream"]

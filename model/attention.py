@@ -13,7 +13,7 @@ Fewer key/value heads mean a smaller cache while decoding: 2 * H_kv * D numbers 
 Vaswani et al. 2017 (arXiv 1706.03762), Shazeer 2019 (1911.02150), Ainslie et al. 2023 (2305.13245);
 QK-norm: Henry et al. 2020 (2010.04245), per head as in Qwen3, or over all heads as in OLMo 2.
 
-`eager` below is the formula. The other backends (model/backends/) compute the same numbers faster.
+`eager` below is the formula, `fused` the same numbers from a fast kernel. model/backends/ has more of those.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.config import ModelConfig
-from model.decoding.kv_cache import KVCache
+from model.kv_cache import KVCache
 from model.masks import Mask
 from model.norm import HeadsNorm, RMSNorm
 from model.rope import apply_rotary
@@ -81,6 +81,41 @@ def eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) 
     return weights @ repeat_kv(v, q.shape[1] // v.shape[1])
 
 
+def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """The same numbers from PyTorch's kernels, of which flash attention never writes the T x S scores down (Dao et al.
+    2022, arXiv 2205.14135). Without a mask it is causal; grouped heads go in as they are.
+    """
+    (batch, heads, queries, head_dim), (kv_heads, keys) = q.shape, k.shape[1:3]
+    shape, out_dtype = (*q.shape[:3], v.shape[3]), v.dtype
+    groups = heads // kv_heads
+    with torch.autocast(q.device.type, enabled=False):
+        q, k, v = in_kernel_dtype(q, k, v)
+        if queries == 1 < keys and groups > 1:  # decoding: the queries of a group become rows of one head
+            q, groups = q.reshape(batch, kv_heads, groups, head_dim), 1
+        elif q.is_cuda and (mask is not None or q.dtype == torch.float32):
+            # no fast kernel of a GPU takes grouped heads here; PyTorch would fall back to the formula
+            k, v, groups = repeat_kv(k, groups), repeat_kv(v, groups), 1
+        is_causal = mask is None and queries > 1
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, enable_gqa=groups > 1
+        )
+    return out.reshape(shape).to(out_dtype)
+
+
+def in_kernel_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One dtype for all three; under autocast, RoPE leaves q and k in float32 and v in bfloat16.
+
+    On a GPU that is autocast's dtype. On a CPU it is float32: PyTorch's kernel is two to three times faster there than
+    in bfloat16 (EXPERIMENTS.md).
+    """
+    kind = q.device.type
+    if kind == "cpu":
+        dtype = torch.promote_types(q.dtype, torch.float32)
+    else:
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else v.dtype
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
 class Attention(nn.Module):
     """Project, normalise, rotate, attend, project back. Shapes: B batch, T tokens, H heads, D head_dim."""
 
@@ -91,12 +126,12 @@ class Attention(nn.Module):
         super().__init__()
         self.layer_index = layer_index
         self.head_dim = config.head_size
-        self.window = config.windows[layer_index]
         self.rotates = config.rotates[layer_index]
         self.divides = config.scale_attn_weights
         self.mimetic = config.initialization == "mimetic"
         self.attention_dropout = config.attention_dropout
-        self.attend: AttentionFunction = eager  # LanguageModel.set_attn_implementation puts a faster one in its place
+        # the choice; in a model, LanguageModel.set_attn_implementation makes it, and model/backends has more
+        self.attend: AttentionFunction = fused if config.attn_implementation == "flash" else eager
         self.recorder: Recorder | None = None
         query_size = config.num_attention_heads * self.head_dim
         kv_size = config.kv_heads * self.head_dim
@@ -134,7 +169,6 @@ class Attention(nn.Module):
             q = q * math.sqrt(self.head_dim)  # cancels the 1 / sqrt(D) of every backend: what is left is q kᵀ alone
         if kv_cache is not None:
             k, v = kv_cache.update(self.layer_index, k, v)  # now S ≥ T tokens
-        # eager | flash | …: the formula, or a kernel of model/backends that never writes the T x S scores down
         out = self.attend(q, k, v, mask, self.attention_dropout if self.training else 0.0)  # (B, H, T, D)
         if self.recorder is not None:
             self.recorder(self.layer_index, q, k, v, out)

@@ -35,7 +35,7 @@ from configs.files import (
 from model.config import ModelConfig
 from model.families import MISTRAL, Family, all_families, family_named, family_of
 from model.transformer import LanguageModel, on_meta
-from model.weight_files import WeightFiles
+from model.weight_files import check_tensors, read_tensors, warn_of_non_finite
 
 WEIGHTS = "model.safetensors"
 TOKENIZER_FILES = "tokenizer.json tokenizer_config.json special_tokens_map.json chat_template.jinja".split()
@@ -143,11 +143,11 @@ def _check_before_building(directory: Path) -> None:
     except (RuntimeError, OverflowError, TypeError, ValueError) as error:  # each kind of size has its own
         reason = str(error).partition("\n")[0]
         raise DamagedFile(f"{directory / 'config.json'}: no such model can be built: {reason}") from None
-    weights, _ = _weights_of(lm, directory)
-    needed = 4.0 * lm.num_parameters() + sum(part.stat().st_size for part in weights.parts)
+    tensors, _ = _tensors_of(lm, directory)
+    needed = 4.0 * lm.num_parameters() + sum(tensor.nbytes for tensor in tensors.values())
     if needed > (there := psutil.virtual_memory().available):
         sizes = f"{needed / 1e9:.1f} GB to be loaded, and {there / 1e9:.1f} GB of RAM are free"
-        raise DamagedFile(f"{weights.file}: holds {lm.num_parameters():,} parameters, which need {sizes}")
+        raise DamagedFile(f"{directory}: holds {lm.num_parameters():,} parameters, which need {sizes}")
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -208,17 +208,18 @@ def read_weights(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
         from model.lora import read_adapters
 
         return read_adapters(lm, directory)
-    weights, family = _weights_of(lm, directory)
-    return family.from_files(weights.read())
+    tensors, family = _tensors_of(lm, directory)
+    warn_of_non_finite(tensors, directory / WEIGHTS)
+    return family.from_files(tensors)
 
 
-def _weights_of(lm: LanguageModel, directory: Path) -> tuple[WeightFiles, Family]:
-    """The files of a directory, whose tensors are those of the model, all and no others, and their family."""
+def _tensors_of(lm: LanguageModel, directory: Path) -> tuple[dict[str, Tensor], Family]:
+    """The tensors of a directory under the names of its family: those of the model, all and no others."""
     family, _ = _family_in(directory)
-    weights, state = WeightFiles(directory / WEIGHTS, family.current), lm.state_dict()
-    shapes = {name: torch.empty(state[name].shape, device="meta") for name in _stored_names(lm)}
-    weights.check({name: list(x.shape) for name, x in family.to_files(shapes).items()})
-    return weights, family
+    tensors, state = read_tensors(directory / WEIGHTS, family.current), lm.state_dict()
+    expected = family.to_files({name: torch.empty(state[name].shape, device="meta") for name in _stored_names(lm)})
+    check_tensors(tensors, {name: list(x.shape) for name, x in expected.items()}, directory / WEIGHTS)
+    return tensors, family
 
 
 def base_of(directory: Path) -> Path:

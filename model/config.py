@@ -52,36 +52,23 @@ class ModelConfig(Section):
         256, ge=1, description="Width of the network: how many numbers stand for a token inside it."
     )
     intermediate_size: Annotated[int | None, Tag.TENSORS] = Field(
-        None,
-        ge=1,
-        description="Inner width of the feed-forward layers. null = 8/3 of hidden_size, rounded up to a multiple of "
-        "32, or 4 times hidden_size without gated_mlp.",
+        None, ge=1, description="Inner width of feed-forward layers. null = 8/3 of hidden_size, ungated 4 times."
     )
     gated_mlp: Annotated[bool, Tag.TENSORS] = Field(
-        True,
-        description="true: feed-forward layers of three matrices, one of which says what of the others' output "
-        "counts (SwiGLU) | false: of two, as in GPT-2.",
+        True, description="true: feed-forward layers of three matrices, one a gate (SwiGLU) | false: two, as in GPT-2."
     )
     hidden_act: Annotated[Activation, Tag.TENSORS] = Field(
-        "silu",
-        description="Function between the matrices of the feed-forward layers: silu, as in Llama | gelu_new, as in "
-        "GPT-2 | gelu | gelu_pytorch_tanh | relu.",
+        "silu", description="Function between the matrices: silu | gelu_new (GPT-2) | gelu | gelu_pytorch_tanh | relu."
     )
     mlp_bias: Annotated[bool, Tag.TENSORS] = Field(
         False, description="Add a learned vector to the output of each matrix of the feed-forward layers."
     )
     num_experts: Annotated[int | None, Tag.TENSORS] = Field(
-        None,
-        ge=1,
-        description="Mixture of experts: feed-forward networks in a layer, of which a router picks a few for every "
-        "token. null = one for all.",
+        None, ge=1, description="Mixture of experts: feed-forward parts; a router picks a few a token. null = one."
     )
     num_experts_per_tok: Annotated[int, Tag.TENSORS] = Field(2, ge=1, description="Experts that a token goes to.")
     moe_intermediate_size: Annotated[int | None, Tag.TENSORS] = Field(
-        None,
-        ge=1,
-        description="Inner width of an expert. null = intermediate_size / num_experts_per_tok, rounded up to "
-        "a multiple of 8: a token costs what it costs without experts.",
+        None, ge=1, description="Inner width of an expert. null = a token costs what it costs without experts."
     )
     norm_topk_prob: Annotated[bool, Tag.TENSORS] = Field(
         True, description="true: the weights of a token's experts add up to 1. Several experts need it, one forbids it."
@@ -108,36 +95,25 @@ class ModelConfig(Section):
         None, ge=2, description="Size of one head, an even number. null = hidden_size / num_attention_heads."
     )
     attention: Annotated[Literal["heads", "mla"], Tag.TENSORS] = Field(
-        "heads",
-        description="Where keys and values come from: heads = num_key_value_heads of each, out of the token's vector | "
-        "mla = one small latent vector per token, of which every head makes its own.",
+        "heads", description="heads: num_key_value_heads keys and values | mla: every head makes its own from a latent."
     )
     kv_lora_rank: Annotated[int | None, Tag.TENSORS] = Field(
-        None,
-        ge=1,
-        description="mla: size of the latent, which the cache keeps of a token. null = 4 x head_dim, but at most half "
-        "of hidden_size.",
+        None, ge=1, description="mla: size of the cached latent. null = 4 x head_dim, at most half of hidden_size."
     )
     q_lora_rank: Annotated[int | None, Tag.TENSORS] = Field(
         None, ge=1, description="mla: size of a latent for the queries as well. null = none."
     )
     qk_nope_head_dim: Annotated[int | None, Tag.TENSORS] = Field(
-        None,
-        ge=1,
-        description="mla: numbers of a query or key that RoPE leaves alone. null = head_dim - qk_rope_head_dim.",
+        None, ge=1, description="mla: numbers of a key without RoPE. null = head_dim - qk_rope_head_dim."
     )
     qk_rope_head_dim: Annotated[int | None, Tag.TENSORS] = Field(
-        None,
-        ge=2,
-        description="mla: numbers of a query or key that RoPE turns, an even number. The cache keeps them beside the "
-        "latent, once for all heads. null = half of head_dim.",
+        None, ge=2, description="mla: numbers of a key with RoPE, cached once for all heads. null = half of head_dim."
     )
     v_head_dim: Annotated[int | None, Tag.TENSORS] = Field(
         None, ge=1, description="mla: size of a value. null = head_dim."
     )
     rope_interleave: Annotated[bool | None, Tag.TENSORS] = Field(
-        None,
-        description="mla: RoPE turns neighbours together (true) or the numbers of two halves (false). null = true.",
+        None, description="mla: RoPE turns neighbours together (true, null) or numbers of two halves (false)."
     )
     qk_norm: Annotated[bool | Literal["whole"], Tag.TENSORS] = Field(
         True,
@@ -154,9 +130,7 @@ class ModelConfig(Section):
         True, description="Divide scores by the square root of head_dim. false = not, to see what that is for."
     )
     norm_position: Annotated[Literal["before", "after"], Tag.TENSORS] = Field(
-        "before",
-        description="Where attention and the feed-forward part are normalised: before = what goes in | after = what "
-        "comes out, as in OLMo 2.",
+        "before", description="Normalise what goes into a part of a layer | after: what comes out, as in OLMo 2."
     )
     position_embedding: Annotated[Literal["rope", "learned", "none"], Tag.TENSORS] = Field(
         "rope",
@@ -194,9 +168,7 @@ class ModelConfig(Section):
         examples=[["sliding_attention", "full_attention"]],
     )
     norm: Annotated[Literal["rmsnorm", "layernorm"], Tag.TENSORS] = Field(
-        "rmsnorm",
-        description="rmsnorm: every token is scaled to one size, as in Llama | layernorm: its mean is taken away "
-        "before, and a learned vector is added after, as in GPT-2.",
+        "rmsnorm", description="rmsnorm: scale a token to one size (Llama) | layernorm: with mean and bias (GPT-2)."
     )
     rms_norm_eps: float = Field(1e-6, ge=1e-30, le=1, description="Keeps the norm from dividing by zero.")
     tie_word_embeddings: Annotated[bool, Tag.TENSORS] = Field(
@@ -206,10 +178,7 @@ class ModelConfig(Section):
         0.0, ge=0, lt=1, description="Share of attention weights set to zero at random in training."
     )
     hidden_dropout: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Share of the embedding's and the layers' output set to zero at random in training.",
+        0.0, ge=0, lt=1, description="Share of the embedding's and the layers' output set to zero in training."
     )
     initialization: Literal["random", "mimetic"] = Field(
         "random",
@@ -217,9 +186,7 @@ class ModelConfig(Section):
         "mirror values, so that heads look at like tokens and copy them. Then they learn to copy sooner.",
     )
     loadable_elsewhere: bool = Field(
-        True,
-        description="true: only parts that one architecture of transformers has together | false: any parts; only "
-        "Headlight can load the checkpoint.",
+        True, description="true: parts of one architecture of transformers | false: any, for Headlight alone."
     )
     attn_implementation: Annotated[AttentionImplementation, Tag.RUNTIME] = Field(
         "auto",

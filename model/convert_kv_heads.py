@@ -100,11 +100,13 @@ def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
     save_new(converted, copied, out)
     present, wanted = lm.config.kv_heads, num_key_value_heads
     how = "mean-pooled" if wanted < present else "repeated" if wanted > present else "unchanged"
+    parameters = " -> ".join(f"{each.num_parameters():,}" for each in (lm, converted))
+    cache = " -> ".join(
+        f"{4 * each.config.num_hidden_layers * each.config.cache_numbers:,}" for each in (lm, converted)
+    )
     summary = (
-        f"{present} -> {wanted} key-value heads ({how}); "
-        f"{lm.num_parameters():,} -> {converted.num_parameters():,} parameters; "
-        f"{kv_bytes_per_token(lm.config):,} -> {kv_bytes_per_token(converted.config):,} bytes of key-value cache per "
-        "token (float32)"
+        f"{present} -> {wanted} key-value heads ({how}); {parameters} parameters; "
+        f"{cache} bytes of key-value cache per token (float32)"
     )
     if "tokenizer.json" not in copied:
         return f"{summary}\n{directory} holds no tokenizer.json, so {out} has none either"
@@ -114,11 +116,6 @@ def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
     overrides = [f"name={out.resolve().name}_trained", f"init_from={out}", f"model.num_key_value_heads={wanted}"]
     command = shlex.join(["python", "-m", "train.pretrain", str(config), *overrides, "seed=1", "train.max_steps=N"])
     return f"{summary}\ntrain on:  {command}   (another seed, other rows; Ainslie et al.: N = 5 % of the steps so far)"
-
-
-def kv_bytes_per_token(config: ModelConfig) -> int:
-    """Key and value of one token in all layers, in float32."""
-    return config.num_hidden_layers * config.cache_numbers * 4
 
 
 def main() -> int:

@@ -14,15 +14,14 @@ default (experts_implementation: grouped_mm), so logits are equal to the last bi
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from model.config import ModelConfig
 from model.feed_forward import ACTIVATIONS
+from model.loss import compute_dtype
 
 ROUTER_STD = 0.02
 
@@ -77,15 +76,15 @@ class Experts(nn.Module):
     @torch.compiler.disable  # float32 products are refused; in 16 bits on a CPU each step has other sizes
     def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """x (N, hidden_size), weights and experts (N, k) -> Σ weight * expert(x), (N, hidden_size)."""
-        device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        N, k = experts.shape
-        rows, place, ends = places(experts, len(self.down_proj), multiple_of_rows(device, dtype))
-        chosen = _ToExperts.apply(x.to(dtype), rows, place)  # (R, hidden_size), R ≥ N * k
+        (N, k), device, dtype = experts.shape, x.device.type, compute_dtype(x)
+        choices, place, ends = places(experts, len(self.down_proj), multiple_of_rows(device, dtype))
+        # a copy for every choice, so that autograd adds up the k gradients of a token in their own order
+        tokens = x.to(dtype)[:, None].expand(N, k, -1).reshape(N * k, -1)
+        chosen = tokens.index_select(0, choices)  # (R, hidden_size), R ≥ N * k
         gate_up = F.grouped_mm(chosen, self.gate_up_proj.flatten(1, 2).mT.to(dtype), offs=ends)
         gate, up = gate_up.chunk(2, dim=-1)
         out = F.grouped_mm(self.act(gate) * up, self.down_proj.mT.to(dtype), offs=ends)
-        out = _FromExperts.apply(out, place).view(N, k, -1)
+        out = out.index_select(0, place).view(N, k, -1)  # no row is read twice
         return (out * weights[..., None]).sum(1).to(x.dtype)
 
     def reset_parameters(self) -> None:
@@ -146,8 +145,9 @@ def load_balancing_loss(probabilities: Tensor, experts: Tensor, real: Tensor | N
 def places(experts: Tensor, count: int, multiple: int) -> tuple[Tensor, Tensor, Tensor]:
     """Where does every choice stand when all are sorted by expert? For the experts of N tokens, (N, k).
 
-    -> rows (R,) the token that stands in each row; place (N * k,) the row of each choice; ends (count,) int32, where
-    each expert's rows end. Each expert has a multiple of `multiple` rows; token 0 fills up, and nobody reads it there.
+    -> choices (R,) the choice, of N * k, that stands in each row; place (N * k,) the row of each choice; ends (count,)
+    int32, where each expert's rows end. Each expert has a multiple of `multiple` rows; choice 0 fills up, and nobody
+    reads it there.
     """
     (N, k), device = experts.shape, experts.device
     of_expert, order = experts.flatten().sort()
@@ -158,44 +158,11 @@ def places(experts: Tensor, count: int, multiple: int) -> tuple[Tensor, Tensor, 
     free = (ends - full) - (real.cumsum(0, dtype=torch.int32) - real)  # rows that experts before this one leave empty
     row = torch.arange(N * k, device=device) + free[of_expert]
     place = torch.empty_like(order).scatter_(0, order, row)
-    rows = order.new_zeros(N * k if multiple == 1 else int(ends[-1])).scatter_(0, row, order // k)
-    return rows, place, ends
+    choices = order.new_zeros(N * k if multiple == 1 else int(ends[-1])).scatter_(0, row, order)
+    return choices, place, ends
 
 
 def multiple_of_rows(device: str, dtype: torch.dtype) -> int:
     """In 16 bits, PyTorch on a CPU (oneDNN) writes a program for every number of rows, which takes longer than to run
     it (EXPERIMENTS.md). So groups of few sizes are quicker. In float32 the groups are transformers', to the bit."""
     return 32 if device == "cpu" and dtype.itemsize == 2 else 1
-
-
-class _ToExperts(torch.autograd.Function):
-    """Every token to its rows, (N, hidden_size) -> (R, hidden_size). Its gradient is the sum of k rows, always in the
-    same order: autograd would add them up in any order where there are several threads."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Tensor, place: Tensor) -> Tensor:
-        ctx.save_for_backward(place)
-        ctx.tokens = len(x)
-        return x.index_select(0, rows)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (place,), (gradient,) = ctx.saved_tensors, gradients
-        return gradient.index_select(0, place).view(ctx.tokens, -1, gradient.shape[-1]).sum(1), None, None
-
-
-class _FromExperts(torch.autograd.Function):
-    """The row of every choice, (R, hidden_size) -> (N * k, hidden_size); no row is read twice."""
-
-    @staticmethod
-    def forward(ctx: Any, out: Tensor, place: Tensor) -> Tensor:
-        ctx.save_for_backward(place)
-        ctx.rows = len(out)
-        return out.index_select(0, place)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (place,), (gradient,) = ctx.saved_tensors, gradients
-        return gradient.new_zeros(ctx.rows, gradient.shape[-1]).index_copy_(0, place, gradient), None

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from model.attention import AttentionFunction, Recorder, eager
 from model.config import ModelConfig
-from model.decoding.kv_cache import KVCache
+from model.kv_cache import KVCache
 from model.masks import Mask
 from model.norm import RMSNorm
 from model.rope import apply_rotary
@@ -58,7 +58,6 @@ class LatentAttention(nn.Module):
     def __init__(self, config: ModelConfig, layer_index: int):
         super().__init__()
         self.layer_index = layer_index
-        self.window = config.windows[layer_index]
         self.attention_dropout = config.attention_dropout
         self.attend: AttentionFunction = eager  # LanguageModel.set_attn_implementation sets another one
         self.recorder: Recorder | None = None

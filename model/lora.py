@@ -33,7 +33,7 @@ from torch.nn.utils import parametrize
 
 from configs.files import ADAPTER, DamagedFile, checked, read_json
 from model.lora_config import MOST_RANK, Adapters, LoraConfig
-from model.weight_files import WeightFiles
+from model.weight_files import check_tensors, read_tensors, warn_of_non_finite
 
 if TYPE_CHECKING:
     from model.transformer import LanguageModel
@@ -254,7 +254,7 @@ def load_adapters(lm: LanguageModel, directory: Path) -> None:
 
     Raises DamagedFile for another base, and for files that do not fit.
     """
-    file, stored = directory / ADAPTER, _stored(directory)
+    file, names = directory / ADAPTER, _tensors_in(directory)
     there: AdapterJson = read_json(file, AdapterJson)
     vocab, added = lm.lm_head.out_features, there.trainable_token_indices or {}
     rows = sorted({row for each in added.values() for row in each})
@@ -263,7 +263,7 @@ def load_adapters(lm: LanguageModel, directory: Path) -> None:
             f"{file}: trainable_token_indices must be the last rows, up to {vocab - 1}, as added tokens are"
         )
     check_base(directory, sha256 := weights_hash(lm))
-    modules = sorted({name.partition(".lora_")[0] for name in stored.shapes if ROWS not in name})  # their full names
+    modules = sorted({name.partition(".lora_")[0] for name in names if ROWS not in name})  # their full names
     values = {"rank": there.r, "alpha": there.lora_alpha, "dropout": there.lora_dropout, "target_modules": modules}
     try:
         add_adapters(lm, checked(values, str(file), LoraConfig), base_sha256=sha256, rows=rows[0] if rows else None)
@@ -286,10 +286,11 @@ def check_base(directory: Path, sha256: str) -> None:
 def read_adapters(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
     """The tensors of a directory under the model's own names, checked against its adapters. Raises DamagedFile."""
     assert lm.adapters is not None
-    stored = _stored(directory)
+    tensors, file = _tensors_in(directory), directory / TENSORS
     check_base(directory, lm.adapters.base_sha256)
-    stored.check(_adapter_shapes(lm))
-    return stored.read()
+    check_tensors(tensors, _adapter_shapes(lm), file)
+    warn_of_non_finite(tensors, file)
+    return tensors
 
 
 def _adapter_shapes(lm: LanguageModel) -> dict[str, list[int]]:
@@ -298,5 +299,5 @@ def _adapter_shapes(lm: LanguageModel) -> dict[str, list[int]]:
     return {name: list(x.shape) for name, x in lm.state_dict().items() if ".lora_" in name and name != tied}
 
 
-def _stored(directory: Path) -> WeightFiles:
-    return WeightFiles(directory / TENSORS, lambda name: name.removeprefix(PREFIX).replace(PEFT_ROWS, ROWS))
+def _tensors_in(directory: Path) -> dict[str, Tensor]:
+    return read_tensors(directory / TENSORS, lambda name: name.removeprefix(PREFIX).replace(PEFT_ROWS, ROWS))

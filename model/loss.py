@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
 from torch.utils.checkpoint import checkpoint
 
 from configs import IGNORED
@@ -27,8 +26,7 @@ def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     hidden (N, D), weight (V, D), labels (N,) -> scalar float32. Matrix products run in autocast's dtype, the
     softmax in float32. Gradients are computed in the forward pass, so a backward pass costs one multiplication.
     """
-    # on a GPU counting would be a sync point, and the estimates of memory compute without numbers
-    if not torch.compiler.is_compiling() and hidden.device.type == "cpu" and not is_fake(hidden):
+    if hidden.device.type == "cpu" and not torch.compiler.is_compiling():  # on a GPU, counting would be a sync point
         trained = labels != IGNORED
         if trained.sum() < len(labels) * WORTH_IT:  # fine-tuning: most positions are asked for nothing
             hidden, labels = hidden[trained], labels[trained]
@@ -57,8 +55,7 @@ def _loss_and_gradients(
     hidden: Tensor, weight: Tensor, labels: Tensor, of_hidden: bool, of_weight: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The loss, and its gradients if wanted: that of the head (V, D) neither an evaluation nor a frozen head has."""
-    device = hidden.device.type
-    dtype = compute_dtype(hidden)
+    device, dtype = hidden.device.type, compute_dtype(hidden)
     loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
     hidden_grads, weight_grad = [], None
     if of_weight:
@@ -113,6 +110,6 @@ def _chunk_log_probs(hidden: Tensor, labels: Tensor, weight: Tensor, dtype: torc
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """That of matrix products: autocast's, where it is on."""
+    """That of x in matrix products: autocast's, where it is on."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype

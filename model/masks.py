@@ -2,7 +2,7 @@
 
 A predicate compares a query with a key: their positions, their documents, or whether the key is padding. `MaskSpec`
 says which predicates apply to a forward pass; each backend turns it into what it needs: `boolean_mask` below, a
-block mask (`backends/flex.py`) or cumulative lengths (`backends/flash.py`). A row that may attend to nothing
+block mask (`backends/kernels.py`) or cumulative lengths (`backends/kernels.py`). A row that may attend to nothing
 (padding, as a query) gets zeros from every backend, never NaN.
 
 Positions here are places in the sequence, cached tokens included. They are not `position_ids`, which only rotate RoPE:
@@ -86,7 +86,7 @@ class Sequences:
 
 
 class Band(NamedTuple):
-    """A window's mask, for chunks of C queries that each see two chunks of keys (model/backends/sdpa.py).
+    """A window's mask, for chunks of C queries that each see two chunks of keys (model/backends/kernels.py).
 
     visible (B * chunks, 1, C, 2 C) boolean; size: C.
     """

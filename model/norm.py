@@ -48,7 +48,7 @@ class HeadsNorm(RMSNorm):
 class LayerNorm(nn.LayerNorm):
     """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension: GPT-2's norm.
 
-    Ba et al. 2016 (arXiv 1607.06450).
+    Ba et al. 2016 (arXiv 1607.06450). gain: where the learned weight starts.
     """
 
     optimizer_group = "vector"
@@ -64,13 +64,10 @@ class LayerNorm(nn.LayerNorm):
         nn.init.zeros_(self.bias)
 
 
-Norm = RMSNorm | LayerNorm
-NORMS: dict[str, type[Norm]] = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
-
-
-def make_norm(config: ModelConfig, size: int, gain: float = 1.0) -> Norm:
-    """The norm of this config, over `size` numbers of a token. gain: where its learned weight starts."""
-    return NORMS[config.norm](size, config.rms_norm_eps, gain)
+def make_norm(config: ModelConfig, gain: float = 1.0) -> RMSNorm | LayerNorm:
+    """The norm of this config, over a token."""
+    kind = LayerNorm if config.norm == "layernorm" else RMSNorm
+    return kind(config.hidden_size, config.rms_norm_eps, gain)
 
 
 def _normalized(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -51,31 +51,23 @@ def quantise_weights(lm: LanguageModel, kind: str) -> None:
             f"this model has no linear layer that can be quantised: int4 needs a multiple of {GROUP} inputs and of "
             f"{ROWS} outputs"
         )
-    quantize, config = _torchao(kind)
-    lm.requires_grad_(False)
-    if kind == "int4":
-        lm.to(torch.bfloat16)
-    quantize(lm, config, filter_fn=lambda module, name: name in chosen)
-
-
-def _torchao(kind: str) -> tuple[Any, Any]:
-    """torchao's `quantize_`, and its configuration."""
     check_installed()
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # while it is imported, it says which kernels for GPUs it does without
     try:
         from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-        if kind == "int8":
-            return quantize_, Int8WeightOnlyConfig()
-        # Int4WeightOnlyConfig, outside of `prototype`, has no kernel for CPUs in 0.18
-        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+        config = Int8WeightOnlyConfig()
+        if kind == "int4":  # Int4WeightOnlyConfig, outside of `prototype`, has no kernel for CPUs in 0.18
+            from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 
-        return quantize_, PrototypeInt4WeightOnlyConfig(group_size=GROUP)
-    except ImportError:
-        raise ImportError("this torchao has no int4 for CPUs: pip install 'torchao>=0.18'") from None
+            config = PrototypeInt4WeightOnlyConfig(group_size=GROUP)
     finally:
         logging.disable(before)
+    lm.requires_grad_(False)
+    if kind == "int4":
+        lm.to(torch.bfloat16)
+    quantize_(lm, config, filter_fn=lambda module, name: name in chosen)
 
 
 def quantisable(lm: LanguageModel, kind: str) -> dict[str, nn.Linear]:

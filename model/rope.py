@@ -59,19 +59,17 @@ class RopeScaling(Section):
     def _check(self) -> RopeScaling:
         kind, keys = self.rope_type, KEYS[self.rope_type]
         for key, field in RopeScaling.model_fields.items():
-            if key not in keys and getattr(self, key) != field.default:
+            value = getattr(self, key)
+            if key not in keys and value != field.default:
                 other = next(other for other in reversed(KEYS) if key in KEYS[other])
                 raise ValueError(f"{kind} has no {key}: leave it out, or use rope_type: {other}")
-        if kind != "linear" and self.original_max_position_embeddings is None:
-            raise ValueError(f"{kind} needs original_max_position_embeddings: the sequence length it was trained on")
+            if key in keys and value is None and key != "attention_factor":
+                raise ValueError(f"{kind} needs {key}")
         if kind == "yarn" and self.beta_fast <= self.beta_slow:
             raise ValueError(f"beta_fast ({self.beta_fast}) must be above beta_slow ({self.beta_slow})")
-        if kind == "llama3":
-            low, high = self.low_freq_factor, self.high_freq_factor
-            if low is None or high is None:
-                raise ValueError("llama3 needs low_freq_factor and high_freq_factor: Llama 3.1 has 1.0 and 4.0")
-            if high <= low:
-                raise ValueError(f"high_freq_factor ({high}) must be above low_freq_factor ({low})")
+        low, high = self.low_freq_factor or 0.0, self.high_freq_factor or 0.0
+        if kind == "llama3" and high <= low:
+            raise ValueError(f"high_freq_factor ({high}) must be above low_freq_factor ({low})")
         return self
 
     def written(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Parameter names are Hugging Face's, so a checkpoint needs no conversion. Modules know themselves. Each has
 `reset_parameters` and may say, as class attributes that hold for everything inside: `optimizer_group` (one of GROUPS),
 `part` and `active_share` (how it is counted). A feed-forward layer may return `(output, {name: loss})`: auxiliary
-losses, which training adds to the loss of every objective (train/step.py).
+losses, which training adds to the loss of every objective (train/run.py).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from model.attention import Attention
 from model.backends import NO_SUCH_BACKEND
 from model.backends.choice import BACKENDS, Situation, why_not
 from model.config import ModelConfig
-from model.decoding.kv_cache import KVCache
 from model.feed_forward import FeedForward
+from model.kv_cache import KVCache
 from model.lora_config import Adapters
-from model.loss import IGNORED, cross_entropy_sum
+from model.loss import IGNORED, compute_dtype, cross_entropy_sum
 from model.masks import Mask, MaskSpec, mean_keys, real_tokens
 from model.norm import make_norm
 from model.rope import RotaryEmbedding
@@ -69,7 +69,7 @@ class DecoderLayer(nn.Module):
         self.has_experts = config.has_experts[layer_index]
         gain = math.sqrt(config.rms_norm_eps) if self.norm_after else 1.0
         if not self.norm_after:
-            self.input_layernorm = make_norm(config, config.hidden_size)
+            self.input_layernorm = make_norm(config)
         self.self_attn: Attention | LatentAttention
         if config.attention == "mla":
             from model.latent_attention import LatentAttention
@@ -77,7 +77,7 @@ class DecoderLayer(nn.Module):
             self.self_attn = LatentAttention(config, layer_index)
         else:
             self.self_attn = Attention(config, layer_index)
-        self.post_attention_layernorm = make_norm(config, config.hidden_size, gain)
+        self.post_attention_layernorm = make_norm(config, gain)
         self.mlp: FeedForward | MixtureOfExperts
         if self.has_experts:
             from model.experts import MixtureOfExperts
@@ -86,7 +86,7 @@ class DecoderLayer(nn.Module):
         else:
             self.mlp = FeedForward(config)
         if self.norm_after:
-            self.post_feedforward_layernorm = make_norm(config, config.hidden_size, gain)
+            self.post_feedforward_layernorm = make_norm(config, gain)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(
@@ -127,7 +127,7 @@ class Decoder(nn.Module):
         if config.position_embedding == "learned":
             self.embed_positions = Embedding(config.max_position_embeddings, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_hidden_layers))
-        self.norm = make_norm(config, config.hidden_size)
+        self.norm = make_norm(config)
         self.rotary_emb = RotaryEmbedding(config.rotary_size, config.rope_theta, config.rope_scaling)
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.backend = "sdpa"  # LanguageModel.set_attn_implementation sets it, here and in the layers
@@ -168,10 +168,9 @@ class Decoder(nn.Module):
         if BACKENDS[self.backend].limits is not None:
             # behind cached tokens the kernel needs a mask too, or lengths
             self.check_backend(device, document_ids is not None, attention_mask is not None or kv_cache is not None)
-        # places in the sequence, cached tokens included
-        positions = torch.arange(T, device=device) if kv_cache is None else kv_cache.positions(T, device)
-        documents = (document_ids, document_starts)
-        masks = self.build_masks(positions, input_ids.shape[0], attention_mask, documents, kv_cache)
+        cache = KVCache() if kv_cache is None else kv_cache  # an empty one: nothing but these tokens is seen
+        positions = cache.positions(T, device)  # places in the sequence, cached tokens included
+        masks = self.build_masks(positions, len(input_ids), attention_mask, (document_ids, document_starts), cache)
         position_ids = positions[None] if position_ids is None else position_ids
         real = None  # which tokens are not padding (B, T), None: all; only experts, which are balanced, ask
         if self.training and self.config.num_experts:
@@ -206,7 +205,7 @@ class Decoder(nn.Module):
         batch_size: int,
         attention_mask: Tensor | None,
         documents: tuple[Tensor | None, Tensor | None],
-        kv_cache: KVCache | None,
+        cache: KVCache,
     ) -> dict[int | None, Mask]:
         """One mask for each kind of layer, by its window, as the backend reads it. documents: (ids, starts)."""
         count, plain = len(positions), attention_mask is None and documents[0] is None
@@ -214,22 +213,18 @@ class Decoder(nn.Module):
         for layer, window in enumerate(self.config.windows):
             if window in masks:
                 continue
-            if kv_cache is None:
-                keys, sees_all = positions, window is None or count < window
-            else:
-                keys = kv_cache.key_positions(layer, count, positions.device)
-                sees_all = kv_cache.sees_all(layer, window, count)
-            real = real_tokens(attention_mask, keys) if attention_mask is not None else None
-            spec = MaskSpec(positions, keys, batch_size, real, documents[0], window, plain and sees_all, documents[1])
+            keys = cache.key_positions(layer, count, positions.device)
+            all_visible = plain and cache.sees_all(layer, window, count)
+            real = real_tokens(attention_mask, keys)
+            spec = MaskSpec(positions, keys, batch_size, real, documents[0], window, all_visible, documents[1])
             masks[window] = BACKENDS[self.backend].mask(spec)
         return masks
 
     def check_backend(self, device: torch.device, documents: bool, padding: bool) -> None:
         """Raises ValueError if the backend cannot serve this, with reason and remedy, before anything is computed."""
-        autocast = torch.is_autocast_enabled(device.type)
         here = Situation(
             device=device.type,
-            dtype=torch.get_autocast_dtype(device.type) if autocast else self.embed_tokens.weight.dtype,
+            dtype=compute_dtype(self.embed_tokens.weight),
             head_dim=self.config.head_size,
             value_dim=self.config.value_size,
             dropout=self.config.attention_dropout if self.training else 0.0,
@@ -240,7 +235,7 @@ class Decoder(nn.Module):
             compiled=torch.compiler.is_compiling(),
         )
         if problem := why_not(self.backend, here):
-            raise ValueError(problem)
+            raise ValueError(f"attn_implementation: {self.backend} {problem}: use sdpa, which serves everything")
 
 
 class LanguageModel(nn.Module):
@@ -315,26 +310,23 @@ class LanguageModel(nn.Module):
         return (output, auxiliary) if with_auxiliary else output
 
     def _check_inputs(
-        self, input_ids: Tensor, mask: Tensor | None, documents: Tensor | None, places: Tensor | None, cache: Any
+        self, ids: Tensor, mask: Tensor | None, documents: Tensor | None, places: Tensor | None, cache: KVCache | None
     ) -> None:
-        (B, T), past, longest = input_ids.shape, cache.length if cache else 0, self.config.max_position_embeddings
-        packed = documents is not None and places is not None  # then no document need be as long as the row
-        if past + T > longest and not packed:
-            raise ValueError(f"the sequence has {past + T} tokens, more than max_position_embeddings ({longest})")
+        (B, T), longest, vocab = ids.shape, self.config.max_position_embeddings, self.lm_head.out_features
+        total = T if cache is None else T + cache.length
+        if total > longest and (documents is None or places is None):  # packed: no document need be as long as the row
+            raise ValueError(f"the sequence has {total} tokens, more than max_position_embeddings ({longest})")
         if documents is not None and cache is not None:
             raise ValueError("document_ids are for packed rows, a kv_cache is for one document: give one of them")
-        columns = max(past + T, getattr(cache, "capacity", 0))  # a mask may say already what will be written
+        of_tokens, of_keys = {(B, T)}, {(B, total), (B, getattr(cache, "capacity", total))}
         for name, given, shapes in (
-            ("attention_mask", mask, [(B, past + T), (B, columns)]),
-            ("document_ids", documents, [(B, T)]),
-            ("position_ids", places, [(B, T), (1, T)]),
-        ):
+            ("attention_mask", mask, of_keys), ("document_ids", documents, of_tokens),
+            ("position_ids", places, of_tokens | {(1, T)}),
+        ):  # fmt: skip
             if given is not None and (given.shape not in shapes or given.is_floating_point()):
-                raise ValueError(f"{name} has shape {tuple(given.shape)}: give integers or booleans {shapes[0]}")
-        if input_ids.device.type == "cpu" and T:  # on a GPU, looking would be a sync point
-            low, high, last = int(input_ids.min()), int(input_ids.max()), self.lm_head.out_features - 1
-            if low < 0 or high > last:
-                raise ValueError(f"token id {low if low < 0 else high} is outside the vocabulary (0 to {last})")
+                raise ValueError(f"{name} has shape {tuple(given.shape)}: give integers or booleans {max(shapes)}")
+        if ids.device.type == "cpu" and len(wrong := ids[(ids < 0) | (ids >= vocab)]):  # on a GPU it would wait
+            raise ValueError(f"token id {int(wrong[0])} is outside the vocabulary (0 to {vocab - 1})")
 
     @property
     def attn_implementation(self) -> str:
@@ -389,8 +381,6 @@ class LanguageModel(nn.Module):
         other.config = other.model.config = config
         device = next(self.parameters()).device
         other.model.rotary_emb = RotaryEmbedding(config.rotary_size, config.rope_theta, config.rope_scaling).to(device)
-        for attention, window in zip(other.attention_modules(), config.windows, strict=True):
-            attention.window = window
         return other
 
     def with_rope_scaling(self, kind: str, factor: float, trained: int) -> LanguageModel:
@@ -437,11 +427,9 @@ class LanguageModel(nn.Module):
 
     def parameter_counts(self) -> dict[str, int]:
         """Numbers in each of PARTS, as the modules say, and their `total`. A tied matrix counts once, as embedding."""
-        counts, counted = dict.fromkeys(PARTS, 0), set[nn.Parameter]()
-        for parameter, part in labelled(self, "part", "other"):
-            if parameter not in counted:
-                counts[part] = counts.get(part, 0) + parameter.numel()
-            counted.add(parameter)
+        counts = dict.fromkeys(PARTS, 0)
+        for parameter, part in dict(reversed([*labelled(self, "part", "other")])).items():
+            counts[part] = counts.get(part, 0) + parameter.numel()
         return counts | {"total": self.num_parameters()}
 
     def flops_per_token(self, sequence_length: int, *, training: bool = True) -> float:

@@ -13,7 +13,7 @@ from data.reading.records import BadRecord
 from data.reply import Delta, Reply, TextStream
 from data.tokenizer import Tokenizer
 from model import LanguageModel
-from model.decoding.sampling import Sampling
+from model.generation import Sampling
 from serve.batching import End, Event, Prompt, Request, Token, TooManyRequests
 from serve.errors import ApiError
 from serve.library import Library, Served

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from eval.attention.snapshots import Head
-from model.decoding.sampling import Sampling
+from model.generation import Sampling
 from serve.protocol import MOST_TOP
 from serve.workbench import Name
 

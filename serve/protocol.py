@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from model.decoding.sampling import Sampling
+from model.generation import Sampling
 
 MOST_ANSWERS = 16
 MOST_STOPS = 4  # as OpenAI

@@ -11,7 +11,6 @@ os.environ["OMP_NUM_THREADS"] = "1"  # tiny models are quickest so, and test pro
 os.environ["OMP_WAIT_POLICY"] = "passive"  # where a test asks for two threads, they do not spin while they wait
 
 import signal
-from collections import Counter
 
 import pytest
 import torch
@@ -41,20 +40,6 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
 
 
-def pytest_terminal_summary(terminalreporter):
-    """How the attacks of tests/attack ended, by class."""
-    ended: dict[str, Counter] = {}
-    for report in [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]:
-        for key, value in report.user_properties:
-            if key == "attack":
-                ended.setdefault(value["name"], Counter()).update(value["kinds"])
-    if ended:
-        terminalreporter.section("attacks")
-        for name, kinds in [*sorted(ended.items()), ("all", sum(ended.values(), Counter()))]:
-            listed = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
-            terminalreporter.write_line(f"{name}: {kinds.total():,} tried: {listed}")
-
-
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
@@ -69,6 +54,14 @@ def no_pictures(monkeypatch):
         return [render.write_viewer([(run_directory.name, list(snapshots))], run_directory / "attention/viewer.html")]
 
     monkeypatch.setattr(render, "render", write_viewer)
+
+
+# parts of other architectures than the usual one, with `tiny_config`
+GPT2 = {
+    "position_embedding": "learned", "norm": "layernorm", "gated_mlp": False, "hidden_act": "gelu_new",
+    "attention_bias": True, "mlp_bias": True, "qk_norm": False, "num_key_value_heads": "mha",
+}  # fmt: skip
+LATENT = {"attention": "mla", "num_key_value_heads": "mha", "qk_norm": False}
 
 
 def tiny_config(**changes) -> ModelConfig:

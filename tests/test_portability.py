@@ -15,12 +15,11 @@ import torch
 from configs import command
 from model import memory
 from tests.train.helpers import REPOSITORY, write_config
-from train import meters
+from train import metrics
 from train.config import load_run_config
 from train.fits import micro_batch_rows
 from train.machine import compilation, device, hardware
 from train.machine.device import resolve_device
-from train.saving import atomic_save
 
 pytestmark = pytest.mark.slow
 
@@ -64,26 +63,11 @@ def test_a_name_that_this_locale_has_no_letters_for_is_one_sentence(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-def test_on_windows_directories_are_not_synced_and_files_are_opened_for_writing(tmp_path, monkeypatch):
-    """Windows has no fsync of a directory, and syncs only what may be written."""
-    file, opened, synced = tmp_path / "a.txt", [], []
-    file.write_text("text", encoding="utf-8")
-    with monkeypatch.context() as windows:
-        windows.setattr(os, "name", "nt")
-        windows.setattr(os, "open", lambda path, flags, real=os.open: opened.append(flags) or real(path, flags))
-        windows.setattr(os, "fsync", synced.append)
-        atomic_save._flush(tmp_path)
-        assert (opened, synced) == ([], [])
-        atomic_save._flush(file)
-    assert opened == [os.O_RDWR]
-    assert len(synced) == 1
-
-
 def test_what_only_some_systems_tell_is_asked_with_a_fallback(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     assert device.keep_freed_memory() is False
     monkeypatch.setitem(sys.modules, "resource", None)  # importing it fails
-    assert meters.memory_gb(torch.device("cpu")) is None
+    assert metrics.memory_gb(torch.device("cpu")) is None
     monkeypatch.setattr(memory, "Path", lambda name: tmp_path / "missing")
     found = hardware.device_memory("cpu")
     assert found is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,7 +16,7 @@ from data.config import DataConfig
 from eval.config import EvalConfig
 from model.config import ModelConfig
 from model.families import NoFamily, family_of
-from train.methods.sections import Methods
+from train.method_config import Methods
 
 
 class OptimizerConfig(Section):
@@ -27,14 +26,10 @@ class OptimizerConfig(Section):
         "muon", description="muon: Muon for the layers' matrices, AdamW for the rest | adamw: AdamW for everything."
     )
     lr: float = Field(
-        0.02,
-        gt=0,
-        description="Highest learning rate: Muon's, or AdamW's when it is alone (then try 0.005).",
+        0.02, gt=0, description="Highest learning rate: Muon's, or AdamW's when it is alone (then try 0.005)."
     )
     adamw_lr: float = Field(
-        0.005,
-        gt=0,
-        description="With muon: highest rate of all that AdamW trains: head, norms, tied embedding.",
+        0.005, gt=0, description="With muon: highest rate of all that AdamW trains: head, norms, tied embedding."
     )
     embedding_lr: float | None = Field(
         0.1, gt=0, description="Highest rate of the embedding, if it is not tied. null = the head's."
@@ -54,24 +49,17 @@ class TrainConfig(Section):
     """The `train:` section."""
 
     max_steps: int | None = Field(
-        None,
-        ge=1,
-        description="Length of the run in steps. Set one of these three at most; none = 1000 steps.",
+        None, ge=1, description="Length of the run in steps. Set one of these three at most; none = 1000 steps."
     )
     max_tokens: int | None = Field(None, ge=1, description="Length in tokens, rounded up to whole steps.")
     max_minutes: float | None = Field(
-        None,
-        gt=0,
-        description="Length in minutes. The schedule follows the clock: no two runs are exactly equal.",
+        None, gt=0, description="Length in minutes. The schedule follows the clock: no two runs are exactly equal."
     )
     tokens_per_step: Annotated[int, Tag.IDENTITY] = Field(
-        8192,
-        ge=2,
-        description="Tokens of one optimizer step, over all processes: a multiple of data.sequence_length.",
+        8192, ge=2, description="Tokens of one optimizer step, over all processes: a multiple of data.sequence_length."
     )
     micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto",
-        description="Rows computed at once, of those in a step. auto = a guess, halved where memory runs out.",
+        "auto", description="Rows computed at once, of those in a step. auto = a guess, halved where memory runs out."
     )
     processes: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
@@ -82,9 +70,7 @@ class TrainConfig(Section):
         "wsd", description="Course of the learning rate: wsd (constant, then straight down) | cosine | constant."
     )
     warmup_steps: Annotated[int, Tag.IDENTITY] = Field(
-        0,
-        ge=0,
-        description="Steps up to the highest learning rate. Muon needs none, AdamW a few per cent.",
+        0, ge=0, description="Steps up to the highest learning rate. Muon needs none, AdamW a few per cent."
     )
     cooldown: Annotated[float, Tag.IDENTITY] = Field(
         0.7, ge=0, le=1, description="wsd: share of the run in which the learning rate goes down."
@@ -110,18 +96,14 @@ class TrainConfig(Section):
         "ddp", description="Under torchrun, each process holds: ddp = the whole model | fsdp2 = a share of it."
     )
     skip_non_finite: int = Field(
-        0,
-        ge=0,
-        description="Steps with a non-finite loss or gradient that are skipped before the run stops.",
+        0, ge=0, description="Steps with a non-finite loss or gradient that are skipped before the run stops."
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(
         "auto", description="Where to compute. auto: CUDA or Apple's GPU if there is one, else the CPU."
     )
     log_every: int = Field(10, ge=1, description="Steps between two lines of metrics.jsonl.")
     checkpoint_every: int = Field(
-        200,
-        ge=0,
-        description="Steps between checkpoints; the end always saves one. 0 = only at the end.",
+        200, ge=0, description="Steps between checkpoints; the end always saves one. 0 = only at the end."
     )
     keep_last: int = Field(2, ge=1, description="How many of the newest checkpoints are kept.")
     keep_best: bool = Field(True, description="Also keep the checkpoint with the lowest validation loss.")
@@ -150,49 +132,39 @@ class RunConfig(Methods):
 
     @model_validator(mode="after")
     def _check_across_sections(self) -> RunConfig:
-        limits = {name: value for name in LIMITS if (value := getattr(self.train, name)) is not None}
+        limits = [f"train.{name}" for name in LIMITS if getattr(self.train, name) is not None]
         if len(limits) > 1:
-            listed = " and ".join(f"train.{name} ({value:,})" for name, value in limits.items())
-            *_, last = limits
-            others = " ".join(f"train.{name}=null" for name in limits if name != last)
-            raise ValueError(f"{listed} both limit the run: give one and set the other to null, for example {others}")
-        if self.max_steps is not None and self.max_steps > 99_999_999:
-            raise ValueError(
-                f"max_tokens ({self.train.max_tokens:,}) makes {self.max_steps:,} steps, and a checkpoint's "
-                "name has eight digits: lower it or raise train.tokens_per_step"
-            )
+            raise ValueError(f"{' and '.join(limits)} both limit the run: set one of them to null")
         length, longest, rows = self.data.sequence_length, self.model.max_position_embeddings, self.rows_per_step
-        looked_at = self.eval.attention.max_tokens if self.eval.attention.every else 0
-        for key, tokens in (("sequence_length", length), ("eval.attention.max_tokens", looked_at)):
+        probed = self.eval.attention.max_tokens if self.eval.attention.every else 0
+        for key, tokens in (("data.sequence_length", length), ("eval.attention.max_tokens", probed)):
             if tokens > longest:
                 raise ValueError(
                     f"{key} ({tokens}) is longer than model.max_position_embeddings ({longest}): "
                     "lower the first or raise the second"
                 )
-        apart, why = 1, ""  # rows that must be in one step
+        together, why = 1, ""  # rows that must be in one step
         if self.grpo is not None:
-            apart, why = self.grpo.group_size, f" times grpo.group_size ({self.grpo.group_size})"
+            together, why = self.grpo.group_size, f" times grpo.group_size ({self.grpo.group_size})"
         elif self.data.records == "pairs":
-            apart, why = 2, " times 2, for both answers of a pair"
-        if self.train.tokens_per_step % (apart * length):
-            below = max(1, rows // apart) * apart * length
+            together, why = 2, " times 2, for both answers of a pair"
+        if self.train.tokens_per_step % (together * length):
+            below = max(1, rows // together) * together * length
             raise ValueError(
                 f"train.tokens_per_step ({self.train.tokens_per_step}) must be a multiple of data.sequence_length "
-                f"({length}){why}: use {below} or {below + apart * length}"
+                f"({length}){why}: use {below} or {below + together * length}"
             )
+        joined, micro = self.data.rows_joined, self.train.micro_batch_size
+        for key, share in (("data.rows_joined", joined), ("train.micro_batch_size", micro)):
+            if share != "auto" and rows % share:
+                raise ValueError(
+                    f"{key} ({share}) must divide the {rows} rows of a step (tokens_per_step / sequence_length)"
+                )
         if (self.model.num_experts or 0) > 1 and self.model.num_experts_per_tok == 1 and self.model.norm_topk_prob:
             raise ValueError(
                 "model.norm_topk_prob makes the weights of a token's experts add up to 1. With num_experts_per_tok 1 "
                 "every weight is 1, and the router learns nothing from the text: set model.norm_topk_prob=false"
             )
-        for key, share in (
-            ("data.rows_joined", self.data.rows_joined),
-            ("micro_batch_size", self.train.micro_batch_size),
-        ):
-            if share != "auto" and (share < 1 or rows % share):
-                raise ValueError(
-                    f"{key} ({share}) must divide the {rows} rows of a step (tokens_per_step / sequence_length)"
-                )
         return self
 
     @property
@@ -241,33 +213,26 @@ IDENTITY = frozenset(keys_with(RunConfig, Tag.IDENTITY)).difference(keys_with(Ru
 def load_run_config(path: str | Path, overrides: list[str] | None = None, *, trust_hooks: bool = True) -> RunConfig:
     """YAML file + overrides -> a checked RunConfig. Nothing that it names is imported. Raises InputError.
 
-    trust_hooks: False refuses hooks that are code in a config that came from elsewhere (configs/trust.py).
+    trust_hooks: False refuses code that a config from elsewhere names.
     """
-    loaded: LoadedConfig = load_config(path, overrides or [])
+    loaded = load_config(path, overrides or [])
     config = validate(RunConfig, loaded)
     try:
         family_of(config.model)
     except NoFamily as error:
         raise InputError(f"{loaded.where(('model', error.keys[0]))}: {error}") from None
     if not trust_hooks:
-        _refuse_foreign_hooks(loaded, config)
+        _refuse_foreign_code(loaded, config)
     name = config.name or Path(path).stem
     if problem := problem_of_name(name):
-        whose = "`name` is" if config.name else "the run has no `name`, and would be called"
-        advice = "" if config.name else ", or set name=…"
-        raise InputError(f"{loaded.where(('name',))}: {whose} {name[:120]!r}, which {problem}{advice}")
-    try:
-        os.fsencode(str(Path(config.output_dir) / name))
-    except UnicodeEncodeError as error:  # on Linux, without a UTF-8 locale
-        problem = (
-            f"`output_dir` and `name` hold {error.object[error.start]!r}, which no file's name can hold in this locale"
+        raise InputError(
+            f"{loaded.where(('name',))}: the run would be called {name[:120]!r}, which {problem}: set name=…"
         )
-        raise InputError(f"{loaded.where(('name',))}: {problem}: set PYTHONUTF8=1 in the environment") from None
     config = config.model_copy(update={"name": name})
     said = loaded.said_of_start("model")
     if config.init_from is None or said >= ModelConfig.model_fields.keys():  # the config.yaml of a run says it all
         return config
-    from train.saving.initial_weights import shape_of, start_of  # torch takes seconds to import
+    from train.saving.initial_weights import shape_of, start_of  # which reads this file
 
     source, data = start_of(config.directory, config.init_from) or "", config.data
     if data.tokenizer.path == config.init_from:  # the run may have its own by now, and init_from be gone
@@ -279,33 +244,24 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
         raise InputError(f"init_from: {error}") from None
 
 
-def _refuse_foreign_hooks(loaded: LoadedConfig, config: RunConfig) -> None:
-    named = {
-        ("eval", "hooks"): list(config.eval.cadences()),
-        ("grpo", "reward"): [config.grpo.reward] if config.grpo else [],
-    }
-    for key, names in named.items():
-        code = [name for name in names if ":" in name]
-        place = loaded.place(key)
-        if code and place is not None and not _is_own(place.file):
-            harmless = {"eval": "eval.hooks=[validation]", "grpo": "grpo.reward=exact_match"}[key[0]]
+def _refuse_foreign_code(loaded: LoadedConfig, config: RunConfig) -> None:
+    """A config is the user's own word on the command line, or in a file where they work. What lies in the folder of a
+    run or a model may have come from elsewhere, and so may config.yaml, the name under which a run keeps its own."""
+    roots = [folder.resolve() for folder in (Path.cwd(), Path(__file__).parents[1])]
+    marks = ("checkpoints", "model.safetensors", "model.safetensors.index.json", "metrics.jsonl")
+    rewards = [config.grpo.reward] if config.grpo else []
+    for key, names in ((("eval", "hooks"), list(config.eval.cadences())), (("grpo", "reward"), rewards)):
+        code, place = [name for name in names if ":" in name], loaded.place(key)
+        if not code or place is None or place.file is None:
+            continue
+        file = place.file.resolve()
+        folders = [folder for folder in file.parents if any(folder.is_relative_to(root) for root in roots)]
+        is_of_a_run = any((folder / mark).exists() for folder in folders for mark in marks)
+        if not folders or is_of_a_run or file.name == "config.yaml":
             raise InputError(
                 f"{place}: `{'.'.join(key)}` names {shortened(code[0])}, code that training would run, in a config "
-                f"that came from elsewhere: leave it out, for example with {harmless}, or read that code and give "
-                "--trust-hooks"
+                "that came from elsewhere: name built-in ones instead, or read that code and give --trust-hooks"
             )
-
-
-def _is_own(file: Path | None) -> bool:
-    """Whether a config is the user's own word: the command line, or a file where they work. What lies in the folder of
-    a run or a model may have come from elsewhere, and so may config.yaml, the name under which a run keeps its own."""
-    if file is None:
-        return True
-    file, marks = file.resolve(), ("checkpoints", "model.safetensors", "model.safetensors.index.json", "metrics.jsonl")
-    roots = [root for root in (Path.cwd().resolve(), Path(__file__).resolve().parents[1]) if file.is_relative_to(root)]
-    folders = [folder for folder in file.parents for root in roots if folder.is_relative_to(root)]
-    is_of_a_run = any((folder / mark).exists() for folder in folders for mark in marks)
-    return file.name != "config.yaml" and bool(roots) and not is_of_a_run
 
 
 def add_trust_option(parser: argparse.ArgumentParser) -> None:

@@ -14,32 +14,35 @@ what it would have written there (GKD, Agarwal et al. 2024, arXiv 2306.13649).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Generator
+from random import Random
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
 
 from configs.command import InputError, exit_on_bad_input
 from configs.files import read_checkpoint
-from train.command_line import parse_command_line
+from data.batches import IGNORED, Batch
+from data.prepare import PreparedData
+from model import LanguageModel, generate, left_pad
+from model.checkpoint import read_config
+from model.loss import CHUNK, CHUNK_ELSEWHERE
 from train.config import RunConfig
-from train.methods.distill_keys import DistillConfig
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from data.batches import Batch
-    from data.prepare import PreparedData
-    from model import LanguageModel
-    from train.machine.device import Device
-    from train.objective import Figures, Forward
+from train.machine.cpu_processes import joined
+from train.machine.device import Device
+from train.machine.distributed import ALONE, World
+from train.method_config import DistillConfig
+from train.objective import CPU, BatchSource, Figures, Forward, TextBatches
+from train.pretrain import parse_command_line, run
+from train.reference import open_reference
 
 
 def main() -> int:
     example = "configs/distill_demo.yaml distill.teacher=runs/demo"
     config = parse_command_line("Train a small model to say what a larger one says.", example, "train.distill")
-    from train.machine.cpu_processes import joined
-    from train.methods.own_text import OwnText
-    from train.objective import TextBatches
-    from train.pretrain import run
-
     source = OwnText if config.distill is not None and config.distill.on_policy else TextBatches
     parts = config.rows_per_step // joined(config)
     return run(config, "train.distill", open_distillation, source, as_student, parts=parts)
@@ -53,27 +56,19 @@ class Distillation:
 
     def count(self, batch: Batch) -> int:
         """Trained tokens: the labels that a token before them must predict."""
-        from data.batches import IGNORED
-
         return int((batch["labels"][:, 1:] != IGNORED).sum())
 
     def loss(self, forward: Forward, batch: Batch) -> tuple[Tensor, Figures]:
-        import torch
-        from torch.utils.checkpoint import checkpoint
-
-        from data.batches import IGNORED
-        from model.loss import CHUNK, CHUNK_ELSEWHERE
-
         inputs = {name: tensor for name, tensor in batch.tensors.items() if name not in ("labels", "is_own")}
         labels = batch["labels"][:, 1:]  # position t is asked for token t + 1
-        asked = labels != IGNORED
+        trained = labels != IGNORED
         with torch.no_grad():
-            taught = self.teacher(**inputs, hidden_states=True)[:, :-1][asked]  # (N, the teacher's hidden_size)
-        learned = forward(**inputs, hidden_states=True)[:, :-1][asked]  # (N, hidden_size)
+            taught = self.teacher(**inputs, hidden_states=True)[:, :-1][trained]  # (N, the teacher's hidden_size)
+        learned = forward(**inputs, hidden_states=True)[:, :-1][trained]  # (N, hidden_size)
         size = CHUNK.get(learned.device.type, CHUNK_ELSEWHERE)
         # the logits of a chunk are computed again in the backward pass, so that those of all positions never exist
         sums = torch.zeros(3, device=learned.device)
-        for chunk in zip(learned.split(size), taught.split(size), labels[asked].split(size), strict=True):
+        for chunk in zip(learned.split(size), taught.split(size), labels[trained].split(size), strict=True):
             sums = sums + checkpoint(self._of_chunk, *chunk, use_reentrant=False)
         soft, hard, agreed = sums
         share = 0.0 if "is_own" in batch.tensors else self.settings.hard_share  # its own text has nothing to teach
@@ -82,9 +77,6 @@ class Distillation:
 
     def _of_chunk(self, learned: Tensor, taught: Tensor, labels: Tensor) -> Tensor:
         """Sums over positions (3,): the divergence, -ln p of the text's tokens, and how often both prefer one token."""
-        import torch
-        import torch.nn.functional as F
-
         student = F.linear(learned, self.student.lm_head.weight).float()  # (N, V)
         with torch.no_grad():
             teacher = F.linear(taught, self.teacher.lm_head.weight).float()
@@ -99,8 +91,6 @@ def divergence(student: Tensor, teacher: Tensor, beta: float, temperature: float
     beta 0: KL(teacher, student), the forward one. beta 1: KL(student, teacher), the reverse one. Between: both against
     their mixture m = beta teacher + (1 - beta) student, beta KL(teacher, m) + (1 - beta) KL(student, m).
     """
-    import torch
-
     ours, theirs = ((logits / temperature).log_softmax(-1) for logits in (student, teacher))
     if beta == 0:
         return kl(theirs, ours)
@@ -117,8 +107,6 @@ def kl(p: Tensor, q: Tensor) -> Tensor:
 
 def open_distillation(config: RunConfig, data: PreparedData, lm: LanguageModel, device: Device) -> Distillation:
     """A `MakeObjective`. Raises InputError for a teacher of another tokenizer or vocabulary."""
-    from train.methods.reference import open_reference
-
     assert config.distill is not None  # as_student
     teacher = open_reference(config, data.tokenizer, device, config.distill.teacher, "distill.teacher")
     here, there = lm.lm_head.out_features, teacher.lm_head.out_features
@@ -134,8 +122,6 @@ def as_student(config: RunConfig) -> RunConfig:
 
     Raises InputError without a teacher, or if that is not a model.
     """
-    from model.checkpoint import read_config
-
     if config.distill is None:
         raise InputError("distill.teacher: name the run to learn from, for example distill.teacher=runs/demo")
     teacher = config.distill.teacher
@@ -147,6 +133,57 @@ def as_student(config: RunConfig) -> RunConfig:
         return config
     tokenizer = config.data.tokenizer.model_copy(update={"kind": "pretrained", "path": teacher, "vocab_size": None})
     return config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": tokenizer})})
+
+
+class OwnText(TextBatches):
+    """On-policy batches: rows of the text, or what the student writes where such a row has its first trained token.
+
+    Of stories that is a whole document; of conversations, the answer to a question. Its rows are right-padded, and have
+    `is_own` (B,) besides input_ids and labels. Which steps are its own, and the random numbers of what it writes, come
+    from (seed, k); the text comes from the weights. So nothing is saved, and a stopped run resumes exactly.
+    """
+
+    def __init__(self, config: RunConfig, data: PreparedData, world: World = ALONE, device: torch.device = CPU):
+        super().__init__(config, data, world, device)
+        assert config.distill is not None
+        self.settings, self.seed, self.rank, self.device = config.distill, config.seed, world.rank, device
+        self.tokenizer, self.stops = data.tokenizer, set(data.tokenizer.stop_ids)
+
+    def upcoming(self, first: int, stop: int, lm: LanguageModel) -> Generator[Batch]:
+        return BatchSource.upcoming(self, first, stop, lm)  # none ahead of time: the next weights write it
+
+    def batch(self, k: int, lm: LanguageModel) -> Batch:
+        rows = super().batch(k, lm)
+        if Random(f"whose text {self.seed} {k}").random() >= self.settings.on_policy:
+            return rows
+        prompts = [self.prompt(ids, labels) for ids, labels in zip(rows["input_ids"], rows["labels"], strict=True)]
+        left, real = left_pad(prompts, self.tokenizer.pad_id)
+        drawn = generate(
+            lm,
+            left.to(self.device),
+            self.settings.max_new_tokens,
+            stop_ids=self.stops,
+            seed=Random(f"own text {self.seed} {k} {self.rank}").getrandbits(63),
+            attention_mask=real.to(self.device),
+        )[:, left.shape[1] :].tolist()
+        ids, labels = [], []
+        for prompt, answer in zip(prompts, drawn, strict=True):
+            end = next((at + 1 for at, token in enumerate(answer) if token in self.stops), len(answer))
+            ids.append(torch.tensor(prompt + answer[:end]))
+            labels.append(torch.tensor([IGNORED] * len(prompt) + answer[:end]))
+        tensors = {
+            "input_ids": pad_sequence(ids, True, self.tokenizer.pad_id),
+            "labels": pad_sequence(labels, True, IGNORED),
+            "is_own": torch.ones(len(prompts), dtype=torch.bool),
+        }
+        return Batch(tensors, rows.row_ids)
+
+    def prompt(self, ids: Tensor, labels: Tensor) -> list[int]:
+        """A row (T,) from where its first document begins up to the first token that is trained on."""
+        starts = (ids == self.tokenizer.bos_id).nonzero()[:, 0].tolist()
+        start = starts[0] if starts else 0
+        trained = (labels[start + 1 :] != IGNORED).nonzero()[:, 0].tolist()
+        return ids[start : start + 1 + (trained[0] if trained else 0)].tolist()
 
 
 if __name__ == "__main__":

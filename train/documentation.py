@@ -1,7 +1,7 @@
 """What is written about the config keys, from the fields themselves: `python -m train.documentation`
 
-Writes docs/configuration.md, the comments of configs/base.yaml and configs/schema.json. The sentence about a key stands
-in one place: beside its field, in the config.py of its room. A test compares the three files with this.
+Writes docs/configuration.md and configs/schema.json from the descriptions of the fields, in the config.py of each room.
+A test compares both files with this, and the comments of configs/base.yaml with the descriptions.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import textwrap
 from collections.abc import Iterator
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -19,21 +17,15 @@ import yaml
 from pydantic import BaseModel
 
 from configs.command import exit_on_bad_input
-from configs.loader import flatten, load_config
-from configs.schema import fields
+from configs.loader import load_config
 from eval.attention.probes import ProbeFile
-from model.config import ModelConfig
 from train.config import IDENTITY, RunConfig, TrainConfig
 
 ROOT = Path(__file__).resolve().parents[1]
-BASE = ROOT / "configs/base.yaml"
-WIDTH = 120  # columns of base.yaml
-COLUMN = 32  # of a comment behind a value
 HEADINGS: dict[type[BaseModel], str] = {
     RunConfig: "The run",
     ProbeFile: "The file that eval.attention.probe_file names",
 }
-KEYS = {".".join(path): field for path, field in reversed(list(fields(RunConfig)))}  # of a union, the first one's
 INTRODUCTION = """\
 # Configuration: every key
 
@@ -49,9 +41,9 @@ python -m train.pretrain configs/demo.yaml model.num_key_value_heads=2 seed=1
 Lists and mappings are written as in YAML: `"data.source={kind: files, path: my.txt}"`. If you misspell a key, the error
 names the nearest one. `runs/<name>/config.yaml` keeps every value that a run was made with.
 
-*Default* holds if no file sets the key. `configs/base.yaml`, which all shipped configs extend, sets some keys to other
-values: the next column has them. `null` means *not set*; the last column says what happens then. Editors complete and
-check your YAML with `configs/schema.json`. Words mean what YAML 1.2 says: `yes`, `1_000` and `12:30` are text.
+*Default* holds if no file sets the key. `configs/base.yaml`, which all shipped configs extend, shows the defaults.
+`null` means *not set*; the last column says what happens then. Editors complete and check your YAML with
+`configs/schema.json`. Words mean what YAML 1.2 says: `yes`, `1_000` and `12:30` are text.
 
 If you start a run again under its name, it continues. It must then be the same run, so these keys must not change:
 `seed`, `init_from`, all of `lora`, all of `model` but `attn_implementation`, all of `data` (files may move: their
@@ -81,8 +73,7 @@ def _parts(annotation: Any, is_in_list: bool = False) -> Iterator[tuple[type[Bas
 
 def page() -> str:
     """The whole page, as Markdown."""
-    values, tables = load_config(BASE).values, dict[type[BaseModel], str]()
-    base, order = flatten(values), ["", *values]
+    order, tables = ["", *load_config(ROOT / "configs/base.yaml").values], dict[type[BaseModel], str]()
     in_order = sorted(sections(RunConfig), key=lambda section: order.index(section[0].partition(".")[0]))
     for prefix, model in [*in_order, *sections(ProbeFile)]:
         tables.setdefault(model, prefix)  # what stands in several places has a table in the first
@@ -92,41 +83,28 @@ def page() -> str:
         kinds = get_args(model.model_fields["kind"].annotation) if "kind" in model.model_fields else ()
         heading = HEADINGS.get(model) or prefix.removesuffix(".").replace(".N", ", each one")
         heading += f", kind: {kinds[0]}" if len(kinds) == 1 else ""
-        said = base if len(kinds) != 1 or base.get(f"{prefix}kind") == kinds[0] else {}  # of a source of this kind
-        parts.append(f"\n## {heading}\n\n{_introduction(model)}\n\n" + "\n".join(_table(model, prefix, said)) + "\n")
+        lines = ["", f"## {heading}", "", _first_paragraph(model.__doc__), "", *_table(model, prefix), ""]
+        parts.append("\n".join(lines))
     return "".join(parts)
 
 
-def _introduction(model: type[BaseModel]) -> str:
-    return _first_paragraph(inspect.cleandoc(model.__doc__ or ""))
+def _first_paragraph(docstring: str | None) -> str:
+    return " ".join(inspect.cleandoc(docstring or "").split("\n\n")[0].split())
 
 
-def _first_paragraph(text: str) -> str:
-    return " ".join(text.split("\n\n")[0].split())
-
-
-def _table(model: type[BaseModel], prefix: str, base: dict[str, Any]) -> Iterator[str]:
+def _table(model: type[BaseModel], prefix: str) -> Iterator[str]:
     schema = model.model_json_schema()
-    yield "| key | takes | default | in base.yaml | meaning |"
-    yield "|---|---|---|---|---|"
+    yield "| key | takes | default | meaning |"
+    yield "|---|---|---|---|"
     if model is RunConfig:
         shipped = "Where there is none, a config of this name that Headlight brings along."
-        yield f"| `extends` | text | | | Another YAML file that this one changes, relative to this file. {shipped} |"
+        yield f"| `extends` | text | | Another YAML file that this one changes, relative to this file. {shipped} |"
     for name, field in sorted(schema["properties"].items(), key=lambda item: item[0] != "kind"):
-        value = field.get("default")
-        default = (
-            "*required*" if name in schema.get("required", []) else "" if isinstance(value, dict) else _code(value)
-        )
-        set_there = base.get(prefix + name, value)
+        value = field.get("default", "*required*")
+        default = value if value == "*required*" else "" if isinstance(value, dict) else _code(value)
         examples = " or ".join(f"`{_flow(example)}`" for example in field.get("examples", []))
         meaning = field["description"] + (f" For example {examples}." if examples else "")
-        cells = (
-            f"`{prefix}{name}`",
-            _takes(field, schema),
-            default,
-            _code(set_there) if set_there != value else "",
-            meaning,
-        )
+        cells = (f"`{prefix}{name}`", _takes(field, schema), default, meaning)
         yield "".join(f"| {cell} ".replace("  ", " ") for cell in (c.replace("|", "\\|") for c in cells)) + "|"
 
 
@@ -161,45 +139,6 @@ def _takes(field: dict[str, Any], schema: dict[str, Any]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# base.yaml: its order and its values are its own, the comments are the fields' sentences
-
-
-def base() -> str:
-    """configs/base.yaml as it should be."""
-    text = BASE.read_text(encoding="utf-8")
-    head = "".join(takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    assert isinstance(root, yaml.MappingNode)
-    return head + "\n" + "\n".join(_base_lines(root, "", text)) + "\n"
-
-
-def _base_lines(node: yaml.MappingNode, prefix: str, text: str) -> Iterator[str]:
-    indent = "  " * prefix.count(".")
-    for key_node, value in node.value:
-        key = prefix + key_node.value
-        comment, examples = str(KEYS[key].description), KEYS[key].examples or []
-        if isinstance(value, yaml.MappingNode) and not value.flow_style:
-            yield from [f"{indent}{key_node.value}:"] if prefix else ["", f"{key}:  # {comment}"]
-            yield from _base_lines(value, f"{key}.", text)
-            continue
-        line = f"{indent}{key_node.value}: {text[value.start_mark.index : value.end_mark.index]}"
-        behind = f"{line:<{COLUMN - 2}}  # {comment}"
-        drawn = _drawing(ModelConfig) if key == "model.num_key_value_heads" else []
-        if len(behind) > WIDTH or examples or drawn:
-            yield from textwrap.wrap(comment, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
-            yield from (f"{indent}# {each}".rstrip() for each in drawn)
-            yield from (f"{indent}# for example {_flow(example)}" for example in examples)
-            behind = line
-        yield behind
-
-
-def _drawing(model: type[BaseModel]) -> list[str]:
-    """The indented paragraph of a docstring."""
-    paragraphs = inspect.cleandoc(model.__doc__ or "").split("\n\n")
-    return next(part for part in paragraphs if part.startswith(" ")).splitlines()
-
-
-# ---------------------------------------------------------------------------------------------------------
 # schema.json
 
 
@@ -222,13 +161,11 @@ def json_schema() -> str:
 
 def written() -> dict[Path, str]:
     """The files that are made here, and what they should hold."""
-    return {ROOT / "docs/configuration.md": page(), BASE: base(), ROOT / "configs/schema.json": json_schema()}
+    return {ROOT / "docs/configuration.md": page(), ROOT / "configs/schema.json": json_schema()}
 
 
 def main() -> None:
-    argparse.ArgumentParser(
-        description="Write docs/configuration.md, the comments of configs/base.yaml, and configs/schema.json."
-    ).parse_args()
+    argparse.ArgumentParser(description="Write docs/configuration.md and configs/schema.json.").parse_args()
     for file, text in written().items():
         file.write_text(text, encoding="utf-8", newline="\n")
         print(f"wrote {file.relative_to(ROOT)}")

@@ -12,37 +12,39 @@ counts less. Only the difference is asked for: often both answers become less li
 
 Relatives: robust DPO (Chowdhury et al. 2024, arXiv 2403.00409) knows that a share of the labels is wrong, and IPO
 (Azar et al. 2023, arXiv 2310.12036) stops at a wanted distance. RPO (Pang et al. 2024, arXiv 2404.19733) adds the
-chosen answer's own loss, so that it stays likely: `sft_weight`. Pairs are in data/preferences.py and
-train/methods/pairs.py.
+chosen answer's own loss, so that it stays likely: `sft_weight`. How pairs become tokens: data/preferences.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from configs.command import exit_on_bad_input
-from train.command_line import parse_command_line
+from data.batches import IGNORED, Batch, TrainBatches
+from data.packing import Pairs
+from data.prepare import PreparedData
+from model import LanguageModel
+from model.loss import log_probs
 from train.config import RunConfig
-from train.methods.dpo_keys import DPOConfig
+from train.machine.device import Device
+from train.method_config import DPOConfig
+from train.objective import Figures, Forward, TextBatches
+from train.pretrain import parse_command_line, run
+from train.reference import as_reference, open_reference
 from train.sft import as_fine_tuning
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from data.batches import Batch
-    from data.prepare import PreparedData
-    from model import LanguageModel
-    from train.machine.device import Device
-    from train.objective import Figures, Forward
+MULTIPLE = 64  # pairs are padded to a multiple of it, so that few shapes occur
 
 
 def main() -> int:
     example = "configs/dpo_demo.yaml init_from=runs/sft_demo"
     config = parse_command_line("Train a fine-tuned model on pairs of answers.", example, "train.dpo")
-    from train.methods.pairs import PairSource
-    from train.pretrain import run
-
     return run(config, "train.dpo", open_preference, PairSource, partial(as_fine_tuning, records="pairs"))
 
 
@@ -57,14 +59,10 @@ class Preference:
         return len(batch.row_ids)
 
     def loss(self, forward: Forward, batch: Batch) -> tuple[Tensor, Figures]:
-        import torch
-
-        from train.methods.reference import asked
-
         ids, labels = (
             torch.cat([batch[f"chosen_{name}"], batch[f"rejected_{name}"]]) for name in ("input_ids", "labels")
         )  # (2B, T): all chosen answers, then all rejected ones
-        with asked(self.reference, self.lm) as reference:
+        with as_reference(self.reference, self.lm) as reference:
             before, _ = answer_log_probs(reference, reference, ids, labels)
         now, lengths = answer_log_probs(forward, self.lm, ids, labels)
         loss = preference_loss(now - before, lengths, self.settings)
@@ -82,8 +80,6 @@ class Preference:
 def preference_loss(ratios: Tensor, lengths: Tensor, settings: DPOConfig) -> Tensor:
     """The loss of each pair (B,). ratios: ln π(answer) - ln π_ref(answer) of the chosen answers, then of the rejected
     ones (2B,). lengths: their tokens (2B,)."""
-    from torch.nn.functional import logsigmoid
-
     beta, flipped = settings.beta, settings.label_smoothing
     if settings.loss == "ipo":
         chosen, rejected = (ratios / lengths).chunk(2)
@@ -98,22 +94,45 @@ def answer_log_probs(forward: Forward, lm: LanguageModel, ids: Tensor, labels: T
 
     Padding stands behind the answer, where the causal mask hides it.
     """
-    from data.batches import IGNORED
-    from model.loss import log_probs
-
     hidden = forward(ids, hidden_states=True)
     return log_probs(hidden, lm.lm_head.weight, labels).sum(1), (labels[:, 1:] != IGNORED).sum(1)
 
 
 def open_preference(config: RunConfig, data: PreparedData, lm: LanguageModel, device: Device) -> Preference:
-    """A `MakeObjective`. Where adapters are trained (model/lora.py), the reference needs no memory of its own."""
-    from train.methods.reference import open_reference
-
+    """A `MakeObjective`. Where adapters are trained (`lora:`), the reference needs no memory of its own."""
     assert config.init_from is not None  # as_fine_tuning
-    settings = config.dpo or DPOConfig()
-    if lm.adapters is not None:
-        return Preference(settings, lm, reference=None)
-    return Preference(settings, lm, open_reference(config, data.tokenizer, device, config.init_from))
+    reference = open_reference(config, data.tokenizer, device, config.init_from) if lm.adapters is None else None
+    return Preference(config.dpo or DPOConfig(), lm, reference)
+
+
+class PairBatches(TrainBatches):
+    """Batches of `Pairs`, padded at their ends: (B, T) each, T the longest conversation of the batch, rounded up."""
+
+    def collate(self, rows: Sequence[dict[str, np.ndarray]], row_ids: list[int]) -> Batch:
+        wide = -(-max(len(array) for pair in rows for array in pair.values()) // MULTIPLE) * MULTIPLE
+        tensors = {}
+        for name in rows[0]:
+            filling = self.tokenizer.pad_id if name.endswith("input_ids") else IGNORED
+            padded = [np.pad(pair[name], (0, wide - len(pair[name])), constant_values=filling) for pair in rows]
+            tensors[name] = torch.from_numpy(np.stack(padded))
+        return Batch(tensors, row_ids)
+
+
+class PairSource(TextBatches):
+    """Pairs of the training part. One takes the place of two rows of data.sequence_length; longer ones are left out."""
+
+    Batches = PairBatches
+    joined, name_of_rows = "to a pair", "pair"
+
+    def rows(self, config: RunConfig, data: PreparedData) -> Pairs:
+        pairs = Pairs(data.stream("train"), config.data.sequence_length, data.tokenizer.bos_id)
+        if pairs.left_out:
+            self.notes = (
+                f"{pairs.left_out:,} of {pairs.left_out + pairs.per_epoch:,} pairs are left out, because a prompt with "
+                f"an answer is longer than data.sequence_length ({config.data.sequence_length}), or an answer has "
+                "weight 0: raise it to keep the long ones"
+            )
+        return pairs
 
 
 if __name__ == "__main__":

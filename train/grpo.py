@@ -11,26 +11,110 @@ Its relatives are settings (configs/grpo_demo.yaml names them): DAPO clips highe
 al. 2025, arXiv 2503.14476); Dr. GRPO divides by no deviation and no length (Liu et al. 2025, arXiv 2503.20783); CISPO
 cuts the ratio and keeps the gradient (MiniMax 2025, arXiv 2506.13585). If every step samples again, the ratio is 1 but
 for rounding. With grpo.num_iterations, several steps learn from the same answers; the clip bounds how far they go.
-Sampling is in train/methods/rollouts.py, rewards beside it.
+
+Which questions are asked, and how answers become a batch: train/rollouts.py. Rewards: train/rewards.py.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from itertools import chain
+from random import Random
+from statistics import fmean
+
+import torch
+from torch import Tensor
 
 from configs.command import InputError, exit_on_bad_input
-from train.command_line import parse_command_line
+from data.batches import IGNORED, Batch
+from data.config import StoryworldSource
+from data.prepare import PreparedData
+from eval.questions import Asked
+from eval.tools.answers import Written, write_answers
+from eval.tools.calls import said_by_user
+from model import LanguageModel
+from model.loss import log_probs
 from train.config import RunConfig
-from train.methods.grpo_keys import GRPOConfig
+from train.machine.device import Device
+from train.method_config import GRPOConfig
+from train.objective import Figures, Forward
+from train.pretrain import parse_command_line, run
+from train.reference import open_reference
+from train.rewards import find_reward, rewards_of
+from train.rollouts import AnswerBatches
+from train.sft import as_fine_tuning
 
-if TYPE_CHECKING:
-    from torch import Tensor
+EPSILON = 1e-4  # of the division by a standard deviation, as in TRL
 
-    from data.batches import Batch
-    from data.prepare import PreparedData
-    from model import LanguageModel
-    from train.machine.device import Device
-    from train.objective import Figures, Forward
+
+class Rollouts(AnswerBatches):
+    """Questions of the training text, each with a group of answers that the model samples itself."""
+
+    def batch(self, k: int, lm: LanguageModel) -> Batch:
+        """Sample, reward, compare. Nothing is remembered: what a trial asks for changes no run."""
+        size = self.settings.group_size
+        questions = [self.question(k, number) for number in range(self.world.rank, self.groups, self.world.size)]
+
+        # 1. A group of answers to each question, by the model as it is now.
+        answers = self.sample(k, lm, questions)
+
+        # 2. What each is worth. If a reward fails, all processes stop.
+        rewards, problem = [], ""
+        try:
+            replies = [answer.reply(self.tokenizer) for answer in answers]
+            rewards = rewards_of(self.reward, [question for question, _ in questions for _ in range(size)], replies)
+        except InputError as error:
+            problem = str(error)
+        counts = [(sum(answer.own), answer.calls, answer.errors) for answer in answers]
+        problems, all_rewards, all_counts = zip(*self.world.gather((problem, rewards, counts)), strict=True)
+        if any(problems):
+            raise InputError(next(filter(None, problems)))
+
+        # 3. How much better than its group's mean each is. The figures are those of all processes.
+        deviations = spread(torch.tensor(list(chain(*all_rewards))), size)
+        lengths, calls, errors = map(fmean, zip(*chain(*all_counts), strict=True))
+        figures = {
+            "reward": fmean(chain(*all_rewards)),
+            "reward_variance": float(deviations.square().mean()),
+            "skipped_groups": float((deviations == 0).float().mean()),
+            "answer_length": lengths,
+        }
+        if self.tools:
+            figures |= {"tool_calls": calls, "tool_errors": errors}
+        mine = torch.tensor(rewards)
+        differ = spread(mine, size) > 0  # a group whose answers earn the same has nothing to teach
+        return self.rows(answers, advantages(mine, size, self.settings.scale_advantages), differ, figures)
+
+    def sample(self, k: int, lm: LanguageModel, questions: Sequence[tuple[Asked, list[int]]]) -> list[Written]:
+        """A group of answers to each question, next to each other; with tools, their calls are run."""
+        return write_answers(
+            lm,
+            self.tokenizer,
+            [prompt for _, prompt in questions],
+            max_new_tokens=self.settings.max_new_tokens,
+            temperature=self.settings.temperature,
+            rng=Random(f"answers {self.seed} {k} {self.world.rank}"),
+            copies=self.settings.group_size,
+            tools=self.tools,
+            said=[said_by_user(question.messages) for question, _ in questions],
+        )
+
+
+def advantages(rewards: Tensor, group_size: int, scaled: bool) -> Tensor:
+    """How much better than the mean of its group an answer is; scaled: in standard deviations. Both (answers,)."""
+    groups, deviations = rewards.view(-1, group_size), spread(rewards, group_size)[:, None]
+    better = (groups - groups.mean(dim=1, keepdim=True)).where(deviations > 0, 0.0)
+    return (better / (deviations + EPSILON) if scaled else better).flatten()
+
+
+def spread(rewards: Tensor, group_size: int) -> Tensor:
+    """Standard deviation of each group's rewards: (groups * group_size,) -> (groups,).
+
+    Exactly 0 where all are equal. The mean of eight times 0.1 is not 0.1, and optimizers scale whatever is left of such
+    a difference up to a whole step.
+    """
+    groups = rewards.view(-1, group_size)
+    return groups.std(dim=1).where(groups.amax(dim=1) > groups.amin(dim=1), 0.0)
 
 
 class GRPO:
@@ -44,10 +128,6 @@ class GRPO:
         return int(batch["copies"].sum())
 
     def loss(self, forward: Forward, batch: Batch) -> tuple[Tensor, Figures]:
-        import torch
-
-        from data.batches import IGNORED
-
         is_answer = batch["labels"] != IGNORED
         used = int(is_answer.any(dim=0).nonzero().max()) + 1  # rows are sorted by length: a sync point, and it pays
         ids, labels, weights = (batch[name][:, :used] for name in ("input_ids", "labels", "weights"))
@@ -60,23 +140,18 @@ class GRPO:
                 there = self.log_probs(self.reference, self.reference, ids, labels)
             figures["kl"] = divergence(new, there)
             loss = loss + self.settings.kl * figures["kl"]
-        copies = batch["copies"]
-        of_answers = (copies / is_answer.sum(1))[:, None] * is_answer  # each answer's tokens weigh 1 together
+        of_answers = (batch["copies"] / is_answer.sum(1))[:, None] * is_answer  # an answer's tokens weigh 1 together
         summed = {name: (value.detach() * of_answers).sum() for name, value in figures.items()}
         return (loss * weights).sum(), summed
 
     def log_probs(self, forward: Forward, lm: LanguageModel, ids: Tensor, labels: Tensor) -> Tensor:
         """ln p of each label, at the temperature at which it was drawn: (B, T) twice -> (B, T)."""
-        from model.loss import log_probs
-
         hidden = forward(ids, hidden_states=True)
         return log_probs(hidden / self.settings.temperature, lm.lm_head.weight, labels)
 
 
 def policy_loss(new: Tensor, old: Tensor, advantages: Tensor, settings: GRPOConfig) -> tuple[Tensor, Tensor]:
     """The loss of each token, and whether it was clipped: new and old log-probabilities (B, T), advantages (B,)."""
-    import torch
-
     ratio, better = (new - old).exp(), advantages[:, None]
     low, high = 1 - settings.clip_low, 1 + settings.clip_high
     too_high = (ratio > high) & (better > 0)
@@ -97,24 +172,17 @@ def divergence(new: Tensor, reference: Tensor) -> Tensor:
 
 def as_grpo(config: RunConfig) -> RunConfig:
     """The config with architecture and tokenizer of `init_from`. Raises InputError for what GRPO cannot use."""
-    from data.config import StoryworldSource
-    from train.methods.rewards import find_reward
-    from train.sft import as_fine_tuning
-
-    settings = config.grpo
-    if settings is None:
+    if config.grpo is None:
         raise InputError("grpo: is null: train.grpo needs this section, as configs/grpo_demo.yaml has it")
     if isinstance(config.data.source, StoryworldSource) and config.data.source.recall is not None:
         raise InputError("data.source.recall: train.grpo asks in conversations, and these are facts: set it to null")
-    find_reward(settings.reward)
+    find_reward(config.grpo.reward)
     return as_fine_tuning(config)
 
 
-def objective(config: RunConfig, data: PreparedData, lm: LanguageModel, device: Device) -> GRPO:
+def open_grpo(config: RunConfig, data: PreparedData, lm: LanguageModel, device: Device) -> GRPO:
     """GRPO, beside the model of `init_from` if the KL divergence from it counts. A `MakeObjective`."""
-    from train.methods.reference import open_reference
-
-    assert config.grpo is not None
+    assert config.grpo is not None  # as_grpo
     assert config.init_from is not None
     reference = open_reference(config, data.tokenizer, device, config.init_from) if config.grpo.kl else None
     return GRPO(config.grpo, lm, reference)
@@ -123,11 +191,8 @@ def objective(config: RunConfig, data: PreparedData, lm: LanguageModel, device: 
 def main() -> int:
     example = "configs/grpo_demo.yaml init_from=runs/sft_demo"
     config = parse_command_line("Let a model that answers learn from what its answers earn.", example, "train.grpo")
-    from train.methods.rollouts import Rollouts
-    from train.pretrain import run
-
     questions = config.rows_per_step // config.grpo.group_size if config.grpo else None
-    return run(config, "train.grpo", objective, Rollouts, as_grpo, parts=questions or None)
+    return run(config, "train.grpo", open_grpo, Rollouts, as_grpo, parts=questions or None)
 
 
 if __name__ == "__main__":

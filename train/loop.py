@@ -1,31 +1,38 @@
-"""The training loop: batch -> loss -> gradients -> optimizer step, and what happens every n steps."""
+"""Training, in order of time: batch, forward, backward, clip, learning rate, step; log, evaluate and save when due.
+
+`train` is the lesson. Below it stand its parts, what happens every n steps, and what happens before the first step and
+after the last (`train_to_the_end`). What a run holds, and what it does when memory runs out, is in train/run.py.
+"""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections import defaultdict
 from contextlib import ExitStack, closing, suppress
+from functools import partial
+from hashlib import sha256
 
 import torch
+from torch import Tensor, nn
 
 from configs.command import InputError
-from train import trace
+from data.batches import Batch
 from train.machine.compilation import compiled, in_fixed_order
 from train.machine.device import differences, exact_until
-from train.machine.distributed import wrap
+from train.machine.distributed import add_up_gradients, sync_gradients, whole, wrap
 from train.machine.signals import signal_in_words, stop_signals
-from train.meters import Reading, spike_median
+from train.metrics import Counts, StepFigures, copies_of_weights, spike_median, update_ratios
 from train.objective import NextToken
-from train.run import Run
+from train.optimizer import lr_factor, set_learning_rate
+from train.run import Run, losses, within_memory
 from train.saving.atomic_save import SaveError
 from train.saving.checkpoint import save_checkpoint
 from train.saving.run_directory import log_sizes
-from train.step import count, training_step, within_memory
 
 EXIT_NON_FINITE = 3
-Signal = Callable[[], int]  # the signal that this process got, 0 = none
+SMALLEST_LOSS_SCALE = 1.0
 
 
 class NonFiniteLoss(Exception):
@@ -39,17 +46,307 @@ class Stopped(Exception):
         self.number = number
 
 
-def train(run: Run) -> int:
+def train(run: Run) -> None:
+    """Take the steps that are left of the run. Raises Stopped or NonFiniteLoss between two of them."""
+    config, state, device = run.config.train, run.state, run.device.device
+    run.lm.train()  # as opposed to eval(): dropout is on
+    run.meter.start()
+    progress, is_last = agreed_progress(run), False
+    upcoming = run.source.upcoming(state.step, run.config.max_steps or sys.maxsize, run.lm)
+    with closing(upcoming), ExitStack() as first_step:
+        first_step.enter_context(run.tracker.doing(f"step {state.step + 1:,}"))  # it warms up, and may take long
+        while not is_last:
+            # A batch: this process's share of the step's rows. A thread makes text ready ahead of time, so there is
+            # nothing to wait for. Whether that is so is logged: a GPU that waits for data is half a GPU.
+            before = time.perf_counter()
+            with run.device.autocast():  # a source may let the model write
+                batch = next(upcoming)
+            waited = time.perf_counter() - before
+
+            # How many tokens do all processes train on in this step? Its loss is divided by their number once, so that
+            # every token weighs the same, whatever row, micro-batch or process it is in.
+            counts = count(run, batch)
+            scalars = {name: torch.tensor(value, device=device) for name, value in batch.figures.items()}
+            scalars["loss"] = scalars["grad_norm"] = torch.tensor(math.nan, device=device)  # where nothing is trained
+
+            if counts.trained:
+                scale_before = run.scaler.state_dict()
+                while True:
+                    # Forward and backward: every parameter gets its gradient; again with fewer rows at a time where
+                    # memory runs out.
+                    passes = partial(forward_backward, run, batch, counts)
+                    sums = within_memory(run, passes, agree=run.world.on_cores)
+                    sum_over_processes(run, sums)
+
+                    # Clip: one strange batch must not throw the weights far away. A gradient that is longer than
+                    # grad_clip keeps its direction and gets this length.
+                    for optimizer in run.optimizers:
+                        run.scaler.unscale_(optimizer)  # does nothing but in fp16
+                    longest = config.grad_clip or math.inf  # 0: only measure
+                    scalars["grad_norm"] = whole(nn.utils.clip_grad_norm_(run.lm.parameters(), longest))
+                    if not overflowed(run, sums["loss"], scalars["grad_norm"], scale_before):
+                        break
+                    run.zero_grad()
+                scalars |= {name: value / counts.trained for name, value in sums.items()}
+
+            # The learning rate is a function of progress alone, so there is nothing to save and nothing to restore.
+            lr = set_learning_rate(run.optimizers, lr_factor(run.config, state.step, progress))
+
+            # The step: optimizers move the parameters against their gradients. If there was nothing to learn, nothing
+            # moves, not even by momentum and weight decay; nor if loss or gradient is NaN, which would spread to all.
+            is_logged = _due(state.step + 1, config.log_every)
+            weights_before = copies_of_weights(run.optimizers) if is_logged else []
+            if counts.trained and may_step(run, scalars["loss"], scalars["grad_norm"]):
+                for optimizer in run.optimizers:
+                    optimizer.step()
+            scalars |= update_ratios(run.optimizers, weights_before)
+            run.zero_grad()  # or the next backward pass would add to these gradients
+
+            # Log, evaluate and save when it is time. Figures stay on the device until they are needed: reading one
+            # makes the CPU wait for all that the GPU still has to do.
+            first_step.close()
+            figures = StepFigures(state.step, lr, counts, waited, scalars)
+            run.meter.add(figures)
+            if config.trace:
+                append_trace(run, batch, figures)
+            state.step += 1
+            state.tokens += counts.tokens
+            progress = agreed_progress(run)
+            is_last = progress >= 1
+            read_figures(run, is_last)
+            if not is_last:
+                evaluate_and_save(run)
+
+
+def forward_backward(run: Run, batch: Batch, counts: Counts) -> dict[str, Tensor]:
+    """Forward and backward, one micro-batch after the other, because not all rows of a step fit into memory at once.
+
+    Gradients add up in each parameter's `.grad`. Returns the sums of the loss and of the other figures, scalars on the
+    device.
+    """
+    sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=run.device.device))
+    micro_batches = batch.to(run.device.device).split(run.state.micro_rows)
+    # The loss of a step is its sum / its count, whatever micro-batches and processes there are. DDP and FSDP2 divide
+    # gradients by the number of processes, so the loss is multiplied by it.
+    processes = 1 if run.world.on_cores else run.world.size
+    for number, micro_batch in enumerate(micro_batches, start=1):
+        if run.world.size > 1:  # gradients travel between processes once a step, in the last backward pass
+            sync_gradients(run.state.forward, run.lm, run.world, wanted=number == len(micro_batches))
+        # auxiliary losses are means over real tokens, the loss is one over what is trained: both are divided by that
+        share = counts.trained / max(1, counts.tokens)
+        minimised, figures = losses(run, run.state.forward, micro_batch, share)
+        run.scaler.scale(minimised * (processes / counts.trained)).backward()
+        for name, value in figures.items():
+            sums[name] += value.detach()
+    return sums
+
+
+# ---------------------------------------------------------------------------------------------------------
+# parts of a step
+
+
+def count(run: Run, batch: Batch) -> Counts:
+    """What the processes must agree on before a step: counted on the CPU, so that none waits for its GPU.
+
+    Raises Stopped in all of them if a signal came to one.
+    """
+    signal = run.state.stop_signal()
+    *counts, stopping = run.world.sum(
+        run.objective.count(batch), *batch.token_count(run.data.tokenizer.pad_id), int(signal > 0)
+    )
+    if stopping:
+        raise Stopped(max(run.world.gather(signal)))
+    return Counts(*counts)
+
+
+def sum_over_processes(run: Run, sums: dict[str, Tensor]) -> None:
+    """Figures become those of all processes. On the cores of a CPU gradients do too; DDP and FSDP2 do it themselves."""
+    if run.world.memory is not None:
+        add_up_gradients(run.lm, run.world.memory, sums.values())
+    else:
+        for value in sums.values():
+            run.world.sum_tensor(value)
+
+
+def overflowed(run: Run, loss: Tensor, grad_norm: Tensor, scale_before: dict[str, float]) -> bool:
+    """Whether a gradient of fp16 overflowed because the loss was scaled too far; the scale is halved then.
+
+    Small gradients would be 0 in fp16, so the loss is multiplied by a large number before the backward pass
+    (Micikevicius et al. 2018, arXiv 1710.03740). An overflow costs time here, but no step.
+    """
+    if not run.scaler.is_enabled():
+        return False
+    again = bool(loss.isfinite()) and not bool(grad_norm.isfinite())
+    run.scaler.update()
+    if again and run.scaler.get_scale() < SMALLEST_LOSS_SCALE:  # no scale helps: it is the step, not the scale
+        run.scaler.load_state_dict(scale_before)
+        return False
+    return again
+
+
+def may_step(run: Run, loss: Tensor, grad_norm: Tensor) -> bool:
+    """Whether optimizers may move the parameters: loss and gradient are finite.
+
+    On a GPU nobody waits for the answer. Optimizers get it as `found_inf` and do nothing at 1; the loop reads the
+    number of these steps later, and one too many stops all that follow.
+    """
+    is_finite = loss.isfinite() & grad_norm.isfinite()
+    if not run.gates_on_device:
+        return bool(is_finite)
+    run.state.non_finite += ~is_finite
+    stay = ~is_finite | (run.state.non_finite > run.config.train.skip_non_finite)
+    for optimizer in run.optimizers:
+        optimizer.found_inf = stay.float()  # type: ignore[attr-defined]
+    return True
+
+
+def agreed_progress(run: Run) -> float:
+    """Share of the run that is over; under max_minutes by the first process's clock."""
+    run.state.seconds = time.perf_counter() - run.state.started
+    progress = run.config.progress(run.state.step, run.state.seconds)
+    return progress if run.config.max_steps is not None else run.world.first(lambda: progress)
+
+
+def append_trace(run: Run, batch: Batch, figures: StepFigures) -> None:
+    """A line of trace.jsonl, which proves two runs equal to the last bit (`train.trace: true`): sha256 of the whole
+    batch, and the figures as hexadecimal floats. It waits for the device at every step, so it is not always on."""
+    rows = zip(batch.row_ids, *(tensor.cpu().numpy() for tensor in batch.tensors.values()), strict=True)
+    hashes = [sha256(str(number).encode() + b"".join(a.tobytes() for a in row)).hexdigest() for number, *row in rows]
+    everywhere = "".join(one for share in run.world.gather(hashes) for one in share)
+    exact = {name: float(figures.scalars[name]).hex() for name in ("loss", "grad_norm")} | {"lr": figures.lr.hex()}
+    record = {"step": figures.step + 1, "batch": sha256(everywhere.encode()).hexdigest(), **exact}
+    run.tracker.append(run.config.directory / "trace.jsonl", record)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# what happens every n steps
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def read_figures(run: Run, is_last: bool) -> None:
+    """Read losses off the device where they are needed now, look at them, show and log them."""
+    config, state, meter = run.config, run.state, run.meter
+    logs = is_last or _due(state.step, config.train.log_every)
+    is_read = logs or run.hooks.are_due(state.step) or _due(state.step, config.train.checkpoint_every)
+    if run.gates_on_device and not is_read:
+        return
+    for figures in meter.read_device():
+        examine(run, figures)
+    assert meter.last is not None
+    loss = f"{meter.last.values['loss']:.3f}" if meter.last.counts.trained else "none"
+    lr = f"{meter.last.lr:.1e}"
+    run.tracker.progress(state.step, state.seconds, loss=loss, lr=lr, tok_s=f"{meter.tokens_per_s():,.0f}")
+    if logs:
+        run.check_owner()
+        run.tracker.log("train", state.step, state.tokens, state.seconds, meter.line())
+    if expected := meter.time_to_go((config.max_steps or 0) - state.step):
+        run.tracker.say(f"step {state.step:>6,}   {expected}")
+
+
+def examine(run: Run, figures: StepFigures) -> None:
+    """Log a step that was skipped, or whose loss stands out. Raises NonFiniteLoss if it is one too many."""
+    if not figures.counts.trained:  # answers that all earned the same, a row of padding, or of a first token alone
+        return
+    state, step = run.state, figures.step + 1
+    loss, grad_norm = figures.values["loss"], figures.values["grad_norm"]
+    first_row = figures.step * run.source.rows_per_batch
+    last_row = first_row + run.source.rows_per_batch - 1
+    record = {"loss": loss, "grad_norm": grad_norm, "rows": [first_row, last_row]}
+    rows = f"rows {first_row} to {last_row}"
+    if math.isfinite(loss) and math.isfinite(grad_norm):
+        if (median := spike_median(state.spikes["losses"], loss)) is not None:
+            run.tracker.log("spike", step, state.tokens, state.seconds, record)
+            run.tracker.say(f"step {step:>6,}   loss spike: {loss:.4f}, around {median:.4f} before ({rows})")
+        return
+    state.skipped += 1
+    run.tracker.log("skipped", step, state.tokens, state.seconds, record)
+    what = f"loss {loss}, gradient norm {grad_norm} at step {figures.step:,} ({rows})"
+    if state.skipped > run.config.train.skip_non_finite:
+        raise NonFiniteLoss(
+            f"{what}; no step was taken. Lower train.optimizer.lr, train with precision fp32, look at these rows, "
+            f"or skip them with train.skip_non_finite={state.skipped}"
+        )
+    run.tracker.say(f"skipped: {what}")
+
+
+def evaluate_and_save(run: Run, is_last: bool = False) -> None:
+    """What is due after a step, and everything after the last; if a run is resumed, only what was not done yet.
+
+    A validation loss that is better than any before makes this the best step.
+    """
+    state, config = run.state, run.config
+    if is_last:  # before the evaluation, which may take long
+        save(run, needed=True)
+    if state.evaluated_at != state.step and run.hooks.are_due(state.step, is_last):
+        run.check_owner()
+        state.saved_at = None  # what the hooks find is not in the checkpoint of this step, if there is one
+        what = "the last evaluation" if is_last else "evaluating"
+        with run.meter.apart("eval_s"), run.tracker.doing(what), run.device.autocast():
+            loss = run.hooks.run(run.event(is_last))
+        best = state.best_loss if state.best_tokens == config.eval.max_tokens else None
+        if state.step and loss is not None and math.isfinite(loss) and (best is None or loss < best):
+            state.best_loss, state.best_step, state.best_tokens = loss, state.step, config.eval.max_tokens
+        state.evaluated_at = state.step
+    is_new_best = config.train.keep_best and state.best_step == state.step
+    if is_last or (state.step and (_due(state.step, config.train.checkpoint_every) or is_new_best)):
+        save(run, needed=is_last)
+
+
+def save(run: Run, needed: bool, at_stop: bool = False) -> None:
+    """Write a checkpoint, if there is none of this step. If it cannot be written, say so, or raise InputError if it is
+    needed.
+
+    at_stop: a signal came; unless it is time for a checkpoint anyway, the next one will replace it.
+    """
+    state, config = run.state, run.config.train
+    if state.saved_at == state.step:
+        return
+    for figures in run.meter.read_device():  # nothing is saved before its loss was looked at
+        examine(run, figures)
+    run.check_owner()
+    state.seconds = time.perf_counter() - state.started
+    is_between = not _due(state.step, config.checkpoint_every)
+    state.at_stop = at_stop and is_between and run.config.progress(state.step, state.seconds) < 1
+    state.logged, state.scaler = log_sizes(run.config.directory), run.scaler.state_dict()
+    opened = (run.config.directory / "checkpoints", run.lm, run.optimizers, run.data.tokenizer, state)
+    try:
+        with run.meter.apart("save_s"), run.tracker.doing("saving"):
+            kept = run.source.kept(state.step)
+            save_checkpoint(*opened, config.keep_last, config.keep_best, run.world, kept)
+        state.saved_at = state.step
+    except SaveError as error:
+        run.check_owner()
+        if needed:
+            raise InputError(str(error)) from None
+        run.tracker.say(f"warning: {error}; training continues")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# the beginning and the end
+
+
+def train_to_the_end(run: Run) -> int:
     """Train from run.state to the end of the run. Returns the exit code: 0, 3 (non-finite), 128 + signal."""
     state = run.state
     state.started = time.perf_counter() - state.seconds  # from here, so that compiling counts
-    with stop_signals() as stopped, in_fixed_order(run):
+    was_over = run.config.progress(state.step, state.seconds) >= 1  # only its last evaluation may be missing
+    with stop_signals() as state.stop_signal, in_fixed_order(run):
         try:
             try:
-                forward = compiled(run, stopped) if run.device.compile else run.lm
-                state.forward = wrap(forward, run.world, run.device.device) if run.world.size > 1 else forward
-                say_if_inexact(run)
-                _train(run, stopped)
+                forward = compiled(run, state.stop_signal) if run.device.compile else run.lm
+                state.forward = wrap(forward, run.world, run.device.device)
+                if (what := differences(state.before, state.resolved)) and run.config.max_steps is not None:
+                    state.breaks.append({"step": state.step, "what": what})
+                    run.tracker.say(exact_until(state.breaks[-1]))  # under a clock it never is
+                if state.step == 0:
+                    report_initial_loss(run)
+                if not was_over:
+                    evaluate_and_save(run)  # at the start, or when a signal came just before it
+                    train(run)  # if compiling took all the minutes, it still takes one step
+                evaluate_and_save(run, is_last=True)
                 return 0
             except Stopped as stop:
                 save(run, needed=True, at_stop=True)
@@ -68,52 +365,6 @@ def train(run: Run) -> int:
             state.forward = run.lm  # DDP must not outlive the connection of the processes: its end would wait forever
 
 
-def _train(run: Run, stopped: Signal) -> None:
-    config, state = run.config, run.state
-    was_over = config.progress(state.step, state.seconds) >= 1
-    if state.step == 0:
-        report_initial_loss(run)
-    if not was_over:
-        evaluate_and_save(run, stopped)  # at the start, or when a signal came just before it
-    run.lm.train()
-    progress = agreed_progress(run)
-    upcoming = run.source.upcoming(state.step, config.max_steps or sys.maxsize, run.lm)
-    with closing(upcoming), ExitStack() as first_step:
-        first_step.enter_context(run.tracker.doing(f"step {state.step + 1:,}"))
-        is_last = was_over  # and not progress >= 1: if compiling took all the minutes, one step is still taken
-        while not is_last:
-            before = time.perf_counter()
-            with run.device.autocast():  # a source may let the model write
-                batch = next(upcoming)
-            waited = time.perf_counter() - before
-            counts = count(run, batch, stopped())
-            if counts.signal:
-                raise Stopped(counts.signal)
-            is_logged = _due(state.step + 1, config.train.log_every)
-            figures = training_step(run, batch, counts, progress, waited, is_logged)
-            first_step.close()
-            state.step += 1
-            state.hooks_done = []  # of the step before, if a signal cut its hooks short and they are due no more
-            state.tokens += counts.tokens
-            run.meter.add(figures)
-            if config.train.trace:
-                trace.append(run, batch, figures)
-            progress = agreed_progress(run)
-            is_last = progress >= 1
-            read_figures(run, is_last)
-            if not is_last:
-                evaluate_and_save(run, stopped)
-    complete(run, stopped)
-
-
-def say_if_inexact(run: Run) -> None:
-    """Say and note that a resumed run computes otherwise from here, if it does. A clock is never exact anyway."""
-    state = run.state
-    if (what := differences(state.before, state.resolved)) and run.config.max_steps is not None:
-        state.breaks.append({"step": state.step, "what": what})
-        run.tracker.say(exact_until(state.breaks[-1]))
-
-
 def show_stop(run: Run, why: str) -> None:
     """The hooks that show the run say why it stops. An error on the way out would hide the one that led here."""
     with suppress(Exception):
@@ -121,128 +372,11 @@ def show_stop(run: Run, why: str) -> None:
         run.hooks.stop(run.event(is_last=False), why)
 
 
-def evaluate_and_save(run: Run, stopped: Signal) -> None:
-    """After a step that is not the last: what is due. A resumed run catches up on what a signal cut short."""
-    state, train = run.state, run.config.train
-    if state.evaluated_at != state.step and run.hooks.are_due(state.step):
-        evaluate(run, stopped)
-        state.saved_at = None  # of this step there may be a checkpoint that a signal caused; it has no evaluation
-    is_new_best = train.keep_best and state.best_step == state.step
-    if state.step and (_due(state.step, train.checkpoint_every) or is_new_best):
-        save(run, needed=False)
-
-
-def complete(run: Run, stopped: Signal) -> None:
-    """After the last step: save, evaluate, save what that found. A signal may come between any two of these."""
-    state = run.state
-    save(run, needed=True)
-    raise_if_stopped(run, stopped)
-    if state.evaluated_at != state.step and run.hooks.are_due(state.step, is_last=True):
-        evaluate(run, stopped, is_last=True)
-        save(run, needed=True)
-    raise_if_stopped(run, stopped)
-
-
-def read_figures(run: Run, is_last: bool) -> None:
-    """Read losses off the device where they are needed now, look at them, show and log them."""
-    config, state, meter = run.config, run.state, run.meter
-    logs = is_last or _due(state.step, config.train.log_every)
-    is_read = logs or run.hooks.are_due(state.step) or _due(state.step, config.train.checkpoint_every)
-    if run.gates_on_device and not is_read:
-        return
-    for reading in meter.read_device():
-        examine(run, reading)
-    assert meter.last is not None
-    loss = f"{meter.last.loss:.3f}" if meter.last.figures.trained else "none"
-    lr = f"{meter.last.figures.lr:.1e}"
-    run.tracker.progress(state.step, state.seconds, loss=loss, lr=lr, tok_s=f"{meter.tokens_per_s:,.0f}")
-    if logs:
-        run.check_owner()
-        run.tracker.log("train", state.step, state.tokens, state.seconds, meter.line())
-    say_how_long(run)
-
-
-def say_how_long(run: Run) -> None:
-    """Once, as soon as a few steps show it: the minutes to expect. train.doctor says them without a run."""
-    left = (run.config.max_steps or 0) - run.state.step
-    if left <= 0 or run.meter.pace_is_said or (seconds := run.meter.seconds_a_step()) is None:
-        return
-    run.meter.pace_is_said, minutes = True, left * seconds / 60
-    time_left = f"{minutes:.1f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
-    stop = "; Ctrl-C stops and saves" if minutes > 30 else ""
-    run.tracker.say(
-        f"step {run.state.step:>6,}   about {time_left} of training to go ({seconds:.3g} s a step); evaluations and "
-        f"checkpoints come on top{stop}"
-    )
-
-
-def examine(run: Run, reading: Reading) -> None:
-    """Log a step that was skipped, or whose loss stands out. Raises NonFiniteLoss if it is one too many."""
-    figures, state = reading.figures, run.state
-    if not figures.trained:  # answers that all earned the same, a row of padding, or of a first token alone
-        return
-    rows = f"rows {figures.rows[0]} to {figures.rows[1]}"
-    values = {"loss": reading.loss, "grad_norm": reading.grad_norm, "rows": list(figures.rows)}
-    if not (math.isfinite(reading.loss) and math.isfinite(reading.grad_norm)):
-        state.skipped += 1
-        run.tracker.log("skipped", figures.step + 1, state.tokens, state.seconds, values)
-        what = f"loss {reading.loss}, gradient norm {reading.grad_norm} at step {figures.step:,} ({rows})"
-        if state.skipped > run.config.train.skip_non_finite:
-            raise NonFiniteLoss(
-                f"{what}; no step was taken. Lower train.optimizer.lr, train with precision fp32, look at these rows, "
-                f"or skip them with train.skip_non_finite={state.skipped}"
-            )
-        run.tracker.say(f"skipped: {what}")
-        return
-    median = spike_median(state.spikes["losses"], reading.loss)
-    if median is not None:
-        run.tracker.log("spike", figures.step + 1, state.tokens, state.seconds, values)
-        before = f"around {median:.4f} before"
-        run.tracker.say(f"step {figures.step + 1:>6,}   loss spike: {reading.loss:.4f}, {before} ({rows})")
-
-
-def agreed_progress(run: Run) -> float:
-    """Share of the run that is over; under max_minutes by the first process's clock."""
-    run.state.seconds = time.perf_counter() - run.state.started
-    progress = run.config.progress(run.state.step, run.state.seconds)
-    if run.config.max_steps is None and run.world.size > 1:
-        (parts,) = run.world.sum(int(progress * 2**40) if run.world.is_first else 0)
-        return parts / 2**40
-    return progress
-
-
-def raise_if_stopped(run: Run, stopped: Signal) -> None:
-    """Raises Stopped in every process if one of them got a signal."""
-    if number := max(run.world.gather(stopped())):
-        raise Stopped(number)
-
-
-def evaluate(run: Run, stopped: Signal, is_last: bool = False) -> None:
-    """Run the hooks in every process. A validation loss that is better than any before makes this the best step.
-
-    Raises Stopped if a signal came; hooks that ran before it are not run again when the run resumes.
-    """
-    state, tokens = run.state, run.config.eval.max_tokens
-    raise_if_stopped(run, stopped)
-    run.check_owner()
-    state.saved_at = None  # what the hooks find is not in the checkpoint of this step, if there is one
-    what = "the last evaluation" if is_last else "evaluating"
-    with run.meter.apart("eval_s"), run.tracker.doing(what), run.device.autocast():
-        loss, is_complete = run.hooks.run(run.event(is_last), state.hooks_done, stopped)
-    if state.step and loss is not None and math.isfinite(loss):
-        best = state.best_loss if state.best_tokens == tokens else None
-        if best is None or not math.isfinite(best) or loss < best:
-            state.best_loss, state.best_step, state.best_tokens = loss, state.step, tokens
-    if not is_complete:
-        raise_if_stopped(run, stopped)
-    state.evaluated_at, state.hooks_done = state.step, []
-
-
 @torch.no_grad()
 def report_initial_loss(run: Run) -> None:
     """The loss before the first step. An untrained model should find every token equally likely."""
 
-    def measure() -> tuple[torch.Tensor, int]:
+    def measure() -> tuple[Tensor, int]:
         parts = run.first_batch().split(min(8, run.state.micro_rows))
         batch = next((part for part in parts if run.objective.count(part)), parts[0])
         with run.device.autocast():
@@ -254,41 +388,4 @@ def report_initial_loss(run: Run) -> None:
     expected, vocabulary = "", run.data.tokenizer.vocab_size
     if isinstance(run.objective, NextToken):
         expected = f", and ln(vocabulary {vocabulary:,}) = {math.log(vocabulary):.4f}"
-    loss = float(loss_sum) / counted if counted else math.nan
-    run.tracker.say(f"step 0: loss {loss:.4f}{expected}")
-
-
-def save(run: Run, needed: bool, at_stop: bool = False) -> None:
-    """Write a checkpoint. If it cannot be written, say so; if it is the last one, raise InputError.
-
-    at_stop: a signal came; unless it is time for a checkpoint anyway, the next one will replace it.
-    """
-    state = run.state
-    if state.saved_at == state.step:
-        return
-    for reading in run.meter.read_device():  # nothing is saved before its loss was looked at
-        examine(run, reading)
-    run.check_owner()
-    state.seconds = time.perf_counter() - state.started
-    is_between = not _due(state.step, run.config.train.checkpoint_every)
-    state.at_stop = at_stop and is_between and run.config.progress(state.step, state.seconds) < 1
-    state.logged = log_sizes(run.config.directory)
-    state.wandb_id, state.scaler = run.tracker.wandb_id, run.scaler.state_dict()
-    try:
-        with run.meter.apart("save_s"), run.tracker.doing("saving"):
-            checkpoints, train = run.config.directory / "checkpoints", run.config.train
-            if not checkpoints.is_dir():
-                run.tracker.say(f"warning: {checkpoints} was moved or deleted; it is made again for this checkpoint")
-            kept = (train.keep_last, train.keep_best)
-            opened = (run.lm, run.optimizers, run.data.tokenizer, state)
-            save_checkpoint(checkpoints, *opened, *kept, run.world, run.source.kept(state.step))
-        state.saved_at = state.step
-    except SaveError as error:
-        run.check_owner()
-        if needed:
-            raise InputError(str(error)) from None
-        run.tracker.say(f"warning: {error}; training continues")
-
-
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
+    run.tracker.say(f"step 0: loss {float(loss_sum) / counted if counted else math.nan:.4f}{expected}")

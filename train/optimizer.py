@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from model import LanguageModel
-from train.config import OptimizerConfig
+from train.config import OptimizerConfig, RunConfig
 from train.machine.distributed import ALONE, World, in_shares, share
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # steepest slope at zero; Jordan's constants
@@ -89,7 +89,9 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update of every parameter that has a gradient; none at all where `found_inf` is 1."""
-        found_inf = getattr(self, "found_inf", None)
+        found_inf, memory = getattr(self, "found_inf", None), self.world.memory
+        # 1 or 0, a factor: a step that must not happen adds zeros and multiplies by one
+        happens = 1.0 if found_inf is None else 1.0 - found_inf
         for group in self.param_groups:
             by_shape: dict[tuple[int, ...], list[nn.Parameter]] = defaultdict(list)
             for parameter in group["params"]:
@@ -97,20 +99,14 @@ class Muon(torch.optim.Optimizer):
                     by_shape[tuple(sorted(parameter.shape[-2:]))].append(parameter)
             # all shapes at once take more memory, but on the cores of a CPU the processes wait for each other only once
             shapes = list(by_shape.values())
-            for several in [shapes] if self.world.on_cores else [[one] for one in shapes]:
-                self._step_shapes(group, several, found_inf)
-
-    def _step_shapes(self, group: dict, shapes: list[list[nn.Parameter]], found_inf: Tensor | None) -> None:
-        # 1 or 0, a factor: a step that must not happen adds zeros and multiplies by one
-        happens = 1.0 if found_inf is None else 1.0 - found_inf
-        updates = [self._updates(group["momentum"], parameters, happens) for parameters in shapes]
-        dtype = self.dtype or (torch.bfloat16 if updates[0].is_cuda else torch.float32)
-        compute = partial(orthogonalize, dtype=dtype)
-        # a sixth of a small model's step, so on the cores of a CPU nobody computes what another process does
-        memory = self.world.memory
-        orthogonal = [compute(each) for each in updates] if memory is None else in_shares(compute, updates, memory)
-        for parameters, matrices in zip(shapes, orthogonal, strict=True):
-            self._move(group, parameters, matrices, happens)
+            for several in [[one] for one in shapes] if memory is None else [shapes]:
+                updates = [self._updates(group["momentum"], parameters, happens) for parameters in several]
+                dtype = self.dtype or (torch.bfloat16 if updates[0].is_cuda else torch.float32)
+                compute = partial(orthogonalize, dtype=dtype)
+                # a sixth of a small model's step, so on the cores of a CPU nobody computes what another process does
+                orthogonal = map(compute, updates) if memory is None else in_shares(compute, updates, memory)
+                for parameters, matrices in zip(several, orthogonal, strict=True):
+                    self._move(group, parameters, matrices, happens)
 
     def _move(self, group: dict, parameters: list[nn.Parameter], orthogonal: Tensor, happens: float | Tensor) -> None:
         """The parameters, of one shape, by their orthogonal matrices."""
@@ -208,12 +204,11 @@ def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) ->
     return optimizers[0].param_groups[0]["lr"]
 
 
-def lr_factor(
-    progress: float, step: int, schedule: str, warmup_steps: int, cooldown: float, final_lr_fraction: float
-) -> float:
+def lr_factor(config: RunConfig, step: int, progress: float = 0.0) -> float:
     """What the peak learning rate is multiplied by, in [0, 1].
 
-    progress: 0 at the first step, 1 at the last; or the share of the run's minutes that are over.
+    progress: share of the minutes that are over, where a clock ends the run: its last step begins before the end, with
+    a rate just above the final one. Else the step decides: the last one has the final rate.
 
     constant: the peak to the end, so it has no final_lr_fraction.
     cosine:   half a cosine down to final_lr_fraction (Loshchilov & Hutter 2017, arXiv 1608.03983).
@@ -225,13 +220,13 @@ def lr_factor(
                  ╱    ╲               ╱          ╲
                 ╱      ╰───          ╱            ╲_
     """
-    if schedule == "constant":
-        shape = 1.0
-    elif schedule == "cosine":
+    train, last = config.train, (config.max_steps or 1) - 1
+    if config.max_steps is not None:
+        progress = step / last if last else 1.0
+    shape = 1.0
+    if train.schedule == "cosine":
         shape = 0.5 * (1 + math.cos(math.pi * progress))
-    elif schedule == "wsd":
-        shape = min(1.0, (1 - progress) / cooldown) if cooldown else 1.0
-    else:
-        raise ValueError(f"schedule ({schedule!r}) is unknown: use wsd, cosine or constant")
-    warmup = min(1.0, (step + 1) / warmup_steps) if warmup_steps else 1.0
-    return warmup * (final_lr_fraction + (1 - final_lr_fraction) * shape)
+    elif train.schedule == "wsd" and train.cooldown:
+        shape = min(1.0, (1 - progress) / train.cooldown)
+    warmup = min(1.0, (step + 1) / train.warmup_steps) if train.warmup_steps else 1.0
+    return warmup * (train.final_lr_fraction + (1 - train.final_lr_fraction) * shape)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from configs.command import InputError, is_out_of_memory
 from data.batches import Batch
 from data.packing import Rows
 from data.prepare import PreparedData
@@ -22,13 +24,12 @@ from train.config import RunConfig
 from train.fits import micro_batch_rows
 from train.machine.device import Device, decided_by
 from train.machine.distributed import World
-from train.meters import Meter
-from train.objective import BatchSource, Objective
-from train.optimizer import build_optimizers
-from train.saving import run_directory
+from train.metrics import Meter, Tracker
+from train.objective import BatchSource, Figures, Forward, Objective
 from train.saving.checkpoint import TrainerState, load_checkpoint, load_kept
-from train.saving.run_directory import Owner, Start
-from train.tracking import Tracker
+from train.saving.run_directory import Owner, Start, check_contents
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -38,7 +39,7 @@ class RunState(TrainerState):
     before: `resolved` of the checkpoint. micro_rows: rows of one forward pass. saved_at: step of the newest checkpoint.
     started: when the run would have begun if it had never been interrupted. forward: what training calls: the model, or
     the model compiled or wrapped. non_finite: steps skipped so far, counted on the device; `skipped` is the part of it
-    that has been read.
+    that has been read. stop_signal: the signal that asked this process to stop, 0 = none.
     """
 
     before: dict[str, Any] = field(default_factory=dict)
@@ -47,6 +48,7 @@ class RunState(TrainerState):
     started: float = 0.0
     forward: nn.Module = field(default_factory=nn.Identity)
     non_finite: Tensor = field(default_factory=lambda: torch.zeros(()))
+    stop_signal: Callable[[], int] = lambda: 0
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ class Run:
         with self.device.autocast():
             return self.source.batch(0, self.lm)
 
-    def forget_gradients(self) -> None:
-        """Free them: the next backward pass makes new ones."""
+    def zero_grad(self) -> None:
+        """Free the gradients: the next backward pass makes new ones."""
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
@@ -114,31 +116,26 @@ class Run:
             tracker=self.tracker,
             world=self.world,
             total_steps=self.config.max_steps,
-            loss=self.meter.last.loss if self.meter.last and self.meter.last.figures.trained else None,
+            loss=self.meter.last.values["loss"] if self.meter.last and self.meter.last.counts.trained else None,
             command=typed(self.script),
             base=Path(base) if base else None,
         )
 
 
-def open_run(
+def resume(
     config: RunConfig,
-    script: str,
     start: Start,
-    owner: Owner,
+    lm: LanguageModel,
+    optimizers: list[torch.optim.Optimizer],
+    source: BatchSource,
+    data: PreparedData,
     device: Device,
     world: World,
-    data: PreparedData,
-    source: BatchSource,
-    held_out: Rows,
-    objective: Objective,
-    lm: LanguageModel,
-    hooks: Hooks,
-) -> Run:
-    """Optimizers, and the state to resume from, with weights and random state as they were; then the directory opens.
+) -> RunState:
+    """The state to start from: a new one, or that of a checkpoint, with weights, moments and random state as they were.
 
     Raises InputError if the checkpoint does not fit, or the text is not the one that the run was trained on.
     """
-    optimizers = build_optimizers(lm, config.train.optimizer, world, device.dtype)
     state = RunState(identity=config.identity())
     if start.checkpoint is not None:
         state = RunState(**vars(load_checkpoint(start.checkpoint, lm, optimizers, world)))
@@ -147,13 +144,7 @@ def open_run(
             state.saved_at = state.step
         else:
             state.wandb_id = None  # another run continues, under its own name
-        state.spikes = state.spikes or {"losses": []}
-    run_directory.check_contents(config, state, data)
-    world.first(owner.check)
-    world.first(lambda: run_directory.open_for(config, start))
-    scaler = torch.amp.GradScaler(device.device.type, enabled=device.precision == "fp16")
-    if state.scaler and scaler.is_enabled():
-        scaler.load_state_dict(state.scaler)
+    check_contents(config, state, data)
     rows = micro_batch_rows(config, device, world.size)
     as_it_began = (state.resolved.get("device"), state.resolved.get("world_size")) == (device.device.type, world.size)
     if config.train.micro_batch_size == "auto" and as_it_began:  # memory may have run out since
@@ -161,28 +152,8 @@ def open_run(
     state.before, state.resolved = state.resolved, decided_by(device, rows, world.size)
     state.micro_rows = max(1, rows * config.data.sequence_length // source.row_length)
     state.micro_rows = min(state.micro_rows, max(1, source.rows_per_batch // world.size))
-    state.forward = lm
-    state.non_finite = torch.tensor(float(state.skipped), device=device.device)
-    tracker = Tracker(config, state.step, state.seconds, state.wandb_id, world.is_first, owner)
-    meter = Meter(config, lm, device, world.size)
-    return Run(
-        config,
-        script,
-        owner,
-        device,
-        world,
-        data,
-        source,
-        held_out,
-        objective,
-        lm,
-        optimizers,
-        scaler,
-        hooks,
-        tracker,
-        meter,
-        state,
-    )
+    state.forward, state.non_finite = lm, torch.tensor(float(state.skipped), device=device.device)
+    return state
 
 
 def typed(script: str) -> str:
@@ -193,3 +164,76 @@ def typed(script: str) -> str:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         launcher = ["torchrun", f"--nproc_per_node={os.environ['LOCAL_WORLD_SIZE']}"]
     return shlex.join([*launcher, "-m", script, *sys.argv[1:]])
+
+
+# ---------------------------------------------------------------------------------------------------------
+# what every forward pass of training has around it
+
+
+def losses(run: Run, forward: Forward, batch: Batch, share: float = 1.0) -> tuple[Tensor, Figures]:
+    """-> what is minimised, and its parts by name: the objective's `loss`, the auxiliary losses of the model's own
+    layers, times share, and the objective's figures. All are sums.
+
+    Whatever an objective asks the model for, the model is asked for its auxiliary losses too: no objective can forget
+    them, and `loss` is comparable with that of an evaluation.
+    """
+    auxiliary: Figures = {}
+
+    def with_auxiliary(*inputs: Tensor, **options: Any) -> Any:
+        result, more = forward(*inputs, **options, with_auxiliary=True)
+        for name, loss in more.items():
+            auxiliary[name] = auxiliary.get(name, 0) + share * loss
+        return result
+
+    with run.device.autocast():
+        loss_sum, figures = run.objective.loss(with_auxiliary, batch)
+    return sum(auxiliary.values(), loss_sum), {"loss": loss_sum, **figures, **auxiliary}
+
+
+def within_memory(run: Run, attempt: Callable[[], Result], agree: bool = False) -> Result:
+    """What `attempt` returns; where memory runs out in it, run.state.micro_rows is halved and it is called again, from
+    the same random state.
+
+    agree: all processes call this, and if memory runs out in one of them, all try again. Raises InputError where that
+    is not to be decided here: train.micro_batch_size was given, one row is too much, or processes cannot agree.
+    """
+    while True:
+        before, results = random_state(run), []
+        try:
+            results.append(attempt())
+        except RuntimeError as error:  # torch.OutOfMemoryError is one; on a CPU it is a plain one
+            if not is_out_of_memory(error):
+                raise
+        failed = int(not results)
+        if not (run.world.sum(failed)[0] if agree else failed):
+            return results[0]
+        run.zero_grad()
+        if run.device.device.type == "cuda":
+            torch.cuda.empty_cache()
+        rows, is_apart = run.state.micro_rows, run.world.size > 1 and not agree
+        if rows == 1 or is_apart or run.config.train.micro_batch_size != "auto":
+            fewer = f"train.micro_batch_size={rows // 2} or auto, " if rows > 1 else ""
+            message = (
+                f"out of memory with {rows} rows of {run.source.row_length} tokens at a time: try {fewer}"
+                "train.activation_checkpointing=true, a shorter data.sequence_length or a smaller model"
+            )
+            if run.world.rank and is_apart:  # the others do not know, and only the first process prints its errors
+                print(f"error in process {run.world.rank}: {message}", file=sys.stderr)
+            raise InputError(message)
+        run.state.micro_rows = rows // 2
+        run.state.resolved["micro_batch_size"] = run.state.micro_rows * run.rows_joined
+        run.tracker.say(f"out of memory with {rows} rows at a time: {rows // 2} from here, in more passes")
+        set_random_state(before)
+
+
+def random_state(run: Run) -> tuple[Tensor, Tensor | None]:
+    """Of the CPU, and of the GPU if the run has one."""
+    on_cuda = run.device.device.type == "cuda"
+    return torch.get_rng_state(), torch.cuda.get_rng_state() if on_cuda else None
+
+
+def set_random_state(state: tuple[Tensor, Tensor | None]) -> None:
+    """Go back to what `random_state` returned."""
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1])

@@ -1,21 +1,26 @@
 """Supervised fine-tuning on conversations: `python -m train.sft configs/sft_demo.yaml init_from=runs/demo [...]`
 
-The same run as pretraining (train/pretrain.py), from the weights, the architecture and the tokenizer of another one.
-Only what the assistant says is trained on (data/chat.py).
+The same run as pretraining (train/pretrain.py), from the weights, the architecture and the tokenizer of another one,
+and with the same loss. Only the labels differ: what the user says is masked with -100, which the loss leaves out. So
+the model learns to answer, and not to ask.
+
+    input_ids   <|im_start|> user ⏎ Hi ! <|im_end|> ⏎ <|im_start|> assistant ⏎ Hel lo ! <|im_end|> ⏎
+    labels      -100 -100 -100 -100 … -100                                     Hel lo ! <|im_end|> ⏎
+
+    labels = np.where(flags & TRAINED, ids, -100)          data/packing.py; the template sets the flags (data/chat.py)
+    loss   = Σ -ln p(label) / number of labels             over labels that are not -100 (train/objective.py: NextToken)
 """
 
 from __future__ import annotations
 
 from configs.command import InputError, exit_on_bad_input
-from train.command_line import parse_command_line
 from train.config import RunConfig
+from train.pretrain import parse_command_line, run
 
 
 def main() -> int:
     example = "configs/sft_demo.yaml init_from=runs/demo"
     config = parse_command_line("Fine-tune a trained model on conversations.", example, "train.sft")
-    from train.pretrain import run
-
     return run(config, "train.sft", complete=as_fine_tuning)
 
 
@@ -29,11 +34,10 @@ def as_fine_tuning(config: RunConfig, records: str = "conversations") -> RunConf
             "init_from: fine-tuning starts from a trained model: name a run, for example init_from=runs/demo"
         )
     if config.data.records != records:
-        other = {"text": "train.pretrain to continue with plain text", "pairs": "train.dpo for pairs of answers"}
-        instead = other.get(config.data.records, "train.sft for conversations")
+        script = {"text": "train.pretrain", "pairs": "train.dpo"}.get(config.data.records, "train.sft")
         raise InputError(
             f"data.records is {config.data.records}, but fine-tuning needs {records}: set data.records={records}, or "
-            f"use {instead}"
+            f"use {script}"
         )
     return config
 

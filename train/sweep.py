@@ -15,9 +15,9 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,10 @@ from configs.command import InputError, exit_on_bad_input, usable_cores, whole
 from configs.loader import flatten
 from train.config import RunConfig, add_trust_option, load_run_config
 from train.machine.signals import stop_signals
-from train.methods.sections import script_of
+from train.method_config import script_of
 from train.saving.run_directory import Owner, find_start
 
-REASONS = {2: "bad input", 3: "its loss became non-finite"}
+REASONS = {2: " (bad input)", 3: " (its loss became non-finite)"}
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,14 @@ def plan(path: str, arguments: Sequence[str], seeds: int, *, trust_hooks: bool =
     labelled = list[tuple[str, list[str]]]()
     for key, values in swept.items():
         prefix = f"{key.rpartition('.')[2]}-" if len(swept) > 1 else ""
-        labelled += [(prefix + _slug(value), [f"{key}={value}"]) for value in values]
+        labelled += [(prefix + (_slug(value) or "value"), [f"{key}={value}"]) for value in values]
     for name, changed in rungs.items():
         labelled.append((_slug(name), [f"{key}={_yaml(value)}" for key, value in flatten(changed).items()]))
 
     # of one swept key the baseline is named after its value, so that the same run serves every sweep of that key
     own = flatten(base.model_dump()).get(*swept) if len(swept) == 1 else None
-    variants, configs = {"baseline" if own is None else _slug(_yaml(own)): list[str]()}, [load_run_config(path, fixed)]
+    variants = {(_slug(_yaml(own)) if own is not None else "") or "baseline": list[str]()}
+    configs = [load_run_config(path, fixed)]
     for label, changes in labelled:
         try:
             config = load_run_config(path, [*fixed, *changes])
@@ -117,7 +118,7 @@ def split_values(text: str) -> list[str]:
 
 def _slug(value: str) -> str:
     """A value as part of a folder's name."""
-    return re.sub(r"[^\w.+-]+", "_", value).strip("_")[:60] or "value"
+    return re.sub(r"[^\w.+-]+", "_", value).strip("_")[:60]
 
 
 def _yaml(value: Any) -> str:
@@ -144,7 +145,7 @@ def main() -> int:
     given = parser.parse_intermixed_args()
     runs = plan(given.config, given.overrides, given.seeds, trust_hooks=given.trust_hooks)
     out = given.out or runs[0].folder
-    with Owner(out, named="--out" if given.out else "output_dir") as owner:
+    with Owner(out) as owner:
         owner.take()
         waiting = [run for run in runs if not find_start(run.config).finished]
         variants = {run.label: " ".join(run.changes) or f"the baseline, {given.config}" for run in runs}
@@ -155,84 +156,61 @@ def main() -> int:
         for label, changes in variants.items():
             print(f"  {label}: {changes}")
         command = [given.config, *["--trust-hooks"] * given.trust_hooks]
-        failed, stopped = train(waiting, command, given.jobs)
-        if stopped:
-            print("sweep: stopped; the same command continues from here", file=sys.stderr)
-            return 128 + stopped
+        with stop_signals() as stopped, ThreadPoolExecutor(given.jobs) as pool:
+            codes = pool.map(lambda run: train(run, command, given.jobs, out, stopped), waiting)
+            failed = {run.config.name: code for run, code in zip(waiting, codes, strict=True) if code}
+            if stopped():
+                print("sweep: stopped; the same command continues from here", file=sys.stderr)
+                return 128 + stopped()
 
         from eval.compare.__main__ import compare
 
         runs.sort(key=lambda run: list(variants).index(run.label))  # the baseline first
         paths = [run.config.directory for run in runs if run.config.name not in failed]
-        notes = [f"{name} is left out: {_reason(code)}" for name, code in failed.items()]
+        notes = [f"{name} is left out: exit code {code}{REASONS.get(code, '')}" for name, code in failed.items()]
         if paths:
             comparison = compare(paths, out, decode=not given.skip_decode, notes=notes)
             for warning in comparison.warnings:
                 print(f"warning: {warning}", file=sys.stderr)
             print(f"\n{comparison.short}\n\nall rows, figures and heads: {comparison.file}")
-        return 3 if 3 in failed.values() else next((abs(code) for code in failed.values()), 0)
+        return 3 if 3 in failed.values() else next((code if code > 0 else 128 - code for code in failed.values()), 0)
 
 
-def train(waiting: list[PlannedRun], command: list[str], jobs: int) -> tuple[dict[str, int], int]:
-    """Train these runs, `jobs` at a time, each in a new process, with fresh memory.
+def train(run: PlannedRun, command: list[str], jobs: int, folder: Path, stopped: Callable[[], int]) -> int:
+    """Train a run in a new process, with fresh memory. Returns its exit code; 0 where a signal stopped the sweep.
 
-    command: config and options. Returns the exit codes of those that failed, by name, and the signal that stopped the
-    sweep, or 0.
+    command: config and options. folder: of the sweep, which is a group in wandb. If several runs are trained at a time,
+    what they print goes into files there.
     """
-    waiting, running, failed, told = list(waiting), dict[str, subprocess.Popen[str]](), dict[str, int](), False
-    with stop_signals() as stopped:
-        while (waiting and not stopped()) or running:
-            while waiting and len(running) < jobs and not stopped():
-                run = waiting.pop(0)
-                print(f"sweep: {run.config.name}: training; {len(waiting)} to go after it", flush=True)
-                running[run.config.name] = _start(run, command, jobs)
-            if stopped() and not told and os.name != "nt":  # Ctrl-C reaches every process of a console on Windows
-                for process in running.values():
-                    process.send_signal(stopped())
-                told = True
-            for name, process in list(running.items()):
-                if (code := process.poll()) is None:
-                    continue
-                del running[name]
-                if code and not stopped():
-                    failed[name] = code
-                    print(f"sweep: {name}: FAILED, exit code {code} ({_reason(code)}); the others continue", flush=True)
-                else:
-                    print(f"sweep: {name}: {'stopped' if code else 'trained'}", flush=True)
-            time.sleep(0.1)
-        return failed, stopped()
-
-
-def _start(run: PlannedRun, command: list[str], jobs: int) -> subprocess.Popen[str]:
-    """A run in a new process. If others run beside it, each line that it prints comes after its name.
-
-    A session of its own: Ctrl-C in a terminal reaches the sweep alone, which passes it on once. Twice would mean "stop
-    at once".
-    """
+    if stopped():
+        return 0
+    name, environment, output = run.config.name, {"WANDB_RUN_GROUP": folder.name} | os.environ, None
+    if jobs > 1:
+        threads = int(os.environ.get("OMP_NUM_THREADS") or usable_cores())
+        environment |= {"OMP_NUM_THREADS": str(max(1, threads // jobs)), "PYTHONIOENCODING": "utf-8"}
+        output = (folder / f"{name}.txt").open("wb")
+    print(f"sweep: {name}: training" + (f", see {output.name}" if output else ""), flush=True)
     tunes = run.config.init_from is not None and run.config.data.records == "conversations"
     script = script_of(run.config) or ("train.sft" if tunes else "train.pretrain")
-    threads = int(os.environ.get("OMP_NUM_THREADS") or usable_cores())
-    share = {"OMP_NUM_THREADS": str(max(1, threads // jobs)), "PYTHONIOENCODING": "utf-8"} if jobs > 1 else {}
+    # a session of its own: Ctrl-C reaches the sweep alone, which passes it on once; twice would mean "stop at once"
     process = subprocess.Popen(
         [sys.executable, "-m", script, *command, *run.overrides],
-        env={"WANDB_RUN_GROUP": run.folder.name} | os.environ | share,  # wandb's own name for what belongs together
-        stdout=subprocess.PIPE if jobs > 1 else None,
-        stderr=subprocess.STDOUT if jobs > 1 else None,
-        encoding="utf-8",
-        errors="replace",
+        env=environment,
+        stdout=output,
+        stderr=output,
         start_new_session=True,
     )
-
-    def show() -> None:
-        for line in process.stdout or []:
-            print(f"{run.config.name} | {line}", end="", flush=True)
-
-    threading.Thread(target=show).start()  # ends with the process
-    return process
-
-
-def _reason(code: int) -> str:
-    return REASONS.get(code, f"killed by signal {-code}" if code < 0 else "see what it printed")
+    while process.poll() is None and not stopped():
+        time.sleep(0.1)
+    if stopped():
+        if os.name != "nt":  # Ctrl-C reaches every process of a console on Windows
+            process.send_signal(stopped())
+        process.wait()
+        return 0
+    code = process.returncode
+    what = f"FAILED, exit code {code}{REASONS.get(code, '')}; the others continue" if code else "trained"
+    print(f"sweep: {name}: {what}", flush=True)
+    return code
 
 
 if __name__ == "__main__":

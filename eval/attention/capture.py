@@ -16,7 +16,7 @@ from eval.attention.diagnosis import likely_cause
 from eval.eval_mode import evaluating
 from model import LanguageModel
 from model.attention import attention_scores, normalise, repeat_kv
-from model.decoding.kv_cache import KVCache
+from model.kv_cache import KVCache
 from model.masks import MaskSpec, boolean_mask, real_tokens
 
 # largest |weights @ v - kernel output|, as a share of the largest |output|

@@ -20,7 +20,7 @@ from eval.attention.probes import readable_tokens
 from eval.attention.snapshots import ProbeMap, Snapshot
 from eval.chat.session import Conversation
 from model import LanguageModel
-from model.decoding.kv_cache import KVCache
+from model.kv_cache import KVCache
 
 MOST_TOKENS = 256  # whose rows are looked at: more are too small to see in a picture
 

@@ -24,9 +24,8 @@ from data.tokenizer import Tokenizer
 from eval.chat.loops import repeated_block
 from eval.opening import ends_turns, open_model, with_rope_options
 from model import LanguageModel
-from model.decoding.generation import stream
-from model.decoding.kv_cache import KVCache
-from model.decoding.sampling import Sampling
+from model.generation import Sampling, stream
+from model.kv_cache import KVCache
 
 FREE = 8  # an eighth of the context, if not max_new_tokens, is kept free for an answer
 

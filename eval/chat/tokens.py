@@ -12,8 +12,7 @@ from eval.attention.capture import AttentionMaps
 from eval.chat.attention import MOST_TOKENS, capture_from
 from eval.eval_mode import evaluating
 from model import LanguageModel
-from model.decoding.generation import stream
-from model.decoding.sampling import Sampling
+from model.generation import Sampling, stream
 
 Ended = Literal["stop", "length"]
 NUMBERS = 2**26  # weights that are kept at a time: 256 MB

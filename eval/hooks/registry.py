@@ -55,21 +55,14 @@ class Hooks:
         """Whether any hook runs after this step."""
         return any(cadence.is_due(step, is_last) for cadence in self.cadences.values())
 
-    def run(self, event: EvalEvent, done: list[str], stopped: Callable[[], int]) -> tuple[float | None, bool]:
-        """Run the hooks that are due and not in `done`, which grows. Returns (loss, whether all of them ran).
-
-        A signal (`stopped`) that came to any process skips the rest.
-        """
+    def run(self, event: EvalEvent) -> float | None:
+        """Run the hooks that are due. Returns the loss that one of them measured."""
         loss = None
         for name in self.hooks:
-            if name in done or name in self.off or not self.cadences[name].is_due(event.step, event.is_last):
-                continue
-            if event.any_process(bool(stopped())):
-                return loss, False
-            found = self._attempt(name, "look", event)
-            loss = found if isinstance(found, float) else loss
-            done.append(name)
-        return loss, True
+            if name not in self.off and self.cadences[name].is_due(event.step, event.is_last):
+                found = self._attempt(name, "look", event)
+                loss = found if isinstance(found, float) else loss
+        return loss
 
     def finish(self, event: EvalEvent) -> None:
         """After the last step: what is drawn once. Only the first process draws."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.backends.sdpa import sdpa
+from model.backends.kernels import sdpa
 
 BLOCK = 64  # queries
 LONGEST = 1024
@@ -31,9 +31,7 @@ def blocked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float
     if dtype != torch.bfloat16 or dropout or not 1 < length <= LONGEST or k.shape[2] != length:
         return sdpa(q, k, v, mask, dropout)
     with torch.autocast(kind, enabled=False):
-        bias = None
-        if mask is not None:
-            bias = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, HIDDEN)
+        bias = None if mask is None else torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, HIDDEN)
         out = _Blocked.apply(q, k, v, bias)
         if mask is not None:  # a row that may attend to nothing gets zeros
             out = out * mask.any(dim=-1, keepdim=True)
@@ -54,7 +52,7 @@ class _Blocked(torch.autograd.Function):
         weights, outs = [], []
         for first, end in _blocks(q.shape[2]):
             scores = rows[:, first * groups : end * groups] @ keys[:, :end].mT
-            weights.append(_add_bias(scores, first, groups, kv_heads, bias).softmax(dim=-1))
+            weights.append(_hide(scores, first, groups, kv_heads, bias).softmax(dim=-1))
             outs.append(weights[-1] @ values[:, :end])
         ctx.save_for_backward(rows, keys, values, *weights)
         return _as_heads(torch.cat(outs, dim=1), (*q.shape[:3], v.shape[3]))
@@ -74,9 +72,8 @@ class _Blocked(torch.autograd.Function):
             key_grad[:, :end] += score_grad.mT @ rows[:, block]
             row_grads.append(score_grad @ keys[:, :end])
         q_grad = _as_heads(torch.cat(row_grads, dim=1), (batch, heads, length, head_dim)) * head_dim**-0.5
-        kv_shape = (batch, kv_heads, length, -1)
-        grads = (q_grad, key_grad.view(kv_shape), value_grad.view(kv_shape))
-        q_grad, k_grad, v_grad = (x.to(dtype) for x, dtype in zip(grads, ctx.dtypes, strict=True))
+        k_grad, v_grad = (x.view(batch, kv_heads, length, -1) for x in (key_grad, value_grad))
+        q_grad, k_grad, v_grad = (x.to(d) for x, d in zip((q_grad, k_grad, v_grad), ctx.dtypes, strict=True))
         return q_grad, k_grad, v_grad, None
 
 
@@ -99,14 +96,12 @@ def _as_heads(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
     return x.transpose(1, 2).reshape(batch, length, heads, head_dim).transpose(1, 2)
 
 
-def _add_bias(scores: Tensor, first: int, groups: int, kv_heads: int, bias: Tensor | None) -> Tensor:
+def _hide(scores: Tensor, first: int, groups: int, kv_heads: int, bias: Tensor | None) -> Tensor:
     """Give the lowest score to what the block's queries, from number `first` on, may not see. In place."""
     end = scores.shape[-1]
     if bias is None:
-        size = end - first
-        triangle = torch.full((size, size), HIDDEN, dtype=scores.dtype, device=scores.device)
-        scores.view(-1, size, groups, end)[..., first:] += triangle.triu(1)[:, None]
+        triangle = torch.full((end - first, end - first), HIDDEN, dtype=scores.dtype, device=scores.device)
+        scores.view(-1, end - first, groups, end)[..., first:] += triangle.triu(1)[:, None]
     else:
-        view = scores.view(-1, kv_heads, end - first, groups, end)
-        view += bias[:, :, first:end, None, :end]
+        scores.view(-1, kv_heads, end - first, groups, end).add_(bias[:, :, first:end, None, :end])
     return scores

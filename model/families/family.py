@@ -124,11 +124,6 @@ class Family:
             "rope_scaling": rope if config.rope_scaling is not None else None,  # transformers 4 reads this one
             **(_write_window(config) if self.slides else {}),
             **self.write_own(config),
-            "initializer_range": 0.02,
-            "pretraining_tp": 1,
-            "use_cache": True,
-            "dtype": "float32",
-            "torch_dtype": "float32",
             "headlight": {"hidden_dropout": config.hidden_dropout},
         }
 

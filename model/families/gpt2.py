@@ -55,10 +55,6 @@ class _Gpt2(Family):
             "n_ctx": config.max_position_embeddings,  # llama.cpp reads this one
             "embd_pdrop": config.hidden_dropout,
             **{name: value for name, value in self.fixed.items() if value is not None},
-            "initializer_range": 0.02,
-            "use_cache": True,
-            "dtype": "float32",
-            "torch_dtype": "float32",
         }
 
     def read(self, fields: Fields, file: Path) -> ModelConfig:

@@ -79,11 +79,3 @@ def foreign(folder: Path) -> Path:
     manifest by which Headlight knows its own files. Returns that folder."""
     checkpoint = trained(folder) / "checkpoints" / "step_00000004"
     return Path(shutil.copytree(checkpoint, folder / "model", ignore=shutil.ignore_patterns("training")))
-
-
-def stopped(folder: Path) -> Path:
-    """The same, as if it had been stopped before the end: no result, and max_steps has grown. Returns runs/tiny."""
-    run = trained(folder)
-    (run / "result.json").unlink()
-    write_config(folder, train=CONFIG["train"] | {"max_steps": 6})
-    return run

@@ -5,7 +5,9 @@ import json
 import pytest
 
 from data.storyworld import tell_many
+from model.transformer import on_meta
 from tests.train.helpers import metrics, pretrain
+from train.config import load_run_config
 
 pytestmark = pytest.mark.slow
 SMALL = """
@@ -102,3 +104,26 @@ def test_minimind_pretraining_and_then_chat(tmp_path, stories):
     ]
     losses = [line["loss"] for line in metrics(chat) if line["split"] == "val"]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("matched", "whole"),
+    [("gqa_matched", "mha"), ("mqa_matched", "mha"), ("demo_gqa_matched", "demo"), ("demo_mqa_matched", "demo")],
+)
+def test_matched_configs_differ_in_heads_and_width_alone_and_have_as_many_parameters(matched, whole):
+    config, baseline = load_run_config(f"configs/{matched}.yaml"), load_run_config(f"configs/{whole}.yaml")
+    ours, theirs = config.identity(), baseline.identity()
+    differing = {key for key in ours if ours[key] != theirs[key]}
+    assert differing == {"model.num_key_value_heads", "model.intermediate_size"}
+    assert parameters(config) == pytest.approx(parameters(baseline), rel=0.005)
+
+
+def test_the_demo_with_a_latent_has_its_parameters_and_the_cache_of_mqa():
+    latent, mqa, demo = (load_run_config(f"configs/{name}.yaml") for name in ("mla", "demo_mqa_matched", "demo"))
+    assert latent.model.cache_numbers == mqa.model.cache_numbers
+    assert parameters(latent) == pytest.approx(parameters(demo), rel=0.005)
+
+
+def parameters(config) -> int:
+    vocabulary = config.data.tokenizer.vocab_size or 2048
+    return on_meta(config.model.model_copy(update={"vocab_size": vocabulary})).num_parameters()

@@ -13,7 +13,7 @@ from data.storyworld.echoes import NEAR, echoes, with_echoes
 from data.storyworld.interviews import Asked, interview
 from data.storyworld.questions import questions_about
 from data.storyworld.story import tell
-from train.methods.asking import questions_to_draw
+from train.rollouts import questions_to_draw
 
 STORIES = [tell(0, index) for index in range(150)] + [crowd(0, index) for index in range(40)]
 

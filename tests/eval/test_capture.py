@@ -8,7 +8,7 @@ from eval.attention import capture as capture_function
 from eval.attention.diagnosis import UNKNOWN
 from model.attention import attention_weights
 from model.backends.choice import BACKENDS
-from model.decoding.kv_cache import make_cache
+from model.kv_cache import make_cache
 from model.masks import MaskSpec, boolean_mask
 from model.rope import RotaryEmbedding, apply_rotary
 from tests.conftest import random_model, tiny_config

@@ -53,7 +53,7 @@ def test_auto_takes_a_gpu_if_there_is_one(monkeypatch, gpus, mps, wanted, expect
         ("cuda", r"--device cuda: not available here: use auto or one of: cpu$"),
         ("mps", "not available here"),
         ("meta", "not available here"),
-        ("gpu", "--device gpu: unknown device"),
+        ("gpu", "--device gpu: not available here"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused(monkeypatch, wanted, message):

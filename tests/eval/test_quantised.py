@@ -9,7 +9,7 @@ from data.tokenizer import train_tokenizer
 from eval import quantised
 from eval.opening import open_model
 from model import load, save
-from model.decoding.kv_cache import QuantisedCache
+from model.kv_cache import QuantisedCache
 from tests.conftest import random_model, tiny_config
 from tests.processes import run_main
 

@@ -7,15 +7,7 @@ import pytest
 import torch
 
 from model.backends import choice
-from model.backends.choice import (
-    BACKENDS,
-    Backend,
-    Situation,
-    allowed_error,
-    choose_attention,
-    why_not,
-    worst_error,
-)
+from model.backends.choice import BACKENDS, Backend, Situation, allowed_error, choose_attention, why_not, worst_error
 from tests.conftest import random_model, tiny_config
 from train.config import load_run_config
 
@@ -24,39 +16,37 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.mark.parametrize(
-    ("name", "situation", "message"),
+    ("name", "situation", "reason"),
     [
-        ("flash", Situation("cpu", torch.float32, 64, dropout=0.1), "has no dropout: use sdpa"),
-        ("flash", Situation("cuda", torch.float32, 64), "16 bits only: use sdpa, or train.precision: bf16"),
-        ("flash", Situation("cuda", HALF, 320), "heads of at most 256, not 320: use sdpa"),
+        ("flash", Situation("cpu", torch.float32, 64, dropout=0.1), "has no dropout"),
+        ("flash", Situation("cpu", torch.float32, 64, value_dim=32), "takes values as large as keys"),
+        ("flash", Situation("cuda", torch.float32, 64), "computes in 16 bits only"),
+        ("flash", Situation("cuda", HALF, 320), "heads of at most 256, not 320"),
         ("flash", Situation("cuda", HALF, 64, documents=True, dropout=0.1), "has no dropout with documents"),
-        ("flash", Situation("mps", HALF, 64), "no kernel on mps: use sdpa"),
-        ("flash3", Situation("cpu", HALF, 64), "needs CUDA: use flash or sdpa"),
-        ("flash3", Situation("cuda", HALF, 64), "No module named 'flash_attn_interface'): install its package"),
+        ("flash", Situation("mps", HALF, 64), "no kernel on mps"),
+        ("flash3", Situation("cpu", HALF, 64), "needs CUDA"),
+        ("flash3", Situation("cuda", HALF, 64), "does not start (No module named 'flash_attn_interface')"),
         ("flash4", Situation("cuda", HALF, 64), "does not start (No module named 'flash_attn"),
-        ("flex", Situation("cpu", torch.float32, 64, gradients=True), "no gradients on CPU: train with sdpa"),
-        ("flex", Situation("cuda", HALF, 64, dropout=0.1), "no dropout: use sdpa, or attention_dropout: 0"),
-        ("flex", Situation("cuda", torch.float32, 64, compiled=True), "failed on a GPU in float32, compiled"),
-        ("blocked", Situation("cuda", HALF, 64), "is for CPUs: use sdpa"),
-        ("blocked", Situation("cpu", HALF, 64, dropout=0.1), "no dropout: use sdpa, or attention_dropout: 0"),
-        ("blocked", Situation("cpu", torch.float32, 64, gradients=True), "trains in bfloat16 only: use sdpa"),
-        ("varlen", Situation("cpu", HALF, 64), "needs CUDA: use flash or sdpa"),
+        ("flex", Situation("cpu", torch.float32, 64, gradients=True), "no gradients on CPU"),
+        ("flex", Situation("cuda", HALF, 64, dropout=0.1), "no dropout"),
+        ("flex", Situation("cuda", torch.float32, 64, compiled=True), "on a GPU in float32, compiled"),
+        ("blocked", Situation("cuda", HALF, 64), "is for CPUs"),
+        ("blocked", Situation("cpu", HALF, 64, dropout=0.1), "no dropout"),
+        ("blocked", Situation("cpu", torch.float32, 64, gradients=True), "trains in bfloat16 only"),
+        ("varlen", Situation("cpu", HALF, 64), "needs CUDA"),
         ("varlen", Situation("cuda", HALF, 64, dropout=0.1), "has no dropout"),
     ],
 )
-def test_what_cannot_serve_says_why_and_what_to_do(name, situation, message):
-    found = why_not(name, situation)
-    assert found is not None
-    assert found.startswith(f"attn_implementation: {name} ")
-    assert message in found
+def test_what_cannot_serve_says_why(name, situation, reason):
+    assert reason in (why_not(name, situation) or "")
 
 
-@pytest.mark.parametrize("name", ["flash", "flash3", "flash4"])
-def test_a_gpu_that_is_too_old_is_named(monkeypatch, name):
-    monkeypatch.setattr(choice, "use_flash", lambda implementation: None)
+@pytest.mark.parametrize(("name", "generation"), [("flash", 7), ("flash3", 8), ("flash3", 10), ("flash4", 8)])
+def test_a_gpu_of_another_generation_is_named(monkeypatch, name, generation):
+    monkeypatch.setattr(choice, "use_flash", lambda kernel: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
-    assert "is not for a GPU of compute capability 7: use sdpa" in (why_not(name, Situation("cuda", HALF, 64)) or "")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (generation, 0))
+    assert f"of compute capability {generation}" in (why_not(name, Situation("cuda", HALF, 64)) or "")
 
 
 def situations(run, device: str) -> list[Situation]:
@@ -74,20 +64,11 @@ def situations(run, device: str) -> list[Situation]:
 @pytest.mark.parametrize("config", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("backend", ["eager", "flash", "flash3", "flash4"])
 def test_nothing_in_a_run_of_a_shipped_config_is_refused(monkeypatch, backend, config):
-    monkeypatch.setattr(choice, "use_flash", lambda implementation: None)
+    monkeypatch.setattr(choice, "use_flash", lambda kernel: None)
     run = load_run_config(config)
     for device in ("cuda",) if backend in ("flash3", "flash4") else ("cpu", "cuda"):
         for here in situations(run, device):
             assert why_not(backend, here) is None, here
-
-
-def test_what_can_serve_is_let_through():
-    for masked in ("documents", "windows", "padding"):
-        assert why_not("flash", Situation("cuda", HALF, 64, **{masked: True})) is None
-    assert why_not("flash", Situation("cuda", HALF, 256, dropout=0.1)) is None
-    assert why_not("varlen", Situation("cuda", HALF, 64, documents=True, windows=True)) is None
-    assert why_not("varlen", Situation("cuda", HALF, 64, documents=True, padding=True, compiled=True)) is None
-    assert all(why_not(name, Situation("cpu", torch.float32, 64)) is None for name in ("eager", "sdpa"))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +85,7 @@ def test_dropout_is_refused_by_flash_in_training_only():
     lm = random_model(tiny_config(attention_dropout=0.1, attn_implementation="flash"))
     ids = torch.randint(0, 192, (1, 8))
     lm(ids)
-    with pytest.raises(ValueError, match="flash has no dropout: use sdpa"):
+    with pytest.raises(ValueError, match="flash has no dropout"):
         lm.train()(ids)
 
 
@@ -115,14 +96,8 @@ def test_an_unknown_name_lists_those_that_there_are():
     assert lm.attn_implementation == "sdpa"
 
 
-def test_auto_gives_its_reason():
-    assert choose_attention(Situation("cpu", torch.float32, 64)) == (
-        "sdpa",
-        "PyTorch picks its kernel; on cpu none is faster",
-    )
-
-
 def test_auto_on_a_cpu_trains_in_blocks_where_that_can_serve():
+    assert choose_attention(Situation("cpu", torch.float32, 64)) == ("sdpa", "PyTorch picks its kernel")
     here = Situation("cpu", HALF, 64, gradients=True, documents=True, compiled=True)
     assert choose_attention(here)[0] == "blocked"
     for changes in ({"dropout": 0.1}, {"dtype": torch.float32}, {"gradients": False}, {"device": "mps"}):
@@ -148,5 +123,5 @@ def test_auto_on_a_gpu_takes_the_first_that_can_serve_and_says_what_it_skipped(m
     assert backend == "flex"
     assert "not flash: differs from float64 by 0.3" in reason
     assert choose_attention(packed, dict.fromkeys(BACKENDS, "no kernel image"))[0] == "eager"
-    monkeypatch.setattr(choice, "use_flash", lambda implementation: None)
+    monkeypatch.setattr(choice, "use_flash", lambda kernel: None)
     assert choose_attention(packed)[0] == "flash4"

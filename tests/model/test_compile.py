@@ -10,23 +10,16 @@ from torch.nn.attention import varlen
 from data.packing import document_starts
 from model.attention import eager
 from model.backends.choice import BACKENDS
-from model.backends.flex import block_mask, flex_kernel_compiled
-from model.decoding.generation import generate
-from model.decoding.kv_cache import StaticCache
+from model.backends.kernels import block_mask, flex_kernel_compiled
+from model.generation import generate
+from model.kv_cache import StaticCache
 from model.masks import MaskSpec, boolean_mask
 from tests import varlen_kernel
-from tests.conftest import random_model, tiny_config
+from tests.conftest import GPT2, LATENT, random_model, tiny_config
 
 MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
-
-
 OLMO2 = {"qk_norm": "whole", "norm_position": "after"}
-LATENT = {"attention": "mla", "num_key_value_heads": "mha"}
 SMOLLM3 = {"qk_norm": False, "no_rope_layers": [1, 0], "attention_bias": True}
-GPT2 = {
-    "position_embedding": "learned", "norm": "layernorm", "gated_mlp": False, "hidden_act": "gelu_new",
-    "attention_bias": True, "mlp_bias": True, "qk_norm": False, "num_key_value_heads": "mha",
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +158,7 @@ def test_prompts_of_every_length_share_the_compiled_step(padded, monkeypatch):
     """Through `generate`, as it is used; the cache has room for 64 tokens whatever the lengths are."""
     lm, counter = random_model(tiny_config()), CompileCounter()
     compiled = torch.compile(lambda lm, *a, **k: lm(*a, **k), backend=counter, fullgraph=True, dynamic=False)
-    monkeypatch.setattr("model.decoding.compiled.compiled_step", lambda kind: compiled)
+    monkeypatch.setattr("model.compiled_decoding.compiled_step", lambda kind: compiled)
     for length in (3, 5, 8):
         ids = torch.randint(0, 192, (2, length))
         real = torch.ones(2, length).long() if padded else None

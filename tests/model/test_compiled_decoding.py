@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from model import generate
-from model.decoding import compiled
-from model.decoding.compiled import PAUSE, TRIAL, FewRows, compiled_step, one_thread, openmp, quicker_way
+from model import compiled_decoding, generate
+from model.compiled_decoding import PAUSE, TRIAL, FewRows, compiled_step, openmp, quicker_way
 from tests.conftest import random_model, tiny_config
 
 
@@ -46,24 +45,7 @@ def test_beside_a_busy_program_one_slow_token_is_enough():
     assert machine.run(PAUSE) == 0
 
 
-needs_openmp = pytest.mark.skipif(openmp() is None, reason="PyTorch's threads are not OpenMP's here")
-
-
-@needs_openmp
-def test_one_thread_computes_alone_and_the_number_of_threads_stays():
-    library, before = openmp(), torch.get_num_threads()
-    levels = library.omp_get_max_active_levels()
-    torch.set_num_threads(2)
-    try:
-        with one_thread():
-            assert library.omp_get_max_active_levels() == 0
-            assert torch.get_num_threads() == 2
-        assert library.omp_get_max_active_levels() == levels
-    finally:
-        torch.set_num_threads(before)
-
-
-@needs_openmp
+@pytest.mark.skipif(openmp() is None, reason="PyTorch's threads are not OpenMP's here")
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 16])
 def test_one_thread_gives_the_bits_of_all(rows, monkeypatch):
@@ -80,7 +62,7 @@ def test_one_thread_gives_the_bits_of_all(rows, monkeypatch):
 
     try:
         for on_one in (True, False):
-            monkeypatch.setattr(compiled, "quicker_way", lambda on_one=on_one: always(on_one))
+            monkeypatch.setattr(compiled_decoding, "quicker_way", lambda on_one=on_one: always(on_one))
             settings = {"temperature": 1.0, "seed": 3, "return_log_probs": True, "stop_ids": ()}
             results[on_one] = generate(lm, prompt, 40, kv_cache="static", compile=True, **settings)
     finally:
@@ -90,9 +72,9 @@ def test_one_thread_gives_the_bits_of_all(rows, monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 24), (1, 24), (4, 1, 24), (2, 3, 24), (40, 24)])
-def test_products_of_few_rows_are_those_of_a_linear_layer(shape):
-    for layer in (torch.nn.Linear(24, 40), torch.nn.Linear(24, 40, bias=False)):
-        x = torch.randn(shape)
-        with torch.no_grad(), FewRows():
-            product = layer(x)
-        torch.testing.assert_close(product, layer(x), rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_of_few_rows_are_those_of_a_linear_layer(shape, bias):
+    layer, x = torch.nn.Linear(24, 40, bias=bias), torch.randn(shape)
+    with torch.no_grad(), FewRows():
+        product = layer(x)
+    torch.testing.assert_close(product, layer(x), rtol=1e-5, atol=1e-5)

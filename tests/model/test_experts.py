@@ -1,18 +1,15 @@
 """Mixture of experts: the formula, nothing dropped, a balance that does not depend on how a step is split."""
 
-import copy
-
 import pytest
 import torch
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from model import LanguageModel, ModelConfig, generate
-from model.experts import MixtureOfExperts, load_balancing_loss, places
+from model.experts import MixtureOfExperts, load_balancing_loss
 from model.feed_forward import FeedForward
 from model.transformer import on_meta
 from tests.conftest import random_model, tiny_config
 from tests.model import reference
-from train.optimizer import Muon, orthogonalize
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 SHAPES = [
@@ -31,22 +28,6 @@ def test_the_model_is_its_formula(changes):
     expected = reference.logits(lm, ids)
     with torch.no_grad():
         torch.testing.assert_close(lm(ids).double(), expected, rtol=0, atol=2e-4 * float(expected.std()))
-
-
-def test_a_token_is_never_dropped():
-    """Every token wants the same two experts, as in a router that has collapsed; their outputs are all there."""
-    lm = random_model(tiny_config(**EXPERTS, num_hidden_layers=1))
-    mixture = lm.model.layers[0].mlp
-    x = torch.randn(5, 40, 32)
-    with torch.no_grad():
-        mixture.gate.weight[2:] = 0
-        x[..., 0], mixture.gate.weight[:2, 1:], mixture.gate.weight[:2, 0] = 3.0, 0, torch.tensor([5.0, 4.0])
-        _, weights, experts = mixture.gate(x.flatten(0, 1))
-        assert (experts == torch.tensor([0, 1])).all()
-        w = {f"mlp.{name}": tensor.double() for name, tensor in mixture.state_dict().items()}
-        expected = reference.experts(x.double(), w, lm.config)
-        torch.testing.assert_close(mixture(x).double(), expected, rtol=1e-4, atol=1e-4)
-        assert (weights[:, 0] > weights[:, 1]).all()
 
 
 def test_the_gradients_are_those_of_the_formula():
@@ -153,25 +134,6 @@ def test_the_balancing_loss_spreads_the_tokens():
     assert after.min() > 30
 
 
-def test_muon_makes_the_step_of_every_matrix_orthogonal_by_itself():
-    lm = random_model(tiny_config(**EXPERTS))
-    experts = lm.model.layers[0].mlp.experts
-    groups = lm.parameter_groups()
-    assert {id(p) for p in groups["expert"]} == {
-        id(p) for layer in lm.model.layers for p in layer.mlp.experts.parameters()
-    }
-    before, gradient = copy.deepcopy(experts), {}
-    for name, parameter in experts.named_parameters():
-        gradient[name] = parameter.grad = torch.randn_like(parameter)
-    Muon(experts.parameters(), lr=0.1).step()
-    for name, parameter in experts.named_parameters():
-        step = (getattr(before, name) - parameter).flatten(0, -3).detach() / 0.1
-        for one, grad in zip(step, gradient[name].flatten(0, -3), strict=True):
-            alone = orthogonalize(grad[None])[0] * max(1.0, grad.shape[0] / grad.shape[1]) ** 0.5
-            torch.testing.assert_close(one, alone, rtol=1e-2, atol=1e-3)
-    assert gradient["gate_up_proj"].flatten(0, -3).shape == (8, 24, 32)  # gate and up of four experts
-
-
 def test_active_parameters_and_flops_are_those_of_the_chosen_experts():
     dense, sparse = (on_meta(tiny_config(intermediate_size=48, **changes)) for changes in ({}, EXPERTS))
     router = 2 * 4 * 32  # two layers
@@ -210,15 +172,6 @@ def test_groups_of_few_sizes_compute_the_same():
             found.append([out, *torch.autograd.grad(out.float().square().sum(), [x, *mixture.parameters()])])
     for plain, filled in zip(*found, strict=True):
         torch.testing.assert_close(filled, plain, rtol=0.02, atol=0.01 * float(plain.detach().abs().max()))
-
-
-def test_where_every_choice_stands():
-    experts = torch.tensor([[2, 0], [2, 1], [0, 2]])
-    rows, place, ends = places(experts, 4, 1)
-    assert (rows.tolist(), place.tolist(), ends.tolist()) == ([0, 2, 1, 0, 1, 2], [3, 0, 4, 2, 1, 5], [2, 3, 6, 6])
-    rows, place, ends = places(experts, 4, 4)
-    assert (rows.tolist(), ends.tolist()) == ([0, 2, 0, 0, 1, 0, 0, 0, 0, 1, 2, 0], [4, 8, 12, 12])
-    assert place.tolist() == [8, 0, 9, 4, 1, 10]
 
 
 def test_what_is_compiled_without_breaks_is_refused():

@@ -16,8 +16,8 @@ from eval.attention.capture import capture
 from eval.attention.controls import ablated
 from model import LanguageModel, ModelConfig, load, save
 from model.convert_kv_heads import convert_kv_heads
-from model.decoding.kv_cache import CACHES, make_cache
 from model.families import NoFamily, all_families, family_of
+from model.kv_cache import CACHES, make_cache
 from tests.attack.mutations import WRONG
 from tests.conftest import random_model, tiny_config
 from train.budget import kv_cache_bytes

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from model import Sampling, generate, left_pad, stream
-from model.decoding.kv_cache import CACHES, KVCache, StaticCache
+from model.generation import next_token
+from model.kv_cache import CACHES, KVCache, StaticCache
 from tests.conftest import random_model, tiny_config
 
 
@@ -46,25 +47,17 @@ def test_prompts_of_different_lengths_are_continued_as_if_alone(lm, cache):
         assert row[7:].tolist() == alone[0, len(prompt) :].tolist()
 
 
-def test_streaming_gives_the_same_tokens_one_at_a_time(lm, prompt):
+def test_two_streams_at_once_give_the_same_tokens_and_leave_the_mode_alone(lm, prompt):
     lm.train()
-    steps = stream(lm, prompt, 10, Sampling(temperature=0.9), seed=4)
-    first = next(steps)
-    assert first.shape == (2,)
-    rest = list(steps)
+    first, second = (stream(lm, prompt, 10, Sampling(temperature=0.9), seed=4) for _ in range(2))
+    tokens = [next(first), next(second)]
+    assert tokens[0].shape == (2,)
+    assert lm.training
+    rest = list(first)
+    assert torch.equal(torch.stack(rest), torch.stack(list(second)))
     assert lm.training
     whole = generate(lm, prompt, 10, temperature=0.9, seed=4)
-    assert torch.equal(torch.stack([first, *rest], 1), whole[:, 6:])
-
-
-def test_two_streams_at_once_leave_the_mode_alone(lm, prompt):
-    lm.train()
-    first, second = (stream(lm, prompt, 6, Sampling(temperature=0)) for _ in range(2))
-    tokens = [next(first), next(second)]
-    assert lm.training
-    assert torch.equal(torch.stack(list(first)), torch.stack(list(second)))
-    assert torch.equal(*tokens)
-    assert lm.training
+    assert torch.equal(torch.stack([tokens[0], *rest], 1), whole[:, 6:])
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -87,19 +80,13 @@ def test_a_prompt_that_was_read_is_not_read_again(lm, prompt, kind):
     again = generate(lm, longer, 5, temperature=0, kv_cache=cache)
     assert read == [4, 1, 1, 1, 1]  # the last token of the first answer was never read
     read.clear()
-    other = generate(lm, prompt.flip(1), 5, temperature=0, kv_cache=cache)  # nothing in common
-    hook.remove()
-    assert read[0] == 6
-    assert torch.equal(again, generate(lm, longer, 5, temperature=0))
-    assert torch.equal(other, generate(lm, prompt.flip(1), 5, temperature=0))
-
-
-def test_only_a_common_beginning_is_used_again(lm, prompt):
-    cache = KVCache(lm.config)
-    generate(lm, prompt, 4, temperature=0, kv_cache=cache)
     other = prompt.clone()
-    other[:, 2] = (other[:, 2] + 1) % 192  # the same again behind it
-    assert torch.equal(generate(lm, other, 4, temperature=0, kv_cache=cache), generate(lm, other, 4, temperature=0))
+    other[:, 2] = (other[:, 2] + 1) % 192  # the same again behind it, which must not be used
+    changed = generate(lm, other, 5, temperature=0, kv_cache=cache)
+    hook.remove()
+    assert read[0] == 4
+    assert torch.equal(again, generate(lm, longer, 5, temperature=0))
+    assert torch.equal(changed, generate(lm, other, 5, temperature=0))
 
 
 def test_a_window_that_has_forgotten_the_prompt_reads_it_anew(prompt):
@@ -184,8 +171,8 @@ def test_generation_ends_where_the_context_does(lm, prompt):
     ("settings", "message"),
     [
         ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
         ({"top_p": 0.0}, "top_p"),
-        ({"top_p": 1.1}, "top_p"),
         ({"top_k": 0}, "top_k"),
         ({"min_p": 2.0}, "min_p"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
@@ -193,41 +180,64 @@ def test_generation_ends_where_the_context_does(lm, prompt):
         ({"num_return_sequences": 0}, "num_return_sequences"),
         ({"kv_cache": "paged"}, r"cache \('paged'\) is unknown: use dynamic, static, offloaded"),
         ({"compile": True}, 'compile needs kv_cache="static"'),
-        ({"attention_mask": torch.ones(2, 5).long()}, "attention_mask has shape"),
         ({"attention_mask": torch.eye(6)[:2].long()}, "pad on the left"),
         (
             {"kv_cache": StaticCache(tiny_config(), 2, 20, "cpu", torch.float32)},
             "room for 20 tokens, and 64 are needed",
         ),
-        (
-            {"kv_cache": StaticCache(tiny_config(), 3, 64, "cpu", torch.float32)},
-            "for 3 rows, these are 2",
-        ),
-        ({"kv_cache": KVCache(), "num_return_sequences": 2}, "leave num_return_sequences at 1"),
+        ({"input_ids": torch.zeros(1, 0).long()}, "at least one token"),
+        ({"input_ids": torch.tensor([[1, -1, 2]])}, r"token id -1 is outside the vocabulary \(0 to 191\)"),
+        ({"input_ids": torch.tensor([[1, 192, 2]])}, "outside the vocabulary"),
+        ({"input_ids": torch.zeros(1, 65).long()}, r"65 tokens, more than max_position_embeddings \(64\)"),
     ],
 )
-def test_settings_out_of_range_are_named(lm, prompt, settings, message):
+def test_what_cannot_be_served_is_named(lm, prompt, settings, message):
     with pytest.raises(ValueError, match=message):
-        generate(lm, prompt, **settings)
-
-
-@pytest.mark.parametrize(
-    ("ids", "message"),
-    [
-        (torch.zeros(1, 0).long(), "at least one token"),
-        (torch.tensor([[1, -1, 2]]), r"token id -1 is outside the vocabulary \(0 to 191\)"),
-        (torch.tensor([[1, 192, 2]]), "token id 192 is outside"),
-        (torch.zeros(1, 65).long(), r"the prompt has 65 tokens, more than max_position_embeddings \(64\)"),
-    ],
-)
-def test_a_prompt_that_cannot_be_read_is_refused(lm, ids, message):
-    with pytest.raises(ValueError, match=message):
-        generate(lm, ids)
-    if ids.shape[1]:  # the model itself says it too, for those who do not generate
-        with pytest.raises(ValueError, match=r"is outside|more than max_position_embeddings \(64\)"):
-            lm(ids)
+        generate(lm, **({"input_ids": prompt} | settings))
 
 
 def test_empty_prompts_cannot_be_padded():
-    with pytest.raises(ValueError, match="prompt 1 is empty"):
+    with pytest.raises(ValueError, match="none may be empty"):
         left_pad([[1], []])
+
+
+def test_non_finite_logits_are_an_error_and_no_token(lm, prompt):
+    with torch.no_grad():
+        lm.model.norm.weight[0] = torch.nan
+    with pytest.raises(ValueError, match="non-finite"):
+        generate(lm, prompt, 3)
+
+
+# -----------------------------------------------------------------------------------------------------
+# one draw: filters keep exactly what they promise, and the draw follows the probabilities
+
+
+def draws(probabilities, **filters):
+    rows = torch.tensor(probabilities).log().expand(4000, -1)
+    ids, _ = next_token(rows, torch.zeros(len(rows), 0).long(), Sampling(**filters), torch.Generator().manual_seed(0))
+    return torch.bincount(ids, minlength=len(probabilities)) / 4000
+
+
+def test_sampling_follows_the_probabilities():
+    hot = torch.tensor([0.5, 0.3, 0.2]) ** 0.5
+    assert torch.allclose(draws([0.5, 0.3, 0.2]), torch.tensor([0.5, 0.3, 0.2]), atol=0.03)
+    assert torch.allclose(draws([0.5, 0.3, 0.2], temperature=2.0), hot / hot.sum(), atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("filters", "kept"),
+    [
+        ({"top_k": 2}, [False, True, True]),
+        ({"top_p": 0.6}, [False, True, True]),  # .5 alone does not reach .6
+        ({"top_p": 0.4}, [False, True, False]),
+        ({"min_p": 0.5}, [False, True, True]),
+    ],
+)
+def test_filters_keep_exactly_what_they_promise(filters, kept):
+    assert (draws([0.2, 0.5, 0.3], **filters) > 0).tolist() == kept
+
+
+def test_repetition_penalty_lowers_what_was_seen_whatever_its_sign():
+    logits, seen = torch.tensor([[2.0, -2.0, 1.0]]), torch.tensor([[0, 1]])
+    _, drawn_from = next_token(logits, seen, Sampling(repetition_penalty=2.0), torch.Generator())
+    assert torch.allclose(drawn_from, torch.tensor([[1.0, -4.0, 1.0]]).softmax(-1))

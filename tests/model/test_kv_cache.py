@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from model import generate
-from model.decoding.kv_cache import CACHES, KVCache, QuantisedCache, StaticCache, make_cache, quantise
+from model.kv_cache import CACHES, KVCache, QuantisedCache, StaticCache, make_cache, quantise
 from tests.conftest import random_model, tiny_config
 from tests.model import reference
 from tests.model.test_attention import CPU_BACKENDS
@@ -124,7 +124,7 @@ def test_a_window_bounds_the_memory_that_is_really_held(pieces):
             last = lm(piece, kv_cache=cache)
         assert torch.allclose(last[:, -1], lm(ids)[:, -1], atol=1e-4)
     assert cache.length == sum(pieces)
-    assert max(layer.buffers[0].shape[2] for layer in cache._layers.values()) <= 32
+    assert max(keys.shape[2] for keys, _ in cache.buffers.values()) <= 32
 
 
 @pytest.mark.parametrize("kind", CACHES)

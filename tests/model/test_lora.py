@@ -6,13 +6,9 @@ import torch
 from model import LanguageModel
 from model.lora import adapted, add_adapters, merge, remove_adapters, without_adapters
 from model.lora_config import LoraConfig
-from tests.conftest import random_model, tiny_config
+from tests.conftest import GPT2, random_model, tiny_config
 
 IDS = torch.arange(24).view(2, 12)
-GPT2 = {
-    "position_embedding": "learned", "norm": "layernorm", "gated_mlp": False, "hidden_act": "gelu_new",
-    "attention_bias": True, "mlp_bias": True, "qk_norm": False, "num_key_value_heads": "mha",
-}  # fmt: skip
 DENSE = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from data.packing import document_starts
 from model.attention import eager
 from model.backends.choice import BACKENDS
-from model.backends.flash import sequences, varlen
+from model.backends.kernels import flash, sequences
 from model.masks import MaskSpec, boolean_mask, real_tokens
 from tests.conftest import random_model, tiny_config
 from tests.model import reference
@@ -41,11 +41,6 @@ def test_predicates_combine_to_the_boolean_mask(data):
     mask = boolean_mask(MaskSpec(places, places, 2, real, documents, window))
     expected = pairs(window, documents, real, length)
     assert torch.equal(mask[:, 0].expand(len(expected), -1, -1), expected)
-
-
-def test_plain_causal_attention_needs_no_mask():
-    places = torch.arange(4)
-    assert boolean_mask(MaskSpec(places, places, all_visible=True)) is None
 
 
 def test_a_static_cache_may_be_longer_than_the_attention_mask():
@@ -108,8 +103,8 @@ def test_lengths_say_the_same_as_the_boolean_mask(data):
     spec = MaskSpec(places[cached : cached + length], places, 2, real, documents, window, document_starts=starts)
     q, k, v = (torch.randn(2, h, n, 4).double() for h, n in ((4, length), (2, columns), (2, columns)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("model.backends.flash.varlen_attn", loop_over_documents)
-        out = varlen(q, k, v, sequences(spec), 0.0)
+        patch.setattr("model.backends.kernels.varlen_attn", loop_over_documents)
+        out = flash(q, k, v, sequences(spec), 0.0)
     mask = boolean_mask(spec).expand(2, 1, length, columns)
     expected = eager(q, k, v, mask, 0.0)
     if real is not None:  # padding as a query is left out altogether, so it is zero
@@ -121,7 +116,7 @@ def test_lengths_say_the_same_as_the_boolean_mask(data):
 @pytest.mark.parametrize("told", [True, False], ids=["starts given", "starts found"])
 def test_a_model_learns_the_same_from_lengths_as_from_a_mask(monkeypatch, told, changes):
     """Loss and every gradient of packed rows, in float64: the formula under a mask, and lengths."""
-    monkeypatch.setattr("model.backends.flash.varlen_attn", loop_over_documents)
+    monkeypatch.setattr("model.backends.kernels.varlen_attn", loop_over_documents)
     monkeypatch.setitem(BACKENDS, "varlen", replace(BACKENDS["varlen"], limits=None))  # it would refuse a CPU
     lm = random_model(tiny_config(**changes)).double().train()
     ids = torch.randint(0, 192, (3, 21))
@@ -134,18 +129,6 @@ def test_a_model_learns_the_same_from_lengths_as_from_a_mask(monkeypatch, told, 
         found.append([loss, *torch.autograd.grad(loss, list(lm.parameters()))])
     for exact, ours in zip(*found, strict=True):
         assert torch.allclose(ours, exact, rtol=1e-9, atol=1e-9)
-
-
-def test_documents_that_began_elsewhere_would_be_seen(monkeypatch):
-    """The comparison above can fail: a start that is off by one changes the loss."""
-    monkeypatch.setattr("model.backends.flash.varlen_attn", loop_over_documents)
-    monkeypatch.setitem(BACKENDS, "varlen", replace(BACKENDS["varlen"], limits=None))
-    lm = random_model(tiny_config(attn_implementation="varlen")).double()
-    ids, documents = torch.randint(0, 192, (1, 12)), torch.tensor([[0] * 5 + [1] * 7])
-    right, wrong = torch.tensor([[0, 5, 12]]), torch.tensor([[0, 6, 12]])
-    losses = [lm(ids, labels=ids, document_ids=documents, document_starts=s)[0] for s in (None, right, wrong)]
-    assert losses[0] == losses[1]
-    assert abs(losses[2] - losses[0]) > 1e-3
 
 
 def test_a_document_never_continues_in_the_next_row():

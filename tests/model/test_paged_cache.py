@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model import LanguageModel, generate
-from model.decoding.paged_cache import OutOfBlocks, PagedCache
+from model.paged_cache import OutOfBlocks, PagedCache
 from tests.conftest import tiny_config
 
 FAMILIES = {

@@ -1,22 +1,73 @@
-"""Learned positions: where a token stands is looked up, so a place that has no vector is refused."""
+"""Where a token stands: RoPE with every scaling, learned positions, and models that are read with other positions."""
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
-from model import generate
+from model import generate, load, save
 from model.convert_kv_heads import convert_kv_heads
-from tests.conftest import random_model, tiny_config
+from model.rope import RopeScaling, RotaryEmbedding, apply_rotary
+from tests.conftest import GPT2, LATENT, random_model, tiny_config
+from tests.model import reference
 
-GPT2 = {
-    "position_embedding": "learned", "norm": "layernorm", "gated_mlp": False, "hidden_act": "gelu_new",
-    "attention_bias": True, "mlp_bias": True, "qk_norm": False, "num_key_value_heads": "mha",
-    "max_position_embeddings": 20,
-}  # fmt: skip
-IDS = torch.arange(40)[None]
+FACTOR, TRAINED = {"factor": st.floats(1, 32)}, {"original_max_position_embeddings": st.integers(16, 4096)}
+YARN = {"rope_type": st.just("yarn"), "attention_factor": st.none() | st.floats(0.5, 2.0)} | FACTOR | TRAINED
+LLAMA3 = {"rope_type": st.just("llama3"), "low_freq_factor": st.floats(0.5, 4.0)} | FACTOR | TRAINED
+SCALINGS = st.none() | st.one_of(
+    st.fixed_dictionaries({"rope_type": st.just("linear")} | FACTOR),
+    st.fixed_dictionaries(YARN),
+    st.fixed_dictionaries(LLAMA3 | {"high_freq_factor": st.floats(4.1, 32.0)}),
+)
+IDS = torch.arange(3, 43)[None]
+
+
+@torch.no_grad()
+def logits(lm):
+    return lm(IDS)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(SCALINGS, st.sampled_from([2, 8, 32, 64]), st.sampled_from([100.0, 10000.0, 1e6]), st.integers(0, 100_000))
+def test_turning_equals_complex_multiplication_far_beyond_the_training_length(scaling, head_dim, theta, start):
+    config = tiny_config(head_dim=head_dim, rope_theta=theta, rope_scaling=scaling)
+    positions = torch.arange(start, start + 5)[None]
+    x = torch.randn(1, 2, 5, head_dim)
+    found = apply_rotary(x, *RotaryEmbedding(head_dim, theta, config.rope_scaling)(positions, torch.float32))
+    expected = reference.rotate(x.double(), positions, config)
+    # a float32 angle is off by position * 2^-24 or so, relative to a turn of 1 radian a position
+    allowed = 1e-5 + 4 * (start + 5) * 2**-24 * x.abs().max().item()
+    assert (found - expected).abs().max() <= allowed
+
+
+def test_yarn_keeps_fast_pairs_and_slows_the_others():
+    scaling = RopeScaling(rope_type="yarn", factor=8.0, original_max_position_embeddings=4096)
+    plain, yarn = RotaryEmbedding(64, 1e4), RotaryEmbedding(64, 1e4, scaling)
+    ratio = plain.inv_freq / yarn.inv_freq
+    assert torch.allclose(ratio[:10], torch.ones(10))
+    assert torch.allclose(ratio[-8:], torch.full((8,), 8.0))
+    assert (ratio.diff() >= -1e-5).all()
+    assert yarn.attention_factor == pytest.approx(1.2079, abs=1e-4)  # 0.1 ln 8 + 1
+
+
+def test_attention_depends_on_relative_positions_only():
+    lm, ids, places = random_model(tiny_config()), torch.randint(0, 192, (1, 20)), torch.arange(20)[None]
+    with torch.no_grad():
+        here, there, far, stretched = (
+            lm(ids, position_ids=p) for p in (places, places + 40, places + 5000, places * 2)
+        )
+    assert torch.allclose(here, there, atol=2e-4)  # float32 angles, logits of size ~5
+    assert torch.allclose(here, far, atol=2e-2)  # angles of 5000 radians are off by 3e-4
+    assert not torch.allclose(here, stretched, atol=1e-1)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# learned positions
 
 
 def gpt2(**changes):
-    return random_model(tiny_config(**GPT2 | changes))
+    return random_model(tiny_config(**GPT2 | {"max_position_embeddings": 20} | changes))
 
 
 def test_a_token_means_something_else_at_another_place():
@@ -35,12 +86,9 @@ def test_a_text_that_is_longer_than_the_positions_is_refused():
     with pytest.raises(ValueError, match="the sequence has 21 tokens, more than max_position_embeddings"):
         lm(IDS[:, :21])
     assert generate(lm, IDS[:, :15], 30, stop_ids=()).shape == (1, 20)
-
-
-@pytest.mark.parametrize("places", [[0, 20], [-1, 3]])
-def test_a_place_without_a_vector_is_refused(places):
-    with pytest.raises(IndexError):
-        gpt2()(IDS[:, :2], position_ids=torch.tensor([places]))
+    for place in (-1, 20):
+        with pytest.raises(IndexError):
+            lm(IDS[:, :1], position_ids=torch.tensor([[place]]))
 
 
 def test_packed_documents_count_from_their_own_beginning():
@@ -57,5 +105,74 @@ def test_packed_documents_count_from_their_own_beginning():
 def test_no_fewer_key_value_heads_are_made_of_it():
     lm = gpt2()
     assert convert_kv_heads(lm, 4).config == lm.config
-    with pytest.raises(ValueError, match=r"heads \(2\) does not fit .*: use 4$"):
+    with pytest.raises(ValueError, match="use 4"):
         convert_kv_heads(lm, 2)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# a trained model, read with other positions: the same as one that was loaded with them
+
+PARTS = [{}, LATENT | {"kv_lora_rank": 8, "qk_rope_head_dim": 4}, {"tie_word_embeddings": False}]
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+@pytest.mark.parametrize("more", PARTS, ids=["qwen3", "mla", "untied"])
+def test_scaled_when_it_is_opened_is_scaled_when_it_was_saved(kind, more, tmp_path):
+    lm = random_model(tiny_config(max_position_embeddings=16, **more))
+    with pytest.raises(ValueError, match="max_position_embeddings"):
+        logits(lm)
+    scaled = lm.with_rope_scaling(kind, 4, trained=16)
+    assert scaled.config.max_position_embeddings == 64
+    save(scaled, tmp_path)
+    assert torch.equal(logits(scaled), logits(load(tmp_path)))
+    there = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa").eval()
+    with torch.no_grad():
+        assert torch.equal(logits(scaled), there(IDS).logits)
+    assert not torch.allclose(logits(scaled), logits(lm.with_config(max_position_embeddings=64)), atol=1e-3)
+
+
+def test_the_weights_are_shared_and_the_first_model_stays_as_it_was():
+    lm = random_model(
+        tiny_config(rope_scaling={"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8})
+    )
+    before = logits(lm)
+    plain = lm.with_rope_scaling("none", 1, trained=8)
+    assert all(one is other for one, other in zip(lm.parameters(), plain.parameters(), strict=True))
+    assert lm.num_parameters() == plain.num_parameters()  # a tied matrix is still one
+    assert torch.equal(logits(lm), before)
+    never_scaled = random_model(tiny_config())
+    never_scaled.load_state_dict(lm.state_dict())
+    assert torch.equal(logits(plain), logits(never_scaled))
+    for kind in ("linear", "yarn"):  # a factor of one changes nothing
+        assert torch.equal(logits(plain), logits(plain.with_rope_scaling(kind, 1, trained=16)))
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_a_cache_keeps_what_was_rotated_with_the_new_angles(cache):
+    lm = random_model(tiny_config(max_position_embeddings=32)).with_rope_scaling("yarn", 2, trained=32)
+    written = [generate(lm, IDS, 20, temperature=0, stop_ids=(), kv_cache=kind) for kind in (cache, None)]
+    assert torch.equal(*written)
+
+
+def test_a_window_set_afterwards_is_the_window_of_the_config():
+    lm = random_model(tiny_config())
+    windowed = lm.with_config(sliding_window=5, layer_types=["sliding_attention"])
+    built = random_model(tiny_config(sliding_window=5))
+    built.load_state_dict(lm.state_dict())
+    assert torch.equal(logits(windowed), logits(built))
+    assert not torch.equal(logits(windowed), logits(lm))
+    assert windowed.flops_per_token(40) == built.flops_per_token(40) < lm.flops_per_token(40)
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor", "more", "message"),
+    [
+        ("yarn", 0.5, {}, "the factor is 0.5: for texts of 16 tokens use 1 to 1"),
+        ("linear", float("nan"), {}, "the factor is nan"),
+        ("yarn", 1e9, {}, "the factor is 1e"),
+        ("yarn", 2, {"position_embedding": "learned", "qk_norm": False, "loadable_elsewhere": False}, "no RoPE"),
+    ],
+)
+def test_scaling_that_cannot_be_is_refused(kind, factor, more, message):
+    with pytest.raises(ValueError, match=message):
+        random_model(tiny_config(**more)).with_rope_scaling(kind, factor, trained=16)

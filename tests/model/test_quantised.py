@@ -9,17 +9,13 @@ from model import generate
 from model.lora import add_adapters
 from model.lora_config import LoraConfig
 from model.quantised import WEIGHTS, quantisable, quantise_weights, weight_bytes
-from tests.conftest import random_model, tiny_config
+from tests.conftest import GPT2, random_model, tiny_config
 
 pytest.importorskip("torchao")
 
 EXPERTS = {"num_experts": 4, "moe_intermediate_size": 16}
 LATENT = {"attention": "mla", "num_key_value_heads": 4, "head_dim": None, "kv_lora_rank": 32, "qk_nope_head_dim": 8}
 LATENT |= {"qk_rope_head_dim": 4, "v_head_dim": 8}
-GPT2 = {
-    "position_embedding": "learned", "norm": "layernorm", "gated_mlp": False, "hidden_act": "gelu_new",
-    "attention_bias": True, "mlp_bias": True, "qk_norm": False, "num_key_value_heads": "mha",
-}  # fmt: skip
 # how far a product may be off, as a share of its size: half a step of 127, and half a step of 15
 NEAR = {"int8": 0.02, "int4": 0.2}
 

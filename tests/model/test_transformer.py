@@ -1,4 +1,4 @@
-"""LanguageModel: where the loss starts, what labels mean, what modules say of themselves."""
+"""LanguageModel: where it starts, what labels mean, losses in chunks, what modules say and what is counted."""
 
 import copy
 import math
@@ -7,37 +7,38 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from model import LanguageModel, ModelConfig
 from model.attention import MIMETIC_STRENGTH
 from model.loss import CHUNK, cross_entropy_sum, log_probs
-from tests.conftest import random_model, tiny_config
+from model.masks import causal, mean_keys, within_window
+from model.norm import RMSNorm
+from model.transformer import on_meta
+from tests.conftest import GPT2, LATENT, random_model, tiny_config
+
+OLMO2 = {"qk_norm": "whole", "norm_position": "after", "attention_bias": True}
+UNTIED = {"tie_word_embeddings": False, "qk_norm": False}
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("hidden", [32, 128, 1024])
-@pytest.mark.parametrize("vocab", [64, 2048])
-def test_the_loss_starts_at_ln_vocabulary(vocab, hidden, tied):
-    lm = LanguageModel(
-        ModelConfig(
-            vocab_size=vocab,
-            hidden_size=hidden,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            tie_word_embeddings=tied,
-        )
-    )
-    ids = torch.randint(0, vocab, (16, 64))
+@pytest.mark.parametrize(
+    ("vocab", "hidden", "more"), [(64, 128, {}), (2048, 32, {}), (2048, 1024, {}), (512, 64, LATENT)]
+)
+def test_the_loss_starts_at_ln_vocabulary(vocab, hidden, more, tied):
+    shape = {"vocab_size": vocab, "hidden_size": hidden, "num_hidden_layers": 2, "num_attention_heads": 4}
+    lm, ids = LanguageModel(ModelConfig(**shape | more, tie_word_embeddings=tied)), torch.randint(0, vocab, (16, 64))
     loss_sum, count = lm(ids, labels=ids)
     assert (loss_sum / count).item() == pytest.approx(math.log(vocab), rel=0.02)
 
 
-def test_output_projections_start_at_zero_and_everything_else_does_not():
-    for name, parameter in LanguageModel(tiny_config()).named_parameters():
-        is_output = name.endswith(("o_proj.weight", "down_proj.weight"))
-        assert (parameter == 0).all().item() == is_output, name
+@pytest.mark.parametrize("changes", [{}, UNTIED, OLMO2, GPT2, LATENT | {"q_lora_rank": 9, "attention_bias": True}])
+def test_what_a_layer_adds_starts_at_zero_and_so_do_biases_and_nothing_else(changes):
+    """Also after `reset_parameters` of a model that was trained."""
+    lm = random_model(tiny_config(**changes))
+    lm.reset_parameters()
+    for name, parameter in lm.named_parameters():
+        is_zero = name.endswith(("o_proj.weight", "down_proj.weight", ".bias"))
+        assert (parameter == 0).all().item() == is_zero, name
 
 
 def test_labels_are_aligned_and_shifted_inside():
@@ -48,20 +49,12 @@ def test_labels_are_aligned_and_shifted_inside():
     with torch.no_grad():
         loss_sum, count = lm(ids, labels=labels)
         logits = lm(ids)
+        assert torch.equal(lm.lm_head(lm(ids, hidden_states=True)), logits)
     expected = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
     assert count == 7 + 11  # of 11 predictions a row, the first row trains on those of positions 5 … 11
     assert loss_sum.item() == pytest.approx(expected.item(), rel=1e-6)
-
-
-def test_a_batch_without_labels_to_train_on_is_zero_not_nan():
-    loss_sum, count = random_model(tiny_config())(torch.zeros(1, 4).long(), labels=torch.full((1, 4), -100))
-    assert (loss_sum.item(), count.item()) == (0.0, 0)
-
-
-def test_tied_weights_are_one_matrix_and_count_once():
-    tied, untied = LanguageModel(tiny_config()), LanguageModel(tiny_config(tie_word_embeddings=False))
-    assert tied.lm_head.weight is tied.model.embed_tokens.weight
-    assert untied.num_parameters() - tied.num_parameters() == 192 * 32
+    loss_sum, count = lm(ids, labels=torch.full_like(ids, -100))
+    assert (loss_sum.item(), count.item()) == (0.0, 0)  # not NaN
 
 
 def test_a_sequence_beyond_the_context_is_refused():
@@ -69,73 +62,16 @@ def test_a_sequence_beyond_the_context_is_refused():
         LanguageModel(tiny_config())(torch.zeros(1, 65).long())
 
 
-@pytest.mark.parametrize("every", [3, 10])
-@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
-def test_the_chunked_loss_equals_pytorchs_forward_and_backward(every, autocast, monkeypatch):
-    monkeypatch.setitem(CHUNK, "cpu", 7)
-    hidden, weight = torch.randn(40, 16), torch.randn(50, 16)
-    labels = torch.randint(0, 50, (40,))
-    labels[::every] = -100  # 3: so many that the others are picked first
-    found, expected = [], []
-    for into, loss in ((found, cross_entropy_sum), (expected, plain_cross_entropy)):
-        leaves = [x.clone().requires_grad_() for x in (hidden, weight)]
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            value = loss(*leaves, labels)
-        (value / 17).backward()
-        into += [value.detach(), *[leaf.grad for leaf in leaves]]
-    for a, b in zip(found, expected, strict=True):
-        assert a.dtype == b.dtype == torch.float32
-        assert (a - b).abs().max() <= (2e-2 if autocast else 1e-5) * b.abs().max()
-
-
-@pytest.mark.parametrize("evaluates", [True, False], ids=["an evaluation", "a frozen head"])
-def test_no_gradient_of_the_head_is_made_for_nobody(evaluates):
-    hidden, weight = torch.randn(40, 16, requires_grad=True), torch.randn(50, 16, requires_grad=evaluates)
-    with Made() as made:
-        with torch.set_grad_enabled(not evaluates):
-            loss = cross_entropy_sum(hidden, weight, torch.randint(0, 50, (40,)))
-        if not evaluates:
-            loss.backward()
-            assert hidden.grad.abs().sum() > 0
-    assert weight.shape not in made.shapes
-
-
-class Made(TorchDispatchMode):
-    """The shapes of all tensors that are made inside."""
-
-    def __init__(self):
-        super().__init__()
-        self.shapes = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.shapes |= {tensor.shape for tensor in tree_leaves(out) if isinstance(tensor, torch.Tensor)}
-        return out
+# ---------------------------------------------------------------------------------------------------------
+# losses in chunks, against PyTorch's
 
 
 def plain_cross_entropy(hidden, weight, labels):
-    return F.cross_entropy((hidden @ weight.T).float(), labels, reduction="sum")
+    return F.cross_entropy((hidden @ weight.T).float().flatten(0, 1), labels.flatten(), reduction="sum")
 
 
-@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
-def test_chunked_log_probabilities_equal_pytorchs_forward_and_backward(autocast, monkeypatch):
-    """Every position is weighed differently, as preferences and rewards do; tolerance: rounding of sums, 8 bits."""
-    monkeypatch.setitem(CHUNK, "cpu", 7)
-    hidden, weight, weights = torch.randn(3, 13, 16), torch.randn(50, 16), torch.randn(3, 13)
-    labels = torch.randint(0, 50, (3, 13))
-    labels[:, ::3] = -100
-    found, expected = [], []
-    for into, of_labels in ((found, log_probs), (expected, plain_log_probs)):
-        leaves = [x.clone().requires_grad_() for x in (hidden, weight)]
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            values = of_labels(*leaves, labels)
-        (values * weights).sum().backward()
-        into += [values.detach(), *[leaf.grad for leaf in leaves]]
-    assert (found[0][:, 0] == 0).all()
-    assert (found[0][labels == -100] == 0).all()
-    for a, b in zip(found, expected, strict=True):
-        assert a.dtype == b.dtype == torch.float32
-        assert (a - b).abs().max() <= (2e-2 if autocast else 1e-5) * b.abs().max()
+def chunked_cross_entropy(hidden, weight, labels):
+    return cross_entropy_sum(hidden.flatten(0, 1), weight, labels.flatten())
 
 
 def plain_log_probs(hidden, weight, labels):
@@ -144,57 +80,58 @@ def plain_log_probs(hidden, weight, labels):
     return F.pad(of_labels * (labels[:, 1:] != -100), (1, 0))
 
 
-def test_hidden_states_are_what_the_head_is_given():
-    lm, ids = LanguageModel(tiny_config()).eval(), torch.randint(0, 192, (2, 9))
-    assert torch.equal(lm.lm_head(lm(ids, hidden_states=True)), lm(ids))
-
-
-def initialised_by_name(config):
-    """The start before modules initialised themselves: by parameter names, in one loop. It must stay, bit by bit."""
-    lm = LanguageModel.__new__(LanguageModel)
-    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(LanguageModel, "reset_parameters", lambda self: None)
-        lm = LanguageModel(config)
-        hidden, tied = config.hidden_size, config.tie_word_embeddings
-        for name, parameter in lm.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                parameter.zero_()
-            elif name.endswith("proj.weight"):
-                parameter.normal_(0.0, 1 / math.sqrt(hidden))
-            elif name.endswith("norm.weight"):
-                parameter.fill_(1.5 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0)
-        std = min(0.02, 1 / hidden) if tied else 1.0
-        lm.model.embed_tokens.weight.normal_(0.0, std)
-        lm.model.embed_tokens.weight += torch.empty(hidden).normal_(0.0, std)
-        if not tied:
-            lm.lm_head.weight.normal_(0.0, 0.1 / math.sqrt(hidden))
-    return lm
-
-
+@pytest.mark.parametrize("frozen", [False, True], ids=["head", "frozen head"])
+@pytest.mark.parametrize("every", [3, 10])
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(
-    "changes", [{}, {"tie_word_embeddings": False}, {"qk_norm": False}, {"head_dim": 16, "num_key_value_heads": "mqa"}]
+    ("ours", "plain"), [(chunked_cross_entropy, plain_cross_entropy), (log_probs, plain_log_probs)], ids=["sum", "each"]
 )
-def test_modules_that_initialise_themselves_draw_the_same_numbers_in_the_same_order(changes):
-    config, starts = tiny_config(**changes), []
-    for make in (initialised_by_name, LanguageModel):
-        torch.manual_seed(5)
-        starts.append([*make(config).parameters(), torch.get_rng_state()])
-    assert all(torch.equal(a, b) for a, b in zip(*starts, strict=True))
+def test_a_loss_in_chunks_equals_pytorchs_forward_and_backward(ours, plain, autocast, every, frozen, monkeypatch):
+    """Every position is weighed differently, as preferences and rewards do; tolerance: rounding of sums, 8 bits."""
+    monkeypatch.setitem(CHUNK, "cpu", 7)
+    hidden, weight, weights = torch.randn(3, 13, 16), torch.randn(50, 16), torch.randn(3, 13)
+    labels = torch.randint(0, 50, (3, 13))
+    labels.view(-1)[::every] = -100  # 3: so many that the others are picked first
+    found, expected = [], []
+    for into, loss in ((found, ours), (expected, plain)):
+        leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_(not frozen)]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            values = loss(*leaves, labels)
+        (values * (weights if values.ndim else 1 / 17)).sum().backward()
+        into += [values.detach(), *[leaf.grad for leaf in leaves if leaf.requires_grad]]
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            assert torch.equal(loss(hidden, weight, labels), values)
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype == torch.float32
+        assert (a - b).abs().max() <= (2e-2 if autocast else 1e-5) * b.abs().max()
 
 
-def test_reset_parameters_starts_anew():
-    lm = random_model(tiny_config(tie_word_embeddings=False))
-    lm.reset_parameters()
-    for layer in lm.model.layers:
-        assert (layer.self_attn.o_proj.weight == 0).all()
-        assert (layer.self_attn.q_norm.weight == 1.5).all()
-    assert lm.lm_head.weight.std().item() == pytest.approx(0.1 / math.sqrt(32), rel=0.1)
+@pytest.mark.parametrize(("dtype", "relative"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("shape", [(3, 5, 16), (2, 7, 4, 8)])
+def test_rms_norms_own_backward_pass_is_autograds(shape, dtype, relative):
+    norm = RMSNorm(shape[-1], 1e-6)
+    torch.nn.init.normal_(norm.weight, 1.0, 0.3)
+    x = torch.randn(shape).to(dtype).requires_grad_()
+    x32 = x.float()
+    expected = norm.weight * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + 1e-6)).to(dtype)
+    found = norm(x)
+    assert torch.equal(found, expected)
+    with torch.no_grad():
+        assert torch.equal(norm(x), expected)
+    gradient = torch.randn(found.shape).to(found.dtype)
+    ours, theirs = (torch.autograd.grad(out, (x, norm.weight), gradient) for out in (found, expected))
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == b.dtype
+        assert (a - b).norm() < relative * b.norm()
+
+
+# ---------------------------------------------------------------------------------------------------------
+# what modules say of themselves
 
 
 class TwoExperts(nn.Module):
-    """What a mixture of experts will be: a stack of matrices, a router, an auxiliary loss. Written here alone."""
+    """A feed-forward part of one's own: a stack of matrices, a router, auxiliary losses."""
 
-    part = "feed_forward"
     optimizer_group = "expert"
 
     def __init__(self, size):
@@ -221,34 +158,57 @@ def test_a_layer_of_ones_own_says_its_groups_and_adds_its_losses(checkpointing):
     lm.set_activation_checkpointing(checkpointing)
     for layer in lm.model.layers:
         layer.mlp = TwoExperts(32)
-    groups = lm.parameter_groups()
-    mlp = lm.model.layers[0].mlp
-    assert any(p is mlp.experts for p in groups["expert"])
-    assert any(p is mlp.router.weight for p in groups["matrix"])
-    assert any(p is mlp.router.bias for p in groups["vector"])
+    groups, mlp = lm.parameter_groups(), lm.model.layers[0].mlp
+    for parameter, group in ((mlp.experts, "expert"), (mlp.router.weight, "matrix"), (mlp.router.bias, "vector")):
+        assert any(p is parameter for p in groups[group])
     expected = lm.eval()(ids, labels=ids)
     found, auxiliary = lm.train()(ids, labels=ids, with_auxiliary=True)
     assert found == expected  # what is minimised besides stands apart
     assert auxiliary["size"] == ids.numel()  # 0.5 in each of two layers, times the tokens
-    (hidden, same), logits = lm(ids, hidden_states=True, with_auxiliary=True), lm(ids)
-    assert same == auxiliary
-    assert torch.equal(lm.lm_head(hidden), logits)
+    assert lm(ids, hidden_states=True, with_auxiliary=True)[1] == auxiliary
     auxiliary["balance"].backward()
     assert mlp.router.weight.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("kv_heads", ["mha", "gqa", "mqa"])
 def test_with_mimetic_weights_keys_are_queries_and_what_is_read_is_written(kv_heads):
-    torch.manual_seed(0)
     lm = LanguageModel(tiny_config(num_attention_heads=4, num_key_value_heads=kv_heads, initialization="mimetic"))
-    for layer in lm.model.layers:
-        attention = layer.self_attn
-        D, x = attention.head_dim, torch.randn(3, lm.config.hidden_size)
-        groups = lm.config.num_key_value_groups
+    for attention in lm.attention_modules():
+        D, x, groups = attention.head_dim, torch.randn(3, 32), lm.config.num_key_value_groups
         queries, keys = attention.q_proj(x).unflatten(-1, (-1, D)), attention.k_proj(x).unflatten(-1, (-1, D))
         assert torch.equal(queries[:, ::groups], keys)
         read = attention.v_proj(x).unflatten(-1, (-1, D)).repeat_interleave(groups, dim=1).flatten(1)
         along = (attention.o_proj(read) * x).sum(-1)  # of what is written, the part that is the token itself
         torch.testing.assert_close(along, MIMETIC_STRENGTH * read.square().sum(-1))
-    plain = LanguageModel(tiny_config(num_attention_heads=4, num_key_value_heads=kv_heads))
-    assert not plain.model.layers[0].self_attn.o_proj.weight.any()
+
+
+WINDOWS = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+SHAPES = [{}, UNTIED, OLMO2, GPT2, LATENT | {"q_lora_rank": 9}, WINDOWS, {"head_dim": 12, "num_key_value_heads": "mqa"}]
+
+
+@pytest.mark.parametrize("changes", SHAPES)
+def test_parameters_and_flops_are_counted_without_building_the_model(changes):
+    """FLOPs: two for each number of a matrix, and for each key that a token sees those of q · k and weights @ v."""
+    config, length = tiny_config(**changes), 9
+    state = torch.get_rng_state()
+    counted = on_meta(config)
+    assert torch.equal(torch.get_rng_state(), state)
+    lm, counts = LanguageModel(config), counted.parameter_counts()
+    assert counts["total"] == lm.num_parameters() == sum(v for k, v in counts.items() if k != "total")
+    layers, linears = lm.model.layers, [m for m in lm.modules() if isinstance(m, nn.Linear)]
+    norms = sum(p.numel() for name, p in lm.named_parameters() if "norm" in name)
+    assert counts["norm"] == norms
+    assert counts["feed_forward"] == sum(p.numel() for layer in layers for p in layer.mlp.parameters())
+    tables = [table for table in lm.modules() if isinstance(table, nn.Embedding)]
+    assert counts["embedding"] == sum(table.weight.numel() for table in tables)
+    assert counts["head"] == (0 if config.tie_word_embeddings else lm.lm_head.weight.numel())
+    keys = 0.0
+    for window in config.windows:
+        query, key = torch.arange(length)[:, None], torch.arange(length)
+        seen = causal(query, key) & within_window(query, key, window or length)
+        assert mean_keys(length, window) == pytest.approx(seen.sum().item() / length)
+        keys += seen.sum().item() / length
+    a_key = 2 * config.num_attention_heads * (config.head_size + config.value_size)
+    forward = 2 * sum(m.weight.numel() for m in linears) + a_key * keys
+    assert counted.flops_per_token(length, training=False) == pytest.approx(forward)
+    assert counted.flops_per_token(length) == pytest.approx(3 * forward)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model import LanguageModel, generate
-from model.decoding.sampling import Sampling
+from model.generation import Sampling
 from serve.batching import Batcher, End, Request, Token, TooManyRequests
 from tests.conftest import tiny_config
 

@@ -33,22 +33,22 @@ def train_on_accelerator(config: Path, change: Callable[[Run], None] | None = No
     train.optimizer.FUSED += (accelerator.NAME,)
     Run.gates_on_device = property(lambda run: True)  # type: ignore[assignment]
     BACKENDS.update({name: replace(backend, limits=None) for name, backend in BACKENDS.items()})
-    step, elsewhere, waits = train.loop.training_step, train.loop.evaluate_and_save, []
+    count, elsewhere, waits = train.loop.count, train.loop.evaluate_and_save, []
 
-    def watched(run, *arguments, **options):
+    def watched(run, batch):
         if run.state.step == 0 and change is not None:
             change(run)
         device.recording = True
-        return step(run, *arguments, **options)
+        return count(run, batch)
 
-    def apart(run, stopped):
+    def apart(run, is_last=False):
         device.recording = False
-        if run.state.step:
+        if run.state.step and not is_last:
             waits.append([list(each) for each in device.reads])
             device.reads.clear()
-        elsewhere(run, stopped)
+        elsewhere(run, is_last)
 
-    train.loop.training_step, train.loop.evaluate_and_save = watched, apart
+    train.loop.count, train.loop.evaluate_and_save = watched, apart
     with Accelerator() as device:
         pretrain(config)
     config.with_name("waits.json").write_text(json.dumps(waits), encoding="utf-8")

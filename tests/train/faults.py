@@ -5,7 +5,7 @@ import train.loop
 
 def at_step(monkeypatch, steps, action) -> list:
     """Call action(run) just before each of these steps; the list grows with its results."""
-    step, results = train.loop.training_step, []
+    step, results = train.loop.forward_backward, []
 
     def watched(run, *arguments, **options):
         undo = None
@@ -17,7 +17,7 @@ def at_step(monkeypatch, steps, action) -> list:
             undo.remove()
         return figures
 
-    monkeypatch.setattr(train.loop, "training_step", watched)
+    monkeypatch.setattr(train.loop, "forward_backward", watched)
     return results
 
 

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import torch
 
 from data.tokenizer import load_tokenizer
+from eval.tools.answers import Written
 from model import load
 from tests.train.helpers import pretrain, write_config
 from train.config import RunConfig, load_run_config
+from train.grpo import Rollouts
 from train.machine.distributed import ALONE
-from train.methods.rollouts import Rollouts
 
 WORLD = {"kind": "storyworld", "documents": 40, "validation_documents": 8}
 ROWS = 8  # answers of a step
@@ -52,19 +53,20 @@ def opened(run: Path):
     return load(run), load_tokenizer(run)
 
 
-def rollouts(run: Path, **grpo) -> tuple[RunConfig, Rollouts]:
-    """The source of a config with these keys of `grpo:`."""
-    config = load_run_config(grpo_config(run, grpo=grpo))
-    return config, Rollouts(config, SimpleNamespace(tokenizer=opened(run)[1]), ALONE, torch.device("cpu"))
+def rollouts(run: Path, config: Path | None = None, **grpo) -> tuple[RunConfig, Rollouts]:
+    """The source of a config; default: one with these keys of `grpo:`."""
+    loaded = load_run_config(config or grpo_config(run, grpo=grpo))
+    return loaded, Rollouts(loaded, SimpleNamespace(tokenizer=opened(run)[1]), ALONE, torch.device("cpu"))
+
+
+def sampled(source: Rollouts, run: Path) -> list[Written]:
+    """What the run's model answers in step 0."""
+    return source.sample(0, opened(run)[0], [source.question(0, number) for number in range(source.groups)])
 
 
 def vowels(question, reply: str) -> float:
     """A reward of which an untrained model's answers get different amounts."""
     return sum(letter in "aeiou" for letter in reply) / 4
-
-
-def same(question, reply: str) -> float:
-    return 1.0
 
 
 CALLS = [0]

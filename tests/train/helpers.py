@@ -54,16 +54,16 @@ def kill_at(config: Path, step: int, name: str = "KILL") -> int | None:
 
 
 def _pretrain_killed(config: Path, step: int, name: str) -> None:
-    training_step = train.loop.training_step
+    forward_backward = train.loop.forward_backward
     if name == "HUP":  # which is ignored where the tests were started with nohup
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
     def killed(run, *arguments, **options):
         if run.state.step == step:
             os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
-        return training_step(run, *arguments, **options)
+        return forward_backward(run, *arguments, **options)
 
-    train.loop.training_step = killed
+    train.loop.forward_backward = killed
     torch.set_num_threads(1)
     print_to(config.with_name("killed.txt"))
     sys.argv = ["pretrain", str(config)]
@@ -102,15 +102,15 @@ def metrics(run: Path, *, without_clocks: bool = True) -> list[dict]:
 @contextmanager
 def stopped_at(step: int) -> Iterator[None]:
     """Training in this process gets a SIGTERM when it comes to `step`."""
-    training_step = train.loop.training_step
+    forward_backward = train.loop.forward_backward
 
     def stopping(run, *arguments, **options):
         if run.state.step == step:
             os.kill(os.getpid(), signal.SIGTERM)
-        return training_step(run, *arguments, **options)
+        return forward_backward(run, *arguments, **options)
 
-    train.loop.training_step = stopping
+    train.loop.forward_backward = stopping
     try:
         yield
     finally:
-        train.loop.training_step = training_step
+        train.loop.forward_backward = forward_backward

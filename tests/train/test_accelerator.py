@@ -16,10 +16,10 @@ from tests.train.accelerated import train_on_accelerator
 from tests.train.helpers import metrics, pretrain, write_config
 
 LOG_EVERY = 3
-LOGGED = ["_to_copy", "train/meters.py", "read_device"]  # losses of the steps since the last line, in one copy
+LOGGED = ["_to_copy", "train/metrics.py", "read_device"]  # losses of the steps since the last line, in one copy
 slow = partial(pytest.param, marks=pytest.mark.slow)
 # fp16 looks at every gradient, because an overflow is computed again with another scale
-SCALED = "train/step.py", "_loss_and_gradients"
+SCALED = ("train/loop.py", "train"), ("train/loop.py", "overflowed")
 
 
 def config_for(folder, **changes):
@@ -61,8 +61,8 @@ def test_no_step_waits_for_the_device_but_to_log(tmp_path, attention, precision)
 
 def test_fp16_waits_for_its_scale_alone(tmp_path):
     waits = waits_of(config_for(tmp_path, attention="flash", precision="fp16"))
-    assert all({tuple(place) for _, *place in step} <= {SCALED, tuple(LOGGED[1:])} for step in waits)
-    assert all(any(tuple(place) == SCALED for _, *place in step) for step in waits)
+    assert all({tuple(place) for _, *place in step} <= {*SCALED, tuple(LOGGED[1:])} for step in waits)
+    assert all(any(tuple(place) in SCALED for _, *place in step) for step in waits)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -71,18 +71,6 @@ def test_fp16_waits_for_its_scale_alone(tmp_path):
 
 def reads_a_number(run):
     run.lm.model.norm.register_forward_hook(lambda module, inputs, output: print(output.sum().item()))
-
-
-def asks_a_question(run):
-    run.lm.model.norm.register_forward_hook(lambda module, inputs, output: print(bool(output.isnan().any())))
-
-
-def makes_a_list(run):
-    run.lm.model.norm.register_forward_hook(lambda module, inputs, output: print(output[0, 0].tolist()))
-
-
-def chooses_by_a_mask(run):
-    run.lm.model.norm.register_forward_hook(lambda module, inputs, output: print(output[output > 0].shape))
 
 
 def takes_a_gradient_away_and_back(run):
@@ -105,11 +93,8 @@ def forgets_where_documents_begin(run):
     ("change", "wait"),
     [
         (reads_a_number, ["_local_scalar_dense", "tests/train/test_accelerator.py", "<lambda>"]),
-        slow(asks_a_question, ["_local_scalar_dense", "tests/train/test_accelerator.py", "<lambda>"]),
         (takes_a_gradient_away_and_back, ["_to_copy", "tests/train/test_accelerator.py", "<lambda>"]),
-        slow(makes_a_list, ["_to_copy", "tests/train/test_accelerator.py", "<lambda>"]),
-        slow(chooses_by_a_mask, ["index", "tests/train/test_accelerator.py", "<lambda>"]),
-        (forgets_where_documents_begin, ["_local_scalar_dense", "model/backends/flash.py", "find_starts"]),
+        (forgets_where_documents_begin, ["_local_scalar_dense", "model/backends/kernels.py", "find_starts"]),
     ],
 )
 def test_a_wait_that_is_put_in_on_purpose_is_found(tmp_path, change, wait):

@@ -95,17 +95,6 @@ def test_scores_are_those_of_the_checkpoint(looked_at):
     assert np.allclose(last.maps["repeated_2"].weights, maps.weights[:, 0].numpy(), atol=1e-3)
 
 
-def test_some_layers_heads_and_scores_only(tmp_path, no_pictures):
-    wanted = ON | {"layers": [1], "heads": [0, 3], "metrics": ["sink", "induction"]}
-    done = pretrain(with_heads(tmp_path, eval={"attention": wanted}))
-    assert "hook is off" not in done.stdout
-    last = snapshots.read_all(tmp_path / "runs/tiny")[0][-1]
-    assert (last.layers, last.heads) == ([1], [0, 3])
-    assert set(last.scores) == {"sink", "induction"}
-    assert last.scores["sink"].shape == (1, 2)
-    assert last.group(3) == 1
-
-
 def test_a_resumed_run_forgets_what_it_saw_after_its_checkpoint(tmp_path, no_pictures):
     config = with_heads(tmp_path, train={"checkpoint_every": 4})
     pretrain(config, "train.max_steps=8")
@@ -124,40 +113,6 @@ def test_a_resumed_run_forgets_what_it_saw_after_its_checkpoint(tmp_path, no_pic
     assert steps == [0, 1, 2, 4, 8, 12]
 
 
-@pytest.mark.slow
-def test_a_run_resumed_with_other_heads_is_drawn_from_those_alone(tmp_path):
-    """The contract lets cadences and what is looked at change; pictures of unlike things would be no time-lapse."""
-    config = with_heads(tmp_path)
-    pretrain(config, "train.max_steps=8", "eval.attention.heads=[0, 1]", "eval.attention.max_tokens=8")
-    folder = tmp_path / "runs/tiny/attention"
-    (folder / "induction_head.png").write_bytes(b"of a head that is no induction head any more")
-    done = pretrain(config)
-    assert "could not be drawn" not in done.stdout
-    assert [len(one.heads) for one in snapshots.read_all(tmp_path / "runs/tiny")[0]] == [2, 2, 2, 2, 2, 4]
-    assert not (folder / "induction_head.png").exists()
-    assert "| previous token  |" in (tmp_path / "runs/tiny/report.md").read_text(encoding="utf-8")
-
-
-def test_a_damaged_snapshot_is_reported_and_the_run_is_finished_all_the_same(tmp_path, no_pictures):
-    """Whatever byte flips: a snapshot is never worth a run."""
-    config = with_heads(tmp_path)
-    pretrain(config, "train.max_steps=8")
-    file = tmp_path / "runs/tiny/attention/step_00000004.npz"
-    whole = file.read_bytes()
-    for place in [
-        *range(0, len(whole), len(whole) // 20),
-        *range(len(whole) - 22, len(whole)),
-    ]:
-        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
-        found, problems = snapshots.read_all(tmp_path / "runs/tiny")
-        assert len(found) + len(problems) == 5
-        assert all(str(file) in problem and "the others still open" in problem for problem in problems)
-    file.write_bytes(whole[:1000] + bytes(b ^ 0xFF for b in whole[1000:1100]) + whole[1100:])
-    done = pretrain(config)
-    assert f"warning: {file}: not a whole snapshot" in done.stdout
-    assert "finished at step 12" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
@@ -174,13 +129,3 @@ def test_a_damaged_snapshot_is_reported_and_the_run_is_finished_all_the_same(tmp
 def test_what_does_not_exist_is_reported_before_training(tmp_path, overrides, problem):
     said = refusal(with_heads(tmp_path), *overrides)
     assert problem in said
-
-
-def test_a_probe_file_with_an_unknown_field(tmp_path, no_pictures):
-    file = tmp_path / "probes.yaml"
-    file.write_text("texts:\n  - {name: fox, text: the fox}\n  - {name: cat, txt: the cat}\n")
-    done = pretrain(with_heads(tmp_path), f"eval.attention.probe_file={file}", code=2)
-    assert f"{file}:1: unknown key `texts.1.txt`, did you mean `texts.1.text`?" in done.stderr
-    file.write_text("texts:\n  - {name: fox, text: the cat sat}\n")
-    assert "hook is off" not in pretrain(with_heads(tmp_path), f"eval.attention.probe_file={file}").stdout
-    assert "fox" in snapshots.read_all(tmp_path / "runs/tiny")[0][-1].maps

@@ -12,7 +12,7 @@ from data.prepare import prepare
 from data.storyworld import tell
 from data.tokenizer import train_tokenizer
 from model import LanguageModel, ModelConfig
-from model.decoding.kv_cache import KVCache
+from model.kv_cache import KVCache
 from model.lora_config import LoraConfig
 from model.transformer import on_meta
 from tests.conftest import tiny_config

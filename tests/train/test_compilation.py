@@ -11,8 +11,8 @@ from tests.train.grpo_helpers import begun, grpo_config
 from tests.train.helpers import metrics, pretrain, refusal, write_config
 from tests.train.worlds import trace
 from train import grpo
+from train.grpo import Rollouts
 from train.machine import compilation, device, hardware
-from train.methods.rollouts import Rollouts
 from train.optimizer import Muon
 
 

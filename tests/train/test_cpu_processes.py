@@ -33,7 +33,7 @@ def as_command(config: Path, overrides: list[str], kill_at: int | None = None, v
     torch.set_num_threads(1)
     print_to(config.with_name("said.txt"))
     tempfile.tempdir = str(temporary_folder(config))
-    step = train.loop.training_step
+    step = train.loop.forward_backward
 
     def killed(run, *arguments, **options):
         if run.state.step == kill_at and run.world.rank == victim:
@@ -43,7 +43,7 @@ def as_command(config: Path, overrides: list[str], kill_at: int | None = None, v
                 pids.write(f"{os.getpid()}\n")
         return step(run, *arguments, **options)
 
-    train.loop.training_step = killed
+    train.loop.forward_backward = killed
     sys.argv = ["pretrain", str(config), *overrides]
     exit_on_bad_input(main)
 
@@ -149,16 +149,16 @@ def test_memory_that_runs_out_in_one_process_halves_the_rows_of_all(tmp_path):
 
 
 def as_command_without_memory(config: Path, overrides: list[str]) -> None:
-    import train.step
+    import train.loop
 
-    passes = train.step._passes
+    passes = train.loop.forward_backward
 
     def short_of_memory(run, *arguments):
         if run.world.rank == 1 and run.state.micro_rows > 1:
             raise torch.OutOfMemoryError("DefaultCPUAllocator: can't allocate memory")
         return passes(run, *arguments)
 
-    train.step._passes = short_of_memory
+    train.loop.forward_backward = short_of_memory
     as_command(config, overrides)
 
 

@@ -18,11 +18,10 @@ from tests.train.exactly import check_that_a_stopped_run_goes_on_exactly
 from tests.train.foreign import foreign_directory
 from tests.train.helpers import metrics, pretrain, refusal, write_config
 from train.config import load_run_config
-from train.dpo import Preference, answer_log_probs, main, preference_loss
-from train.methods.dpo_keys import DPOConfig
-from train.methods.pairs import PairSource
-from train.methods.reference import asked
+from train.dpo import PairSource, Preference, answer_log_probs, main, preference_loss
+from train.method_config import DPOConfig
 from train.pretrain import main as pretrain_main
+from train.reference import as_reference
 from train.sft import main as sft
 
 
@@ -168,7 +167,7 @@ def test_a_model_with_adapters_is_its_own_reference(tmp_path, base):
     for layer in adapted(lm).values():
         torch.nn.init.normal_(layer.lora_B.weight, std=0.1)
     ids, labels = batch["chosen_input_ids"], batch["chosen_labels"]
-    with asked(None, lm) as without, asked(reference, lm) as other:
+    with as_reference(None, lm) as without, as_reference(reference, lm) as other:
         found, expected = (answer_log_probs(model, model, ids, labels)[0] for model in (without, other))
     assert torch.equal(found, expected)
     assert lm.training
@@ -215,9 +214,7 @@ def test_pairs_that_cannot_be_trained_on_are_counted_once(tmp_path, base, reason
     [
         (["data.records=conversations"], main, "data.records is conversations, but fine-tuning needs pairs"),
         (["init_from=null"], main, "init_from: fine-tuning starts from a trained model: name a run"),
-        (["init_from=nowhere"], main, "init_from: "),
         (["train.tokens_per_step=96"], main, "times 2, for both answers of a pair: use 192 or 384"),
-        (["dpo.beta=0"], main, "dpo.beta"),
         (["train.parallel=fsdp2"], main, "train.parallel: "),
         ([], pretrain_main, "train.pretrain knows nothing of `data.records: pairs`: use python -m train.dpo"),
         (["dpo={beta: 0.2}"], sft, "train.sft knows nothing of `dpo`: use python -m train.dpo"),
@@ -226,22 +223,4 @@ def test_pairs_that_cannot_be_trained_on_are_counted_once(tmp_path, base, reason
 def test_what_cannot_be_trained_on_is_said_in_one_line(tmp_path, base, changes, script, message):
     said = refusal(pair_config(tmp_path, base), *changes, script=script)
     assert message in said
-    assert not (tmp_path / "runs/dpo").exists()
-
-
-def test_a_bad_pair_is_named_by_file_and_row(tmp_path, base):
-    pair = {"prompt": "Hi", "chosen": "Yes", "rejected": "No"}
-    said = refusal(pair_config(tmp_path, base, [pair, pair | {"rejected": "Yes"}]), script=main)
-    assert "pairs.jsonl:2: `chosen` and `rejected` are equal" in said
-
-
-def test_a_reference_of_another_tokenizer_is_refused(tmp_path, base):
-    other = tmp_path / "other"
-    other.mkdir()
-    pretrain(
-        write_config(other, name="bpe", data={"tokenizer": {"kind": "bpe", "vocab_size": 320}}, eval={"hooks": []})
-    )
-    tokenizer = {"kind": "pretrained", "path": str(other / "runs/bpe")}
-    done = pretrain(pair_config(tmp_path, base, data={"tokenizer": tokenizer}), code=2, script=main)
-    assert "is not the tokenizer of this run's data" in done.stderr
     assert not (tmp_path / "runs/dpo").exists()

@@ -1,19 +1,16 @@
 """A run that is stopped and resumed is, to the last bit of every step, the run that never stopped."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from tests.train.checkpoints import edit_state
-from tests.train.helpers import REPOSITORY, metrics, write_config
+from tests.train.helpers import metrics, write_config
 from tests.train.worlds import pretrain_rank, run_world, trace
 from train.config import RunConfig
 from train.machine.device import Device, decided_by, differences, resolve_device, resolve_precision
-from train.machine.hardware import cpu_instructions, cpu_kernels
+from train.machine.hardware import cpu_instructions
 
 # 11.6 steps make an epoch of the tiny text in steps of 32 rows
 STEPS = {"max_steps": 26, "tokens_per_step": 1024, "trace": True, "checkpoint_every": 0}
@@ -133,11 +130,7 @@ def test_on_another_machine_it_continues_and_says_once_from_where_it_is_not_exac
 @pytest.mark.parametrize(
     ("there", "words"),
     [
-        ({}, ""),
         ({"a key of tomorrow": 1}, ""),
-        ({"torch": "2.0.0"}, f"PyTorch {torch.__version__} (before: 2.0.0)"),
-        ({"kernels": "VSX"}, f"PyTorch's kernels for {cpu_kernels()} (before: VSX)"),
-        ({"compile": True}, "compile off (before: on)"),
         ({"instructions": ["abacus", *cpu_instructions()]}, "the processor lacks abacus"),
         ({"micro_batch_size": 16, "world_size": 2}, "rows at a time 32 (before: 16); processes 1 (before: 2)"),
         ({"device": "cuda", "precision": "bf16", "attention": "flash3"}, "device cpu (before: cuda)"),  # says it all
@@ -154,30 +147,6 @@ def test_what_auto_stood_for_is_taken_again_where_this_machine_can_serve_it(tmp_
     said, breaks = resumed_elsewhere(tmp_path, "train.precision=auto", precision=precision, attention=attention)
     assert breaks == []
     assert f"precision {precision} (auto: as this run began); attention {attention} (auto: as this run began)" in said
-
-
-@pytest.mark.slow
-def test_other_kernels_are_found_out_in_real_processes(tmp_path):
-    """PyTorch's kernels without AVX, then again those of this machine: each time it says so."""
-    config = write_config(tmp_path, train={"checkpoint_every": 0})
-    here = torch.backends.cpu.get_cpu_capability()
-    if here in ("DEFAULT", "NO AVX"):
-        pytest.skip("this processor has no others")
-    said = []
-    for steps, capability in ((3, ""), (6, "default"), (9, "default"), (12, "")):
-        environment = {key: value for key, value in os.environ.items() if key != "ATEN_CPU_CAPABILITY"}
-        environment |= {"ATEN_CPU_CAPABILITY": capability} if capability else {}
-        command = [sys.executable, "-m", "train.pretrain", str(config), f"train.max_steps={steps}"]
-        done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        said.append([line for line in done.stdout.splitlines() if line.startswith("exact until")])
-    first, second = said[1][0], said[3][-1]
-    assert said[0] == []
-    assert said[2] == [first]  # from before
-    assert first.startswith("exact until step 3: from there PyTorch's kernels for DEFAULT")
-    assert f"(before: {here})" in first
-    assert second.startswith(f"exact until step 9: from there PyTorch's kernels for {here} (before: DEFAULT")
-    assert f"{first}\n{second}\n" in (tmp_path / "runs/tiny/report.md").read_text()
 
 
 def test_the_number_of_threads_is_taken_again_unless_somebody_asks_for_another(monkeypatch):

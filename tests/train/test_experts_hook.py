@@ -125,12 +125,3 @@ def test_every_objective_balances_the_experts_and_its_loss_is_shown_without_that
     assert balanced["grad_norm"] != pytest.approx(not_balanced["grad_norm"], rel=1e-3)
     assert balanced["load_balancing"] > 0.9 * 2 * 5.0  # two layers, 5 each where all experts are used alike
     assert "load_balancing" not in not_balanced
-
-
-def test_what_cannot_be_is_said_before_anything_is_read(tmp_path):
-    dense = write_config(tmp_path, eval={"hooks": ["experts"]})
-    assert "model.num_experts is null: set it, or take experts off the list" in pretrain(dense, code=2).stderr
-    alone = with_experts(tmp_path)
-    done = pretrain(alone, "model.num_experts_per_tok=1", code=2)
-    assert "set model.norm_topk_prob=false" in done.stderr
-    assert not (tmp_path / "runs").exists()

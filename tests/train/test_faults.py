@@ -16,8 +16,7 @@ from tests.processes import exit_code
 from tests.train.faults import at_step, bad_gradient, bad_loss
 from tests.train.helpers import metrics, pretrain, write_config
 from tests.train.worlds import pretrain_rank, run_world, trace
-from train.machine import compilation, device
-from train.meters import spike_median
+from train.metrics import spike_median
 
 TRACED = {"trace": True}
 
@@ -106,8 +105,8 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_step(tmp_path, monke
 @pytest.mark.parametrize(
     ("rows", "setting", "message"),
     [
-        (4, "8", "out of memory with 8 rows at a time: try train.micro_batch_size=4 or auto"),
-        (0, "auto", "out of memory with a single row of 32 tokens at a time: try train.activation_checkpointing=true"),
+        (4, "8", "out of memory with 8 rows of 32 tokens at a time: try train.micro_batch_size=4 or auto, "),
+        (0, "auto", "out of memory with 1 rows of 32 tokens at a time: try train.activation_checkpointing=true"),
     ],
 )
 def test_memory_that_cannot_be_had_is_one_line(tmp_path, monkeypatch, rows, setting, message):
@@ -127,6 +126,8 @@ PLACES = {
     "in a save": (train.loop, "save_checkpoint", 1),
     "while waiting for data": (train.loop, "count", 5),
     "before the first step": (train.loop, "report_initial_loss", 0),
+    "before the last evaluation": (train.loop, "training_step", 11),
+    "in the last evaluation": (validation, "loss_sums", 3),
 }
 
 
@@ -156,47 +157,24 @@ def test_a_signal_at_any_moment_saves_once_and_the_run_resumes_exactly(tmp_path,
     config = write_config(tmp_path, **changes)
     pretrain(config, code=143)
     assert len(calls) > when
-    assert len(saved) == len(set(saved))
+    assert len(saved) == len(set(saved)) or "the last" in place  # step 12 comes before and after its evaluation
     monkeypatch.undo()
     assert "resumed from" in pretrain(config).stdout
     assert trace(tmp_path / "runs/tiny") == trace(tmp_path / "runs/whole")
     assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/whole")
+    ours, theirs = ((tmp_path / "runs" / run / "samples.jsonl").read_text() for run in ("tiny", "whole"))
+    assert ours == theirs  # hooks that ran before the signal do not run again, the others do
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["metrics.jsonl", "trace.jsonl"])
-def test_figures_that_cannot_be_written_do_not_stop_the_run(tmp_path, name):
+def test_figures_that_cannot_be_written_do_not_stop_the_run(tmp_path):
     """The file is a directory, which not even root can write a line to."""
-    config = write_config(tmp_path, train=TRACED)
-    assert run_world(1, pretrain_rank, config, [], 3) == [143]
-    (tmp_path / "runs/tiny" / name).unlink()
-    (tmp_path / "runs/tiny" / name).mkdir()
-    done = pretrain(config)
-    assert done.stdout.count(f"{name} cannot be written (Is a directory); training continues") == 1
-    assert "finished at step 12" in done.stdout
-
-
-def test_a_line_that_was_cut_off_in_the_middle_of_the_figures_is_left_out(tmp_path):
     config = write_config(tmp_path)
     assert run_world(1, pretrain_rank, config, [], 3) == [143]
-    file = tmp_path / "runs/tiny/metrics.jsonl"
-    file.write_text(file.read_text()[:-30] + '{"step": 4, "los{"step": 5}\n')
-    assert "finished at step 12" in pretrain(config).stdout
-
-
-@pytest.mark.slow
-def test_memory_that_runs_out_while_it_is_tried_whether_to_compile_is_halved_too(tmp_path, monkeypatch):
-    compiled = train.loop.compiled
-
-    def hooked(run, stopped):
-        too_large(2)(run)
-        return compiled(run, stopped)
-
-    monkeypatch.setattr(train.loop, "compiled", hooked)
-    for module in (compilation, device):
-        monkeypatch.setattr(module, "FEW_STEPS", 12)
-    done = pretrain(write_config(tmp_path))
-    assert "out of memory with 4 rows at a time: 2 from here" in done.stdout
+    (tmp_path / "runs/tiny/metrics.jsonl").unlink()
+    (tmp_path / "runs/tiny/metrics.jsonl").mkdir()
+    done = pretrain(config)
+    assert done.stdout.count("metrics.jsonl cannot be written (Is a directory); training continues") == 1
     assert "finished at step 12" in done.stdout
 
 
@@ -218,13 +196,6 @@ def test_a_validation_for_which_memory_does_not_suffice_is_made_in_smaller_parts
     assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/plenty")
 
 
-@pytest.mark.slow
-def test_a_step_that_no_loss_scale_saves_leaves_the_scale_as_it_was(tmp_path, monkeypatch):
-    runs = at_step(monkeypatch, [5], bad_gradient)
-    pretrain(write_config(tmp_path, train={"precision": "fp16", "skip_non_finite": 1}))
-    assert runs[0].scaler.get_scale() >= 1024
-
-
 def test_bad_steps_are_counted_over_stops(tmp_path, monkeypatch):
     """One is allowed: the second one stops the run although another process skipped the first."""
     config = write_config(tmp_path, train={"skip_non_finite": 1, "max_steps": 4})
@@ -241,37 +212,9 @@ def test_a_run_whose_every_step_was_skipped_resumes(tmp_path, monkeypatch):
     assert "finished at step 4" in pretrain(config, "train.max_steps=4").stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("call", [3, 4], ids=["before the last evaluation", "in it"])
-def test_a_signal_around_the_last_evaluation_is_heeded_and_the_rest_is_done_later(tmp_path, monkeypatch, call):
-    pretrain(write_config(tmp_path, name="whole"))
-    measured, step = [], train.loop.training_step
-
-    def signalled(*arguments, **options):
-        measured.append(arguments)
-        if call == 4 and len(measured) == call:
-            send()
-        return loss_sums(*arguments, **options)
-
-    def last_step(run, *arguments, **options):
-        if call == 3 and run.state.step == 11:
-            send()
-        return step(run, *arguments, **options)
-
-    loss_sums = validation.loss_sums
-    monkeypatch.setattr(validation, "loss_sums", signalled)
-    monkeypatch.setattr(train.loop, "training_step", last_step)
-    config = write_config(tmp_path)
-    pretrain(config, code=143)
-    assert len(measured) == (3 if call == 3 else 5)  # the last one is of some tokens, and of all
-    monkeypatch.undo()
-    assert "finished at step 12" in pretrain(config).stdout
-    assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/whole")
-
-
 def leave_at_once(config: Path) -> None:
     """A run that gets two signals in its sixth step."""
-    step = train.loop.training_step
+    step = train.loop.forward_backward
 
     def signalled(run, *arguments, **options):
         if run.state.step == 5:
@@ -279,7 +222,7 @@ def leave_at_once(config: Path) -> None:
             send(signal.SIGINT)
         return step(run, *arguments, **options)
 
-    train.loop.training_step = signalled
+    train.loop.forward_backward = signalled
     pretrain_rank(config, [])
 
 
@@ -291,29 +234,6 @@ def test_a_second_ctrl_c_leaves_at_once_and_the_run_resumes_exactly(tmp_path):
     assert (tmp_path / "runs/tiny/checkpoints/latest").read_text().strip() == "step_00000004"
     pretrain(config)
     assert trace(tmp_path / "runs/tiny") == trace(tmp_path / "runs/whole")
-
-
-@pytest.mark.slow
-def test_a_signal_during_the_hooks_skips_the_rest_of_them(tmp_path, monkeypatch):
-    """And they run when the run continues, those that had run not again."""
-    changes = {"eval": {"every": 4, "hooks": ["validation", "samples"]}}
-    pretrain(write_config(tmp_path, name="whole", **changes))
-    asked, loss_sums = [], validation.loss_sums
-
-    def signalled(*arguments, **options):
-        asked.append(arguments)
-        if len(asked) == 2:
-            send()
-        return loss_sums(*arguments, **options)
-
-    monkeypatch.setattr(validation, "loss_sums", signalled)
-    config, run = write_config(tmp_path, **changes), tmp_path / "runs/tiny"
-    pretrain(config, code=143)
-    assert [json.loads(line)["step"] for line in (run / "samples.jsonl").read_text().splitlines()] == [0]
-    monkeypatch.undo()
-    pretrain(config)
-    assert (run / "samples.jsonl").read_text() == (tmp_path / "runs/whole/samples.jsonl").read_text()
-    assert metrics(run) == metrics(tmp_path / "runs/whole")
 
 
 def test_a_validation_that_is_non_finite_never_is_the_best(tmp_path, monkeypatch):
@@ -332,12 +252,6 @@ def test_a_validation_that_is_non_finite_never_is_the_best(tmp_path, monkeypatch
     state = json.loads((checkpoints / "step_00000012/training/trainer_state.json").read_text())
     assert state["best_step"] > 4
     assert math.isfinite(state["best_loss"])
-
-
-def test_without_keep_best_only_the_planned_checkpoints_are_written(tmp_path):
-    changes = {"keep_best": False, "checkpoint_every": 0}
-    pretrain(write_config(tmp_path, train=changes))
-    assert [p.name for p in (tmp_path / "runs/tiny/checkpoints").glob("step_*")] == ["step_00000012"]
 
 
 def test_the_best_is_not_compared_with_one_of_other_tokens(tmp_path):
@@ -371,6 +285,5 @@ def test_a_poisoned_batch_is_logged_with_its_rows(tmp_path, monkeypatch):
     done = pretrain(write_config(tmp_path, train={"max_steps": 80}, eval={"every": 0}))
     assert done.stdout.count("loss spike") == 1
     assert "(rows 600 to 607)" in done.stdout
-    assert [(m["step"], m["rows"]) for m in metrics(tmp_path / "runs/tiny") if m["split"] == "spike"] == [
-        (76, [600, 607])
-    ]
+    spikes = [m for m in metrics(tmp_path / "runs/tiny") if m["split"] == "spike"]
+    assert [(m["step"], m["rows"]) for m in spikes] == [(76, [600, 607])]

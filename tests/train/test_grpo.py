@@ -1,25 +1,27 @@
 """GRPO: the loss of TRL on the same rollouts, the same run after a stop, and what a reward may do wrong."""
 
-import json
+from collections import defaultdict
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn.utils.rnn import pad_sequence
 from torch.testing import assert_close
 
 from configs.files import checkpoint_directory
 from eval.questions import Asked
+from eval.tools.answers import Written
+from model import left_pad
 from tests.train import grpo_helpers
-from tests.train.grpo_helpers import begun, grpo_config, opened, rollouts
-from tests.train.helpers import metrics, pretrain, refusal, run_module, stopped_at, write_config
+from tests.train.grpo_helpers import begun, grpo_config, opened, rollouts, sampled
+from tests.train.helpers import metrics, pretrain, refusal, stopped_at
 from tests.train.worlds import trace
 from train import grpo
-from train.grpo import GRPO, divergence, policy_loss
-from train.methods.grpo_keys import GRPOConfig
-from train.methods.rewards import REWARDS, contains_answer, exact_match
-from train.methods.rollouts import Answer, advantages
+from train.grpo import GRPO, advantages, policy_loss, spread
+from train.method_config import GRPOConfig
+from train.rewards import contains_answer, exact_match
 
 HERE = "tests.train.grpo_helpers"
 
@@ -29,17 +31,23 @@ def run(tmp_path_factory):
     return begun(tmp_path_factory.mktemp("grpo") / "folder")
 
 
-def asked(answer="Tiko", reply="Tiko had the ball.") -> Asked:
-    return Asked("who_has", ({"role": "user", "content": "Who had the ball?"},), reply, answer, ("Tiko", "Belna"))
-
-
 def test_the_right_reward_wants_every_letter_and_the_other_one_is_gamed():
     right, listing = "Tiko had the ball.", "Tiko Belna Jurim"
-    assert (exact_match(asked(), right), contains_answer(asked(), right)) == (1, 1)
-    assert (exact_match(asked(), listing), contains_answer(asked(), listing)) == (0, 1)
-    assert exact_match(asked(), f"{right}…") == 0  # it did not end
-    assert REWARDS.keys() == {"exact_match", "contains_answer"}
+    question = Asked("who_has", ({"role": "user", "content": "Who?"},), right, "Tiko", ("Tiko", "Belna"))
+    assert (exact_match(question, right), contains_answer(question, right)) == (1, 1)
+    assert (exact_match(question, listing), contains_answer(question, listing)) == (0, 1)
+    assert exact_match(question, f"{right}…") == 0  # it did not end
 
+
+def test_what_a_model_thinks_is_no_part_of_its_reply(run):
+    _, tokenizer = opened(run)
+    marks = [tokenizer.special_id(token) for token in ("<think>", "</think>")]
+    ids = [marks[0], *tokenizer.encode("\nThe ball: Tiko.\n"), marks[1], *tokenizer.encode("\n\nTiko has it.")]
+    assert Written(ids=[*ids, tokenizer.turn_end]).reply(tokenizer) == "Tiko has it."
+
+
+# -----------------------------------------------------------------------------------------------------
+# the loss is TRL's
 
 # what TRL calls it -> the same in our words. TRL gives CISPO's bound itself, we give what it is above 1
 LOSSES = {
@@ -92,20 +100,27 @@ def beside_trl(run, name, kl, tools):
     """Two equal models, a batch, our objective, and a function that computes TRL's loss of theirs."""
     transformers = pytest.importorskip("transformers")
     config, source = rollouts(run, kl=kl, temperature=0.7, clip_low=0.1, **({"clip_high": 0.1} | LOSSES[name]))
-    settings, (lm, tokenizer) = config.grpo, opened(run)
-    prompts = tuple(source.question(0, number)[1] for number in range(source.groups))
-    answers = [with_a_tool(answer) if tools else answer for answer in source.sample(0, lm, prompts)]
+    settings, (lm, tokenizer), answers = config.grpo, opened(run), sampled(source, run)
+    if tools:  # as if one had written the second and third token
+        for answer in answers:
+            answer.own = [at not in (1, 2) for at in range(len(answer.ids))]
+            answer.log_probs = [p * own for p, own in zip(answer.log_probs, answer.own, strict=True)]
     rewards = torch.rand(len(answers), generator=torch.Generator().manual_seed(1))
-    batch = source.rows(prompts, answers, rewards, torch.zeros(4))
-    saved = run / "checkpoints" / last(run)
+    batch = packed(source, answers, rewards)
+    saved = checkpoint_directory(run)
     theirs, reference = (
         transformers.AutoModelForCausalLM.from_pretrained(saved, dtype=torch.float32) for _ in range(2)
     )
     ours = type(lm)(lm.config).train()
     ours.load_state_dict(lm.state_dict())
-    given = (theirs.train(), reference, prompts, answers, rewards, tokenizer.pad_id)
+    given = (theirs.train(), reference, answers, rewards, tokenizer.pad_id)
     objective = GRPO(settings, ours, lm if kl else None)
     return objective, ours, theirs, batch, lambda: trl_loss(name, settings, *given)
+
+
+def packed(source, answers, rewards):
+    size, scaled = source.settings.group_size, source.settings.scale_advantages
+    return source.rows(answers, advantages(rewards, size, scaled), spread(rewards, size) > 0, {})
 
 
 def compare(ours, theirs, loss, wanted):
@@ -117,46 +132,30 @@ def compare(ours, theirs, loss, wanted):
         assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4, msg=lambda text, at=parameter: f"{at}: {text}")
 
 
-def with_a_tool(answer: Answer) -> Answer:
-    """The answer, as if a tool had written its second and third token."""
-    own = tuple(at not in (1, 2) for at in range(len(answer.ids)))
-    return replace(answer, own=own, log_probs=answer.log_probs.masked_fill(~torch.tensor(own), 0))
-
-
-def last(run) -> str:
-    return (run / "checkpoints/latest").read_text().strip()
-
-
 def matching(ours, theirs):
     """The other model's parameters, in the order of ours: names are the same."""
     there = dict(theirs.named_parameters())
     return [there[name] for name, _ in ours.named_parameters()]
 
 
-def trl_loss(name, settings, model, reference, prompts, answers, rewards, pad):
+def trl_loss(name, settings, model, reference, answers, rewards, pad):
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    def padded(rows, left):
-        longest = max(map(len, rows))
-        fill = [[pad] * (longest - len(row)) for row in rows]
-        real = [[0] * (longest - len(row)) for row in rows]
-        both = zip(rows, fill, real, strict=True)
-        pairs = [(f + list(r), m + [1] * len(r)) if left else (list(r) + f, [1] * len(r) + m) for r, f, m in both]
-        return (torch.tensor([pair[i] for pair in pairs]) for i in (0, 1))
+    def right_padded(rows, fill=0):
+        return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=fill)
 
-    prompt_ids, prompt_mask = padded([prompts[answer.group] for answer in answers], left=True)
-    completion_ids, completion_mask = padded([answer.ids for answer in answers], left=False)
-    own = [torch.tensor(answer.own, dtype=torch.long) for answer in answers]
-    tool_mask = torch.nn.utils.rnn.pad_sequence(own, batch_first=True, padding_value=1)
-    old = torch.nn.utils.rnn.pad_sequence([answer.log_probs for answer in answers], batch_first=True)
-    ids, mask = torch.cat([prompt_ids, completion_ids], 1), torch.cat([prompt_mask, completion_mask], 1)
+    prompt_ids, prompt_mask = left_pad([answer.prompt for answer in answers], pad)
+    completion_ids = right_padded([answer.ids for answer in answers], pad)
+    completion_mask = right_padded([[1] * len(answer.ids) for answer in answers])
+    tool_mask = right_padded([[int(own) for own in answer.own] for answer in answers], 1)
+    ids, mask = torch.cat([prompt_ids, completion_ids], 1), torch.cat([prompt_mask.long(), completion_mask], 1)
     count = completion_ids.shape[1]
 
     def log_probs(model, ids=ids, mask=mask, keep=count, **_):
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         logits = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits[:, -keep - 1 : -1]
-        found = (logits / settings.temperature).log_softmax(-1).gather(2, ids[:, -keep:, None])[..., 0]
-        return found, torch.zeros_like(found), None
+        chosen = (logits / settings.temperature).log_softmax(-1).gather(2, ids[:, -keep:, None])[..., 0]
+        return chosen, torch.zeros_like(chosen), None
 
     with torch.no_grad():
         there = log_probs(reference)[0]
@@ -181,26 +180,21 @@ def trl_loss(name, settings, model, reference, prompts, answers, rewards, pad):
         top_entropy_quantile=1.0,
         use_vllm=False,
         _entropy_bonus_enabled=False,
-        _metrics={"train": DefaultLists(), "eval": DefaultLists()},
+        _metrics={"train": defaultdict(list), "eval": defaultdict(list)},
     )
     inputs = {
         "prompt_ids": prompt_ids,
-        "prompt_mask": prompt_mask,
+        "prompt_mask": prompt_mask.long(),
         "completion_ids": completion_ids,
         "completion_mask": completion_mask,
         "advantages": worth.flatten(),
-        "old_per_token_logps": old,
+        "old_per_token_logps": right_padded([answer.log_probs for answer in answers]),
         "ref_per_token_logps": there,
         "num_items_in_batch": (completion_mask * tool_mask).sum(),  # _generate_and_score_completions: loss_mask
     }
     if not tool_mask.all():  # TRL leaves it out where it has no tools
         inputs["tool_mask"] = tool_mask
     return GRPOTrainer._compute_loss(trainer, model, inputs)
-
-
-class DefaultLists(dict):
-    def __missing__(self, key):
-        return self.setdefault(key, [])
 
 
 def test_a_clipped_token_has_no_gradient_and_cispo_keeps_it():
@@ -218,18 +212,8 @@ def test_a_clipped_token_has_no_gradient_and_cispo_keeps_it():
     assert shares == {"ppo": [[False, False, True], [True, False, False]], "cispo": [[False, False, True], [False] * 3]}
 
 
-def test_the_divergence_is_right_on_average_and_never_negative():
-    """Of 100,000 draws its mean is KL to 1 %: the standard error is a fifth of that."""
-    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
-    drawn = torch.multinomial(p, 100_000, replacement=True, generator=torch.Generator().manual_seed(0))
-    found = divergence(p.log()[drawn], q.log()[drawn])
-    assert found.min() >= 0
-    assert_close(found.mean(), (p * (p / q).log()).sum(), rtol=0.01, atol=0)
-
-
 def test_advantages_are_of_a_group():
-    found = advantages(torch.tensor([1.0, 0.0, 1.0, 1.0]), 2, scaled=False)
-    assert found.tolist() == [0.5, -0.5, 0.0, 0.0]
+    assert advantages(torch.tensor([1.0, 0.0, 1.0, 1.0]), 2, scaled=False).tolist() == [0.5, -0.5, 0.0, 0.0]
     assert advantages(torch.tensor([3.0, 1.0]), 2, scaled=True).tolist() == pytest.approx([2**-0.5, -(2**-0.5)], 1e-3)
     for scaled in (False, True):  # the mean of eight times 0.1 is another number
         assert not advantages(torch.tensor([0.1] * 8 + [1e6 + 0.3] * 8), 8, scaled).any()
@@ -237,17 +221,20 @@ def test_advantages_are_of_a_group():
 
 def test_equal_answers_are_one_row_and_groups_without_variance_are_left_out(run):
     _, source = rollouts(run)
-    lm, _ = opened(run)
-    prompts = tuple(source.question(0, number)[1] for number in range(2))
-    answers = source.sample(0, lm, prompts)
-    twin = replace(answers[0])
-    answers = [answers[0], twin, *answers[2:]]
+    answers = sampled(source, run)
+    answers[1] = replace(answers[0])
     rewards = torch.tensor([1.0, 1.0, 0.0, 0.5, 2.0, 2.0, 2.0, 2.0])  # the second group tells nothing
-    batch = source.rows(prompts, answers, rewards, torch.zeros(4))
+    batch = packed(source, answers, rewards)
     assert sorted(batch["copies"].tolist()) == [1, 1, 2]
     assert (batch["advantages"] * batch["copies"]).sum() == pytest.approx(0, abs=1e-6)
-    nothing = source.rows(prompts, answers, torch.ones(8), torch.zeros(4))
+    answers[1].own = [True, *[False] * (len(answers[1].ids) - 1)]  # the same ids, which a tool wrote
+    assert sorted(packed(source, answers, rewards)["copies"].tolist()) == [1, 1, 1, 1]
+    nothing = packed(source, answers, torch.ones(8))
     assert (len(nothing.row_ids), float(nothing["advantages"])) == (1, 0.0)
+
+
+# -----------------------------------------------------------------------------------------------------
+# runs
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.3])
@@ -269,7 +256,7 @@ def test_a_step_in_which_all_answers_earn_the_same_moves_nothing(run, kl, monkey
         assert all(torch.equal(last[key], first[key]) for key in first), name
 
 
-def test_it_earns_more_and_goes_on_exactly_after_a_stop(run):
+def test_it_reports_its_figures_and_goes_on_exactly_after_a_stop(run):
     config = grpo_config(run, grpo={"kl": 0.01}, train={"trace": True, "max_steps": 5, "checkpoint_every": 2})
     pretrain(config, "name=whole", "--trust-hooks", script=grpo.main)
     lines = [line for line in metrics(run.parent / "whole") if line["split"] == "train"]
@@ -310,36 +297,28 @@ def test_a_stop_between_steps_on_the_same_answers_changes_nothing(run, compiles,
     assert (checkpoint_directory(run.parent / stopped) / "training/source.safetensors").exists()
     pretrain(config, f"name={stopped}", "--trust-hooks", script=grpo.main)
     assert trace(run.parent / stopped) == lines
+    figures = [[line["reward"] for line in metrics(run.parent / name)] for name in (stopped, whole)]
+    assert figures[0] == figures[1]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["grpo.reward=best"], "no reward is called 'best': use exact_match, contains_answer, or module:function"),
+        (["grpo.reward=best"], "no reward is called 'best': use exact_match, contains_answer, or your own"),
         ([f"grpo.reward={HERE}:missing"], "cannot be imported: AttributeError"),
-        ([f"grpo.reward={HERE}:HERE"], "cannot be imported: AttributeError"),
+        ([f"grpo.reward={HERE}:raising"], r"raised KeyError: 'nothing\nto see' for row 0"),
+        ([f"grpo.reward={HERE}:infinite"], "returned inf for row 0, question"),
         (["grpo.group_size=3"], "times grpo.group_size (3): use "),
         (["grpo=null"], "grpo: is null: train.grpo needs this section"),
         (["init_from=null"], "init_from: fine-tuning starts from a trained model"),
         (["data.source.recall={}"], "data.source.recall: train.grpo asks in conversations, and these are facts"),
         (["grpo.max_new_tokens=500"], "data.sequence_length (512): no question fits beside grpo.max_new_tokens (500)"),
-        (["grpo.group_size=1"], "grpo.group_size"),
     ],
 )
-def test_what_cannot_be_used_is_one_line_and_writes_nothing(run, changes, message):
-    said = refusal(grpo_config(run), "name=refused", *changes, "--trust-hooks", script=grpo.main)
-    assert message in said
-    assert not (run.parent / "refused/metrics.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    ("reward", "message"),
-    [("raising", r"raised KeyError: 'nothing\nto see' for row 0"), ("infinite", "returned inf for row 0, question")],
-)
-def test_a_reward_that_fails_stops_the_run_before_the_step(run, reward, message):
-    said = refusal(grpo_config(run), f"name={reward}", f"grpo.reward={HERE}:{reward}", script=grpo.main)
-    assert message in said
-    assert not (run.parent / reward / "metrics.jsonl").exists()  # the very first answers are rewarded before any step
+def test_what_cannot_be_used_is_one_line_before_any_step(run, tmp_path, changes, message):
+    here = f"output_dir={tmp_path}"
+    assert message in refusal(grpo_config(run), here, *changes, "--trust-hooks", script=grpo.main)
+    assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
 def test_a_reward_that_a_config_from_elsewhere_names_is_not_imported(run, tmp_path):
@@ -348,45 +327,3 @@ def test_a_reward_that_a_config_from_elsewhere_names_is_not_imported(run, tmp_pa
     done = pretrain(config, "name=foreign", script=grpo.main, code=2)
     assert f"`grpo.reward` names {HERE}:vowels, code that training would run" in done.stderr
     assert "--trust-hooks" in done.stderr
-
-
-@pytest.mark.slow
-def test_thoughts_are_taken_apart_before_an_answer_is_compared_and_shown(tmp_path):
-    """60 chats that the model knows by heart: what it thinks is no part of its answer, in training as in a chat."""
-    names, things = "Tiko Belna Jurim Sana Oro Pim Lile Dako Reva Mun".split(), "ball kite drum boat hat cup".split()
-    chats, held_out = tmp_path / "chats.jsonl", tmp_path / "held_out.jsonl"
-    lines = [
-        json.dumps({"messages": [{"role": "user", "content": f"{name} found a {thing}. Who has it?"}, answer]}) + "\n"
-        for name in names
-        for thing in things
-        for answer in [
-            {"role": "assistant", "reasoning_content": f"The {thing}: {name}.", "content": f"{name} has it."}
-        ]
-    ]
-    chats.write_text("".join(lines), encoding="utf-8")
-    held_out.write_text("".join(lines[:16]), encoding="utf-8")
-    source = {"kind": "files", "path": str(chats), "validation_path": str(held_out)}
-    data = {"source": source, "records": "conversations", "sequence_length": 128, "isolate_documents": True}
-    tokenizer = {"kind": "bpe", "vocab_size": 448}
-    model = {"hidden_size": 64, "num_hidden_layers": 3, "max_position_embeddings": 128}
-    asked = "Tiko found a ball. Who has it?"
-    train = {"max_steps": 120, "tokens_per_step": 2048, "checkpoint_every": 0, "processes": 1}
-    shown = {"hooks": ["samples"], "prompts": [asked], "sample_tokens": 40, "every": 120}
-    config = {"name": "sft", "model": model, "data": data | {"tokenizer": tokenizer}, "train": train, "eval": shown}
-    said = pretrain(write_config(tmp_path, **config)).stdout
-    run = tmp_path / "runs/sft"
-    assert "Tiko has it.”" in said
-    assert "The ball: Tiko." not in said
-    last = json.loads((run / "samples.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-    assert (last["text"], last["reasoning_content"]) == ("Tiko has it.", "The ball: Tiko.")
-
-    data["tokenizer"] = {"kind": "pretrained", "path": str(run)}
-    train |= {"max_steps": 2, "log_every": 1}
-    grown = {"name": "grown", "init_from": str(run), "grpo": {"group_size": 4, "max_new_tokens": 60}}
-    config = write_config(tmp_path, **grown, model=model, data=data, train=train, eval={"hooks": []})
-    pretrain(config, script=grpo.main)
-    assert [line["reward"] for line in metrics(tmp_path / "runs/grown") if line["split"] == "train"] == [1.0, 1.0]
-
-    for module, arguments, stdin in (("samples", ["--chat", asked], ""), ("chat", [], f"{asked}\n")):
-        done = run_module(f"eval.{module}", run, *arguments, "--temperature", "0", stdin=stdin)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "Tiko has it.\n", "(thinks: The ball: Tiko.)\n")

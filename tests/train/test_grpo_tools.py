@@ -1,7 +1,6 @@
 """Rollouts with tools: what they wrote is read and not trained on, as in TRL, and a stopped run goes on exactly."""
 
 import json
-from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 
@@ -16,14 +15,11 @@ from eval.tools import answers
 from eval.tools.answers import write_answers
 from eval.tools.calls import MOST_CALLS, described, respond
 from eval.tools.sums import sums_chat
-from tests.train.grpo_helpers import grpo_config, opened
-from tests.train.helpers import metrics, pretrain, stopped_at, write_config
+from tests.train.grpo_helpers import grpo_config, opened, rollouts
+from tests.train.helpers import metrics, pretrain, refusal, stopped_at, write_config
 from tests.train.worlds import trace
 from train import grpo
-from train.config import load_run_config
 from train.grpo import GRPO
-from train.machine.distributed import ALONE
-from train.methods.rollouts import Rollouts
 
 CALCULATOR = described(["calculator"])
 LENGTH = 192  # of a row
@@ -52,8 +48,7 @@ def settings(run, **sections):
 
 
 def source_of(run, **given):
-    config = load_run_config(settings(run, grpo=given))
-    return config, Rollouts(config, SimpleNamespace(tokenizer=opened(run)[1]), ALONE, torch.device("cpu"))
+    return rollouts(run, settings(run, grpo=given))
 
 
 def test_tools_are_described_and_called_and_what_they_return_is_no_label(run):
@@ -166,35 +161,17 @@ def test_a_run_with_tools_goes_on_exactly_after_a_stop(run):
     assert trace(run.parent / "stopped") == trace(run.parent / "whole")
 
 
-def test_equal_ids_that_a_tool_wrote_are_not_equal_answers(run):
-    _, source = source_of(run)
-    lm, _ = opened(run)
-    prompts = tuple(source.question(0, number)[1] for number in range(2))
-    found = source.sample(0, lm, prompts, ["", ""])
-    one = replace(found[0], own=(True,) * len(found[0].ids))
-    twin = replace(one, own=(True, *[False] * (len(one.ids) - 1)))
-    batch = source.rows(
-        prompts, [one, twin, one, twin, *found[4:]], torch.tensor([1.0, 1, 1, 0, 0, 0, 0, 0]), torch.zeros(6)
-    )
-    assert sorted(batch["copies"].tolist()) == [1, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (["grpo.tools=[shell]"], "grpo.tools"),
-        (["grpo.max_new_tokens=150"], "data.sequence_length (192): no question with its tools fits beside grpo.max"),
-    ],
-)
-def test_what_cannot_be_used_is_one_line(run, changes, message):
-    done = pretrain(settings(run), "name=refused", *changes, "--trust-hooks", script=grpo.main, code=2)
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_a_file_in_which_nothing_is_asked_is_one_line(run):
+def test_what_cannot_be_used_is_one_line(run):
     chats = run.parent.parent / "told.jsonl"
     greetings = [[{"role": "assistant", "content": f"Good morning, {number}."}] for number in range(400)]
     chats.write_text("".join(json.dumps({"messages": said}) + "\n" for said in greetings), encoding="utf-8")
-    done = pretrain(settings(run), "name=told", f"data.source.path={chats}", "--trust-hooks", script=grpo.main, code=2)
-    assert "no training conversation ends with an answer of the assistant to a question" in done.stderr
+    for name, change, message in (
+        ("a", "grpo.tools=[shell]", "grpo.tools"),
+        ("b", "grpo.max_new_tokens=150", "(192): no question with its tools fits beside grpo.max_new_tokens"),
+        (
+            "c",
+            f"data.source.path={chats}",
+            "no training conversation ends with an answer of the assistant to a question",
+        ),
+    ):
+        assert message in refusal(settings(run), f"name={name}", change, "--trust-hooks", script=grpo.main)

@@ -2,13 +2,11 @@
 
 import inspect
 import json
-import os
-import signal
 
 import pytest
 
 from eval.config import EvalConfig
-from eval.hooks import Hook, validation
+from eval.hooks import Hook
 from tests.train.helpers import metrics, pretrain, refusal, write_config
 
 SEEN: list[tuple] = []
@@ -101,21 +99,3 @@ def test_a_hook_that_cannot_report_does_not_take_the_report_away(tmp_path):
     done = pretrain(write_config(tmp_path, eval={"every": 0, "hooks": hooks}), "--trust-hooks")
     assert "Unreported hook adds nothing to the report: RuntimeError: nothing was kept (" in done.stdout
     assert json.loads((tmp_path / "runs/tiny/result.json").read_text())["val"]["loss"] > 0
-
-
-def test_hooks_that_a_signal_skipped_are_not_skipped_again_at_a_later_step(tmp_path, monkeypatch):
-    """Stopped in the hooks of step 4, resumed with another cadence: at step 6 all of them run."""
-    hooks, asked, loss_sums = ["validation", "samples"], [], validation.loss_sums
-
-    def signalled(*arguments, **options):
-        asked.append(arguments)
-        if len(asked) == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return loss_sums(*arguments, **options)
-
-    monkeypatch.setattr(validation, "loss_sums", signalled)
-    config = write_config(tmp_path, eval={"every": 4, "hooks": hooks})
-    pretrain(config, code=143)
-    monkeypatch.undo()
-    pretrain(config, "eval.every=6")
-    assert steps(tmp_path / "runs/tiny", "val") == [0, 4, 6, 12]

@@ -37,14 +37,14 @@ def test_the_last_step_has_the_last_rate(tmp_path, schedule, steps):
 @pytest.fixture
 def clock(monkeypatch) -> list[float]:
     """The run's clock, as [seconds]: a step takes an eighth of a second, and all else no time."""
-    now, step = [1000.0], train.loop.training_step
+    now, step = [1000.0], train.loop.forward_backward
 
     def timed(*arguments, **options):
         now[0] += 0.125
         return step(*arguments, **options)
 
     monkeypatch.setattr(train.loop, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(train.loop, "training_step", timed)
+    monkeypatch.setattr(train.loop, "forward_backward", timed)
     return now
 
 

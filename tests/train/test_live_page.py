@@ -42,19 +42,6 @@ def whole(tmp_path_factory):
     return folder / "runs/tiny", done.stdout
 
 
-def test_the_address_is_said_once_at_the_start_and_leads_to_the_page(whole):
-    run, stdout = whole
-    said = f"watch it: {(run / 'live.html').resolve().as_uri()}"
-    assert stdout.count("watch it: ") == 1
-    page = f"or beside other runs: python -m serve {run.parent}   then open http://127.0.0.1:8000/#/heads/tiny"
-    assert stdout.count(page) == stdout.count("or beside other runs") == 1
-    assert stdout.splitlines().index(said) < next(
-        number for number, line in enumerate(stdout.splitlines()) if line.startswith("step      4 ")
-    )
-    assert (run / "live.html").is_file()
-    assert not (run / "live.tmp").exists()
-
-
 def test_the_page_of_a_finished_run_says_what_its_files_say(whole):
     run, _ = whole
     page = (run / "live.html").read_text(encoding="utf-8")
@@ -123,19 +110,6 @@ def test_a_run_that_stops_says_so_on_its_page_and_the_resumed_one_leaves_the_sam
         assert without_clock_and_maps(resumed) == without_clock_and_maps(never_stopped)
 
 
-def test_a_folder_that_was_taken_away_gets_no_page(tmp_path, monkeypatch):
-    config, run = with_looks(tmp_path), tmp_path / "runs/tiny"
-
-    def move(_):
-        run.rename(tmp_path / "runs/moved")
-        run.mkdir()
-
-    at_step(monkeypatch, [6], move)
-    assert "was moved, replaced or deleted" in pretrain(config, code=2).stderr
-    assert not (run / "live.html").exists()
-    assert "is learning" in (tmp_path / "runs/moved/live.html").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize(
     ("arguments", "environment", "command"),
     [
@@ -171,9 +145,3 @@ def test_a_page_that_cannot_be_written_is_said_once_and_stops_nothing(tmp_path, 
     assert [one.step for one in snapshots.read_all(run)[0]] == LOOKS
     assert not (run / "live.tmp").exists()
     assert (run / "result.json").is_file()
-
-
-def test_without_looks_at_the_heads_there_is_no_page(tmp_path):
-    done = pretrain(write_config(tmp_path))
-    assert "watch it" not in done.stdout
-    assert not (tmp_path / "runs/tiny/live.html").exists()

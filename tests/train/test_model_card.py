@@ -6,7 +6,6 @@ from data.config import DataConfig
 from model import LanguageModel
 from model.card import Progress, model_card
 from tests.conftest import tiny_config
-from tests.train.checkpoints import training
 from train.config import RunConfig
 
 
@@ -49,19 +48,9 @@ def test_datasets_and_the_model_it_started_from_are_named():
     assert "secret" not in body
 
 
-def test_every_checkpoint_has_one_named_after_its_run(tmp_path):
-    run = training()
-    run.steps(1)
-    (tmp_path / "demo").mkdir()
-    text = (run.save(tmp_path / "demo/checkpoints") / "README.md").read_text(encoding="utf-8")
-    assert "\n# demo, step 1\n" in text
-    assert f"with {sum(p.numel() for p in run.lm.parameters()):,} parameters" in text
-    assert "- Started from: unknown\n- Text: unknown\n" in text
-
-
 def test_a_model_that_only_headlight_can_load_says_so():
     metadata, body = card(RunConfig(), norm_position="after", loadable_elsewhere=False)
     tags = {"pipeline_tag": "text-generation", "tags": ["headlight"]}
     assert metadata == {"license": "unknown", "language": ["en"], **tags}
-    assert "only Headlight can load it" in body
+    assert "Only Headlight can load it" in body
     assert "AutoModel" not in body

@@ -5,17 +5,14 @@ import math
 import re
 import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data import load_tokenizer
-from eval.hooks.samples import in_a_line
 from model import load
-from tests.train.helpers import REPOSITORY, kill_at, metrics, pretrain, run_module, write_config
+from tests.train.helpers import kill_at, metrics, pretrain, run_module, write_config
 
 
 @pytest.fixture(scope="module")
@@ -53,36 +50,6 @@ def test_a_run_leaves_everything_that_the_contract_names(finished):
     assert not list(run.rglob("*.tmp"))
 
 
-def test_the_choice_of_attention_is_said_once_and_kept(finished):
-    run, stdout, _ = finished
-    choice = "attention sdpa (auto: PyTorch picks its kernel; on cpu none is faster)"
-    assert stdout.count(choice) == 1
-    assert choice in (run / "report.md").read_text(encoding="utf-8")
-
-
-def test_the_terminal_shows_what_the_model_writes_while_it_learns(finished):
-    run, stdout, _ = finished
-    samples = [json.loads(line) for line in (run / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
-    lines = [line for line in stdout.splitlines() if " writes “" in line]
-    assert len(lines) == len(samples) == 4
-    for line, sample in zip(lines, samples, strict=True):
-        assert line == f"step {sample['step']:>6,}   {in_a_line(sample['text'])}"
-
-
-def test_the_last_lines_say_what_was_seen_and_where_to_look(finished):
-    run, stdout, config = finished
-    seen, watch = stdout.splitlines()[-2:]
-    assert "look at what followed the same token before" in seen.replace("looks", "look")
-    assert watch == f"To watch every head while it learns, open {run / 'attention/viewer.html'} in a browser."
-    assert pretrain(config).stdout.splitlines()[-2:] == [seen, watch]  # a finished run prints it again
-
-
-def test_a_sample_is_one_line_that_controls_nothing():
-    assert in_a_line("One  fox.\nTwo\tcats\x1b[31m") == "writes “One fox. Two cats⟨U+001B⟩[31m”"
-    assert in_a_line("x" * 200) == f"writes “{'x' * 90}…”"
-    assert in_a_line("No.\n", "y" * 99 + "?\x1b") == f"asked “…{'y' * 51}?⟨U+001B⟩”, writes “No.”"
-
-
 def test_metrics_hold_what_the_contract_names(finished):
     run, _, _ = finished
     lines = metrics(run, without_clocks=False)
@@ -106,14 +73,6 @@ def test_bits_per_byte_counts_bits_of_the_text(finished):
     assert last["bits_per_byte"] == pytest.approx(last["loss"] / math.log(2) * (held_out + 1) / held_out, rel=1e-6)
 
 
-def test_it_prints_where_the_loss_should_start_and_where_it_does(finished):
-    _, printed, _ = finished
-    line = next(line for line in printed.splitlines() if line.startswith("step 0: loss"))
-    loss = float(line.split()[3].rstrip(","))
-    assert f"ln(vocabulary 320) = {math.log(320):.4f}" in line
-    assert loss == pytest.approx(math.log(320), rel=0.02)
-
-
 def test_the_checkpoint_is_a_hugging_face_directory(finished):
     run, _, _ = finished
     checkpoint = run / "checkpoints/step_00000012"
@@ -131,14 +90,6 @@ def test_a_finished_run_prints_its_result_again_and_changes_nothing(finished):
     again = pretrain(config)
     assert again.stdout.strip() in printed
     assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
-
-
-@pytest.mark.slow
-def test_a_finished_run_may_grow(finished, tmp_path):
-    run, _, config = finished
-    shutil.copytree(run.parent, tmp_path / "runs")
-    pretrain(config, "train.max_steps=14", f"output_dir={tmp_path / 'runs'}")
-    assert [m["step"] for m in metrics(tmp_path / "runs/tiny") if m["split"] == "train"] == list(range(1, 15))
 
 
 @pytest.mark.slow
@@ -216,28 +167,13 @@ def test_a_non_finite_loss_stops_with_3_and_keeps_the_last_checkpoint(tmp_path):
     assert "no step was taken" in done.stdout
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path):
-    config = write_config(tmp_path, train={"keep_last": 3})
-    pretrain(config)
-    weights = tmp_path / "runs/tiny/checkpoints/step_00000012/model.safetensors"
-    raw = bytearray(weights.read_bytes())
-    raw[-100] ^= 1
-    weights.write_bytes(raw)
-    before = metrics(tmp_path / "runs/tiny")
-    done = pretrain(config)
-    assert "step_00000012/model.safetensors is damaged: trying the checkpoint before it" in done.stderr
-    assert "step_00000008" in done.stdout
-    assert metrics(tmp_path / "runs/tiny") == before
-
-
-@pytest.mark.parametrize(("limit", "said_at"), [("ENOUGH_S", 2), ("SLOW_S", 1)])
-def test_a_run_says_how_long_it_takes_and_what_it_is_busy_with(tmp_path, monkeypatch, limit, said_at):
-    """After the step that warms up; if that one is slow, at once."""
-    monkeypatch.setattr(f"train.meters.{limit}", 0.0)
+def test_a_run_says_how_long_it_takes_and_what_it_is_busy_with(tmp_path, monkeypatch):
+    """After the step that warms up."""
+    monkeypatch.setattr("train.metrics.ENOUGH_S", 0.0)
     monkeypatch.setattr("configs.command.BUSY_S", 1e-3)
     done = pretrain(write_config(tmp_path, eval={"final_max_tokens": 320}))
     [(step, minutes)] = re.findall(r"step +(\d+)   about ([\d.]+) minutes of training to go", done.stdout)
-    assert (int(step), minutes) == (said_at, "0.0")
+    assert (int(step), minutes) == (2, "0.0")
     for what in ("step 1", "the last evaluation", "saving"):
         assert f"… {what}, for " in done.stderr
     result = json.loads((tmp_path / "runs/tiny/result.json").read_text(encoding="utf-8"))
@@ -261,33 +197,18 @@ def test_a_step_that_counts_no_token_has_no_loss_and_moves_nothing(tmp_path):
 
 BAD = [
     (["sed=1"], "command line `sed=1`: unknown key `sed`, did you mean `seed`?"),
-    (["model.hiden_size=3"], "unknown key `model.hiden_size`, did you mean `model.hidden_size`?"),
     (["train.max_steps=ten"], "`train.max_steps` is 'ten'"),
     (["model.num_attention_heads=5"], "num_attention_heads (5) must divide hidden_size (32)"),
-    (["model.hidden_size=12"], "head_dim (3) must be even"),
     (["model.num_key_value_heads=3"], "use 1, 2, 4"),
     (["data.source.path=nowhere.txt"], "no such file: nowhere.txt"),
     (["data.sequence_length=1024"], "is longer than model.max_position_embeddings (512)"),
-    (["train.max_minutes=1"], "train.max_steps (12) and train.max_minutes (1.0) both limit the run: give one and set"),
-    (["train.max_tokens=9", "train.max_steps=0"], "`train.max_steps` is 0: must be greater than or equal to 1"),
-    (["train.tokens_per_step=-256"], "`train.tokens_per_step` is -256: must be greater than or equal to 2"),
-    (["train.max_steps=null", "train.max_minutes=0"], "`train.max_minutes` is 0: must be greater than 0"),
-    (["train.micro_batch_size=0"], "`train.micro_batch_size` is 0: must be greater than or equal to 1"),
+    (["train.max_minutes=1"], "train.max_steps and train.max_minutes both limit the run"),
     (["train.precision=tf32"], "train.precision is tf32, which needs CUDA: on cpu use auto or fp32"),
-    (["train.precision=fp8"], "`train.precision` is 'fp8'"),
-    (["init_from=nowhere"], "init_from: "),
-    (["train.parallel=ddp2"], "`train.parallel` is 'ddp2'"),
     (["train.device=cuda"], "train.device is cuda: not available here"),
+    (["init_from=nowhere"], "init_from: "),
     (["model.vocab_size=100"], "model.vocab_size is 100, but the tokenizer has 320 ids"),
-    (["output_dir=/proc/nowhere"], "output_dir: /proc/nowhere cannot be written"),
+    (["output_dir=/proc/nowhere"], "error: /proc/nowhere: No such file"),
     (["model.attn_implementation=flash", "model.attention_dropout=0.1"], "flash has no dropout: use sdpa"),
-    (["model.attn_implementation=varlen"], "model.attn_implementation: varlen needs CUDA: use flash or sdpa"),
-    (["model.attn_implementation=flex"], "flex has no gradients on CPU: train with sdpa"),
-    (["model.attn_implementation=flashy"], "attn_implementation"),
-    (["model.sliding_window=0"], "sliding_window"),
-    (["model.layer_types=[sliding_attention]"], "set sliding_window"),
-    (["model.rope_scaling={rope_type: yarn, factor: 4.0}"], "yarn needs original_max_position_embeddings"),
-    (["data.restart_positions=true", "data.isolate_documents=false"], "restart_positions needs isolate_documents"),
     (["resume=somewhere"], "resume: somewhere is not a complete checkpoint"),
 ]
 
@@ -303,14 +224,6 @@ def test_bad_input_is_one_line_on_stderr_and_exit_code_2(tmp_path, arguments, me
     assert not (tmp_path / "runs" / "tiny").exists()
 
 
-@pytest.mark.slow
-def test_reading_a_config_imports_nothing_heavy():
-    heavy = "{'wandb', 'datasets', 'matplotlib', 'transformers'}"
-    subprocess.run(
-        [sys.executable, "-c", f"import sys, train.config; sys.exit(bool({heavy} & sys.modules.keys()))"], check=True
-    )
-
-
 def test_another_run_of_the_same_name_is_refused_and_the_keys_are_named(finished, tmp_path):
     run, _, config = finished
     before = (run / "config.yaml").read_bytes()
@@ -322,29 +235,13 @@ def test_another_run_of_the_same_name_is_refused_and_the_keys_are_named(finished
     pretrain(config, "eval.every=3", "train.checkpoint_every=5")  # cadences may change
 
 
-def test_a_folder_that_is_not_a_run_is_left_alone(tmp_path):
+@pytest.mark.parametrize("file", ["thesis.doc", "config.yaml"])
+def test_a_folder_that_is_not_a_run_is_left_alone(tmp_path, file):
     config = write_config(tmp_path)
     (tmp_path / "runs/tiny").mkdir(parents=True)
-    (tmp_path / "runs/tiny/thesis.doc").write_text("mine")
+    (tmp_path / "runs/tiny" / file).write_text("mine")
     assert "exists and is not a run" in pretrain(config, code=2).stderr
-    assert [p.name for p in (tmp_path / "runs/tiny").iterdir()] == ["thesis.doc"]
-
-
-def test_what_is_left_of_a_run_that_died_before_its_config_is_not_an_obstacle(tmp_path):
-    config = write_config(tmp_path)
-    (tmp_path / "runs/tiny").mkdir(parents=True)
-    (tmp_path / "runs/tiny/config.tmp").write_text("model:")
-    assert "finished at step 12" in pretrain(config).stdout
-    (tmp_path / "runs/tiny/config.yaml").write_text("modle: {}")
-    assert "is not a run with a config that can be read: " in pretrain(config, code=2).stderr
-
-
-def test_a_folder_with_any_old_config_yaml_is_not_a_run(tmp_path):
-    config = write_config(tmp_path)
-    (tmp_path / "runs/tiny").mkdir(parents=True)
-    (tmp_path / "runs/tiny/config.yaml").write_text("mine")
-    assert "exists and is not a run" in pretrain(config, code=2).stderr
-    assert (tmp_path / "runs/tiny/config.yaml").read_text() == "mine"
+    assert [p.read_text() for p in (tmp_path / "runs/tiny").iterdir()] == ["mine"]
 
 
 def test_a_text_that_changed_under_a_run_is_refused_and_a_moved_one_is_not(tmp_path):
@@ -356,30 +253,6 @@ def test_a_text_that_changed_under_a_run_is_refused_and_a_moved_one_is_not(tmp_p
     moved.write_text(moved.read_text() + "One more line.\n")
     done = pretrain(config, "train.max_steps=6", f"data.source.path={moved}", code=2)
     assert "is no longer what this run was trained on" in done.stderr
-
-
-def test_a_finished_run_asked_to_read_another_text_says_so_and_a_moved_one_is_its_own(tmp_path):
-    config = write_config(tmp_path, train={"max_steps": 4})
-    printed = pretrain(config).stdout
-    other = tmp_path / "other.txt"
-    other.write_text((tmp_path / "text.txt").read_text(encoding="utf-8"), encoding="utf-8")
-    result = pretrain(config, f"data.source.path={other}").stdout.split("validation loss")[1].splitlines()[0]
-    assert result in printed
-    other.write_text("Another text.\n" * 500, encoding="utf-8")
-    refused = pretrain(config, f"data.source.path={tmp_path / 'text.txt'}")
-    assert refused.stdout  # the first text is still its own
-    done = pretrain(config, f"data.source.path={other}", code=2)
-    assert "is no longer what this run was trained on" in done.stderr
-
-
-def test_a_run_without_a_whole_checkpoint_is_not_started_over(tmp_path):
-    config = write_config(tmp_path, train={"max_steps": 4})
-    pretrain(config)
-    for weights in tmp_path.glob("runs/tiny/checkpoints/step_*/model.safetensors"):
-        weights.write_bytes(weights.read_bytes()[:-10])
-    before = metrics(tmp_path / "runs/tiny")
-    assert "no checkpoint in it is complete" in pretrain(config, code=2).stderr
-    assert metrics(tmp_path / "runs/tiny") == before
 
 
 def test_a_run_that_died_before_its_first_checkpoint_starts_over_without_doubled_lines(tmp_path):
@@ -435,17 +308,3 @@ def test_the_built_in_world_is_compared_with_its_floor_and_can_be_sampled(tmp_pa
     prepared = run_module("data.prepare", config)
     assert "train: 60 documents" in prepared.stdout
     assert run_module("data.prepare", config, "data.sourse=1").returncode == 2
-
-
-@pytest.mark.slow
-def test_a_reader_of_the_output_that_leaves_does_not_stop_the_run(tmp_path):
-    """`python -m train.pretrain … | head -1`"""
-    command = [sys.executable, "-m", "train.pretrain", str(write_config(tmp_path))]
-    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.stdout.close()
-    assert process.wait(timeout=300) == 0
-    assert process.stderr is not None
-    assert "BrokenPipe" not in process.stderr.read()
-    assert (tmp_path / "runs/tiny/checkpoints/step_00000012").is_dir()

@@ -92,7 +92,7 @@ def test_a_run_whose_directory_goes_away_stops_with_one_line(how, due, tmp_path,
     every = {"log_every": 100, "checkpoint_every": 100} | ({due: 1} if due != "an evaluation" else {})
     looks = {"every": int(due == "an evaluation"), "max_tokens": 12}
     config = write_config(tmp_path, train={"max_steps": 9, **every}, eval={"every": 0, "attention": looks})
-    run, away, step = tmp_path / "runs/tiny", tmp_path / "away", train.loop.training_step
+    run, away, step = tmp_path / "runs/tiny", tmp_path / "away", train.loop.forward_backward
 
     def moving(running, *arguments, **options):
         if running.state.step == 3:
@@ -101,7 +101,7 @@ def test_a_run_whose_directory_goes_away_stops_with_one_line(how, due, tmp_path,
                 run.mkdir()
         return step(running, *arguments, **options)
 
-    monkeypatch.setattr(train.loop, "training_step", moving)
+    monkeypatch.setattr(train.loop, "forward_backward", moving)
     done = pretrain(config, code=2)
     told = f"error: {run} was moved, replaced or deleted while this process was writing into it"
     assert done.stderr.splitlines()[-1].startswith(told)

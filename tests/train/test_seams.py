@@ -15,9 +15,8 @@ from data.batches import Batch
 from model import generate
 from tests.train.helpers import metrics, pretrain, stopped_at, write_config
 from tests.train.worlds import pretrain_rank, run_world, trace
-from train.command_line import parse_command_line
 from train.objective import BatchSource
-from train.pretrain import run
+from train.pretrain import parse_command_line, run
 
 TRACED = {"trace": True, "max_steps": 6, "checkpoint_every": 3, "log_every": 1}
 

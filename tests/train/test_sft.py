@@ -1,16 +1,21 @@
 """train.sft: architecture and tokenizer come from init_from, and what cannot be fine-tuned is said in a line."""
 
 import json
+import re
 
 import pytest
 import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from data import load_tokenizer
+from data.chat import prompt_ids
 from eval.chat.session import open_conversation
+from eval.samples import complete
 from model import load
 from tests.train.foreign import SHAPES, foreign_directory
 from tests.train.helpers import metrics, pretrain, refusal, write_config
+from train.config import load_run_config
 from train.pretrain import main as pretrain_main
 from train.sft import main
 
@@ -55,6 +60,100 @@ def test_it_takes_over_architecture_and_tokenizer_and_learns_the_answer(tmp_path
         moved.rename(base)
 
 
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory):
+    """A run `sft` that was fine-tuned on chats of two turns, about 75 tokens each, and its config."""
+    folder = tmp_path_factory.mktemp("chat")
+    pretrain(write_config(folder, name="base", train={"max_steps": 4}))
+    turns = [("user", "Which sound?"), ("assistant", "Meow."), ("user", "Sure?"), ("assistant", "Yes.")]
+    data = {"sequence_length": 192, "isolate_documents": True, "rows_joined": "auto"}
+    config = chat_config(folder, folder / "runs/base", turns, data=data)
+    pretrain(config, "name=sft", "train.tokens_per_step=1536", "train.max_steps=16", script=main)
+    return folder, config
+
+
+def test_it_stops_at_the_end_of_a_turn_and_its_samples_are_answers(chat):
+    folder, config = chat
+    (base,) = (folder / "runs/base/checkpoints").glob("step_00000004")
+    (directory,) = (folder / "runs/sft/checkpoints").glob("step_00000016")
+    assert (directory / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
+    lm, tokenizer = load(directory), load_tokenizer(directory)
+    assert tokenizer.stop_ids == [tokenizer.eos_id, tokenizer.special_id("<|im_end|>")]
+    theirs = AutoModelForCausalLM.from_pretrained(directory)
+    assert theirs.generation_config.eos_token_id == lm.config.eos_token_id == tokenizer.stop_ids
+    assert load(base).config.eos_token_id == tokenizer.eos_id
+
+    given = ["eval.prompts=['', 'Which sound?']", "train.max_steps=1", "eval.every=1", "train.tokens_per_step=1536"]
+    said = pretrain(config, "name=asked", *given, script=main).stdout
+    lines = (folder / "runs/asked/samples.jsonl").read_text(encoding="utf-8").splitlines()
+    *_, own, other = [json.loads(line) for line in lines]
+    assert other["prompt"] == "Which sound?"
+    assert own["expected"] in ("Meow.", "Yes.")  # to a held-out question of the user's data
+    assert f"\nthe data's answer: {own['expected']}\n" in said
+    ids = prompt_ids(tokenizer, [{"role": "user", "content": other["prompt"]}])
+    assert other["text"] == complete(load(folder / "runs/asked"), tokenizer, ids, 8, chat=True).content
+
+
+def test_a_moved_tokenizer_is_the_same_run(chat):
+    def identity(*given):
+        return load_run_config(chat[1], [*given]).identity()
+
+    here, elsewhere = (f"data.tokenizer={{kind: pretrained, path: {place}}}" for place in ("here", "elsewhere"))
+    assert identity(here) == identity(elsewhere, "data.source.path=elsewhere.jsonl")
+    assert identity(here) != identity(here, "data.records=text")
+
+
+def test_conversations_fill_joined_rows_and_long_ones_are_cut_at_a_turn(chat):
+    """75 tokens in rows of 96: one each, a fifth padding; four rows joined hold five. An epoch is the same tokens."""
+    folder, config = chat
+    for name, joined in (("alone", 1), ("joined", "auto")):
+        small = ["data.sequence_length=96", "train.tokens_per_step=1536", "train.max_steps=3", "eval.every=3"]
+        pretrain(config, f"name={name}", f"data.rows_joined={joined}", *small, script=main)
+    alone, joined = (metrics(folder / "runs" / name) for name in ("alone", "joined"))
+    assert alone[0]["loss"] == joined[0]["loss"]  # the held-out rows are the same
+    shares = [[line["padding_share"] for line in lines if line["split"] == "train"] for lines in (alone, joined)]
+    assert min(shares[0]) > 2 * max(shares[1])
+    short = ["name=cut", "data.sequence_length=64", "train.tokens_per_step=1024", "train.max_steps=1"]
+    cut = re.search(
+        r"train: of (\d+) conversations, (\d+) were cut at a turn and 0 left out",
+        pretrain(config, *short, script=main).stdout,
+    )
+    assert cut is not None
+    assert cut[1] == cut[2] != "0"
+
+
+def test_a_step_is_smaller_where_the_text_does_not_fill_it(chat):
+    """A user's first thirty chats, in a config for thousands: half of a step's rows, or a quarter, or an eighth, …"""
+    folder, config = chat
+    few = folder / "few.jsonl"
+    few.write_text("".join((folder / "chat.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:30]))
+    source = f"data.source={{kind: files, path: {few}, validation_path: {folder / 'chat.jsonl'}}}"
+    given = ["name=few", source, "train.tokens_per_step=12288", "train.max_steps=2"]
+    said = pretrain(config, *given, script=main).stdout
+    found = re.search(r"makes (\d+) rows of \d+ tokens, fewer than the \d+ .* a step takes (\d+)", said)
+    rows, taken = map(int, found.groups())
+    assert taken <= rows < 2 * taken
+    assert all(line["loss"] for line in metrics(folder / "runs/few") if line["split"] == "train")
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_where_no_trained_token_is_left_a_run_ends_in_a_line(chat, split):
+    """An answer of weight 0, and one behind a long question: cut after the first, nothing is left to train on."""
+    folder, config = chat
+    messages = [
+        {"role": "user", "content": "Sure?"},
+        {"role": "assistant", "content": "Yes.", "weight": 0},
+        {"role": "user", "content": "And then? " * 40},
+        {"role": "assistant", "content": "Late."},
+    ]
+    late = folder / "late.jsonl"
+    late.write_text((json.dumps({"messages": messages}) + "\n") * 40)
+    paths = {"train": (late, folder / "chat.jsonl"), "validation": (folder / "chat.jsonl", late)}[split]
+    source = f"{{kind: files, path: {paths[0]}, validation_path: {paths[1]}}}"
+    said = refusal(config, f"name=no-{split}", f"data.source={source}", "train.tokens_per_step=1536", script=main)
+    assert f"has an answer to train on within a row of 192 tokens, {split} part: raise it" in said
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -70,15 +169,6 @@ def test_what_cannot_be_fine_tuned_is_said_in_one_line(tmp_path, base, changes, 
     said = refusal(config, *(f"{key}={json.dumps(value)}" for key, value in changes.items()), script=main)
     assert message in said
     assert not (tmp_path / "runs/chat").exists()
-
-
-def test_another_tokenizer_than_that_of_the_weights_is_refused(tmp_path, base):
-    other = tmp_path / "other"
-    other.mkdir()
-    pretrain(write_config(other, name="bpe", data={"tokenizer": {"kind": "bpe", "vocab_size": 320}}))
-    tokenizer = {"kind": "pretrained", "path": str(other / "runs/bpe")}
-    done = pretrain(chat_config(tmp_path, base, data={"tokenizer": tokenizer}), code=2, script=main)
-    assert "is not the tokenizer of this run's data" in done.stderr
 
 
 def test_a_model_that_only_headlight_loads_is_fine_tuned_as_such(tmp_path):

@@ -1,14 +1,12 @@
 """wandb beside a run: one that works, one that raises, the real one. And what a run says without a terminal."""
 
-import os
-import subprocess
 import sys
 import types
 
 import pytest
 
-import train.tracking
-from tests.train.helpers import REPOSITORY, metrics, pretrain, write_config
+import train.metrics
+from tests.train.helpers import metrics, pretrain, write_config
 
 
 class Broken(types.ModuleType):
@@ -79,36 +77,11 @@ def test_a_tracker_gets_a_few_figures_of_the_heads_and_the_viewer_not_hundreds(t
     assert [row[:3] for row in table[1:]] == [[i, j, j // 2] for i in range(2) for j in range(4)]
 
 
-@pytest.mark.slow
-def test_a_service_of_wandb_that_was_started_elsewhere_writes_into_the_run(tmp_path):
-    """A child finds its parent's service through the environment, and it has the parent's working directory."""
-    here, there = tmp_path / "here", tmp_path / "there"
-    here.mkdir()
-    there.mkdir()
-    config = write_config(there, output_dir="runs", train={"max_steps": 1}, tracking={"wandb": "offline"})
-    script = (
-        "import subprocess, sys, wandb\n"
-        f"run = wandb.init(mode='offline', dir={str(here)!r})\n"
-        f"command = [sys.executable, '-m', 'train.pretrain', {str(config)!r}]\n"
-        f"code = subprocess.run(command, cwd={str(there)!r}).returncode\n"
-        "run.finish()\n"
-        "sys.exit(code)"
-    )
-    environment = {key: value for key, value in os.environ.items() if "WANDB_SERVICE" not in key}
-    environment |= {"PYTHONPATH": str(REPOSITORY), "WANDB_MODE": "offline"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=here, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert list((there / "runs/tiny/wandb").glob("offline-run-*/*.wandb"))
-    assert not (here / "runs").exists()
-
-
 def test_without_a_terminal_a_long_silence_ends_with_a_line(tmp_path, monkeypatch):
     config = write_config(tmp_path, eval={"every": 0}, tracking={"wandb": "disabled"})
     assert "tok_s" not in pretrain(config, "name=quick").stdout
-    monkeypatch.setattr(train.tracking, "SILENCE_S", 0.0)
-    monkeypatch.setattr(train.tracking, "SILENCE", 0.0)
+    monkeypatch.setattr(train.metrics, "SILENCE_S", 0.0)
+    monkeypatch.setattr(train.metrics, "SILENCE", 0.0)
     lines = [line.split() for line in pretrain(config, "name=slow").stdout.splitlines() if "tok_s" in line]
     assert [line[:3:2] for line in lines] == [["step", "loss"]] * 12
     assert [int(line[1]) for line in lines] == list(range(1, 13))

@@ -47,14 +47,14 @@ def pretrain_rank(
     """
     print_to(config.with_name(f"rank{os.environ.get('RANK', '0')}.txt"))
     faulthandler.dump_traceback_later(150, exit=True)
-    step = train.loop.training_step
+    step = train.loop.forward_backward
 
     def stopping(run, *arguments, **options):
         if run.state.step == stop_at and run.world.rank == run.world.size - 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return step(run, *arguments, **options)
 
-    train.loop.training_step = stopping
+    train.loop.forward_backward = stopping
     sys.argv = ["pretrain", str(config), *overrides]
     exit_on_bad_input(script)
 

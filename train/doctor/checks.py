@@ -191,7 +191,7 @@ def attention(name: str, kind: str, model: ModelConfig) -> str:
                 value_dim=model.value_size,
             )
             if problem := lacks(precision, kind) or why_not(name, here):
-                refused = refused or problem.removeprefix(f"attn_implementation: {name} ")
+                refused = refused or problem
                 continue
             try:
                 error = worst_error(name, here)

@@ -19,8 +19,7 @@ from data.batches import Batch
 from train.machine.device import FEW_STEPS, resolve_attention
 from train.machine.hardware import busy_in_words, share_of_others, synchronize, timed
 from train.machine.machine_cache import recall
-from train.run import Run
-from train.step import losses, random_state, set_random_state, within_memory
+from train.run import Run, losses, random_state, set_random_state, within_memory
 
 # minutes of plain training that a run must still have before it, so that compiling pays: it costs about one minute,
 # and saves a tenth of the rest on a CPU and a third on a GPU (EXPERIMENTS.md)
@@ -131,7 +130,7 @@ def _trial(run: Run) -> tuple[float, float]:
         passes = timed(lambda: _forward_backward(run, run.lm, micro_batch), device)
         update = timed(lambda: _update_nothing(run), device)
     finally:
-        run.forget_gradients()
+        run.zero_grad()
     share = 1 / run.source.steps_per_batch
     wall, quiet = (share * b + number * p + u for b, p, u in zip(batch, passes, update, strict=True))
     return wall, quiet
@@ -191,7 +190,7 @@ def _compile(run: Run, stopped: Callable[[], int]) -> nn.Module:
         run.tracker.say(f"compile is off: it failed here ({problem})")
         return run.lm
     finally:
-        run.forget_gradients()
+        run.zero_grad()
     run.tracker.say(f"compiled in {time.perf_counter() - before:.0f} s")
     return model
 

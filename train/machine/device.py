@@ -162,7 +162,8 @@ def resolve_attention(
         backend, reason = choose_attention(situation, {name: fault for name, fault in faults.items() if fault})
         return backend, f"auto: {reason}"
     if problem := why_not(model.attn_implementation, situation):
-        raise InputError(f"model.{problem}")
+        name = model.attn_implementation
+        raise InputError(f"model.attn_implementation: {name} {problem}: use auto, or sdpa, which serves everything")
     return model.attn_implementation, "asked for"
 
 

@@ -22,14 +22,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from configs.files import (
-    CARD,
-    MANIFEST,
-    STATE,
-    TRAINING,
-    DamagedFile,
-    read_json,
-)
+from configs.files import CARD, MANIFEST, STATE, TRAINING, DamagedFile, read_json
 
 STEPS = "step_????????"
 
@@ -55,7 +48,7 @@ def commit(checkpoints: Path, step: int, fill: Callable[[Path], None], keep_last
         (temporary / TRAINING).mkdir(parents=True)
         fill(temporary)
         seal(temporary)
-        tidy(checkpoints, _take_its_name(temporary), keep_last, keep_best)
+        tidy(checkpoints, temporary, keep_last, keep_best)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
@@ -70,23 +63,23 @@ def seal(directory: Path) -> None:
     files = [path for path in directory.rglob("*") if path.is_file() and path.name not in (CARD, MANIFEST)]
     manifest = directory / TRAINING / MANIFEST
     described = {file.relative_to(directory).as_posix(): _described(file) for file in sorted(files)}
-    manifest.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    manifest.write_text(json.dumps(described, indent=2), encoding="utf-8")
     for file in [*files, manifest]:
         _flush(file)
 
 
-def _take_its_name(temporary: Path) -> Path:
-    directory = temporary.with_suffix("")
-    shutil.rmtree(directory, ignore_errors=True)  # the same step, saved before
-    return temporary.rename(directory)
+def tidy(checkpoints: Path, newest: Path, keep_last: int, keep_best: bool) -> Path:
+    """Give the newest checkpoint its name, point `latest` and `best` at what they name, and delete all but the newest
+    `keep_last` and the best one: after a save, and after a kill. Returns the newest one's name.
 
-
-def tidy(checkpoints: Path, newest: Path, keep_last: int, keep_best: bool) -> None:
-    """Point `latest` and `best` at what they name; keep the newest `keep_last` (at least `newest`) and the best one.
-
-    An earlier one that was saved only because a signal came is removed, so that a run that was stopped ends with the
-    checkpoints that it would have without the stop.
+    An earlier one that was saved only because a signal came is deleted, so that a run that was stopped ends with the
+    checkpoints that it would have without the stop. A later one is damaged, and stays until its step is saved again.
     """
+    if newest.suffix == ".tmp":
+        shutil.rmtree(newest.with_suffix(""), ignore_errors=True)  # the same step, saved before
+        newest = newest.rename(newest.with_suffix(""))
+    for half_written in checkpoints.glob(STEPS + ".tmp"):
+        shutil.rmtree(half_written)
     best_step = _state(newest).get("best_step")
     best = None if best_step is None else checkpoints / step_name(best_step)
     earlier = sorted(path for path in checkpoints.glob(STEPS) if path.name < newest.name)
@@ -101,6 +94,7 @@ def tidy(checkpoints: Path, newest: Path, keep_last: int, keep_best: bool) -> No
         if directory not in kept:
             with suppress(OSError):  # renamed first: half of a checkpoint is not to be mistaken for a damaged one
                 shutil.rmtree(directory.rename(directory.with_suffix(".tmp")))
+    return newest
 
 
 def _state(checkpoint: Path) -> dict[str, Any]:
@@ -137,18 +131,6 @@ def damage(directory: Path) -> str | None:
 def _described(file: Path) -> dict[str, object]:
     with file.open("rb") as stream:
         return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
-
-
-def settle(checkpoints: Path, intact: Path | None) -> Path | None:
-    """Complete what a kill interrupted, and delete what it left half done. Returns the name of `intact` from now on.
-
-    intact: what `newest_intact` found. A newer, damaged one stays until the run saves that step again.
-    """
-    if intact is not None and intact.suffix == ".tmp":  # the kill came between its last byte and its name
-        intact = _take_its_name(intact)
-    for leftover in checkpoints.glob(STEPS + ".tmp"):
-        shutil.rmtree(leftover)
-    return intact
 
 
 def replace_text(file: Path, text: str) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ConfigDict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -36,8 +35,6 @@ SOURCE = "source.safetensors"  # what a batch source keeps, if it keeps anything
 class TrainerState:
     """What a run needs besides tensors to resume: training/trainer_state.json, field by field."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -46,7 +43,6 @@ class TrainerState:
     best_tokens: int | None = None  # held-out tokens that the best loss was measured on; None: all
     skipped: int = 0  # steps that changed no parameter
     evaluated_at: int | None = None  # step of the newest evaluation
-    hooks_done: list[str] = field(default_factory=list)  # of a later one, which a signal cut short
     at_stop: bool = False  # saved only because a signal came
     logged: dict[str, int] = field(default_factory=dict)  # bytes of each log
     wandb_id: str | None = None
@@ -55,8 +51,6 @@ class TrainerState:
     breaks: list[dict[str, Any]] = field(default_factory=list)  # where that changed at a resume: {step, what}
     scaler: dict[str, int | float] | None = None  # of the losses, in fp16
     spikes: dict[str, list[float]] = field(default_factory=lambda: {"losses": []})  # from which a spike stands out
-    world_size: int = 1
-    torch_version: str = torch.__version__
 
 
 def read_state(directory: Path) -> TrainerState:
@@ -84,7 +78,6 @@ def save_checkpoint(
     kept: what this process's batch source needs to continue. Every process calls it. All return once the first one has
     written. Raises SaveError in all of them.
     """
-    state.world_size, state.torch_version = world.size, torch.__version__
     weights, moments = gather(lm, optimizers, world)
     of_source = _by_rank(kept or {}, world)
 
@@ -192,7 +185,7 @@ def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimize
                     key: share(value, parameter) if value.ndim == parameter.ndim else value
                     for key, value in saved.items()
                 }
-            elif parameter.requires_grad:  # a frozen one may be given to an optimizer
+            else:
                 raise ValueError(f"{OPTIMIZER}: {prefix[:-1]} has no state")
         # load_state_dict puts each tensor where the optimizer wants it: fused AdamW counts steps on the device
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})

@@ -54,7 +54,7 @@ def _read(init_from: str) -> tuple[Path, dict[str, Any]]:
     """A model's directory and its config's values."""
     try:
         return read_checkpoint(init_from, lambda directory: (directory, read_config(directory).model_dump()))
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise InputError(f"init_from: {error}") from None
 
 

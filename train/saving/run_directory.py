@@ -20,7 +20,7 @@ from data.prepare import PreparedData
 from eval.attention.render import PICTURES, VIEWER
 from eval.run_files import EXPERTS, METRICS, RESULT, SAMPLES, read_result
 from train.config import LIMITS, RunConfig, load_run_config
-from train.saving.atomic_save import STEPS, damage, newest_intact, replace_text, settle, tidy
+from train.saving.atomic_save import STEPS, damage, newest_intact, replace_text, tidy
 from train.saving.checkpoint import TrainerState, read_state
 
 LOCK, CARD = "owner.lock", "owner.json"  # held as long as a process works there; who that is
@@ -32,34 +32,30 @@ LOGS = (METRICS, SAMPLES, EXPERTS, "trace.jsonl", "attention/index.jsonl")
 class Owner:
     """A folder into which one process writes at a time: `with Owner(directory) as owner:`, and in that, `owner.take()`.
 
-    The lock ends with the process that holds it, however that ends. named: the key or option that names the folder.
+    The lock ends with the process that holds it, however that ends.
     """
 
-    def __init__(self, directory: Path, named: str = "output_dir"):
-        self.directory, self.named = directory, named
+    def __init__(self, directory: Path):
+        self.directory = directory
         self.lock = FileLock(directory / LOCK, timeout=PATIENCE_S)
         self.card = ""  # what owner.json holds as long as the folder is ours; "" in a process that took nothing
         self.made: list[Path] = []
 
     def take(self) -> None:
-        """Own the folder, which is made if it does not exist. Raises InputError if another process has it, and if it
-        cannot be written."""
+        """Own the folder, which is made if it does not exist. Raises InputError if another process has it."""
+        self.made = [path for path in (self.directory, *self.directory.parents) if not path.exists()]
+        self.directory.mkdir(parents=True, exist_ok=True)
         try:
-            self.made = [path for path in (self.directory, *self.directory.parents) if not path.exists()]
-            self.directory.mkdir(parents=True, exist_ok=True)
             self.lock.acquire()
-            since = time.strftime("%Y-%m-%d %H:%M:%S")
-            card = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since})
-            (self.directory / CARD).write_text(card, encoding="utf-8")
-            self.card = card
         except Timeout:
             who = "another process"
             with suppress(DamagedFile, KeyError):
                 who = "process {pid} on {host}, since {since}".format(**read_json(self.directory / CARD))
             raise InputError(f"{self.directory} is in use by {who}: wait until it ends, or stop it") from None
-        except OSError as error:
-            file = error.filename or self.directory
-            raise InputError(f"{self.named}: {file} cannot be written: {error.strerror or error}") from None
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        card = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since})
+        (self.directory / CARD).write_text(card, encoding="utf-8")
+        self.card = card
 
     @property
     def lost(self) -> bool:
@@ -164,14 +160,9 @@ def _newest_of_own(config: RunConfig) -> Path | None:
 def _refuse_other_identity(config: RunConfig, state: TrainerState, checkpoint: Path) -> None:
     wanted, saved = config.identity(), state.identity or {}
     different = [key for key in sorted({*wanted, *saved} - {CONTENTS}) if saved.get(key) != wanted.get(key)]
-    listed = ", ".join(f"{key} (there {saved.get(key)!r}, here {wanted.get(key)!r})" for key in different)
-    if different and not config.allow_mismatch:
-        raise InputError(
-            f"{checkpoint} belongs to another run; these keys differ: {listed}: "
-            "choose another name, set them back, or continue anyway with allow_mismatch=true"
-        )
     if different:
-        _warn(f"{checkpoint} was trained with other settings: {listed}")
+        listed = ", ".join(f"{key} (there {saved.get(key)!r}, here {wanted.get(key)!r})" for key in different)
+        _refuse(config, f"{checkpoint} belongs to another run; these keys differ: {listed}")
 
 
 def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -> None:
@@ -179,16 +170,15 @@ def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -
 
     state.identity becomes the identity of the continued run.
     """
-    contents = (state.identity or {}).get(CONTENTS, data.directory.name)
-    if contents != data.directory.name:
-        problem = "data.source: the text, or what generates it, is no longer what this run was trained on"
-        if not config.allow_mismatch:
-            raise InputError(f"{problem}: put it back, choose another name, or set allow_mismatch=true")
-        _warn(problem)
+    if (state.identity or {}).get(CONTENTS, data.directory.name) != data.directory.name:
+        _refuse(config, "data.source: the text, or what generates it, is no longer what this run was trained on")
     state.identity = config.identity() | {CONTENTS: data.directory.name}
 
 
-def _warn(problem: str) -> None:
+def _refuse(config: RunConfig, problem: str) -> None:
+    if not config.allow_mismatch:
+        remedy = "set it back, choose another name, or continue anyway with allow_mismatch=true"
+        raise InputError(f"{problem}: {remedy}")
     print(f"warning: {problem}: continuing, because allow_mismatch is set", file=sys.stderr)
 
 
@@ -196,26 +186,22 @@ def open_for(config: RunConfig, start: Start) -> None:
     """Make the run directory and write config.yaml. If it exists, remove what an interrupted run left half done, and
     what it logged and drew after its newest checkpoint.
 
-    For one process, after every process has read the checkpoint. Raises InputError if the directory cannot be written.
+    For one process, after every process has read the checkpoint. Raises OSError if the directory cannot be written.
     """
     directory, checkpoints = config.directory, config.directory / "checkpoints"
-    try:
-        (directory / RESULT).unlink(missing_ok=True)  # from here on it is not finished
-        replace_text(directory / "config.yaml", config.to_yaml())
-        checkpoints.mkdir(exist_ok=True)
-        newest = settle(checkpoints, start.newest)
-        if newest is not None:  # a kill may have come before the last save deleted what it replaces
-            tidy(checkpoints, newest, config.train.keep_last, config.train.keep_best)
-        saved = TrainerState(step=-1) if newest is None else read_state(newest)
-        for name, size in log_sizes(directory).items():
-            if size > (before := saved.logged.get(name, 0)):
-                os.truncate(directory / name, before)
-        for file in (directory / "attention").glob("*"):
-            number = re.fullmatch(r"step_(\d{8})", file.stem)
-            if int(number[1]) > saved.step if number else file.name in (*PICTURES, VIEWER):  # drawn again at the end
-                file.unlink()
-    except OSError as error:
-        raise InputError(f"output_dir: {directory} cannot be written: {error.strerror}") from None
+    (directory / RESULT).unlink(missing_ok=True)  # from here on it is not finished
+    replace_text(directory / "config.yaml", config.to_yaml())
+    checkpoints.mkdir(exist_ok=True)
+    saved = TrainerState(step=-1)
+    if start.newest is not None:
+        saved = read_state(tidy(checkpoints, start.newest, config.train.keep_last, config.train.keep_best))
+    for name, size in log_sizes(directory).items():
+        if size > (before := saved.logged.get(name, 0)):
+            os.truncate(directory / name, before)
+    for file in (directory / "attention").glob("*"):
+        number = re.fullmatch(r"step_(\d{8})", file.stem)
+        if int(number[1]) > saved.step if number else file.name in (*PICTURES, VIEWER):  # drawn again at the end
+            file.unlink()
 
 
 def log_sizes(directory: Path) -> dict[str, int]:

@@ -15,16 +15,18 @@ When the last sequence that uses a block ends, the block is free at once. Its co
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from model.config import ModelConfig
-from model.decoding.kv_cache import KVCache
+from model.kv_cache import KVCache
 
 
 class OutOfBlocks(RuntimeError):
@@ -56,10 +58,7 @@ class PagedCache:
             raise ValueError(f"blocks ({blocks}) and block_size ({block_size}) must be 1 or more")
         self.config, self.block_size = config, block_size
         self.layers = [
-            tuple(
-                torch.zeros(blocks * block_size, heads, size, device=like.device, dtype=like.dtype)
-                for heads, size in config.cache_shapes
-            )
+            [like.new_zeros(blocks * block_size, heads, size) for heads, size in config.cache_shapes]
             for _ in range(config.num_hidden_layers)
         ]
         self.users = [0] * blocks  # sequences that hold each block
@@ -69,7 +68,7 @@ class PagedCache:
     @property
     def nbytes(self) -> int:
         """Bytes of the whole memory; it never grows."""
-        return sum(kept.numel() * kept.element_size() for layer in self.layers for kept in layer)
+        return sum(memory.nbytes for layer in self.layers for memory in layer)
 
     @property
     def free_blocks(self) -> int:
@@ -92,31 +91,26 @@ class PagedCache:
             if key not in self.known:
                 break
             keys.append(key)
-        shared = [self.known[key] for key in keys]
-        needed = self.blocks_for(room) - len(shared)
-        if needed > len(self.unused) - sum(block in self.unused for block in shared):
+        blocks = [self.known[key] for key in keys]
+        needed = self.blocks_for(room) - len(blocks)
+        if needed > len(self.unused) - sum(block in self.unused for block in blocks):
             raise OutOfBlocks(f"{needed} blocks are needed, and {len(self.unused)} are free")
-        for block in shared:
+        for block in blocks:
             self.unused.pop(block, None)
+        for _ in range(needed):
+            block, forgotten = self.unused.popitem(last=False)  # the one that is unused for longest
+            self.known.pop(forgotten or b"", None)
+            blocks.append(block)
+        for block in blocks:
             self.users[block] += 1
-        blocks = shared + [self._take() for _ in range(needed)]
         starts = torch.tensor(blocks, device=self.layers[0][0].device) * self.block_size
         slots = (starts[:, None] + torch.arange(self.block_size, device=starts.device)).flatten()
-        return Table(list(token_ids), blocks, slots, len(shared) * self.block_size, keys)
-
-    def _take(self) -> int:
-        """The block that is unused for longest; what it held is forgotten."""
-        block, key = self.unused.popitem(last=False)
-        if key is not None:
-            del self.known[key]
-        self.users[block] = 1
-        return block
+        return Table(list(token_ids), blocks, slots, len(keys) * self.block_size, keys)
 
     def free(self, table: Table) -> None:
         """The sequence ends. Its blocks are free at once; full ones can still be shared until they are taken."""
-        keys: list[bytes | None] = [*table.keys]
-        keys += [None] * (len(table.blocks) - len(keys))
-        for block, key in reversed([*zip(table.blocks, keys, strict=True)]):  # the beginning is worth most: taken last
+        pairs = list(zip_longest(table.blocks, table.keys))
+        for block, key in reversed(pairs):  # the beginning is worth most: taken last
             self.users[block] -= 1
             if not self.users[block]:
                 is_known = key is not None and self.known.get(key) == block
@@ -140,8 +134,8 @@ class PagedCache:
     def _key(self, before: list[bytes], token_ids: Sequence[int]) -> bytes:
         """What the block behind those with the keys `before` is known by: a digest of all tokens up to its end."""
         start = len(before) * self.block_size
-        tokens = token_ids[start : start + self.block_size]
-        return hashlib.sha256(b"".join([*before[-1:], *(token.to_bytes(4, "little") for token in tokens)])).digest()
+        tokens = array("q", token_ids[start : start + self.block_size])
+        return hashlib.sha256(b"".join(before[-1:]) + tokens.tobytes()).digest()
 
 
 class PagedView(KVCache):
@@ -152,26 +146,21 @@ class PagedView(KVCache):
     """
 
     def __init__(self, cache: PagedCache, tables: Sequence[Table], count: int):
-        super().__init__(cache.config)
-        self._length = max(table.length for table in tables)
-        device, width = cache.layers[0][0].device, self._length + count
-        rows = [table.slots[: table.length + count] for table in tables]
+        super().__init__()  # without windows: blocks are kept whole, and a window is the mask's business
         self.memory = cache.layers
+        self._length = max(table.length for table in tables)
+        rows = [table.slots[: table.length + count] for table in tables]
         self.seen = pad_sequence(rows, batch_first=True, padding_side="left")  # (B, S)
         self.written = self.seen[:, -count:]
-        lengths = torch.tensor([table.length for table in tables], device=device)[:, None]
-        self.position_ids = lengths + torch.arange(count, device=device)
+        lengths = torch.tensor([table.length for table in tables], device=self.seen.device)[:, None]
+        self.position_ids = lengths + torch.arange(count, device=self.seen.device)
         self.attention_mask: Tensor | None = None
-        if min(map(len, rows)) < width:
-            self.attention_mask = torch.arange(width, device=device) >= self._length - lengths
-
-    def _kept_from(self, layer: int) -> int:
-        return 0  # a window is the mask's business: blocks are kept whole
+        if (width := self.seen.shape[1]) > min(map(len, rows)):
+            self.attention_mask = torch.arange(width, device=self.seen.device) >= self._length - lengths
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write k and v (B, heads, count, D) into the blocks; returns what every row holds (B, heads, S, D)."""
-        held = []
-        for memory, new in zip(self.memory[layer], (k, v), strict=True):
-            memory[self.written] = new.transpose(1, 2).to(memory.dtype)
-            held.append(memory[self.seen].transpose(1, 2))
-        return held[0], held[1]
+        keys, values = self.memory[layer]
+        keys[self.written] = k.transpose(1, 2).to(keys.dtype)
+        values[self.written] = v.transpose(1, 2).to(values.dtype)
+        return keys[self.seen].transpose(1, 2), values[self.seen].transpose(1, 2)

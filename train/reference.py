@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
 from configs.command import InputError
 from configs.files import read_checkpoint
 from data.tokenizer import Tokenizer, load_tokenizer
+from eval.eval_mode import evaluating
 from model import LanguageModel, load
 from model.lora import without_adapters
 from train.config import RunConfig
@@ -21,7 +21,7 @@ from train.machine.device import Device
 
 
 def open_reference(
-    config: RunConfig, tokenizer: Tokenizer, device: Device, path: str | Path, key: str = "init_from"
+    config: RunConfig, tokenizer: Tokenizer, device: Device, path: str, key: str = "init_from"
 ) -> LanguageModel:
     """The model of a run or a model directory, to be asked and never trained. Call it under torch.no_grad.
 
@@ -34,21 +34,20 @@ def open_reference(
         )
     try:
         there, lm = read_checkpoint(path, lambda directory: (load_tokenizer(directory), load(directory)))
-        added = tokenizer.vocab_size - lm.lm_head.out_features
-        if added < 0 or tokenizer.tokens_beyond(there) is None:
-            raise InputError(
-                f"{key}: {path} has another tokenizer than this run, so the same ids stand for other text: name a "
-                "model with the same tokenizer"
-            )
-        if added:  # as in the model that starts from this one
-            lm.add_rows(tokenizer.vocab_size)
     except (OSError, ValueError) as error:
         raise InputError(f"{key}: {error}") from None
-    longest = lm.config.max_position_embeddings
-    if config.data.sequence_length > longest:
+    added = tokenizer.vocab_size - lm.lm_head.out_features
+    if added < 0 or tokenizer.tokens_beyond(there) is None:
         raise InputError(
-            f"{key}: {path} reads {longest} tokens at once, and data.sequence_length is {config.data.sequence_length}: "
-            f"lower it to {longest}"
+            f"{key}: {path} has another tokenizer than this run, so the same ids stand for other text: name a model "
+            "with the same tokenizer"
+        )
+    if added:  # as in the model that starts from this one
+        lm.add_rows(tokenizer.vocab_size)
+    length, longest = config.data.sequence_length, lm.config.max_position_embeddings
+    if length > longest:
+        raise InputError(
+            f"{key}: {path} reads {longest} tokens at once, and data.sequence_length is {length}: lower it to {longest}"
         )
     lm = lm.to(device.device).eval().requires_grad_(False)
     lm.set_attn_implementation(device.attention)
@@ -56,16 +55,11 @@ def open_reference(
 
 
 @contextmanager
-def asked(reference: LanguageModel | None, lm: LanguageModel) -> Iterator[LanguageModel]:
+def as_reference(reference: LanguageModel | None, lm: LanguageModel) -> Iterator[LanguageModel]:
     """The reference in evaluation mode, without gradients. None: it is lm without its adapters, in one copy."""
-    with torch.no_grad():
-        if reference is not None:
+    if reference is not None:
+        with torch.no_grad():
             yield reference
-            return
-        training = lm.training
-        lm.eval()
-        try:
-            with without_adapters(lm):
-                yield lm
-        finally:
-            lm.train(training)
+    else:
+        with torch.no_grad(), evaluating(lm), without_adapters(lm):
+            yield lm

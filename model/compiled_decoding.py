@@ -1,23 +1,22 @@
-"""The compiled step of decoding: one token is read, as fast as this machine can.
+"""The compiled step of decoding: one token is read, as fast as this machine can. `generate(compile=True)`.
 
-On a CPU two things cost more than the arithmetic, and both have a cure here (figures: EXPERIMENTS.md).
+On a CPU two things cost more than the arithmetic (figures: EXPERIMENTS.md).
 
 *Products of few rows.* PyTorch's library call for one row times a matrix took four times as long as memory needs on an
 AMD processor. Inside a compiled model (x * w).sum() becomes one loop that reads each weight once. The sums are added in
 another order, so the last bits differ. That is why only compiled decoding does this.
 
-*Threads that wait for each other*, and spin while they wait. Alone they are quicker than one thread. Beside a busy
-program one of them is put aside thousands of times a second, and a token takes up to fifty times as long. So a few
-tokens are timed both ways, again and again, and at once where a token takes far too long. Both ways run the same
-compiled code, and no sum is split between threads: the numbers are equal, to the last bit.
+*Threads that wait for each other.* Alone they are quicker than one thread. Beside busy programs a token took ten times
+as long on two threads as on one. So a few tokens are timed both ways, again and again, and at once where a token takes
+far too long. Both ways run the same compiled code, and no sum is split between threads: the numbers are equal.
 """
 
 from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,12 @@ from torch.overrides import TorchFunctionMode
 
 from model.transformer import LanguageModel
 
-FEWEST = 16384  # of the numbers that a compiled loop reads: with fewer a thread it is not shared out
 FEW = 32  # rows of a product
-LIBRARIES = ("libgomp*", "libiomp5*", "libomp*")  # OpenMP, as PyTorch's packages bring it
+# loops with fewer numbers a thread are not shared out between threads, because the sharing takes longer
+OPTIONS: dict[str, dict[str, Any]] = {
+    "cpu": {"options": {"cpp.min_chunk_size": 16384}},
+    "cuda": {"mode": "reduce-overhead"},  # a CUDA graph; not tested yet
+}
 TRIAL = 8  # tokens of each way
 PAUSE = 512  # tokens between two trials
 SLOW = 4  # times as long as in the trial: look again now
@@ -40,22 +42,36 @@ SLOW = 4  # times as long as in the trial: look again now
 def compiled_reader(lm: LanguageModel) -> Callable[..., Tensor]:
     """`lm(...)` for one token at a time."""
     kind = next(lm.parameters()).device.type
-    step = partial(compiled_step(kind), lm)
-    return paced(step) if kind == "cpu" and torch.get_num_threads() > 1 and openmp() is not None else step
+    step, library = partial(compiled_step(kind), lm), openmp()
+    if kind != "cpu" or torch.get_num_threads() == 1 or library is None:
+        return step
+    way = quicker_way()
+    on_one = next(way)
+
+    def timed_step(*args: Any, **given: Any) -> Tensor:
+        nonlocal on_one
+        before, levels = time.perf_counter(), library.omp_get_max_active_levels()
+        # no parallel loops. PyTorch's own number of threads stays: compiled code checks it, and would compile again
+        library.omp_set_max_active_levels(0 if on_one else levels)
+        try:
+            return step(*args, **given)
+        finally:
+            library.omp_set_max_active_levels(levels)
+            on_one = way.send(time.perf_counter() - before)
+
+    return timed_step
 
 
 @cache
 def compiled_step(kind: str) -> Callable[..., Tensor]:
-    """Reading one token, compiled without graph breaks: on kind "cuda" as a CUDA graph (not tested yet). Each model,
-    batch size and cache size compiles its own."""
+    """`step(lm, ids, ...)`, compiled without graph breaks. Each model, batch and cache size compiles its own."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)  # 8 would soon be an error
 
     def step(lm: LanguageModel, *args: Any, **given: Any) -> Any:
         with FewRows():
             return lm(*args, **given)
 
-    how: dict[str, Any] = {"cuda": {"mode": "reduce-overhead"}, "cpu": {"options": {"cpp.min_chunk_size": FEWEST}}}
-    return torch.compile(step, fullgraph=True, dynamic=False, **how.get(kind, {}))
+    return torch.compile(step, fullgraph=True, dynamic=False, **OPTIONS.get(kind, {}))
 
 
 class FewRows(TorchFunctionMode):
@@ -76,22 +92,6 @@ class FewRows(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def paced(step: Callable[..., Tensor], clock: Callable[[], float] = time.perf_counter) -> Callable[..., Tensor]:
-    """The same step, on one thread or on all."""
-    way = quicker_way()
-    on_one = next(way)
-
-    def timed_step(*args: Any, **given: Any) -> Tensor:
-        nonlocal on_one
-        before = clock()
-        with one_thread() if on_one else nullcontext():
-            result = step(*args, **given)
-        on_one = way.send(clock() - before)
-        return result
-
-    return timed_step
-
-
 def quicker_way() -> Generator[bool, float, None]:
     """Yields whether the next step is to run on one thread, and is sent the seconds that it took."""
     yield True  # the first step may compile: its time says nothing
@@ -110,27 +110,14 @@ def quicker_way() -> Generator[bool, float, None]:
                 break
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Parallel loops of this thread run on it alone, compiled ones too. The number of threads stays what it is, because
-    compiled code checks it and would be compiled again."""
-    library = openmp()
-    assert library is not None
-    before = library.omp_get_max_active_levels()
-    library.omp_set_max_active_levels(0)
-    try:
-        yield
-    finally:
-        library.omp_set_max_active_levels(before)
-
-
 @cache
 def openmp() -> ctypes.CDLL | None:
     """The library that starts PyTorch's threads; None where it is unknown, and all threads stay."""
     folder = Path(torch.__file__).parent / "lib"
-    for file in (file for pattern in LIBRARIES for file in sorted(folder.glob(pattern))):
-        with suppress(OSError):
-            library = ctypes.CDLL(str(file))
-            if hasattr(library, "omp_set_max_active_levels"):
+    for pattern in ("libgomp*", "libiomp5*", "libomp*"):
+        for file in sorted(folder.glob(pattern)):
+            with suppress(OSError, AttributeError):
+                library = ctypes.CDLL(str(file))
+                library.omp_set_max_active_levels  # noqa: B018  # raises where it has none
                 return library
     return None

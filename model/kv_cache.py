@@ -8,7 +8,7 @@ One interface (`KVCache`), and these ways to keep them, by the names that `gener
     offloaded   layers wait in the CPU's memory and come to the GPU when they are used
     int8        the dynamic cache, rounded to 8 bits a number
 
-A server has sequences that come and go: model/decoding/paged_cache.py.
+A server has sequences that come and go: model/paged_cache.py.
 
 The mask asks a cache where its keys are (`key_positions`). Size: 2 * H_kv * D numbers per token and layer. Where
 attention makes keys and values from a latent (model/latent_attention.py), the latents (B, 1, T, kv_lora_rank) stand in
@@ -17,30 +17,12 @@ the place of keys, and the rotary part (B, 1, T, qk_rope_head_dim) in that of va
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from model.config import ModelConfig
 
 CACHES = ("dynamic", "static", "offloaded")  # these give back what they were given; int8 rounds it
-LARGEST = 127  # of the whole numbers of int8
-
-
-@dataclass
-class _Layer:
-    """Keys and values of one layer, or what stands for them: (B, heads, room, size). Slot 0 holds position `first`.
-
-    Buffers have room for tokens to come, so what was read is a part of them: `between`.
-    """
-
-    buffers: list[Tensor]
-    first: int
-
-    def between(self, start: int, end: int) -> list[Tensor]:
-        """Positions start … end - 1 of every buffer, without a copy."""
-        return [buffer[:, :, start - self.first : end - self.first] for buffer in self.buffers]
 
 
 class KVCache:
@@ -53,8 +35,9 @@ class KVCache:
         self.block_size = block_size
         self.windows = config.windows if config is not None else []
         self.token_ids: Tensor | None = None  # (B, up to length): what `generate` read first, to be used again
-        self.pinned = False  # whether its memory is where a GPU can fetch it by itself
-        self._layers: dict[int, _Layer] = {}
+        # of each layer: keys and values, or what stands for them, (B, heads, room, size); and the position in slot 0
+        self.buffers: dict[int, list[Tensor]] = {}
+        self.first: dict[int, int] = {}
         self._length = 0
 
     @property
@@ -65,16 +48,16 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Bytes of what is kept: 2 * B * H_kv * D * bytes per number, times the tokens of every layer."""
-        parts = [x for i, layer in self._layers.items() for x in layer.between(self._kept_from(i), self._length)]
-        return sum(x.numel() * x.element_size() for x in parts)
+        return sum(x.nbytes for i in self.buffers for x in self._between(i, self._kept_from(i), self._length))
 
-    def _window(self, layer: int) -> int | None:
-        """Tokens that a layer sees, itself included; None = all."""
-        return self.windows[layer] if layer < len(self.windows) else None
+    def _between(self, layer: int, start: int, end: int) -> list[Tensor]:
+        """Positions start … end - 1 of every buffer of a layer, without a copy."""
+        first = self.first[layer]
+        return [buffer[:, :, start - first : end - first] for buffer in self.buffers[layer]]
 
     def _kept_from(self, layer: int) -> int:
         """The first position that a query to come may still see."""
-        window = self._window(layer)
+        window = self.windows[layer] if self.windows else None
         return 0 if window is None else max(0, self._length - window + 1)
 
     def positions(self, count: int, device: torch.device) -> Tensor:
@@ -87,33 +70,30 @@ class KVCache:
 
     def sees_all(self, layer: int, window: int | None, count: int) -> bool:
         """Whether causality alone hides keys of `update` from the next `count` queries: no window does."""
-        start, end = self._kept_from(layer), self._length + count
-        fits = window is None or end - start < window or (count == 1 and end - start <= window)
-        return fits and (count == 1 or end - start == count)
+        keys = self._length + count - self._kept_from(layer)
+        fits = window is None or keys < window or (count == 1 and keys <= window)
+        return fits and (count == 1 or keys == count)
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k and v (B, H_kv, T, D); returns what the T queries may see (B, H_kv, S, D). See `advance`."""
         keys, values = self._append(layer, k, v)
         return keys, values
 
-    def _append(self, layer: int, *new: Tensor) -> list[Tensor]:
+    def _append(self, layer: int, *new: Tensor, pinned: bool = False) -> list[Tensor]:
         """Write T tokens behind those of every buffer of a layer; returns what their queries may see of each."""
         first, start, end = self._kept_from(layer), self._length, self._length + new[0].shape[2]
-        memory = self._layers.get(layer)
-        room = memory.buffers[0].shape[2] if memory is not None else 0
+        room = self.buffers[layer][0].shape[2] if layer in self.buffers else 0
         # new memory if this is full, or far larger than its window since a long prompt was read
-        if memory is None or end - memory.first > room or room > end - first + 2 * self.block_size:
+        if end - self.first.get(layer, 0) > room or room > end - first + 2 * self.block_size:
+            kept = self._between(layer, first, start) if room else []
             room = (end - first) // self.block_size * self.block_size + self.block_size
-            sizes = [(*x.shape[:2], room, x.shape[3]) for x in new]
-            buffers = [x.new_empty(size, pin_memory=self.pinned) for x, size in zip(new, sizes, strict=True)]
-            larger = _Layer(buffers, first)
-            if memory is not None:
-                for target, source in zip(larger.between(first, start), memory.between(first, start), strict=True):
-                    target.copy_(source)
-            memory = self._layers[layer] = larger
-        for target, source in zip(memory.between(start, end), new, strict=True):
+            self.buffers[layer] = [x.new_empty((*x.shape[:2], room, x.shape[3]), pin_memory=pinned) for x in new]
+            self.first[layer] = first
+            for target, source in zip(self._between(layer, first, start), kept, strict=bool(kept)):
+                target.copy_(source)
+        for target, source in zip(self._between(layer, start, end), new, strict=True):
             target.copy_(source)
-        return memory.between(first, end)
+        return self._between(layer, first, end)
 
     def advance(self, count: int) -> None:
         """Every layer has read `count` tokens. LanguageModel calls this at the end of a forward pass."""
@@ -121,22 +101,21 @@ class KVCache:
 
     def crop(self, length: int) -> None:
         """Forget every token after the first `length`. Raises ValueError where a window has forgotten too much."""
-        for i, layer in self._layers.items():
-            window = self._window(i)
-            if window is not None and layer.first > max(0, length - window + 1):
-                raise ValueError(f"layer {i} keeps {window} tokens only and cannot go back to token {length}")
+        for layer, window in enumerate(self.windows):
+            if window is not None and self.first.get(layer, 0) > max(0, length - window + 1):
+                raise ValueError(f"layer {layer} keeps {window} tokens only and cannot go back to token {length}")
         self._length = max(0, min(self._length, length))
         if self.token_ids is not None:
             self.token_ids = self.token_ids[:, : self._length]
 
     def clear(self) -> None:
         """Forget everything."""
-        self._layers, self._length, self.token_ids = {}, 0, None
+        self.buffers, self.first, self._length, self.token_ids = {}, {}, 0, None
 
     def repeat_interleave(self, times: int) -> None:
         """Every row becomes `times` rows, next to each other: several continuations of one prompt."""
-        for layer in self._layers.values():
-            layer.buffers = [buffer.repeat_interleave(times, dim=0) for buffer in layer.buffers]
+        for layer, buffers in self.buffers.items():
+            self.buffers[layer] = [buffer.repeat_interleave(times, dim=0) for buffer in buffers]
 
 
 class OffloadedCache(KVCache):
@@ -146,18 +125,14 @@ class OffloadedCache(KVCache):
     layer while the one before it computes would hide only the shorter part.
     """
 
-    def __init__(self, config: ModelConfig | None = None, block_size: int = 256):
-        super().__init__(config, block_size)
-        self.pinned = torch.cuda.is_available()
-
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         # k.cpu() waits for the GPU, so no copy for the token before still reads what is written here
-        self._append(layer, k.cpu(), v.cpu())
-        memory = self._layers[layer]
+        seen = self._append(layer, k.cpu(), v.cpu(), pinned=k.is_cuda)
+        start = self._kept_from(layer) - self.first[layer]
         # whole buffers go to the GPU, because only those lie in one piece
-        copies = _Layer([buffer.to(k.device, non_blocking=True) for buffer in memory.buffers], memory.first)
-        keys, values = copies.between(self._kept_from(layer), self._length + k.shape[2])
-        return keys, values
+        keys, values = (buffer.to(k.device, non_blocking=True) for buffer in self.buffers[layer])
+        visible = slice(start, start + seen[0].shape[2])
+        return keys[:, :, visible], values[:, :, visible]
 
 
 class QuantisedCache(KVCache):
@@ -180,8 +155,8 @@ class QuantisedCache(KVCache):
 
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
     """x (B, heads, T, D) -> int8 of the same shape, and its scales (B, heads, T, 1) in the dtype of x."""
-    scale = x.abs().amax(dim=-1, keepdim=True) / LARGEST
-    rounded = (x / scale.clamp(min=torch.finfo(x.dtype).tiny)).round().clamp(-LARGEST, LARGEST)
+    scale = x.abs().amax(dim=-1, keepdim=True) / 127
+    rounded = (x / scale.clamp(min=torch.finfo(x.dtype).tiny)).round().clamp(-127, 127)
     return rounded.to(torch.int8), scale
 
 
@@ -195,23 +170,21 @@ class StaticCache(KVCache):
         self, config: ModelConfig, batch_size: int, capacity: int, device: torch.device | str, dtype: torch.dtype
     ):
         super().__init__(config)
-        if capacity < 1:
-            raise ValueError(f"capacity ({capacity}) must be 1 token or more")
         self.capacity = capacity
         self.is_new = True
-        self.keys, self.values = (
-            [
+        self.buffers = {
+            layer: [
                 torch.zeros(batch_size, heads, capacity, size, device=device, dtype=dtype)
-                for _ in range(config.num_hidden_layers)
+                for heads, size in config.cache_shapes
             ]
-            for heads, size in config.cache_shapes
-        )
+            for layer in range(config.num_hidden_layers)
+        }
         self._position = torch.zeros((), dtype=torch.long, device=device)
         self._stay_in_place()
 
     def _stay_in_place(self) -> None:
         """Tell the compiler that these tensors keep their addresses, so that a CUDA graph need not copy them."""
-        for tensor in (*self.keys, *self.values, self._position):
+        for tensor in (*(buffer for layer in self.buffers.values() for buffer in layer), self._position):
             torch._dynamo.mark_static_address(tensor)
 
     @property
@@ -219,14 +192,9 @@ class StaticCache(KVCache):
         return int(self._position)
 
     @property
-    def batch_size(self) -> int:
-        """Rows of the one batch that it has room for."""
-        return len(self.keys[0])
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the whole room, filled or not."""
-        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
+        return sum(buffer.nbytes for layer in self.buffers.values() for buffer in layer)
 
     def positions(self, count: int, device: torch.device) -> Tensor:
         if not torch.compiler.is_compiling() and self.length + count > self.capacity:
@@ -243,11 +211,12 @@ class StaticCache(KVCache):
         return self.is_new and (window is None or count < window)
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = k.to(self.keys[layer].dtype), v.to(self.values[layer].dtype)  # under autocast they may differ
+        keys, values = self.buffers[layer]
+        k, v = k.to(keys.dtype), v.to(values.dtype)  # under autocast they may differ
         positions = torch.arange(k.shape[2], device=k.device) + self._position
-        self.keys[layer].index_copy_(2, positions, k)
-        self.values[layer].index_copy_(2, positions, v)
-        return (k, v) if self.is_new else (self.keys[layer], self.values[layer])
+        keys.index_copy_(2, positions, k)
+        values.index_copy_(2, positions, v)
+        return (k, v) if self.is_new else (keys, values)
 
     def advance(self, count: int) -> None:
         self._position += count
@@ -263,8 +232,7 @@ class StaticCache(KVCache):
         self.crop(0)
 
     def repeat_interleave(self, times: int) -> None:
-        self.keys = [t.repeat_interleave(times, dim=0) for t in self.keys]
-        self.values = [t.repeat_interleave(times, dim=0) for t in self.values]
+        super().repeat_interleave(times)
         self._stay_in_place()
 
 

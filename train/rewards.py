@@ -35,34 +35,31 @@ def find_reward(name: str) -> Reward:
     module, _, function = name.partition(":")
     if not function:
         if name not in REWARDS:
-            raise InputError(
-                f"grpo.reward: no reward is called {name!r}: use {', '.join(REWARDS)}, or module:function for one of "
-                "your own"
-            )
+            names = ", ".join(REWARDS)
+            raise InputError(f"grpo.reward: no reward is called {name!r}: use {names}, or your own as module:function")
         return REWARDS[name]
     try:
-        found = getattr(importlib.import_module(module), function)
-    except Exception as error:
+        reward = getattr(importlib.import_module(module), function)
+    except Exception as error:  # it is a user's code
         raise InputError(f"grpo.reward: {name} cannot be imported: {type(error).__name__}: {error}") from None
-    if not callable(found):
-        raise InputError(f"grpo.reward: {name} is a {type(found).__name__}, not a function of a question and a reply")
-    return found
+    if not callable(reward):
+        raise InputError(f"grpo.reward: {name} is no function of a question and a reply")
+    return reward
 
 
 def rewards_of(reward: Reward, questions: Sequence[Asked], replies: Sequence[str]) -> list[float]:
     """The reward of each reply. Raises InputError, with the number of the row, for a reward that fails there."""
-    found = []
+    values = []
     for row, (question, reply) in enumerate(zip(questions, replies, strict=True)):
         try:
-            value = float(reward(question, reply))
-            problem = "" if math.isfinite(value) else f"returned {value}"
-        except Exception as error:
-            value, problem = 0.0, f"raised {type(error).__name__}: {error}"
+            values.append(float(reward(question, reply)))
+            problem = "" if math.isfinite(values[-1]) else f"returned {values[-1]}"
+        except Exception as error:  # it is a user's code
+            problem = f"raised {type(error).__name__}: {error}"
         if problem:
             asked = question.messages[-1]["content"][-120:]
             raise InputError(
                 f"grpo.reward {problem} for row {row}, question {escape(asked)!r}, reply {escape(reply[:120])!r}: it "
                 "must return a finite number; this step is not taken"
             )
-        found.append(value)
-    return found
+    return values

@@ -1,0 +1,257 @@
+"""PyTorch's fused attention kernels: sdpa, flash and flex, with what each reads in place of a boolean mask.
+
+Every backend has the signature of `eager` in model/attention.py: q (B, H, T, D), k and v (B, H_kv, S, D), a mask in the
+form that it reads (None: plain causal attention), the dropout probability -> (B, H, T, D). Values may have another size
+than keys (model/latent_attention.py); then the output has theirs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import (
+    SDPBackend,
+    activate_flash_attention_impl,
+    current_flash_attention_impl,
+    restore_flash_attention_impl,
+    sdpa_kernel,
+)
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.attention.flex_attention import flex_attention as flex_kernel
+from torch.nn.attention.varlen import varlen_attn
+
+from model.attention import fused, in_kernel_dtype, repeat_kv
+from model.masks import (
+    Band,
+    MaskSpec,
+    Sequences,
+    boolean_mask,
+    causal,
+    not_padding,
+    same_document,
+    within_window,
+)
+
+TAKES_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters  # PyTorch 2.12 and newer: grouped heads
+SMALLEST = 32  # tokens of a chunk; products of smaller ones are not faster
+FEWEST = 4  # chunks of a row, for which it pays
+
+
+def use_flash(kernel: str | None) -> None:
+    """Set which flash kernel PyTorch calls, None = its own. The switch is global, so every call on a GPU sets it."""
+    if current_flash_attention_impl() != kernel:
+        restore_flash_attention_impl() if kernel is None else activate_flash_attention_impl(kernel)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# sdpa: PyTorch picks the kernel. On a CPU, a sliding window is computed chunk by chunk.
+#
+#   chunks of keys      0   1   2   3      A chunk of queries sees its own keys and those of the chunk before, no
+#   chunk of queries    x   .   .   .      others. So attention costs two chunks a token, however long the row is. A
+#                       x   x   .   .      boolean mask over the whole row gives the same numbers, and every product is
+#                       .   x   x   .      computed for it: five times the time for a window of 16 in 512 tokens.
+#                       .   .   x   x
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Band | None, dropout: float) -> Tensor:
+    """PyTorch picks a kernel that can serve. A Band is computed chunk by chunk."""
+    if q.is_cuda:
+        use_flash(None)
+    if not isinstance(mask, Band):
+        return fused(q, k, v, mask, dropout)
+    (batch, _, length, _), size = q.shape, mask.size
+    chunks = q.transpose(1, 2).reshape(-1, size, *q.shape[1::2])  # (B N, C, H, D)
+    out = fused(chunks.transpose(1, 2), _two_chunks(k, size), _two_chunks(v, size), mask.visible, dropout)
+    return out.transpose(1, 2).reshape(batch, length, *out.shape[1::2]).transpose(1, 2)
+
+
+def _two_chunks(x: Tensor, size: int) -> Tensor:
+    """(B, H, T, D) -> (B N, H, 2 C, D): every chunk, with the one before it in front."""
+    chunks = F.pad(x.transpose(1, 2), (0, 0, 0, 0, size, 0)).unflatten(1, (-1, size))
+    return torch.cat([chunks[:, :-1], chunks[:, 1:]], dim=2).flatten(0, 1).transpose(1, 2)
+
+
+def band_or_mask(spec: MaskSpec) -> Tensor | Band | None:
+    """A Band for rows on a CPU whose window is short, without padding or cached tokens; else as `boolean_mask`."""
+    length, window = len(spec.query_positions), spec.sliding_window
+    if window is None or spec.query_positions.device.type != "cpu" or spec.attention_mask is not None:
+        return boolean_mask(spec)
+    size = max(SMALLEST, 1 << (window - 1).bit_length())  # so a window never reaches behind the chunk before
+    if length % size or length < FEWEST * size or len(spec.key_positions) != length:
+        return boolean_mask(spec)
+    # the positions and documents of both chunks of keys; in front of the first chunk there is none
+    queries = spec.query_positions.view(-1, size, 1)
+    keys = F.pad(spec.key_positions, (size, 0), value=-1).unfold(0, 2 * size, size)[:, None]
+    mask = (causal(queries, keys) & within_window(queries, keys, window) & (keys >= 0))[None]  # (1, N, C, 2 C)
+    if (documents := spec.document_ids) is not None:
+        of_keys = F.pad(documents, (size, 0), value=-1).unfold(1, 2 * size, size)
+        mask = mask & same_document(documents.view(len(documents), -1, size, 1), of_keys[:, :, None])
+    return Band(mask.expand(spec.batch_size, -1, -1, -1).flatten(0, 1)[:, None], size)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# flash: FlashAttention and no other kernel (Dao 2023, arXiv 2307.08691). On a CPU it reads a boolean mask. On a GPU it
+# reads none, but it takes lengths (PyTorch's varlen_attn), and they say all that our masks say: no score is computed
+# that a mask would forbid. FlashAttention-3 (Shah et al. 2024, 2407.08608) and 4 are packages of their own.
+#
+#   documents   0 0 1 1 1 | 3 3 3 3 3      two rows of five tokens, three documents
+#   starts      0 2 5 5   | 0 5 5 5        per row, filled up with the row's length (data.packing.document_starts)
+#   cu_seqlens  0 2 5 5 5 10 10 10 10      all rows end to end; two equal numbers are an empty document, which costs
+#                                          nothing
+#   padding         . . a b c | d e f g h      real tokens come first in their row, padding is a document of its own
+#   cu_seqlens      0 3 5 10 10
+#   static cache    a b c . . | d e f . .      three tokens written, room for five; one query a row
+#   of the keys     0 3 5 8 10
+#   of the queries  0 1 1 2 2                  so nobody asks the room that is left
+
+
+def flash(
+    q: Tensor, k: Tensor, v: Tensor, mask: Sequences | Tensor | None, dropout: float, kernel: str | None = None
+) -> Tensor:
+    """kernel: FA3 or FA4 instead of PyTorch's own. With lengths, padding as a query gets zeros, and there is no
+    dropout: it is refused earlier (model/backends/choice.py)."""
+    if q.is_cuda:
+        use_flash(kernel)
+    if not isinstance(mask, Sequences):
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return fused(q, k, v, mask, dropout)
+    B, H, T, D = q.shape
+    out_dtype = v.dtype
+    q, k, v = in_kernel_dtype(q, k, v)
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B * T, H, D), (B * S, H_kv, D)
+    if mask.query_order is not None:
+        q, k, v = q[mask.query_order], k[mask.key_order], v[mask.key_order]
+    extra: dict[str, Any] = {"enable_gqa": k.shape[1] != H} if TAKES_GROUPS else {}
+    if not TAKES_GROUPS:
+        k, v = (repeat_kv(x.transpose(0, 1)[None], H // x.shape[1])[0].transpose(0, 1) for x in (k, v))
+    lengths = (mask.cu_queries, mask.cu_keys, mask.max_queries, mask.max_keys)
+    out = varlen_attn(q, k, v, *lengths, window_size=mask.window, **extra)
+    assert isinstance(out, Tensor)
+    if mask.query_order is not None:
+        out = torch.empty_like(out).index_copy(0, mask.query_order, out)
+    out = out.view(B, T, H, D).transpose(1, 2)
+    if mask.real_queries is not None:
+        out = out.masked_fill(~mask.real_queries[:, None, :, None], 0.0)
+    return out.to(out_dtype)
+
+
+def lengths_or_mask(spec: MaskSpec) -> Sequences | Tensor | None:
+    """What the flash kernel of this device reads; None where its causal flag says it all."""
+    if spec.all_visible:
+        return None
+    return boolean_mask(spec) if spec.query_positions.device.type == "cpu" else sequences(spec)
+
+
+def sequences(spec: MaskSpec) -> Sequences:
+    """The predicates of a MaskSpec as lengths. The tokens of a document must stand together: an id that returns later
+    in a row begins a new document here. A window counts real tokens, so padding must stand at an end of the row.
+
+    Each row begins with its documents. Behind them is what nobody may see, as one document more: padding, and the room
+    of a static cache. So shapes are fixed, and nothing is read back from the GPU: an upper bound of a length is enough
+    for the kernel, which aligns the queries and keys of a document at their ends.
+    """
+    B, T, S = spec.batch_size, len(spec.query_positions), len(spec.key_positions)
+    window = (-1 if spec.sliding_window is None else spec.sliding_window - 1, 0)
+    if spec.document_ids is None:
+        starts = torch.zeros(B, 1, dtype=torch.int32, device=spec.query_positions.device)
+    else:
+        starts = spec.document_starts if spec.document_starts is not None else find_starts(spec.document_ids)
+    written = spec.key_positions <= spec.query_positions[-1]  # not the room of a static cache
+    if spec.attention_mask is None:
+        if S == T:
+            return Sequences(_cumulative(starts, T), _cumulative(starts, S), T, S, window)
+        queries, keys = starts.new_full((B, 1), T), written.sum().expand(B, 1)
+        return Sequences(_cumulative(starts, T, queries), _cumulative(starts, S, keys), T, S, window)
+    real_keys = spec.attention_mask.bool() & written
+    real_queries = real_keys[:, spec.query_positions - spec.key_positions[0]]
+    if spec.document_ids is not None:  # a document begins behind the real tokens before it
+        starts = F.pad(real_keys.cumsum(1), (1, 0)).gather(1, starts.long())
+    queries, keys = (real.sum(1, keepdim=True) for real in (real_queries, real_keys))
+    order = (_real_first(real_queries), _real_first(real_keys))
+    return Sequences(_cumulative(starts, T, queries), _cumulative(starts, S, keys), T, S, window, *order, real_queries)
+
+
+def _cumulative(starts: Tensor, length: int, end: Tensor | None = None) -> Tensor:
+    """Of rows of `length` tokens end to end: where each document begins, and the end of the last, as the kernel reads
+    it. end (B, 1): where a row has one document more, of what nobody may see.
+    """
+    if end is not None:
+        starts = torch.cat((starts, end), dim=1)
+    rows = torch.arange(len(starts), device=starts.device)[:, None] * length
+    return F.pad((starts + rows).flatten(), (0, 1), value=len(starts) * length).int()
+
+
+def _real_first(real: Tensor) -> Tensor:
+    """The tokens of each row in a new order, padding last: (B, n) -> (B * n,), places in the rows end to end."""
+    rows = torch.arange(len(real), device=real.device)[:, None] * real.shape[1]
+    return ((~real).int().argsort(dim=1, stable=True) + rows).flatten()
+
+
+def find_starts(document_ids: Tensor) -> Tensor:
+    """Where documents begin in each row, filled up with T, for batches that do not say it: (B, T) -> (B, N).
+
+    Waits for the GPU once, to learn N, the most of a row. A compiled model must know shapes in advance: there N is T,
+    as if every token could begin a document.
+    """
+    T = document_ids.shape[1]
+    begins = F.pad(document_ids[:, 1:] != document_ids[:, :-1], (1, 0), value=True)
+    starts = torch.where(begins, torch.arange(T, device=begins.device), T).sort(dim=1).values
+    return starts if torch.compiler.is_compiling() else starts[:, : int(begins.sum(1).max())]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# flex: the mask is a function of (row, head, query, key) that is compiled into the kernel. Blocks of 128 x 128 scores
+# in which nothing is visible are never computed, so packed documents and windows save time (Dong et al. 2024, arXiv
+# 2412.05496). On a CPU it has no gradients and is not compiled: inside a compiled model PyTorch 2.13 fails.
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | Tensor | None, dropout: float) -> Tensor:
+    """FlexAttention over a block mask; grouped heads go to the kernel as they are. Dropout is refused earlier."""
+    if not isinstance(mask, BlockMask):
+        return fused(q, k, v, mask, dropout)
+    kernel = flex_kernel_compiled() if q.is_cuda and not torch.compiler.is_compiling() else flex_kernel
+    with torch.autocast(q.device.type, enabled=False):
+        q, k, values = in_kernel_dtype(q, k, v)
+        out = kernel(q, k, values, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+    assert isinstance(out, Tensor)
+    return out.to(v.dtype)
+
+
+def block_mask(spec: MaskSpec) -> BlockMask | Tensor | None:
+    """The same predicates as in `boolean_mask`, asked for one (row, query, key) at a time.
+
+    For a single query there are no blocks to skip: it returns the boolean mask, and `flex` leaves the work to sdpa.
+    """
+    if len(spec.query_positions) == 1:
+        return boolean_mask(spec)
+
+    def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        asks, answers = spec.query_positions[query], spec.key_positions[key]
+        allowed = causal(asks, answers)
+        if spec.sliding_window is not None:
+            allowed = allowed & within_window(asks, answers, spec.sliding_window)
+        if spec.attention_mask is not None:
+            allowed = allowed & not_padding(spec.attention_mask[row, key])
+        if spec.document_ids is not None:
+            allowed = allowed & same_document(spec.document_ids[row, query], spec.document_ids[row, key])
+        return allowed
+
+    rows_differ = spec.attention_mask is not None or spec.document_ids is not None
+    rows, queries, keys = spec.batch_size if rows_differ else None, len(spec.query_positions), len(spec.key_positions)
+    return create_block_mask(visible, rows, None, queries, keys, device=spec.query_positions.device)
+
+
+@cache
+def flex_kernel_compiled() -> Any:
+    """FlexAttention as one fused kernel; uncompiled, it writes out every score.
+
+    It is compiled once for each kind of mask, and for each length until PyTorch takes the length as a variable. After
+    eight times PyTorch would stop, and write out every score.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+    return torch.compile(flex_kernel)

@@ -1,1 +1,0 @@
-"""Key-value caches, sampling and generation: how does a trained model write?"""

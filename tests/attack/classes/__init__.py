@@ -1,1 +1,0 @@
-"""One file a class of attacks, each with `cases()`."""

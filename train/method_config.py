@@ -1,0 +1,171 @@
+"""The sections of the methods that come after pretraining: each is null, which is off, or holds the method's keys.
+
+A method adds its section here, its defaults to configs/base.yaml (null), and its page to train/documentation.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from configs.command import InputError
+from configs.schema import PathText, RunKeys, Section, Tag
+from model.lora_config import LoraConfig
+
+SCRIPTS = {"dpo": "train.dpo", "grpo": "train.grpo", "distill": "train.distill"}  # section -> the script that reads it
+
+
+class DPOConfig(Section):
+    """Direct preference optimisation (train/dpo.py): a better and a worse answer to one prompt."""
+
+    beta: float = Field(
+        0.1,
+        ge=1e-6,
+        description="How dear it is to move away from the reference: a larger value keeps the model nearer to it.",
+    )
+    loss: Literal["sigmoid", "ipo"] = Field(
+        "sigmoid",
+        description="sigmoid = DPO's own | ipo = a wanted distance between the answers, which is not exceeded, a mean "
+        "over tokens.",
+    )
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=0.5, description="sigmoid: share of pairs whose answers are swapped by mistake (robust DPO)."
+    )
+    sft_weight: float = Field(
+        0.0,
+        ge=0,
+        description="What the chosen answer's own loss, a mean over its tokens, counts beside the preference: with it, "
+        "the chosen answer stays likely (RPO).",
+    )
+
+
+class DistillConfig(Section):
+    """Distillation (train/distill.py): who teaches, and how the student is compared with it."""
+
+    teacher: PathText = Field(
+        min_length=1, description="The run or model directory to learn from. It must have the same tokenizer."
+    )
+    beta: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="How two distributions are compared: 0 = forward KL, the student covers all that the teacher finds "
+        "likely | 1 = reverse KL, it keeps to what the teacher finds likeliest | between = the generalised "
+        "Jensen-Shannon divergence.",
+    )
+    temperature: float = Field(
+        1.0, ge=0.05, description="Divides the logits of both: above 1, unlikely tokens count more."
+    )
+    hard_share: float = Field(
+        0.1, ge=0, le=1, description="Share of the ordinary loss on the text's own tokens; the rest is the teacher's."
+    )
+    on_policy: float = Field(
+        0.0, ge=0, le=1, description="Share of the steps whose text the student writes itself. 0 = none."
+    )
+    max_new_tokens: int = Field(
+        128, ge=1, description="Tokens that the student writes in a row of such a step, at most."
+    )
+
+
+class GRPOConfig(Section):
+    """Group relative policy optimisation (train/grpo.py): what is sampled, its worth, and how far a step goes."""
+
+    reward: str = Field(
+        "exact_match",
+        min_length=1,
+        description="exact_match (the right answer to the letter) | contains_answer (can be gamed) | or a function of "
+        "your own as package.module:function. It gets a question (eval.questions.Asked) and a reply, and returns a "
+        "number. Code that a config from elsewhere names is refused without --trust-hooks.",
+    )
+    group_size: int = Field(
+        8,
+        ge=2,
+        le=2**16,  # the largest known groups have some hundred
+        description="Answers that are sampled to each question and compared with each other. A step has "
+        "train.tokens_per_step / data.sequence_length answers.",
+    )
+    max_new_tokens: int = Field(
+        24, ge=1, description="Tokens of an answer at most; one that is longer is cut, and so never right."
+    )
+    tools: list[Literal["calculator", "look_up"]] = Field(
+        [],
+        max_length=2,
+        description="Tools that the prompt describes and whose calls are run: [calculator, look_up]. What they return "
+        "is read, not trained on, and belongs to max_new_tokens. [] = none.",
+    )
+    temperature: float = Field(1.0, ge=1e-6, description="Of the sampled answers. The loss has it too.")
+    num_iterations: int = Field(
+        1,
+        ge=1,
+        le=1000,
+        description="Steps that learn from the same answers. From the second one on, the ratio is not 1 and the clip "
+        "matters.",
+    )
+    scale_advantages: bool = Field(
+        True, description="Divide advantages by the group's standard deviation: true = GRPO | false = Dr. GRPO."
+    )
+    clip: Literal["ppo", "cispo"] = Field(
+        "ppo", description="ppo: a token whose ratio left the bounds has no gradient | cispo: its ratio is cut there."
+    )
+    clip_low: float = Field(
+        0.2, ge=0, le=1, description="ppo: the ratio new / old probability counts down to 1 - clip_low."
+    )
+    clip_high: float = Field(
+        0.2, ge=0, description="And up to 1 + clip_high. DAPO: 0.28, so that rare tokens may rise."
+    )
+    mean: Literal["sequence", "token", "fixed"] = Field(
+        "sequence",
+        description="What a token weighs: sequence = all answers weigh the same (GRPO) | token = all tokens do (DAPO) "
+        "| fixed = as token, and longer answers weigh more in all (Dr. GRPO).",
+    )
+    kl: float = Field(
+        0.0, ge=0, description="Weight of the KL divergence from the model of init_from. 0 = that model is not opened."
+    )
+
+
+class Methods(RunKeys):
+    """What RunConfig (train/config.py) inherits."""
+
+    dpo: Annotated[DPOConfig | None, Tag.IDENTITY] = Field(
+        None,
+        description="Learning from pairs of answers, with train.dpo. null = its defaults.",
+        examples=[{"beta": 0.1, "loss": "sigmoid", "label_smoothing": 0.0}],
+    )
+    lora: Annotated[LoraConfig | None, Tag.IDENTITY] = Field(
+        None, description="Train small adapters beside the frozen matrices of init_from. null = train every matrix."
+    )
+    distill: Annotated[DistillConfig | None, Tag.IDENTITY] = Field(
+        None,
+        description="Learning from another model's probabilities, with train.distill.",
+        examples=[{"teacher": "runs/demo", "beta": 0.0, "temperature": 1.0, "hard_share": 0.1}],
+    )
+    grpo: Annotated[GRPOConfig | None, Tag.IDENTITY] = Field(
+        None,
+        description="Reinforcement learning on sampled answers, with train.grpo.",
+        examples=[{"reward": "exact_match", "group_size": 8}],
+    )
+
+    @model_validator(mode="after")
+    def _check_methods(self) -> Methods:
+        if self.lora is not None and getattr(self, "init_from", None) is None:
+            raise ValueError(
+                "lora trains beside the matrices of a trained model: set init_from, for example init_from=runs/demo"
+            )
+        return self
+
+
+def script_of(config: Any) -> str | None:
+    """The only script that can do what a RunConfig says; None where train.pretrain or train.sft can."""
+    named = [script for section, script in SCRIPTS.items() if getattr(config, section) is not None]
+    if len(named) > 1:
+        raise InputError(f"the config has sections of {' and '.join(named)}: set all but one of them to null")
+    return named[0] if named else "train.dpo" if config.data.records == "pairs" else None
+
+
+def check_script(config: Any, script: str) -> None:
+    """Raises InputError where the config asks for another method than this script's."""
+    own = script_of(config)
+    if own is not None and script in {"train.pretrain", "train.sft", *SCRIPTS.values()} and script != own:
+        section = next((section for section in SCRIPTS if getattr(config, section) is not None), "data.records: pairs")
+        raise InputError(f"{script} knows nothing of `{section}`: use python -m {own}")

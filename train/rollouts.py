@@ -1,0 +1,166 @@
+"""Which questions are asked in GRPO, and how the answers become a batch. What they earn: train/grpo.py.
+
+Batch k is a function of (seed, k, weights): the questions and the random numbers come from (seed, k), the answers from
+the weights. So nothing is saved, and a stopped run resumes exactly. With grpo.num_iterations a batch serves several
+steps. Then a checkpoint between these holds it, since the weights that drew it are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from configs.command import InputError
+from data.batches import IGNORED, Batch
+from data.chat import prompt_ids
+from data.config import DataConfig, StoryworldSource
+from data.prepare import PreparedData
+from data.reading.documents import documents
+from data.reading.world import talk_about
+from data.reply import CALL
+from eval.questions import Asked, question_of, questions_in
+from eval.tools.answers import Written
+from eval.tools.calls import described
+from model import LanguageModel
+from train.config import RunConfig
+from train.machine.distributed import World
+from train.objective import BatchSource
+from train.rewards import find_reward
+
+COLUMNS = ("input_ids", "labels", "drawn_log_probs", "advantages", "copies", "weights")  # of a batch
+FIGURE = "figure "  # before the name of a figure, in a checkpoint
+ATTEMPTS = 1000  # to find a question that fits
+Draw = Callable[[Random], Asked | None]  # None: there is no question in what was drawn
+
+
+class AnswerBatches(BatchSource):
+    """Batches of sampled answers; train/grpo.py samples them.
+
+    A batch holds the answers of groups whose rewards differ, right-padded, with their questions in front: input_ids and
+    labels (B, T), where only answers are labels; drawn_log_probs (B, T), aligned with labels; advantages (B,); weights
+    (B, T), what a token counts; copies (B,), how often the answer was drawn: equal ones are one row. Where no group's
+    rewards differ there is one row, of 0 copies: there is nothing to learn.
+    """
+
+    def __init__(self, config: RunConfig, data: PreparedData, world: World, device: torch.device):
+        assert config.grpo is not None
+        self.settings, self.world = config.grpo, world
+        self.seed, self.tokenizer = config.seed, data.tokenizer
+        self.rows_per_batch, self.row_length = config.rows_per_step, config.data.sequence_length
+        self.groups = self.rows_per_batch // self.settings.group_size
+        if self.groups % world.size or world.shares_model:
+            raise InputError(
+                f"{world.size} processes cannot share the {self.groups} questions of a step evenly, each with a model "
+                "of its own: set train.processes=1, or train.parallel=ddp and a multiple of them"
+            )
+        self.draw_question = questions_to_draw(config.data)
+        self.reward = find_reward(self.settings.reward)
+        self.steps_per_batch = self.settings.num_iterations
+        self.drawn: tuple[int, Batch] | None = None  # what is trained on: the step that drew it, and the batch
+        self.tools = described(self.settings.tools)
+        if self.tools:
+            self.tokenizer.special_id(CALL)  # raises where the tokenizer knows no calls
+
+    def upcoming(self, first: int, stop: int, lm: LanguageModel) -> Generator[Batch]:
+        for k in range(first, stop):
+            drawn_at = k - k % self.steps_per_batch
+            if self.drawn is None or self.drawn[0] != drawn_at:
+                self.drawn = drawn_at, self.batch(drawn_at, lm)
+            yield self.drawn[1]
+
+    def kept(self, k: int) -> dict[str, Tensor]:
+        if self.drawn is None or k % self.steps_per_batch == 0:
+            return {}  # the next batch is a new one
+        first, batch = self.drawn
+        others: dict[str, Any] = {FIGURE + name: value for name, value in batch.figures.items()}
+        others |= {"step": first, "row_ids": batch.row_ids}
+        return batch.tensors | {name: torch.tensor(value) for name, value in others.items()}
+
+    def restore(self, kept: dict[str, Tensor]) -> None:
+        if kept:
+            tensors = {name: kept[name] for name in COLUMNS}  # the file has them in another order
+            figures = {name[len(FIGURE) :]: float(kept[name]) for name in kept if name.startswith(FIGURE)}
+            self.drawn = int(kept["step"]), Batch(tensors, kept["row_ids"].tolist(), figures)
+
+    def question(self, k: int, number: int) -> tuple[Asked, list[int]]:
+        """Question `number` of step k, and its prompt's ids."""
+        rng = Random(f"question {self.seed} {k} {number}")
+        for _ in range(ATTEMPTS):
+            question = self.draw_question(rng)
+            if question is None:
+                continue  # a conversation in which nothing is asked
+            ids = prompt_ids(self.tokenizer, question.messages, self.tools or question.tools)
+            if len(ids) + self.settings.max_new_tokens <= self.row_length:
+                return question, ids
+        raise InputError(
+            f"data.sequence_length ({self.row_length}): no question{' with its tools' * bool(self.tools)} fits beside "
+            f"grpo.max_new_tokens ({self.settings.max_new_tokens}): raise it"
+        )
+
+    def rows(self, answers: Sequence[Written], advantages: Tensor, differ: Tensor, figures: dict[str, float]) -> Batch:
+        """What is trained on: answers with their advantages (answers,), of groups whose rewards differ (groups,).
+
+        A process none of whose groups' rewards differ has one answer, which weighs nothing.
+        """
+        values, size = advantages.tolist(), self.settings.group_size
+        equal: dict[tuple[Any, ...], list[int]] = {}  # group, ids, own, advantage -> answers that have them
+        for row, answer in enumerate(answers):
+            if differ[row // size] or not (differ.any() or row):
+                key = (row // size, tuple(answer.ids), tuple(answer.own), values[row])
+                equal.setdefault(key, []).append(row)
+        copies = sorted(equal.values(), key=lambda rows: len(answers[rows[0]].prompt) + len(answers[rows[0]].ids))
+        first = [rows[0] for rows in copies]
+        counts = torch.tensor([len(rows) for rows in copies]) * differ.any()
+        lengths = torch.tensor([sum(answers[row].own) for row in first])  # tools' tokens weigh nothing
+        everywhere = self.world.gather((int(counts.sum()), int((counts * lengths).sum())))
+        kept, tokens = (sum(each) for each in zip(*everywhere, strict=True))
+        per_token = {
+            "sequence": 1 / lengths,
+            "token": torch.full_like(counts, kept / max(1, tokens), dtype=torch.float32),
+            "fixed": torch.full_like(counts, 1 / self.settings.max_new_tokens, dtype=torch.float32),
+        }[self.settings.mean]
+        ids, labels, drawn = [], [], []
+        for answer in (answers[row] for row in first):
+            prompt, new = torch.tensor(answer.prompt), torch.tensor(answer.ids)
+            ids.append(torch.cat([prompt, new]))
+            trained = new.masked_fill(~torch.tensor(answer.own), IGNORED)
+            labels.append(torch.cat([torch.full_like(prompt, IGNORED), trained]))
+            drawn.append(torch.cat([torch.zeros(len(prompt)), torch.tensor(answer.log_probs)]))
+        tensors = {
+            "input_ids": pad_sequence(ids, True, self.tokenizer.pad_id),
+            "labels": pad_sequence(labels, True, IGNORED),
+            "drawn_log_probs": pad_sequence(drawn, True),
+            "advantages": advantages[first],
+            "copies": counts,
+        }
+        tensors["weights"] = (counts * per_token)[:, None] * (tensors["labels"] != IGNORED)
+        in_float32 = torch.tensor([*figures.values()]).tolist()  # as a checkpoint keeps them
+        return Batch(tensors, first, dict(zip(figures, in_float32, strict=True)))
+
+
+def questions_to_draw(data: DataConfig) -> Draw:
+    """A function that draws a question of the training text: about a story of the built-in world, or the last question
+    of any conversation. Raises InputError where there is none."""
+    source = data.source
+    if not isinstance(source, StoryworldSource):
+        questions = [question for one in documents(data, "train") if (question := question_of(one)) is not None]
+        if not questions:
+            raise InputError("data.source: no training conversation ends with an answer of the assistant to a question")
+        return lambda rng: rng.choice(questions)
+    world = source.model_copy(update={"echoed": 0.0})  # names that are said again would give answers away
+
+    @lru_cache(maxsize=4096)  # making a conversation takes longer than answering it
+    def conversation(index: int) -> dict[str, Any]:
+        return talk_about(world, index, "train", repeats=False)
+
+    def draw(rng: Random) -> Asked | None:
+        questions = list(questions_in(conversation(rng.randrange(world.documents))))
+        return rng.choice(questions) if questions else None
+
+    return draw

@@ -19,12 +19,11 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from pydantic import BaseModel, field_validator
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from configs.command import InputError
 from configs.files import is_pointer, read_checkpoint, read_json, read_text
-from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate
+from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate, Settings
 from data.config import TokenizerConfig
 from data.words import cut, pre_tokenizer
 
@@ -37,45 +36,6 @@ ROLES = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}  # transformers' 
 DEFAULT_VOCAB_SIZE = 2048
 PIECE = 1 << 16  # characters of a text that one core encodes at a time
 TOGETHER = 1 << 20  # characters that all cores encode at a time; each needs about 100 bytes of memory
-
-
-class Token(BaseModel):
-    """How transformers 4 writes a token."""
-
-    content: str
-
-
-class NamedTemplate(BaseModel):
-    """One of several chat templates."""
-
-    name: str
-    template: str
-
-
-class Settings(BaseModel):
-    """What is read of tokenizer_config.json. chat_template: by name; chat_template.jinja goes before it."""
-
-    pad_token: str | Token | None = None
-    bos_token: str | Token | None = None
-    eos_token: str | Token | None = None
-    unk_token: str | Token | None = None
-    sep_token: str | Token | None = None
-    cls_token: str | Token | None = None
-    mask_token: str | Token | None = None
-    chat_template: dict[str, str] = {}
-
-    @field_validator("chat_template", mode="before")
-    @classmethod
-    def _by_name(cls, value: Any) -> Any:
-        if isinstance(value, list):
-            return {one.name: one.template for one in map(NamedTemplate.model_validate, value)}
-        return {} if not value else {"default": value} if isinstance(value, str) else value
-
-    @property
-    def named_tokens(self) -> dict[str, str]:
-        """The tokens that a chat template may ask for, by their names."""
-        tokens = {name: value for name, value in self if name.endswith("_token")}
-        return {name: token.content if isinstance(token, Token) else token for name, token in tokens.items() if token}
 
 
 class Tokenizer:

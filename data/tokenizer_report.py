@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from configs.command import InputError, exit_on_bad_input, numbers, still_busy
 from configs.loader import load_config, validate
@@ -38,30 +38,19 @@ class Sample(NamedTuple):
     ended: int
 
 
-class Candidate(NamedTuple):
-    """A tokenizer of the table. kind: as in TokenizerConfig. seconds: to train it; None if it was not trained.
-    own: the config asks for this one."""
-
-    kind: str
-    name: str
-    tokenizer: Tokenizer
-    seconds: float | None
-    own: bool
-
-
 @dataclass(frozen=True)
 class Measured:
     """A line of the table. Bytes per token count the token that ends a document, as a run's manifest does."""
 
-    kind: str
+    kind: str  # as in TokenizerConfig
     name: str
     vocab_size: int
     bytes_on_sample: float
     bytes_on_held_out: float
     characters_in_row: float  # of held-out text
     unknown: float  # share of held-out tokens that stand for a character without an id
-    seconds: float | None
-    own: bool
+    seconds: float | None  # to train it; None if it was not trained
+    own: bool  # the config asks for this one
 
 
 def compare(config: DataConfig, sizes: Sequence[int], also: Sequence[str] = ()) -> list[Measured]:
@@ -87,16 +76,18 @@ def compare(config: DataConfig, sizes: Sequence[int], also: Sequence[str] = ()) 
 
 def _candidates(
     config: DataConfig, sizes: Sequence[int], also: Sequence[str], learned_from: list[str]
-) -> Iterator[Candidate]:
+) -> Iterator[tuple[str, str, Tokenizer, float | None, bool]]:
+    """Kind (as in TokenizerConfig), name, tokenizer, seconds to train it (None if it was not trained), and whether the
+    config asks for this one."""
     wanted = config.tokenizer
     existing = [(path, adopt(path), False) for path in also]
     if wanted.kind == "pretrained":
         existing.insert(0, (str(wanted.path), adopt(str(wanted.path), wanted.vocab_size or 0), True))
 
-    def trained(kind: str, name: str, texts: Iterable[str], own: bool, size: int | None = None) -> Candidate:
+    def trained(kind: str, name: str, texts: Iterable[str], own: bool, size: int | None = None) -> Any:
         begun = time.perf_counter()
         tokenizer = train_tokenizer(_with(config, kind, size).tokenizer, texts)
-        return Candidate(kind, name, tokenizer, time.perf_counter() - begun, own)
+        return kind, name, tokenizer, time.perf_counter() - begun, own
 
     yield trained("byte", "byte", [], wanted.kind == "byte")
     begun, characters = time.perf_counter(), set[str]()
@@ -105,14 +96,13 @@ def _candidates(
         if len(characters) > LARGEST_ALPHABET and wanted.kind != "char":
             break
     else:
-        seen = time.perf_counter() - begun
-        made = trained("char", "char", characters, wanted.kind == "char")
-        yield made._replace(seconds=seen + (made.seconds or 0))
+        *made, _, own = trained("char", "char", characters, wanted.kind == "char")
+        yield *made, time.perf_counter() - begun, own
     own_size = round_up(wanted.vocab_size or DEFAULT_VOCAB_SIZE)
     for size in sorted({*sizes, own_size} if wanted.kind == "bpe" else set(sizes)):
         yield trained("bpe", f"bpe {size:,}", learned_from, wanted.kind == "bpe" and size == own_size, size)
     for path, tokenizer, own in existing:
-        yield Candidate("pretrained", escape(path), tokenizer, None, own)
+        yield "pretrained", escape(path), tokenizer, None, own
 
 
 def _with(config: DataConfig, kind: str, size: int | None = None) -> DataConfig:

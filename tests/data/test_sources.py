@@ -13,7 +13,6 @@ from configs.command import InputError
 from data.chat import encode_conversations
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import describe, prepare, source_identity, tokenizer_texts
-from data.reading import files
 from data.reading.documents import Ledger, documents, fingerprint, read, split_of
 from data.reading.records import conversation_of
 from data.storyworld import converse, repeated, tell
@@ -77,14 +76,6 @@ def test_a_tokenizer_learns_from_as_much_as_was_asked_for_from_all_over(tmp_path
     numbers = [int(text.split()[0]) for text in learned]
     assert numbers == sorted(numbers)
     assert numbers[-1] > 0.8 * len(texts)
-
-
-def test_the_files_are_not_looked_for_again_at_every_document(tmp_path, monkeypatch):
-    found, real = [], files.search
-    monkeypatch.setattr(files, "search", lambda *given, **named: found.append(1) or real(*given, **named))
-    source = write_jsonl(tmp_path / "x.jsonl", numbered(2000))
-    assert len(list(tokenizer_texts(config(source, tokenizer={"kind": "bpe", "vocab_size": 512})))) > 1500
-    assert len(found) < 10
 
 
 def test_a_tokenizer_learns_from_parts_of_a_few_large_documents(tmp_path):

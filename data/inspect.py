@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.command import InputError, Plain, exit_on_bad_input, whole
-from configs.loader import LoadedConfig, load_config, validate
+from configs.loader import load_config, validate
 from configs.text import columns, escape, plain, table
 from data.batches import JOINED, Batch, TrainBatches, make_rows, validation_batches
 from data.config import DataConfig, Split
@@ -251,17 +251,6 @@ def notes(data: PreparedData) -> list[str]:
 # the command
 
 
-def batches_of(
-    config: DataConfig, data: PreparedData, rows: dict[Split, Rows], split: Split, seed: int
-) -> Iterator[Batch]:
-    """Batches of one row: training rows 0, 1, 2, … without end, or the held-out rows in order."""
-    packed_as = (config.isolate_documents, config.restart_positions)
-    if split == "validation":
-        return validation_batches(rows[split], data.tokenizer, 1, *packed_as)
-    batches = TrainBatches(rows[split], data.tokenizer, 1, seed, *packed_as, config.shuffle)
-    return (batches.batch(k) for k in count())
-
-
 def print_rows(batches: Iterator[Batch], painter: Painter, rows: Rows, split: Split, with_ids: bool) -> None:
     """Print every row under a title that counts its tokens; with_ids: a second time, token by token."""
     for batch in batches:
@@ -287,21 +276,6 @@ def print_summary(config: DataConfig, data: PreparedData, rows: dict[Split, Rows
     print("\n".join(notes(data)))
 
 
-def seed_of(loaded: LoadedConfig) -> int:
-    """The run's seed, which decides the order of the rows. Raises InputError if it is not one."""
-    seed = loaded.values.get("seed", 0)
-    if type(seed) is not int or seed < 0:
-        raise InputError(f"{loaded.where(('seed',))}: `seed` is {seed!r}: must be a whole number, 0 or more")
-    return seed
-
-
-def rows_of_a_step(loaded: LoadedConfig, sequence_length: int) -> int:
-    """Rows of train.tokens_per_step, which limits how many rows may be joined."""
-    train = loaded.values.get("train")
-    tokens = train.get("tokens_per_step") if isinstance(train, dict) else None
-    return max(1, tokens // sequence_length) if isinstance(tokens, int) else max(JOINED)
-
-
 def is_colored(choice: str) -> bool:
     """auto: in a terminal, unless NO_COLOR (no-color.org) or TERM=dumb is set."""
     asked_not_to = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
@@ -318,13 +292,23 @@ def main() -> int:
     parser.add_argument("--color", choices=["auto", "always", "never"], default="auto", help="default: in a terminal")
     arguments = parser.parse_intermixed_args()
     loaded = load_config(arguments.config, arguments.overrides)
-    config, seed = validate(DataConfig, loaded, "data"), seed_of(loaded)
+    config, seed, train = validate(DataConfig, loaded, "data"), loaded.values.get("seed", 0), loaded.values.get("train")
+    if type(seed) is not int or seed < 0:
+        raise InputError(f"{loaded.where(('seed',))}: `seed` is {seed!r}: must be a whole number, 0 or more")
+    tokens = train.get("tokens_per_step") if isinstance(train, dict) else None  # limits how many rows may be joined
+    rows_per_step = max(1, tokens // config.sequence_length) if isinstance(tokens, int) else max(JOINED)
     data = prepare(config, output_directory(loaded), show_progress=sys.stderr.isatty())
-    rows_per_step = rows_of_a_step(loaded, config.sequence_length)
     rows: dict[Split, Rows] = {split: make_rows(config, data, split, rows_per_step) for split in SPLITS}
+    packed_as = (config.isolate_documents, config.restart_positions)
+    batches: Iterator[Batch]
+    if arguments.split == "validation":
+        batches = validation_batches(rows["validation"], data.tokenizer, 1, *packed_as)
+    else:
+        source = TrainBatches(rows["train"], data.tokenizer, 1, seed, *packed_as, config.shuffle)
+        batches = (source.batch(k) for k in count())
     width = shutil.get_terminal_size((100, 24)).columns
     painter = Painter(data.tokenizer, is_colored(arguments.color), config.records != "text", width)
-    shown = islice(batches_of(config, data, rows, arguments.split, seed), arguments.rows)
+    shown = islice(batches, arguments.rows)
     colored = sys.stdout.stream if painter.color and isinstance(sys.stdout, Plain) else sys.stdout
     with redirect_stdout(colored):  # which takes colours; a painter escapes the texts itself
         if arguments.rows:

@@ -106,16 +106,12 @@ def rows_within(tokens: int, length: int) -> int:
     return max(1, -(-(tokens - 1) // (length - 1)))
 
 
-class WholeDocumentRows:
+class WholeDocumentRows(DocumentRows):
     """A document a row, where all are exactly as long: another cut would part a question from its facts."""
 
     def __init__(self, stream: TokenStream, length: int, bos_id: int, pad_id: int):
-        self.stream, self.length, self.bos_id, self.pad_id = stream, length, bos_id, pad_id
-        self.per_epoch, self.offsets = len(stream) // length, 1
-
-    def row(self, index: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        ids = self.stream.read(index * self.length, self.length)
-        return ids, labels(ids, self.bos_id, self.pad_id)
+        super().__init__(stream, length, bos_id, pad_id)
+        self.offsets = 1
 
 
 def documents_are_rows(stream: TokenStream, length: int, bos_id: int) -> bool:

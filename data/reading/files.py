@@ -324,7 +324,8 @@ def _json(file: Path, stream: Any) -> Iterator[Record]:
     """[record, record, …]; or {"any key": [record, …]}; or {"data": [record, …], …}, whatever is beside it; or one
     record."""
     try:
-        value = json.loads(stream.read().decode("utf-8-sig"))
+        raw = b"".join(iter(lambda: stream.read(BLOCK), b""))  # in blocks, which are counted
+        value = json.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: is not valid UTF-8: {error.reason}: save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:

@@ -161,7 +161,7 @@ def test_a_signal_at_any_moment_saves_once_and_the_run_resumes_exactly(tmp_path,
     assert trace(tmp_path / "runs/tiny") == trace(tmp_path / "runs/whole")
     assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/whole")
     ours, theirs = ((tmp_path / "runs" / run / "samples.jsonl").read_text() for run in ("tiny", "whole"))
-    assert ours == theirs  # hooks that ran before the signal do not run again, the others do
+    assert ours == theirs  # no hook runs twice
 
 
 @pytest.mark.slow

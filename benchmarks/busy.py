@@ -109,13 +109,13 @@ def their_speed(config: str, name: str, seconds: float) -> float:
     batches and precision."""
     import torch
 
+    from benchmarks.timing import CLOCKS
     from benchmarks.training import repeat
     from benchmarks.transformers_model import gpt2_like, their_step
     from model import LanguageModel
     from train.budget import with_vocabulary
     from train.config import load_run_config
     from train.machine.device import keep_freed_memory, resolve_device
-    from train.machine.hardware import CLOCKS
 
     keep_freed_memory()
     run, _ = with_vocabulary(load_run_config(config, ["data.isolate_documents=false", "model.qk_norm=false"]))

@@ -11,9 +11,9 @@ import torch
 from benchmarks.profile import PROFILED, profile_steps, take
 from benchmarks.timing import Clock, peak_bytes, synchronize
 from configs.text import table
+from train.budget import micro_batch_rows
 from train.config import RunConfig
-from train.doctor.speed import Step, our_step
-from train.fits import micro_batch_rows
+from train.doctor import Step, our_step
 from train.machine.cpu_processes import number_of_processes, on_processes, processes_in_words
 from train.machine.device import Device, resolve_device
 from train.machine.distributed import ALONE, World, check_shares, processes
@@ -33,8 +33,7 @@ def _measure(run: RunConfig, device: Device, seconds: float, profile: Path | Non
     with processes(run.train.parallel, run.train.device) as world:
         check_shares(run, world)
         own_rows, length = run.rows_per_step // world.size, run.data.sequence_length
-        compiled = device.device.type == "cuda" if device.compile == "auto" else device.compile
-        step, lm, optimizers = our_step(run, device, own_rows, compiled, world=world)
+        step, lm, optimizers = our_step(run, device, own_rows, device.compile, world=world)
         first = seconds_of(step, device.device, clock)
         times = repeat(step, seconds, device.device, clock, world)
         if profile is not None:
@@ -56,7 +55,7 @@ def _measure(run: RunConfig, device: Device, seconds: float, profile: Path | Non
         ["tokens/s (median)", f"{tokens / median:,.0f}"],
         [f"ms a step of {tokens:,} tokens (median of {len(times)})", f"{1e3 * median:,.1f}"],
         ["quickest, slowest step, ms", f"{1e3 * min(times):,.1f}, {1e3 * max(times):,.1f}"],
-        ["first step, compiling included, s" if compiled else "first step, s", f"{first:.1f}"],
+        ["first step, compiling included, s" if device.compile else "first step, s", f"{first:.1f}"],
         ["TFLOP/s of matrix products", f"{flops_per_s / 1e12:.3f}"],
         ["MFU", share],
         [f"weights and optimizer state{each}, MB", f"{lasting / 1e6:,.1f}"],
@@ -69,8 +68,6 @@ def _measure(run: RunConfig, device: Device, seconds: float, profile: Path | Non
     choices = list(device.notes)
     if world.on_cores:
         choices.append(processes_in_words(world.size, torch.get_num_threads()))
-    if device.compile == "auto":
-        choices.append(f"compile {'on' if compiled else 'off'} (auto; a run decides by its length)")
     print("\n" + "\n".join(f"* {choice}" for choice in choices))
 
 

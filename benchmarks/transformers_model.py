@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from benchmarks.timing import Clock, alternate
 from benchmarks.training import seconds_of
 from configs.command import InputError
 from configs.text import table
 from model import LanguageModel, save
+from train.budget import micro_batch_rows
 from train.config import RunConfig
-from train.doctor.speed import Step, fused_adamw, make_step, our_step, random_steps
-from train.fits import micro_batch_rows
+from train.doctor import Step, our_step
 from train.machine.device import Device, resolve_device
 
 NOT_INSTALLED = "to compare with transformers, install that package: pip install -r requirements-dev.txt"
@@ -97,17 +93,6 @@ def their_step(lm: LanguageModel, run: RunConfig, device: Device, rows: int, com
     """The same step with transformers' model, fused AdamW and its own loss; run.data.isolate_documents is false.
 
     other: a model of its own instead of one with lm's weights."""
-    other = (other or in_transformers(lm, attn_implementation="sdpa")).to(device.device).train()
+    other = other or in_transformers(lm, attn_implementation="sdpa")
     other.config.use_cache = False
-    forward = torch.compile(other, dynamic=False) if compiled else other
-    steps = random_steps(run, rows, min(rows, micro_batch_rows(run, device)), device.device)
-    return make_step(other, their_loss(forward), [fused_adamw(other)], steps, device.autocast, run.train.grad_clip)
-
-
-def their_loss(forward: Callable[..., Any]) -> Callable[..., Tensor]:
-    """Mean loss of a batch as transformers gives it."""
-
-    def loss(input_ids: Tensor, labels: Tensor) -> Tensor:
-        return forward(input_ids=input_ids, labels=labels).loss
-
-    return loss
+    return our_step(run, device, rows, compiled, adamw=True, other=other)[0]

@@ -13,12 +13,11 @@ import pytest
 import torch
 
 from configs import command
-from model import memory
 from tests.train.helpers import REPOSITORY, write_config
 from train import metrics
+from train.budget import micro_batch_rows
 from train.config import load_run_config
-from train.fits import micro_batch_rows
-from train.machine import compilation, device, hardware
+from train.machine import device, hardware
 from train.machine.device import resolve_device
 
 pytestmark = pytest.mark.slow
@@ -68,12 +67,6 @@ def test_what_only_some_systems_tell_is_asked_with_a_fallback(tmp_path, monkeypa
     assert device.keep_freed_memory() is False
     monkeypatch.setitem(sys.modules, "resource", None)  # importing it fails
     assert metrics.memory_gb(torch.device("cpu")) is None
-    monkeypatch.setattr(memory, "Path", lambda name: tmp_path / "missing")
-    found = hardware.device_memory("cpu")
-    assert found is not None
-    assert found[1] == "all RAM"  # macOS
-    monkeypatch.delattr(os, "sysconf_names", raising=False)
-    assert hardware.device_memory("cpu") is None  # Windows
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     assert command.usable_cores() == os.cpu_count()
 
@@ -89,7 +82,7 @@ def test_auto_takes_an_apple_gpu_and_says_that_it_is_untested(tmp_path, monkeypa
     device = resolve_device(config)
     assert (device.device.type, device.precision, device.attention) == ("mps", "fp32", "sdpa")
     assert "device mps (auto; not tested: no such machine was available)" in device.notes
-    assert compilation._cannot_compile("mps") == "not tried on mps"
+    assert hardware.compiler_problem("mps") == "not tried on mps"
     assert micro_batch_rows(config, device) == 8
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

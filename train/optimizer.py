@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from model import LanguageModel
 from train.config import OptimizerConfig, RunConfig
-from train.machine.distributed import ALONE, World, in_shares, share
+from train.machine.distributed import ALONE, World, share
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # steepest slope at zero; Jordan's constants
 FUSED = ("cpu", "cuda", "mps")  # devices on which PyTorch has AdamW as one kernel
@@ -104,7 +104,7 @@ class Muon(torch.optim.Optimizer):
                 dtype = self.dtype or (torch.bfloat16 if updates[0].is_cuda else torch.float32)
                 compute = partial(orthogonalize, dtype=dtype)
                 # a sixth of a small model's step, so on the cores of a CPU nobody computes what another process does
-                orthogonal = map(compute, updates) if memory is None else in_shares(compute, updates, memory)
+                orthogonal = map(compute, updates) if memory is None else memory.in_shares(compute, updates)
                 for parameters, matrices in zip(several, orthogonal, strict=True):
                     self._move(group, parameters, matrices, happens)
 

@@ -27,8 +27,8 @@ from data.tokenizer import Tokenizer
 from eval.hooks.registry import Hooks
 from model import LanguageModel
 from train import report
+from train.budget import check_memory
 from train.config import RunConfig, add_trust_option, load_run_config
-from train.fits import check_disk, check_memory
 from train.loop import train_to_the_end
 from train.machine.cpu_processes import number_of_processes, on_processes
 from train.machine.device import Device, keep_freed_memory, resolve_device
@@ -96,7 +96,6 @@ def _run(config: RunConfig, script: str, objective: MakeObjective, source: Any, 
         elif config.init_from is not None and start.checkpoint is None:
             initial = world.first(lambda: find_initial_weights(config))
         world.first(lambda: check_memory(config, device, world.size))
-        world.first(lambda: check_disk(config))
 
         # 3. Text -> tokens -> rows.
         data = prepare(config.data, Path(config.output_dir), show_progress=world.is_first)

@@ -20,8 +20,8 @@ from data.prepare import PreparedData
 from eval.hooks import EvalEvent
 from eval.hooks.registry import Hooks
 from model import LanguageModel
+from train.budget import micro_batch_rows
 from train.config import RunConfig
-from train.fits import micro_batch_rows
 from train.machine.device import Device, decided_by
 from train.machine.distributed import World
 from train.metrics import Meter, Tracker

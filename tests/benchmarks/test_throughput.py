@@ -13,13 +13,13 @@ from benchmarks.ladder import Rung, WithAllLogits, rungs
 from benchmarks.profile import class_of
 from benchmarks.throughput import parse_arguments, run_config
 from benchmarks.timing import alternate, peak_bytes
-from benchmarks.transformers_model import gpt2_like, in_transformers, their_loss
+from benchmarks.transformers_model import gpt2_like, in_transformers
 from configs.command import InputError
 from data.prepare import prepare
 from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module, write_config
 from train.config import load_run_config
-from train.doctor.speed import our_loss, random_steps
+from train.doctor import mean_loss, random_batches
 from train.machine.device import Device
 
 CPU = torch.device("cpu")
@@ -71,7 +71,8 @@ def test_every_backend_of_this_machine_is_in_the_attention_table():
 def test_decoding_is_compared_with_transformers_and_gives_its_tokens(tmp_path):
     (tmp_path / "tiny.yaml").write_text(
         "model: {vocab_size: 64, hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, "
-        "max_position_embeddings: 48}\ndata: {sequence_length: 32}\ntrain: {tokens_per_step: 512}\n"
+        "num_key_value_heads: 1, max_position_embeddings: 48}\n"
+        "data: {sequence_length: 32}\ntrain: {tokens_per_step: 512}\n"
     )
     done = run_module(
         "benchmarks.throughput", tmp_path / "tiny.yaml", "--decode", "--versus", "transformers", "--rounds", "1"
@@ -200,8 +201,7 @@ def test_operators_are_classed(operator, kind):
 
 def test_random_tokens_have_the_shape_of_the_config(tmp_path):
     run = load_run_config(write_config(tmp_path), ["model.vocab_size=64", "data.isolate_documents=true"])
-    steps = random_steps(run, 40, 20, CPU)
-    (first, second), (other, _) = next(steps), next(steps)
+    (first, second), (other, _) = (random_batches(run, 40, 20, CPU) for _ in range(2))
     assert first["input_ids"].shape == first["document_ids"].shape == second["labels"].shape == (20, 32)
     assert first["input_ids"].max() < 64
     assert first["document_ids"].max() > 0
@@ -224,7 +224,7 @@ def test_both_models_of_the_comparison_compute_the_same_loss():
     ids = torch.randint(0, 192, (2, 16))
     batch = {"input_ids": ids, "labels": ids}
     with torch.no_grad():
-        ours, their = our_loss(lm)(**batch), their_loss(in_transformers(lm, attn_implementation="sdpa"))(**batch)
+        ours, their = (mean_loss(forward(**batch)) for forward in (lm, in_transformers(lm, attn_implementation="sdpa")))
     assert ours.item() == pytest.approx(their.item(), rel=1e-5)
 
 

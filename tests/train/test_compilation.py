@@ -1,4 +1,4 @@
-"""`compile: auto` decides by the work that is left, on clocks that the tests move."""
+"""`compile: auto` decides by the work of a run; a compiler that fails, is interrupted or adds up in another order."""
 
 import os
 import signal
@@ -7,39 +7,18 @@ import pytest
 import torch
 
 from tests.processes import exit_code
-from tests.train.grpo_helpers import begun, grpo_config
 from tests.train.helpers import metrics, pretrain, refusal, write_config
 from tests.train.worlds import trace
-from train import grpo
-from train.grpo import Rollouts
-from train.machine import compilation, device, hardware
-from train.optimizer import Muon
-
-
-class Clock:
-    """Moves by `each` at every look, and by hand."""
-
-    def __init__(self, each: float = 0.0):
-        self.now, self.each = 0.0, each
-
-    def __call__(self) -> float:
-        self.now += self.each
-        return self.now
-
-
-@pytest.fixture(autouse=True)
-def twelve_steps_may_be_many(monkeypatch):
-    for module in (compilation, device):
-        monkeypatch.setattr(module, "FEW_STEPS", 12)
+from train.config import load_run_config
+from train.machine import device
 
 
 @pytest.fixture
-def clocks(monkeypatch):
-    def moved_by(wall, cpu):
-        monkeypatch.setitem(hardware.CLOCKS, "wall", wall)
-        monkeypatch.setitem(hardware.CLOCKS, "cpu", cpu)
-
-    return moved_by
+def pays(monkeypatch):
+    """A machine on which compiling twelve steps pays."""
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/c++")
+    monkeypatch.setattr(device, "FEW_STEPS", 12)
+    monkeypatch.setattr(device, "PAYS_AFTER_MINUTES", {"cpu": 0.0, "cuda": 0.0})
 
 
 def plain(tmp_path, **train):
@@ -47,64 +26,32 @@ def plain(tmp_path, **train):
     return write_config(tmp_path, **sections)
 
 
-def test_a_busy_machine_does_not_make_it_compile(tmp_path, clocks, monkeypatch):
-    monkeypatch.setattr(compilation, "share_of_others", lambda: 0.4)
-    clocks(wall=Clock(each=1000), cpu=Clock(each=0.001))
-    said = pretrain(plain(tmp_path)).stdout
-    assert "compile off (auto: about " in said
-    assert "; 0.0 if other programs leave the cores alone (other programs use 40 % of the CPU)" in said
-    assert "; compiling pays from about 15 minutes on" in said
+@pytest.mark.parametrize(
+    ("kind", "changes", "chosen"),
+    [
+        ("cpu", ["train.max_steps=99"], False),
+        ("cpu", ["train.max_steps=2000"], False),  # a minute
+        ("cpu", ["train.max_steps=200000"], True),
+        ("cpu", ["train.max_steps=null", "train.max_minutes=14"], False),
+        ("cpu", ["train.max_steps=null", "train.max_minutes=16"], True),
+        ("cuda", ["train.max_steps=2000"], False),
+        ("cuda", ["train.max_steps=20000"], True),
+        ("mps", ["train.max_steps=200000"], False),
+    ],
+)
+def test_auto_compiles_what_is_long_enough_to_pay_for_it(tmp_path, monkeypatch, kind, changes, chosen):
+    monkeypatch.setenv("HEADLIGHT_CACHE", str(tmp_path))
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/c++")
+    monkeypatch.setattr("train.machine.hardware.find_spec", lambda name: name)
+    config = load_run_config(plain(tmp_path), changes)
+    assert device.resolve_compile(config, kind, "fp32")[0] == chosen
+    assert device.resolve_compile(config, kind, "fp32", not chosen)[0] != chosen  # as this run began
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert kind != "cpu" or device.resolve_compile(config, kind, "fp32")[0] is False
 
 
-def test_threads_that_wait_for_each_other_do_not_count_as_work(tmp_path, clocks, monkeypatch):
-    """On a busy machine two threads compute far longer than one, because they spin while they wait."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[0])
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: threads.__setitem__(0, count))
-    threads = [2]
-
-    class Spinning(Clock):
-        def __call__(self):
-            self.now += 400 if threads[0] > 1 else 0.001
-            return self.now
-
-    clocks(wall=Clock(each=1000), cpu=Spinning())
-    said = pretrain(plain(tmp_path)).stdout
-    assert "compile off (auto: about " in said
-    assert "; 0.0 if other programs leave the cores alone" in said
-    assert threads == [2]
-
-
-def test_the_estimate_is_of_whole_steps(tmp_path, clocks, monkeypatch):
-    """Here time passes in the optimizer alone: a minute a step, and 12 steps."""
-    clock, step = Clock(), Muon.step
-
-    def slow(self, closure=None):
-        clock.now += 60
-        return step(self, closure)
-
-    monkeypatch.setattr(Muon, "step", slow)
-    clocks(wall=clock, cpu=clock)
-    said = pretrain(plain(tmp_path)).stdout
-    assert "about 12.0 minutes of training steps, evaluations and checkpoints not counted" in said
-
-
-def test_the_estimate_holds_the_answers_that_a_step_draws(tmp_path, clocks, monkeypatch):
-    """Here time passes while the model answers: a minute for every second step, and 12 steps."""
-    clock, sample = Clock(), Rollouts.sample
-
-    def slow(self, *arguments):
-        clock.now += 60
-        return sample(self, *arguments)
-
-    config = grpo_config(begun(tmp_path / "folder"), grpo={"num_iterations": 2}, train={"max_steps": 12})
-    monkeypatch.setattr(Rollouts, "sample", slow)
-    clocks(wall=clock, cpu=clock)
-    assert "about 6.0 minutes of training steps" in pretrain(config, "--trust-hooks", script=grpo.main).stdout
-
-
-def test_long_work_is_compiled_after_it_says_so_and_trying_changes_nothing(tmp_path, clocks, monkeypatch):
+def test_it_is_compiled_after_it_says_so_and_trying_changes_nothing(tmp_path, pays, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda model, dynamic: model)
-    clocks(wall=Clock(each=1000), cpu=Clock(each=1000))
     said = pretrain(plain(tmp_path, trace=True), "name=tried").stdout
     assert "compile on (auto" in said
     assert said.index("compiling") < said.index("compiled in")
@@ -128,7 +75,7 @@ def test_control_c_while_compiling_stops_the_run_and_is_not_a_failure(tmp_path, 
     assert "failed" not in done.stdout + done.stderr
 
 
-def test_a_compiler_that_fails_is_an_error_only_where_it_was_asked_for(tmp_path, clocks, monkeypatch):
+def test_a_compiler_that_fails_is_an_error_only_where_it_was_asked_for(tmp_path, pays, monkeypatch):
     def broken(model, dynamic):
         def forward(**batch):
             raise RuntimeError("no such instruction")
@@ -136,11 +83,8 @@ def test_a_compiler_that_fails_is_an_error_only_where_it_was_asked_for(tmp_path,
         return forward
 
     monkeypatch.setattr(torch, "compile", broken)
-    clocks(wall=Clock(each=1000), cpu=Clock(each=1000))
-    assert (
-        "torch.compile failed (RuntimeError: no such instruction)"
-        in pretrain(plain(tmp_path, compile=True), code=2).stderr
-    )
+    said = pretrain(plain(tmp_path, compile=True), code=2).stderr
+    assert "torch.compile failed (RuntimeError: no such instruction)" in said
     assert "compile is off: it failed here (RuntimeError: no such instruction)" in pretrain(plain(tmp_path)).stdout
 
 

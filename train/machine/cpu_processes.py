@@ -29,18 +29,17 @@ import torch
 
 from configs.command import InputError
 from data.batches import JOINED
-from model.backends.choice import choose_device
 from train.config import RunConfig
-from train.fits import largest_divisor
-from train.machine.distributed import STORE
+from train.machine.device import resolve_kind
+from train.machine.distributed import STORE, largest_divisor
 from train.machine.signals import STOP_SIGNALS
 from train.saving.atomic_save import STEPS
 from train.saving.checkpoint import read_state
 
 LEAST_TOKENS = 512  # of a process in a step: with fewer it would rather wait than compute
 CAN_COPY = platform.system() == "Linux"
-Result = TypeVar("Result")
 LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
+Result = TypeVar("Result")
 
 
 def number_of_processes(config: RunConfig, parts: int | None = None) -> int:
@@ -50,11 +49,7 @@ def number_of_processes(config: RunConfig, parts: int | None = None) -> int:
     """
     if parts == 1 or "WORLD_SIZE" in os.environ or config.train.parallel != "ddp":
         return 1  # torchrun decides
-    try:
-        on_cpu = choose_device(config.train.device).type == "cpu"
-    except ValueError:
-        on_cpu = False  # said later
-    wanted, cores = config.train.processes, torch.get_num_threads()
+    on_cpu, wanted, cores = resolve_kind(config) == "cpu", config.train.processes, torch.get_num_threads()
     if wanted != "auto":
         if wanted > 1 and not on_cpu:
             raise InputError(
@@ -82,17 +77,10 @@ def joined(config: RunConfig) -> int:
     return 1 if is_text else max(n for n in JOINED if config.rows_per_step % n == 0)
 
 
-def threads_each(number: int) -> int:
-    """Threads of each, of this many processes."""
-    return max(1, torch.get_num_threads() // number)
-
-
 def processes_in_words(number: int, threads: int) -> str:
     """As a run says it in its opening lines."""
-    return (
-        f"{number} processes of {threads} {'thread' if threads == 1 else 'threads'} each, which add up their "
-        "gradients once a step (train.processes)"
-    )
+    each = f"{threads} {'thread' if threads == 1 else 'threads'} each"
+    return f"{number} processes of {each}, which add up their gradients once a step (train.processes)"
 
 
 def on_processes(number: int, work: Callable[[], Result]) -> Result:
@@ -102,7 +90,8 @@ def on_processes(number: int, work: Callable[[], Result]) -> Result:
     """
     if number == 1:
         return work()
-    cores, threads = torch.get_num_threads(), threads_each(number)
+    cores = torch.get_num_threads()
+    threads = max(1, cores // number)
     # a copy begins at once; elsewhere than on Linux, and with several threads, a process starts by itself
     context: Any = multiprocessing.get_context("fork" if CAN_COPY and threads == 1 else "spawn")
     with tempfile.TemporaryDirectory(prefix="headlight-processes-") as folder:
@@ -123,8 +112,16 @@ def on_processes(number: int, work: Callable[[], Result]) -> Result:
             os.environ.update(shared)
             torch.set_num_threads(threads)
             return work()
-        except RuntimeError as error:
-            raise (_lost(others) or error) from None
+        except RuntimeError as error:  # of gloo, if the connection to a process is lost: which one, and why?
+            for rank, other in enumerate(others, start=1):
+                other.join(timeout=1)
+                if code := other.exitcode:
+                    why = f"signal {-code}" if code < 0 else f"exit code {code}"
+                    raise InputError(
+                        f"process {rank} of {number} ended ({why}); the same command continues from the newest "
+                        "checkpoint. If memory is short: train.processes=1"
+                    ) from None
+            raise error from None
         finally:
             for other in others:
                 other.kill()  # it writes nothing, and what is left of it waits for nobody
@@ -135,6 +132,7 @@ def on_processes(number: int, work: Callable[[], Result]) -> Result:
 
 
 def _other(work: Callable[[], Any], environment: dict[str, str], threads: int) -> None:
+    """What a process does that is not the first."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_first, args=(Path(environment[STORE]).parent,), daemon=True).start()
@@ -156,16 +154,3 @@ def _end_with_the_first(folder: Path) -> None:
     connection.wait([first.sentinel])  # for its end: it ends the others before it goes by itself
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
-
-
-def _lost(others: list[BaseProcess]) -> InputError | None:
-    """Which process has ended too early, and what to do; None if all are there."""
-    for rank, other in enumerate(others, start=1):
-        other.join(timeout=1)
-        if other.exitcode:
-            why = f"signal {-other.exitcode}" if other.exitcode < 0 else f"exit code {other.exitcode}"
-            return InputError(
-                f"process {rank} of {len(others) + 1} ended ({why}); the same command continues from the newest "
-                "checkpoint. If memory is short: train.processes=1"
-            )
-    return None

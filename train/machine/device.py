@@ -1,7 +1,7 @@
-"""Where does a run compute, in which precision, and with which attention? What `auto` stands for here, and why.
+"""Where does a run compute, in which precision, compiled or not, and with which attention? What `auto` stands for here.
 
-What train.doctor found wrong on this machine, `auto` leaves out (train/machine/machine_cache.py). A run that is resumed
-keeps what it has taken: the last bits of its sums depend on it, and on the machine (`decided_by`).
+What train.doctor found wrong on this machine, `auto` leaves out. A run that is resumed keeps what it has taken: the
+last bits of its sums depend on it, and on the machine (`decided_by`).
 """
 
 from __future__ import annotations
@@ -11,31 +11,37 @@ import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from configs.command import InputError
 from model.backends.choice import BACKENDS, Situation, choose_attention, choose_device, why_not
+from model.transformer import on_meta
 from train.config import RunConfig
-from train.machine.hardware import cpu_capabilities, cpu_instructions, cpu_kernels, machine
-from train.machine.machine_cache import bf16_speed, recall
+from train.machine import hardware
 
-FEW_STEPS = 100  # for fewer, compiling is not even considered
-BF16_PAYS = 1.1  # times as fast as fp32 on a CPU; below it, bf16 is not worth its rounding
 AS_BEFORE = "auto: as this run began"
+SMALL_VOCABULARY = 64  # counted, as long as the vocabulary is not known
+FEW_STEPS = 100  # for fewer, compiling is not even considered
+# minutes of plain training from which on compiling pays: it costs about one minute, and saves a tenth of the rest on a
+# CPU and a third on a GPU (EXPERIMENTS.md)
+PAYS_AFTER_MINUTES = {"cpu": 15.0, "cuda": 4.0}
+# for a first guess of the minutes: FLOP/s of a core in training (measured in fp32 on an EPYC kept to AVX2), the share
+# of its peak that a GPU reaches, the peak of an unknown one, and seconds that no step is quicker than
+CORE_FLOPS, GPU_SHARE, GPU_FLOPS, LEAST_STEP_S = 25e9, 0.3, 100e12, 0.03
 
 
 @dataclass(frozen=True)
 class Device:
     """The resolved choices; `notes` says in words what was chosen and why. attention: a backend's name.
 
-    compile: "auto" is decided when a step has been timed (train.compilation). threads: of a CPU; None: as they are.
+    threads: of a CPU; None: as they are.
     """
 
     device: torch.device
     precision: str
-    compile: bool | Literal["auto"]
+    compile: bool
     attention: str
     notes: tuple[str, ...]
     threads: int | None = None
@@ -52,37 +58,25 @@ class Device:
         return torch.autocast(self.device.type, dtype=self.dtype)
 
 
-def resolve_device(run_config: RunConfig, resolved: dict[str, Any] | None = None) -> Device:
+def resolve_device(config: RunConfig, resolved: dict[str, Any] | None = None) -> Device:
     """Decide what `auto` stands for. resolved: what a resumed run had decided; it is kept where it can be.
 
-    With several processes the first one decides for all.
-
-    Raises InputError for a device or a precision that you ask for and this machine does not have.
+    With several processes the first one decides for all. Raises InputError for what you ask for and this machine does
+    not have.
     """
-    config = run_config.train
-    try:
-        kind = choose_device(config.device).type
-    except ValueError as error:
-        raise InputError(f"train.device is {error}") from None
-    before = resolved or {}
-    source = "asked for" if config.device != "auto" else "auto"
-    if source == "auto" and before.get("device") != kind and (fault := recall().fault("device", kind)):
+    kind, before = resolve_kind(config), resolved or {}
+    source = "asked for" if config.train.device != "auto" else "auto"
+    if source == "auto" and before.get("device") != kind and (fault := hardware.known_faults().get(f"device {kind}")):
         kind, source = "cpu", f"auto: not {kind}: {fault}"
     if kind == "mps":
         source += "; not tested: no such machine was available"
     if before.get("device") != kind:  # what it had decided elsewhere says nothing here
         before = {}
-
-    precision, reason = resolve_precision(config.precision, kind, before.get("precision"))
-    compiled, why = config.compile, "asked for"
-    if compiled == "auto":
-        compiled, why = before.get("compile", "auto"), AS_BEFORE
-    if compiled == "auto" and (steps := run_config.max_steps) is not None and steps < FEW_STEPS:
-        compiled, why = False, f"auto: {steps} steps are too few for it"
-    attention, choice = resolve_attention(run_config, kind, precision, compiled is not False, before.get("attention"))
-    notes = [f"device {kind} ({source})", f"precision {precision} ({reason})", f"attention {attention} ({choice})"]
-    if compiled != "auto":
-        notes.append(f"compile {'on' if compiled else 'off'} ({why})")
+    precision, why_precision = resolve_precision(config.train.precision, kind, before.get("precision"))
+    compiled, why_compiled = resolve_compile(config, kind, precision, before.get("compile"))
+    attention, why_attention = resolve_attention(config, kind, precision, compiled, before.get("attention"))
+    notes = [f"device {kind} ({source})", f"precision {precision} ({why_precision})"]
+    notes += [f"attention {attention} ({why_attention})", f"compile {'on' if compiled else 'off'} ({why_compiled})"]
 
     # as many threads as this run began with, if nobody asks for another number and there are as many cores
     threads = before.get("threads") if kind == "cpu" else None
@@ -94,11 +88,18 @@ def resolve_device(run_config: RunConfig, resolved: dict[str, Any] | None = None
     return Device(torch.device(kind), precision, compiled, attention, tuple(notes), threads)
 
 
-def resolve_precision(wanted: str, kind: str, earlier: str | None = None) -> tuple[str, str]:
-    """The precision, and why. On a GPU its instructions decide, on a CPU a trial (train/machine/machine_cache.py).
+def resolve_kind(config: RunConfig) -> str:
+    """cpu, cuda or mps. Raises InputError for a device that you ask for and this machine does not have."""
+    try:
+        return choose_device(config.train.device).type
+    except ValueError as error:
+        raise InputError(f"train.device is {error}") from None
 
-    earlier: what a run that is resumed has taken; it is kept, whatever has been found since. Raises InputError for a
-    precision that you ask for and the device does not have.
+
+def resolve_precision(wanted: str, kind: str, earlier: str | None = None) -> tuple[str, str]:
+    """The precision, and why. earlier: what a resumed run has taken; it is kept, whatever has been found since.
+
+    Raises InputError for a precision that you ask for and the device does not have.
     """
     if wanted != "auto":
         if problem := lacks(wanted, kind):
@@ -106,17 +107,14 @@ def resolve_precision(wanted: str, kind: str, earlier: str | None = None) -> tup
         return wanted, "asked for"
     if earlier is not None and lacks(earlier, kind) is None:
         return earlier, AS_BEFORE
-    if kind == "cuda" and lacks("bf16", kind):
-        fastest, reason = "fp16", "this GPU lacks bf16"
-    elif kind == "cuda":
-        fastest, reason = "bf16", "this GPU computes in bf16"
-    elif kind == "cpu" and (speed := bf16_speed()) >= BF16_PAYS:
-        fastest, reason = "bf16", f"{speed:.1f} × as fast as fp32 in a trial on this CPU"
+    if kind == "cuda":
+        is_fast, reason = not lacks("bf16", kind), "this GPU " + ("lacks bf16" if lacks("bf16", kind) else "has bf16")
     elif kind == "cpu":
-        fastest, reason = "fp32", f"bf16 is only {speed:.2g} × as fast in a trial on this CPU"
+        is_fast, reason = hardware.bf16_on_cpu()
     else:
-        fastest, reason = "fp32", f"nothing else trains on {kind}"
-    if fault := recall().fault("precision", kind, fastest):
+        is_fast, reason = False, f"nothing else trains on {kind}"
+    fastest = "bf16" if is_fast else "fp16" if kind == "cuda" else "fp32"
+    if fault := hardware.known_faults().get(f"precision {kind} {fastest}"):
         return "fp32", f"auto: the last that is left; not {fastest}: {fault}"
     return fastest, f"auto: {reason}"
 
@@ -137,11 +135,41 @@ def dtype_of(precision: str) -> torch.dtype:
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
 
 
+def resolve_compile(config: RunConfig, kind: str, precision: str, earlier: bool | None = None) -> tuple[bool, str]:
+    """Whether to train with torch.compile, and why. `auto` guesses the minutes of the run from its FLOPs alone, so that
+    the same command on the same machine always takes the same, whatever other programs do."""
+    wanted, steps = config.train.compile, config.max_steps
+    if wanted != "auto":
+        return wanted, "asked for"
+    if earlier is not None:
+        return earlier, AS_BEFORE
+    if steps is not None and steps < FEW_STEPS:
+        return False, f"auto: {steps} steps are too few for it"
+    if problem := hardware.compiler_problem(kind) or hardware.known_faults().get(f"compile {kind}"):
+        return False, f"auto: {problem}"
+    minutes, pays_after = config.train.max_minutes or 0.0, PAYS_AFTER_MINUTES[kind]
+    if steps is not None:
+        minutes = steps * guessed_seconds(config, config.train.tokens_per_step, kind, precision) / 60
+    return minutes > pays_after, f"auto: some {minutes:,.0f} minutes, and it pays from {pays_after:g} on"
+
+
+def guessed_seconds(config: RunConfig, tokens: int, kind: str, precision: str) -> float:
+    """Of a training step of this many tokens: a guess, from FLOPs alone."""
+    model = config.model.model_copy(update={"vocab_size": config.model.vocab_size or SMALL_VOCABULARY})
+    if kind == "cpu":
+        speed = CORE_FLOPS * torch.get_num_threads()
+    else:
+        peak = hardware.known_peak(torch.device(kind), dtype_of(precision))
+        speed = GPU_SHARE * (peak[0] * 1e12 if peak else GPU_FLOPS)
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    return LEAST_STEP_S + tokens * on_meta(model).flops_per_token(config.data.sequence_length) / (speed * processes)
+
+
 def resolve_attention(
-    run_config: RunConfig, kind: str, precision: str, compiled: bool, earlier: str | None = None
+    config: RunConfig, kind: str, precision: str, compiled: bool, earlier: str | None = None
 ) -> tuple[str, str]:
     """The backend that trains, and why. Raises InputError for one that you ask for and that cannot serve this run."""
-    model, data = run_config.model, run_config.data
+    model = config.model
     situation = Situation(
         device=kind,
         dtype=dtype_of(precision),
@@ -150,21 +178,21 @@ def resolve_attention(
         num_key_value_groups=model.num_key_value_groups,
         dropout=model.attention_dropout,
         gradients=True,
-        documents=data.isolate_documents,
+        documents=config.data.isolate_documents,
         windows=model.sliding_window is not None,
         compiled=compiled,
     )
-    if model.attn_implementation == "auto":
-        if earlier is not None and why_not(earlier, situation) is None:
-            return earlier, AS_BEFORE
-        known = recall()
-        faults = {name: known.fault("attention", kind, name, precision) for name in BACKENDS}
-        backend, reason = choose_attention(situation, {name: fault for name, fault in faults.items() if fault})
-        return backend, f"auto: {reason}"
-    if problem := why_not(model.attn_implementation, situation):
-        name = model.attn_implementation
-        raise InputError(f"model.attn_implementation: {name} {problem}: use auto, or sdpa, which serves everything")
-    return model.attn_implementation, "asked for"
+    if model.attn_implementation != "auto":
+        if problem := why_not(model.attn_implementation, situation):
+            remedy = "use auto, or sdpa, which serves everything"
+            raise InputError(f"model.attn_implementation: {model.attn_implementation} {problem}: {remedy}")
+        return model.attn_implementation, "asked for"
+    if earlier is not None and why_not(earlier, situation) is None:
+        return earlier, AS_BEFORE
+    faults = hardware.known_faults()
+    keys = {name: f"attention {kind} {name} {precision}" for name in BACKENDS}
+    backend, reason = choose_attention(situation, {name: faults[key] for name, key in keys.items() if key in faults})
+    return backend, f"auto: {reason}"
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -179,39 +207,30 @@ NAMES |= {"kernels": "PyTorch's kernels for"}
 
 def decided_by(device: Device, rows: int, world_size: int) -> dict[str, Any]:
     """What the last bits depend on, on this machine: what `auto` stands for, and what computes."""
-    chosen = {
-        "device": device.device.type,
-        "precision": device.precision,
-        "attention": device.attention,
-        "compile": device.compile,
-        "micro_batch_size": rows,
-        "world_size": world_size,
-        "torch": torch.__version__,
+    kind = device.device.type
+    chosen = {"device": kind, "precision": device.precision, "attention": device.attention, "compile": device.compile}
+    chosen |= {"micro_batch_size": rows, "world_size": world_size, "torch": torch.__version__}
+    if kind != "cpu":
+        return chosen | {"gpu": hardware.machine(device.device)}
+    cpu = {
+        "cpu": hardware.cpu_capabilities().get("cpu_name"),
+        "kernels": hardware.cpu_kernels(),
+        "instructions": hardware.cpu_instructions(),
     }
-    if device.device.type != "cpu":
-        return chosen | {"gpu": machine(device.device)}
-    return chosen | {
-        "cpu": cpu_capabilities().get("cpu_name"),
-        "kernels": cpu_kernels(),
-        "instructions": cpu_instructions(),
-        "threads": torch.get_num_threads(),
-    }
+    return chosen | cpu | {"threads": torch.get_num_threads()}
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     """What is not as it was, in words, "" if all is. A key that only one of them has does not count."""
+    changed = [key for key in now if key in before and before[key] != now[key]]
     found = []
-    words: dict[Any, str] = {True: "on", False: "off"}
-    for key in [key for key in now if key in before and before[key] != now[key]]:
+    for key in ["device"] if "device" in changed else changed:  # on another kind of device everything is different
+        here, there = ({"True": "on", "False": "off"}.get(str(value), value) for value in (now[key], before[key]))
         if key == "instructions":
-            gone, new = (sorted(set(a).difference(b)) for a, b in ((before[key], now[key]), (now[key], before[key])))
-            found += [f"the processor lacks {', '.join(gone)}"] if gone else []
-            found += [f"the processor has {', '.join(new)} too"] if new else []
+            found.append(f"the processor differs in {', '.join(sorted({*here} ^ {*there}))}")
         else:
-            here, there = (words[value] if isinstance(value, bool) else value for value in (now[key], before[key]))
             found.append(f"{NAMES.get(key, key)} {here} (before: {there})")
-    is_elsewhere = before.get("device", now.get("device")) != now.get("device")
-    return found[0] if is_elsewhere else "; ".join(found)  # on another kind of device everything is different
+    return "; ".join(found)
 
 
 def exact_until(ended: dict[str, Any]) -> str:
@@ -222,22 +241,15 @@ def exact_until(ended: dict[str, Any]) -> str:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-
-
 def keep_freed_memory() -> bool:
     """Ask glibc not to give freed blocks back to the system; returns whether it agreed. Other C libraries do nothing.
 
-    By default glibc returns large blocks and asks for them again in every step, and the system clears each page first.
-    That is 20,000 to 70,000 page faults a step of a 6 x 256 model, 4 to 9 % of its time (EXPERIMENTS.md). In return the
-    process holds the most that it ever needed at once. Call it before the first step.
+    By default it returns large blocks and asks for them again in every step, and the system clears each page first:
+    4 to 9 % of the time of a 6 x 256 model (EXPERIMENTS.md). In return the process holds the most that it ever needed
+    at once. Call it before the first step.
     """
     if not sys.platform.startswith("linux"):
         return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # another C library, for example musl
-        return False
-    return bool(mallopt(M_MMAP_THRESHOLD, 2**30)) and bool(mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
+    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    return mallopt is not None and bool(mallopt(mmap_threshold, 2**30)) and bool(mallopt(trim_threshold, 2**31 - 1))

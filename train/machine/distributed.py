@@ -2,7 +2,7 @@
 
     torchrun --nproc_per_node=N -m train.pretrain configs/x.yaml train.parallel=fsdp2
 
-starts them on GPUs, with DDP or FSDP2; on a CPU train/machine/cpu_processes.py does.
+starts them on GPUs, with DDP or FSDP2; on a CPU train/machine/cpu_processes.py does, and they share memory.
 
 Each process takes an equal share of the rows of every step. Gradients are averaged by DDP or FSDP2; with the loss of
 a step as (own token sum / trained tokens of all) * processes, that average is the gradient of one process alone.
@@ -12,12 +12,15 @@ Small numbers travel between the CPUs (gloo), so that no GPU waits for them.
 from __future__ import annotations
 
 import gc
+import math
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -28,10 +31,10 @@ from torch.distributed.tensor import DTensor, Replicate
 from configs.command import InputError
 from model import LanguageModel
 from train.config import RunConfig
-from train.machine.shared_memory import SharedMemory
 
 Value = TypeVar("Value")
 STORE = "HEADLIGHT_STORE"  # names the file in which the processes of cpu_processes.py find each other
+IN_MEMORY = Path("/dev/shm")  # Linux: files here never reach a disk
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,8 @@ class World:
 
     def sum(self, *numbers: int) -> list[int]:
         """Each number, added up over the processes."""
-        if self.size == 1:
-            return list(numbers)
         totals = torch.tensor(numbers, dtype=torch.int64)
-        dist.all_reduce(totals)
-        return totals.tolist()
+        return self.sum_tensor(totals).tolist()
 
     def sum_tensor(self, value: Tensor) -> Tensor:
         """A tensor on the device, added up over the processes."""
@@ -116,22 +116,20 @@ def processes(parallel: Literal["ddp", "fsdp2"], device: str) -> Iterator[World]
         yield World()
         return
     on_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-    file, rank = os.environ.get(STORE), int(os.environ["RANK"])
-    memory = SharedMemory(rank, size) if file is not None else None
-    world = World(rank, size, int(os.environ.get("LOCAL_RANK", "0")), parallel, memory)
+    file, rank, local_rank = os.environ.get(STORE), int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
     if on_cuda:
-        if world.local_rank >= torch.cuda.device_count():
-            problem = f"process {world.rank} finds {torch.cuda.device_count()} GPUs here: start as many processes"
-            if world.rank:
+        if local_rank >= torch.cuda.device_count():
+            problem = f"process {rank} finds {torch.cuda.device_count()} GPUs here: start as many processes"
+            if rank:
                 print(f"error: {problem}", file=sys.stderr)  # the first process may have found its own
             raise InputError(f"train.device: {problem}, or set train.device=cpu")
-        torch.cuda.set_device(world.local_rank)
+        torch.cuda.set_device(local_rank)
     if file is not None:
-        dist.init_process_group("gloo", store=dist.FileStore(file, size), rank=world.rank, world_size=size)
+        dist.init_process_group("gloo", store=dist.FileStore(file, size), rank=rank, world_size=size)
     else:
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")
     try:
-        yield world
+        yield World(rank, size, local_rank, parallel, SharedMemory(rank, size) if file is not None else None)
     finally:
         # gloo's thread frees the tensors of the last reductions under Python's lock, which closing the connection
         # holds while it waits for that thread: let the thread go first
@@ -140,17 +138,27 @@ def processes(parallel: Literal["ddp", "fsdp2"], device: str) -> Iterator[World]
         dist.destroy_process_group()
 
 
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is `most` or less; 0 if there is none."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return max((n for n in (*small, *(number // n for n in small)) if n <= most), default=0)
+
+
 def check_shares(config: RunConfig, world: World) -> None:
     """Raises InputError if the processes cannot share the rows of a step evenly, or cannot train as asked."""
     rows = config.rows_per_step
     if rows % world.size:
-        fitting = max(n for n in range(1, world.size + 1) if rows % n == 0)
         raise InputError(
             f"{world.size} processes cannot share the {rows} rows of a step evenly (train.tokens_per_step / "
-            f"data.sequence_length): start {fitting}, or make the rows a multiple of {world.size}"
+            f"data.sequence_length): start {largest_divisor(rows, world.size)}, or make the rows a multiple of "
+            f"{world.size}"
         )
     if world.shares_model and config.train.precision == "fp16":
         raise InputError("train.precision is fp16, which train.parallel: fsdp2 does not scale: use bf16, or ddp")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# DDP and FSDP2
 
 
 def shard(lm: LanguageModel, dtype: torch.dtype) -> None:
@@ -186,7 +194,7 @@ def wrap(model: nn.Module, world: World, device: torch.device) -> nn.Module:
     """What training calls: with ddp, the model (compiled or not) whose backward pass averages the gradients."""
     if world.size == 1 or world.parallel != "ddp" or world.on_cores:
         return model
-    ids = [device.index if device.index is not None else world.local_rank] if device.type == "cuda" else None
+    ids = [world.local_rank] if device.type == "cuda" else None
     return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
 
 
@@ -201,6 +209,10 @@ def sync_gradients(forward: nn.Module, lm: LanguageModel, world: World, wanted: 
         forward.require_backward_grad_sync = wanted  # what DDP.no_sync() sets
 
 
+# ---------------------------------------------------------------------------------------------------------
+# the cores of one machine
+
+
 def add_up_gradients(lm: nn.Module, memory: SharedMemory, sums: Iterable[Tensor] = ()) -> None:
     """On the cores of a CPU, after the last micro-batch of a step: each gradient becomes the sum over the processes.
 
@@ -213,10 +225,79 @@ def add_up_gradients(lm: nn.Module, memory: SharedMemory, sums: Iterable[Tensor]
     memory.add_up([*(parameter.grad for parameter in trained if parameter.grad is not None), *sums])
 
 
-def in_shares(compute: Callable[[Tensor], Tensor], items: Sequence[Tensor], memory: SharedMemory) -> list[Tensor]:
-    """compute(each), whose shape is that of `each`; every process computes its part of the first dimension of each."""
-    own = []
-    for each in items:
-        first, end = memory.part_of(len(each))
-        own.append(compute(each[first:end]))
-    return memory.put_together(own, [each.shape for each in items])
+class SharedMemory:
+    """`size` processes on one machine see the same float32 numbers. Every process makes every call, in the same order.
+
+    Sending the numbers from process to process took more than twice as long (EXPERIMENTS.md). Each call has its own
+    places, turn by turn: while one process still reads what a call found, a quicker one may be in the next call, but
+    not in the one after it.
+    """
+
+    def __init__(self, rank: int, size: int):
+        self.rank, self.size = rank, size
+        self.length, self.turn = 0, 0
+        self.inputs = self.results = torch.empty(0)  # (size, length): what each brings; (2, length): by turns
+
+    def add_up(self, tensors: list[Tensor]) -> None:
+        """Each tensor becomes its sum over the processes, in the order of their ranks: the same bits in all of them."""
+        lengths = [tensor.numel() for tensor in tensors]
+        result, length = self._place(sum(lengths)), sum(lengths)
+        torch.cat([tensor.flatten() for tensor in tensors], out=self.inputs[self.rank, :length])
+        self._wait()
+        first, end = self.part_of(length)
+        torch.sum(self.inputs[:, first:end], dim=0, out=result[first:end])
+        self._wait()
+        for tensor, total in zip(tensors, result.split(lengths), strict=True):
+            tensor.copy_(total.view_as(tensor))
+
+    def in_shares(self, compute: Callable[[Tensor], Tensor], items: Sequence[Tensor]) -> list[Tensor]:
+        """compute(each), whose shape is that of `each`; every process computes its part of each's first dimension."""
+        lengths = [item.numel() for item in items]
+        results = self._place(sum(lengths)).split(lengths)
+        for result, item in zip(results, items, strict=True):
+            first, end = self.part_of(len(item))
+            result.view_as(item)[first:end] = compute(item[first:end])
+        self._wait()
+        return [result.view_as(item).clone() for result, item in zip(results, items, strict=True)]
+
+    def part_of(self, count: int) -> tuple[int, int]:
+        """Of `count` items, those of this process: the first, and the one after the last."""
+        return count * self.rank // self.size, count * (self.rank + 1) // self.size
+
+    def _wait(self) -> None:
+        """Until every process is here. Raises RuntimeError if one of them has ended."""
+        dist.all_reduce(torch.zeros(1))
+
+    def _place(self, length: int) -> Tensor:
+        """For the result of a call; where there is no room for so many numbers, all processes open a larger file."""
+        if length > self.length:
+            self.length, rows = length, self.size + 2
+            path = World(self.rank, self.size).first(lambda: _file(rows * length * 4))
+            memory = torch.from_file(path, shared=True, size=rows * length, dtype=torch.float32).view(rows, length)
+            self.inputs, self.results = memory[: self.size], memory[self.size :]
+            self._wait()
+            if self.rank == 0:
+                with suppress(OSError):  # Windows keeps a file that is in use
+                    Path(path).unlink()
+        self.turn = 1 - self.turn
+        return self.results[self.turn, :length]
+
+
+def _folders() -> list[Path]:
+    return [folder for folder in (IN_MEMORY, Path(tempfile.gettempdir())) if folder.is_dir()]
+
+
+def _file(length: int) -> str:
+    """A new file of this many zeros: written, because a place that is only promised may turn out not to be there."""
+    for folder in _folders():
+        with suppress(OSError):
+            descriptor, name = tempfile.mkstemp(prefix="headlight-", dir=folder)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    for start in range(0, length, 2**20):
+                        file.write(bytes(min(2**20, length - start)))
+                return name
+            except OSError:
+                Path(name).unlink()
+    size, folders = f"{length / 2**20:,.0f} MiB", " or ".join(map(str, _folders()))
+    raise InputError(f"no room for {size} that the processes share, in {folders}: set train.processes=1")

@@ -30,7 +30,7 @@ from data.packing import TokenStream
 from data.reading import hub
 from data.reading.documents import files_of, read
 from data.reading.files import COMPRESSED, hashes
-from data.shards import PROGRESS, SPLITS, SplitWriter, read_signed, write_shards, write_signed
+from data.shards import PROGRESS, SPLITS, read_signed, write_shards, write_signed
 from data.storyworld.version import STORYWORLD_VERSION
 from data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from data.words import cut
@@ -187,12 +187,11 @@ def _write(
         "vocab_size": tokenizer.vocab_size,
         "tokenizer_sha256": tokenizer.sha256(),
         "read": {key: value for key, value in asdict(ledger).items() if key not in ("unit", "done", "total")},
-        **{split: _described(writer) for split, writer in writers.items()},
+        **{
+            split: writer.counts() | {"bytes_per_token": round(writer.bytes / max(1, writer.trained_tokens), 4)}
+            for split, writer in writers.items()
+        },
     }
-
-
-def _described(writer: SplitWriter) -> dict[str, Any]:
-    return writer.counts() | {"bytes_per_token": round(writer.bytes / max(1, writer.trained_tokens), 4)}
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:

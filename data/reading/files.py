@@ -144,7 +144,11 @@ def part_of(file: Path) -> str:
 def _inside(folder: Path) -> Iterator[Path]:
     """Every file of a folder and of the folders in it, links to folders included; none that is hidden."""
     seen = set()  # a link may lead back
-    for parent, folders, names in os.walk(folder, followlinks=True):
+
+    def refuse(error: OSError) -> None:  # os.walk would leave out a folder that cannot be opened
+        raise error
+
+    for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
         if Path(parent).resolve() in seen:
             folders.clear()

@@ -42,7 +42,7 @@ class Alone:
 
 
 class Tracker(Protocol):
-    """Where figures go: metrics.jsonl, the terminal, wandb (train.tracking.Tracker)."""
+    """Where figures go: metrics.jsonl, the terminal, wandb (train.metrics.Tracker)."""
 
     def log(self, split: str, step: int, tokens: int, time_s: float, values: dict[str, Any]) -> None: ...
     def show(self, name: str, media: Path | tuple[list[str], list[list[Any]]], step: int) -> None: ...

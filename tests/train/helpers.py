@@ -16,6 +16,7 @@ from configs.command import exit_on_bad_input
 from tests.processes import exit_code, print_to, run_main
 from tests.processes import run_module as run_module
 from train.pretrain import main
+from train.run import Run
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -54,20 +55,43 @@ def kill_at(config: Path, step: int, name: str = "KILL") -> int | None:
 
 
 def _pretrain_killed(config: Path, step: int, name: str) -> None:
-    forward_backward = train.loop.forward_backward
     if name == "HUP":  # which is ignored where the tests were started with nohup
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-    def killed(run, *arguments, **options):
-        if run.state.step == step:
-            os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
-        return forward_backward(run, *arguments, **options)
-
-    train.loop.forward_backward = killed
     torch.set_num_threads(1)
     print_to(config.with_name("killed.txt"))
     sys.argv = ["pretrain", str(config)]
-    exit_on_bad_input(main)
+    with stopped_at(step, getattr(signal, f"SIG{name}")):
+        exit_on_bad_input(main)
+
+
+@contextmanager
+def at_each_step(action: Callable[[Run], object]) -> Iterator[None]:
+    """Training in this process calls action(run) at the beginning of each step, once even if the step is repeated."""
+    forward_backward, begun = train.loop.forward_backward, set[int]()
+
+    def watched(run, *arguments):
+        if run.state.step not in begun:
+            begun.add(run.state.step)
+            action(run)
+        return forward_backward(run, *arguments)
+
+    train.loop.forward_backward = watched
+    try:
+        yield
+    finally:
+        train.loop.forward_backward = forward_backward
+
+
+@contextmanager
+def stopped_at(step: int, number: int = signal.SIGTERM, rank: int = 0) -> Iterator[None]:
+    """Training in this process sends itself a signal when it comes to `step`, if it is the process of this rank."""
+
+    def stop(run: Run) -> None:
+        if run.state.step == step and run.world.rank == rank:
+            os.kill(os.getpid(), number)
+
+    with at_each_step(stop):
+        yield
 
 
 def pretrain(config: Path, *overrides, code: int = 0, script: Callable[[], int] = main) -> subprocess.CompletedProcess:
@@ -97,20 +121,3 @@ def metrics(run: Path, *, without_clocks: bool = True) -> list[dict]:
     )
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [{k: v for k, v in json.loads(line).items() if k not in clocks} for line in lines]
-
-
-@contextmanager
-def stopped_at(step: int) -> Iterator[None]:
-    """Training in this process gets a SIGTERM when it comes to `step`."""
-    forward_backward = train.loop.forward_backward
-
-    def stopping(run, *arguments, **options):
-        if run.state.step == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return forward_backward(run, *arguments, **options)
-
-    train.loop.forward_backward = stopping
-    try:
-        yield
-    finally:
-        train.loop.forward_backward = forward_backward

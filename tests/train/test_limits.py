@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import train.loop
-from tests.train.helpers import metrics, pretrain, write_config
+from tests.train.helpers import at_each_step, metrics, pretrain, write_config
 from train.config import load_run_config
 
 MINUTES = {"max_steps": None, "max_minutes": 0.05, "checkpoint_every": 0}
@@ -35,17 +35,16 @@ def test_the_last_step_has_the_last_rate(tmp_path, schedule, steps):
 
 
 @pytest.fixture
-def clock(monkeypatch) -> list[float]:
+def clock(monkeypatch):
     """The run's clock, as [seconds]: a step takes an eighth of a second, and all else no time."""
-    now, step = [1000.0], train.loop.forward_backward
+    now = [1000.0]
 
-    def timed(*arguments, **options):
+    def pass_time(run):
         now[0] += 0.125
-        return step(*arguments, **options)
 
     monkeypatch.setattr(train.loop, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(train.loop, "forward_backward", timed)
-    return now
+    with at_each_step(pass_time):
+        yield now
 
 
 def test_under_the_clock_the_cooldown_ends_with_the_time(tmp_path, clock):

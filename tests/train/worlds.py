@@ -3,7 +3,6 @@
 import faulthandler
 import json
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -11,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-import train.loop
 from configs.command import exit_on_bad_input
 from tests.processes import print_to, start
+from tests.train.helpers import stopped_at
 from train.pretrain import main
 
 
@@ -47,16 +46,10 @@ def pretrain_rank(
     """
     print_to(config.with_name(f"rank{os.environ.get('RANK', '0')}.txt"))
     faulthandler.dump_traceback_later(150, exit=True)
-    step = train.loop.forward_backward
-
-    def stopping(run, *arguments, **options):
-        if run.state.step == stop_at and run.world.rank == run.world.size - 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(run, *arguments, **options)
-
-    train.loop.forward_backward = stopping
     sys.argv = ["pretrain", str(config), *overrides]
-    exit_on_bad_input(script)
+    last = int(os.environ.get("WORLD_SIZE", "1")) - 1
+    with stopped_at(-1 if stop_at is None else stop_at, rank=last):
+        exit_on_bad_input(script)
 
 
 def failing_on_rank_1(config: Path, overrides: list[str]) -> None:

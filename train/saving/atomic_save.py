@@ -79,7 +79,7 @@ def tidy(checkpoints: Path, newest: Path, keep_last: int, keep_best: bool) -> Pa
         shutil.rmtree(newest.with_suffix(""), ignore_errors=True)  # the same step, saved before
         newest = newest.rename(newest.with_suffix(""))
     for half_written in checkpoints.glob(STEPS + ".tmp"):
-        shutil.rmtree(half_written)
+        shutil.rmtree(half_written, ignore_errors=True)
     best_step = _state(newest).get("best_step")
     best = None if best_step is None else checkpoints / step_name(best_step)
     earlier = sorted(path for path in checkpoints.glob(STEPS) if path.name < newest.name)

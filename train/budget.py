@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import math
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 
 from configs.command import InputError, exit_on_bad_input, number
 from configs.text import table
+from data.config import HubSource, MixSource
 from model import ModelConfig
 from model.loss import CHUNK, CHUNK_ELSEWHERE
 from model.transformer import on_meta
@@ -154,11 +156,14 @@ def kv_cache_bytes(config: ModelConfig, tokens: int, bytes_per_number: int, kv_h
 def with_vocabulary(run: RunConfig) -> tuple[RunConfig, str]:
     """The config with the size of its vocabulary, and in words where that is from. Prepares nothing.
 
-    The size is exact for tokenizers of bytes and pretrained ones; else it is an estimate, and the words say so.
+    The size is exact if the data is prepared, and for tokenizers of bytes and pretrained ones; else it is an estimate,
+    and the words say so.
     """
     from data.tokenizer import DEFAULT_VOCAB_SIZE, SPECIAL_TOKENS, train_tokenizer
 
     tokenizer, size, known = run.data.tokenizer, run.model.vocab_size, "model.vocab_size"
+    if size is None:
+        size, known = _prepared_vocabulary(run), "of the prepared data"
     if size is None and tokenizer.kind == "pretrained":
         size, known = train_tokenizer(tokenizer, []).vocab_size, f"of the tokenizer in {tokenizer.path}"
     elif size is None:
@@ -168,6 +173,19 @@ def with_vocabulary(run: RunConfig) -> tuple[RunConfig, str]:
         if tokenizer.kind != "byte":
             known = f"an estimate {known}; a small text fills less"
     return run.model_copy(update={"model": run.model.model_copy(update={"vocab_size": size})}), known
+
+
+def _prepared_vocabulary(run: RunConfig) -> int | None:
+    from data.manifest import key_of, read_manifest
+    from data.prepare import dependencies
+
+    source, prepared = run.data.source, Path(run.output_dir) / ".prepared"
+    parts = [part.source for part in source.parts] if isinstance(source, MixSource) else [source]
+    if not prepared.is_dir() or any(isinstance(part, HubSource) for part in parts):  # the network knows its version
+        return None
+    with suppress(InputError):  # a text that is not there yet, or damaged data, which data.prepare will name
+        return int(read_manifest(prepared / key_of(dependencies(run.data, Path(run.output_dir))))["vocab_size"])
+    return None
 
 
 # ---------------------------------------------------------------------------------------------------------

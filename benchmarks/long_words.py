@@ -25,7 +25,7 @@ from data.tokenizer import train_tokenizer
 from data.words import cut
 
 Result = TypeVar("Result")
-EXCERPT = 1 << 14  # characters, as data.learning_text takes them
+EXCERPT = 1 << 14  # characters, as data.prepare takes them
 
 
 def drawn(alphabet: str) -> Callable[[int], str]:
@@ -79,7 +79,7 @@ def main() -> int:
 def measured(text: str) -> tuple[float, float, float]:
     """Seconds of computing a megabyte: to learn from a text, to encode it, and to prepare it from a file."""
     config, megabytes = TokenizerConfig(kind="bpe"), len(text.encode()) / 1e6
-    pieces = cut(text, EXCERPT, inside=len)
+    pieces = cut(text, EXCERPT, anywhere=True)
     tokenizer, learn = timed(lambda: train_tokenizer(config, pieces))
     _, encode = timed(lambda: tokenizer.encode(text))
     with tempfile.TemporaryDirectory() as folder:

@@ -6,9 +6,7 @@ all epochs) is row p % n of epoch p // n, so any process can compute its share o
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
@@ -20,17 +18,16 @@ from torch import Tensor
 
 from configs.command import InputError
 from data import packing
-from data.config import DataConfig
+from data.config import DataConfig, Split
 from data.packing import IGNORED, ChosenRows, ConversationRows, DocumentRows, HeldOutRows, Rows
+from data.prefetch import prefetched
 from data.prepare import PreparedData
-from data.reading.sources import Split
 from data.tokenizer import Tokenizer
 
 __all__ = ["IGNORED", "Batch", "TrainBatches", "make_batch", "make_rows", "too_long", "validation_batches"]
 
 JOINED = (1, 2, 4, 8)  # how many rows data.rows_joined=auto may join: as few as make ENOUGH of their positions real
 ENOUGH = 0.95
-AHEAD = 2  # batches that are made in advance
 
 
 @dataclass(frozen=True)
@@ -159,13 +156,7 @@ class TrainBatches:
             batch = self.batch(k, rank, world_size)
             return batch.pinned() if pin else batch
 
-        with ThreadPoolExecutor(1, "prefetch") as thread:
-            ahead = deque(thread.submit(make, k) for k in range(first, min(stop, first + AHEAD)))
-            for k in range(first + AHEAD, stop + AHEAD):
-                batch = ahead.popleft().result()
-                if k < stop:
-                    ahead.append(thread.submit(make, k))
-                yield batch
+        return prefetched(make(k) for k in range(first, stop))
 
     def _draw_order(self, epoch: int) -> tuple[int, np.ndarray]:
         if not self.shuffle:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data.chat_template import CHAT_TEMPLATE, PRIVATE, CannotRender, ChatTemplate, Piece
+from data.reading.pairs import Pair
 from data.reading.records import BadRecord, Conversation, Message, checked_conversation
 from data.tokenizer import ROLES, SPECIAL_TOKENS, Tokenizer
 
@@ -128,6 +129,32 @@ def encode_conversations(
             flags[np.searchsorted(piece_of, number, "right") - 1] |= MAY_END  # the last token of the piece
         result.append((ids.tolist(), flags))
     return result
+
+
+def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[tuple[list[int], np.ndarray]]:
+    """(ids, flags) of each pair: those of its chosen conversation, then those of the rejected one.
+
+    Only the answers are marked as trained. An answer that is part of the common prompt is not.
+    """
+    three = [conversation for pair in pairs for conversation in (pair.prompt, pair.chosen, pair.rejected)]
+    encoded, result = encode_conversations(tokenizer, three), []
+    for i in range(0, len(encoded), 3):
+        (prompt, _), (chosen, flags), (rejected, other_flags) = encoded[i : i + 3]
+        for marks in (flags, other_flags):
+            marks[: len(prompt)] &= ~np.uint8(TRAINED)
+        result.append((chosen + rejected, np.concatenate([flags, other_flags])))
+    return result
+
+
+def plain_texts(content: str | Conversation | Pair, flag: int = 0) -> list[str]:
+    """The text of a document. Of a conversation: what is not special and, if given, has the flag. Of a pair: likewise
+    of both answers, and without a flag of the prompt."""
+    if isinstance(content, str):
+        return [content]
+    if isinstance(content, Pair):
+        parts = content.answers if flag else [content.prompt, *content.answers]
+        return [text for part in parts for text in plain_texts(part, flag)]
+    return [s.text for s in segments(content) if not s.special and s.flags & flag == flag]
 
 
 def prompt_ids(

@@ -20,6 +20,7 @@ from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+from pydantic import BaseModel, field_validator
 
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
 # Part of what makes prepared data itself. Raise it when a conversation gets other ids (data/chat.py included) and
@@ -29,6 +30,46 @@ CHAT_TEMPLATE_DIGESTS = {1: "954ab88876cda5aa"}
 # Begins the marks inside a rendered text. No message can hold it, because this number is drawn for each process
 PRIVATE = f"\ufdd0{secrets.token_hex(8)}"
 BLOCK = f"{PRIVATE}|\ufdd1"  # where a {% generation %} block begins, and where it ends
+
+
+class Token(BaseModel):
+    """How transformers 4 writes a token."""
+
+    content: str
+
+
+class NamedTemplate(BaseModel):
+    """One of several chat templates."""
+
+    name: str
+    template: str
+
+
+class Settings(BaseModel):
+    """What is read of tokenizer_config.json: the tokens that a chat template may ask for, and templates by name, before
+    which chat_template.jinja goes."""
+
+    pad_token: str | Token | None = None
+    bos_token: str | Token | None = None
+    eos_token: str | Token | None = None
+    unk_token: str | Token | None = None
+    sep_token: str | Token | None = None
+    cls_token: str | Token | None = None
+    mask_token: str | Token | None = None
+    chat_template: dict[str, str] = {}
+
+    @field_validator("chat_template", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            return {one.name: one.template for one in map(NamedTemplate.model_validate, value)}
+        return {} if not value else {"default": value} if isinstance(value, str) else value
+
+    @property
+    def named_tokens(self) -> dict[str, str]:
+        """The tokens that a chat template may ask for, by their names."""
+        tokens = {name: value for name, value in self if name.endswith("_token")}
+        return {name: token.content if isinstance(token, Token) else token for name, token in tokens.items() if token}
 
 
 class CannotRender(ValueError):

@@ -16,21 +16,19 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
-from itertools import count, groupby, islice
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import count, groupby, islice, pairwise
+from typing import NamedTuple
+
+import numpy as np
 
 from configs.command import InputError, Plain, exit_on_bad_input, whole
-from configs.loader import LoadedConfig, load_config, validate
-from configs.text import columns, escape, plain
-from data.config import DataConfig
-from data.corpus_summary import histogram, measure, notes, summary
-from data.packing import IGNORED, Rows
+from configs.loader import load_config, validate
+from configs.text import columns, escape, plain, table
+from data.batches import JOINED, Batch, TrainBatches, make_rows, validation_batches
+from data.config import DataConfig, Split
+from data.packing import IGNORED, SCAN, ConversationRows, HeldOutRows, Rows, conversation_starts, trained_tokens
 from data.prepare import SPLITS, PreparedData, output_directory, prepare
-from data.reading.ledger import Split
 from data.tokenizer import Tokenizer
-
-if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
-    from data.batches import Batch
 
 # SGR codes. What is trained on is green, special tokens are in reverse video.
 COLORS = {"trained": "32", "context": "2", "document": "1;36", "padding": "33", "title": "1"}
@@ -38,6 +36,9 @@ MARKS = {"\n": "⏎\n", "\t": "⇥", "\r": "␍"} | {mark: f"⟨U+{ord(mark):04X
 MARK = re.compile(r"(⏎\n?|⇥|␍|⟨[^⟩]*⟩)")  # what a painter puts into a text
 LONGEST_CHARACTER = 4  # bytes of UTF-8
 TAB_STOP = 10  # columns, in the form with ids
+LENGTHS = ["tokens a document: fewest", "10 % have at most", "median", "90 % have at most", "most"]
+LISTED = 10  # bad records
+BARS, BAR_WIDTH = 8, 40  # of the histogram
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -168,20 +169,86 @@ def _whole_characters(ids: list[int], tokenizer: Tokenizer) -> tuple[int, int]:
 
 
 # ---------------------------------------------------------------------------------------------------------
+# the corpus
+
+
+def summary(config: DataConfig, data: PreparedData, rows: dict[Split, Rows]) -> str:
+    """A table: what an epoch of each split is made of."""
+    table_rows = [_column(config, data, split, rows[split]) for split in SPLITS]
+    return table(["", *SPLITS], [[name, *(column[name] for column in table_rows)] for name in table_rows[0]])
+
+
+def _column(config: DataConfig, data: PreparedData, split: Split, rows: Rows) -> dict[str, str]:
+    """The figures of one split, by name. A split is read one block at a time."""
+    stream, row, counts = data.stream(split), config.sequence_length, data.manifest[split]
+    lengths, trained, what = document_lengths(data, split, rows), counts["trained_tokens"], "text"
+    sizes = lengths  # of what is in rows
+    if isinstance(rows, ConversationRows):
+        sizes, what = rows.sizes, "text trained on"
+        starts = conversation_starts(stream, data.tokenizer.bos_id)[:: rows.every]
+        trained = int(trained_tokens(stream, starts, sizes).sum())
+    places, filled = rows.per_epoch * rows.length, int(sizes.sum())
+    if isinstance(rows, HeldOutRows):
+        filled += rows.per_epoch - 1  # each row begins with the last token of the one before
+    alone = int((-(-sizes // row)).sum()) * row  # if each document began a row of its own
+    quantiles = np.quantile(lengths, [0, 0.1, 0.5, 0.9, 1], method="inverted_cdf").astype(int)
+    column = {
+        "documents": f"{counts['documents']:,}",
+        "tokens": f"{counts['tokens']:,}",
+        f"bytes of {what}": f"{counts['bytes']:,}",
+        f"bytes per token{what.removeprefix('text')}": f"{counts['bytes_per_token']:.3f}",
+        **{name: f"{length:,}" for name, length in zip(LENGTHS, quantiles, strict=True)},
+        "longer than a row": f"{(lengths > row).mean():.2%}",
+        "rows an epoch": f"{rows.per_epoch:,}",
+        "padding in them": f"{(places - filled) / places:.2%}",
+        "padding if no documents shared a row": f"{1 - sizes.sum() / max(1, alone):.2%}",
+        "trained on": f"{trained / places:.2%}",
+    }
+    if isinstance(rows, ConversationRows):
+        column |= {"cut to whole turns that fit": f"{rows.cut:,}", "left out: too long for a row": f"{rows.dropped:,}"}
+    if (unknown := data.tokenizer.unk_id) is not None:
+        blocks = (stream.read(at, min(SCAN, len(stream) - at)) for at in range(0, len(stream), SCAN))
+        column["unknown tokens"] = f"{sum(int((block == unknown).sum()) for block in blocks):,}"
+    return column
+
+
+def document_lengths(data: PreparedData, split: Split, rows: Rows) -> np.ndarray:
+    """(N,) tokens of each document as it was read."""
+    starts = conversation_starts(data.stream(split), data.tokenizer.bos_id)
+    every = rows.every if isinstance(rows, ConversationRows) else 1
+    return np.diff(starts, append=len(data.stream(split)))[::every]
+
+
+def histogram(lengths: np.ndarray) -> str:
+    """How many documents have which length: bins of equal width, or of doubling width where lengths differ a lot."""
+    low, high = int(lengths.min()), int(lengths.max())
+    if high < 8 * low:
+        step = max(1, -(-(high - low + 1) // BARS))
+        edges = np.arange(low, high + step + 1, step)
+    else:
+        edges = 2 ** np.arange(low.bit_length() - 1, high.bit_length() + 1)
+    counts, _ = np.histogram(lengths, edges)
+    bars = ["█" * -(-int(count) * BAR_WIDTH // int(counts.max())) for count in counts]
+    names = [f"{first:,} … {last - 1:,}" for first, last in pairwise(edges)]
+    return "\n".join(f"{n:>19}  {c:>9,}  {b}" for n, c, b in zip(names, counts, bars, strict=True))
+
+
+def notes(data: PreparedData) -> list[str]:
+    """What was left out while reading, and the first bad records with file and line."""
+    read = data.manifest["read"]
+    dropped = data.manifest["depends_on"]["drop_duplicates"]
+    verb = "left out" if dropped else "kept (data.drop_duplicates: true leaves them out)"
+    lines = [f"{read['duplicates']:,} exact duplicates {verb}"] if read["duplicates"] else []
+    lines += [f"{read['empty']:,} empty texts left out"] if read["empty"] else []
+    if read["bad"]:
+        shown = read["bad_records"][:LISTED]
+        lines += [f"{read['bad']:,} bad records left out:", *(f"    {escape(record)}" for record in shown)]
+        lines += [f"    … and {read['bad'] - len(shown):,} more"] if read["bad"] > len(shown) else []
+    return lines or [f"{read['records']:,} records read, none of them empty or bad"]
+
+
+# ---------------------------------------------------------------------------------------------------------
 # the command
-
-
-def batches_of(
-    config: DataConfig, data: PreparedData, rows: dict[Split, Rows], split: Split, seed: int
-) -> Iterator[Batch]:
-    """Batches of one row: training rows 0, 1, 2, … without end, or the held-out rows in order."""
-    from data.batches import TrainBatches, validation_batches
-
-    packed_as = (config.isolate_documents, config.restart_positions)
-    if split == "validation":
-        return validation_batches(rows[split], data.tokenizer, 1, *packed_as)
-    batches = TrainBatches(rows[split], data.tokenizer, 1, seed, *packed_as, config.shuffle)
-    return (batches.batch(k) for k in count())
 
 
 def print_rows(batches: Iterator[Batch], painter: Painter, rows: Rows, split: Split, with_ids: bool) -> None:
@@ -199,32 +266,14 @@ def print_rows(batches: Iterator[Batch], painter: Painter, rows: Rows, split: Sp
 
 def print_summary(config: DataConfig, data: PreparedData, rows: dict[Split, Rows], split: Split) -> None:
     """Print what an epoch is made of, how long the documents of one split are, and what was left out."""
-    epochs = {each: measure(config, data, each, rows[each]) for each in SPLITS}
     print(f"prepared data    {escape(str(data.directory))}")
     print(f"tokenizer        {config.tokenizer.kind}, {data.tokenizer.vocab_size:,} ids")
     joined = rows["train"].length // config.sequence_length
     note = f" (training joins {joined} rows into one of {rows['train'].length:,})" if joined > 1 else ""
     print(f"row              {config.sequence_length:,} tokens{note}\n")
-    print(f"{summary(config, data, epochs)}\n")
-    print(f"{split} documents by length in tokens\n{histogram(epochs[split].lengths)}\n")
+    print(f"{summary(config, data, rows)}\n")
+    print(f"{split} documents by length in tokens\n{histogram(document_lengths(data, split, rows[split]))}\n")
     print("\n".join(notes(data)))
-
-
-def seed_of(loaded: LoadedConfig) -> int:
-    """The run's seed, which decides the order of the rows. Raises InputError if it is not one."""
-    seed = loaded.values.get("seed", 0)
-    if type(seed) is not int or seed < 0:
-        raise InputError(f"{loaded.where(('seed',))}: `seed` is {seed!r}: must be a whole number, 0 or more")
-    return seed
-
-
-def rows_of_a_step(loaded: LoadedConfig, sequence_length: int) -> int:
-    """Rows of train.tokens_per_step, which limits how many rows may be joined."""
-    from data.batches import JOINED
-
-    train = loaded.values.get("train")
-    tokens = train.get("tokens_per_step") if isinstance(train, dict) else None
-    return max(1, tokens // sequence_length) if isinstance(tokens, int) else max(JOINED)
 
 
 def is_colored(choice: str) -> bool:
@@ -243,15 +292,23 @@ def main() -> int:
     parser.add_argument("--color", choices=["auto", "always", "never"], default="auto", help="default: in a terminal")
     arguments = parser.parse_intermixed_args()
     loaded = load_config(arguments.config, arguments.overrides)
-    config, seed = validate(DataConfig, loaded, "data"), seed_of(loaded)
-    from data.batches import make_rows
-
+    config, seed, train = validate(DataConfig, loaded, "data"), loaded.values.get("seed", 0), loaded.values.get("train")
+    if type(seed) is not int or seed < 0:
+        raise InputError(f"{loaded.where(('seed',))}: `seed` is {seed!r}: must be a whole number, 0 or more")
+    tokens = train.get("tokens_per_step") if isinstance(train, dict) else None  # limits how many rows may be joined
+    rows_per_step = max(1, tokens // config.sequence_length) if isinstance(tokens, int) else max(JOINED)
     data = prepare(config, output_directory(loaded), show_progress=sys.stderr.isatty())
-    rows_per_step = rows_of_a_step(loaded, config.sequence_length)
     rows: dict[Split, Rows] = {split: make_rows(config, data, split, rows_per_step) for split in SPLITS}
+    packed_as = (config.isolate_documents, config.restart_positions)
+    batches: Iterator[Batch]
+    if arguments.split == "validation":
+        batches = validation_batches(rows["validation"], data.tokenizer, 1, *packed_as)
+    else:
+        source = TrainBatches(rows["train"], data.tokenizer, 1, seed, *packed_as, config.shuffle)
+        batches = (source.batch(k) for k in count())
     width = shutil.get_terminal_size((100, 24)).columns
     painter = Painter(data.tokenizer, is_colored(arguments.color), config.records != "text", width)
-    shown = islice(batches_of(config, data, rows, arguments.split, seed), arguments.rows)
+    shown = islice(batches, arguments.rows)
     colored = sys.stdout.stream if painter.color and isinstance(sys.stdout, Plain) else sys.stdout
     with redirect_stdout(colored):  # which takes colours; a painter escapes the texts itself
         if arguments.rows:

@@ -9,12 +9,10 @@ Conversations stay whole: several share a row where they fit, and padding fills 
 
 from __future__ import annotations
 
-import os
-import weakref
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from pathlib import Path
-from threading import Lock
-from typing import BinaryIO, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -23,19 +21,20 @@ from configs.command import InputError
 from data.chat import MAY_END, TRAINED
 
 SCAN = 1 << 22  # tokens looked through at a time
+SIDES = ("chosen", "rejected")
 NEIGHBORS = 64  # conversations that are packed together where their order is kept
 
 
 class TokenStream:
     """The shards of one split, read as if they were one array of `len(stream)` token ids.
 
-    They are read and not memory-mapped: a file that is cut off while it is mapped kills the process. Reading is as
-    fast (a row of 128 tokens: 1.4 µs; mapped: 2.1). The files stay open, so that a run survives their deletion.
+    The files are memory-mapped: the system reads what is needed, and keeps what is read again. They stay readable when
+    they are deleted. (Cut off while it is mapped, a file would kill the process; nothing here does that.)
     """
 
     def __init__(self, shards: list[Path], dtype: str, flags: list[Path] | None = None):
-        self._shards = [_Array(path, dtype) for path in shards]
-        self._flags = [_Array(path, "uint8") for path in flags or []]
+        self._shards = [np.memmap(path, dtype, "r") for path in shards]
+        self._flags = [np.memmap(path, "uint8", "r") for path in flags or []]
         self._ends = np.cumsum([len(shard) for shard in self._shards])
 
     def __len__(self) -> int:
@@ -49,54 +48,16 @@ class TokenStream:
         """uint8 flags (data.chat) of the same positions, where the stream holds conversations."""
         return self._read(self._flags, start, length)
 
-    def _read(self, arrays: list[_Array], start: int, length: int) -> np.ndarray:
+    def _read(self, arrays: Sequence[np.ndarray], start: int, length: int) -> np.ndarray:
         pieces, total = [], len(self)
         while length > 0:
             start %= total
             shard = int(np.searchsorted(self._ends, start, side="right"))
             offset = start - (int(self._ends[shard - 1]) if shard else 0)
-            piece = arrays[shard].read(offset, length)
+            piece = np.asarray(arrays[shard][offset : offset + length])
             pieces.append(piece)
             start, length = start + len(piece), length - len(piece)
         return np.concatenate(pieces)
-
-
-class _Array:
-    """A file of numbers. Reading from it is safe in several threads."""
-
-    def __init__(self, path: Path, dtype: str):
-        self._dtype, self._path, self._turn = np.dtype(dtype), path, Lock()
-        try:
-            self._file: BinaryIO = path.open("rb")
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-        weakref.finalize(self, self._file.close)
-        self._length = os.fstat(self._file.fileno()).st_size // self._dtype.itemsize
-
-    def __len__(self) -> int:
-        return self._length
-
-    def read(self, start: int, most: int) -> np.ndarray:
-        """Up to `most` numbers, fewer at the end. Raises InputError if the file is shorter than when it was opened."""
-        wanted, width = max(0, min(most, self._length - start)), self._dtype.itemsize
-        raw = self._bytes(wanted * width, start * width)
-        if len(raw) < wanted * width:
-            there = os.fstat(self._file.fileno()).st_size
-            raise InputError(
-                f"{self._path}: was cut off to {there:,} bytes while it was in use: delete {self._path.parent}, then "
-                "it is prepared again"
-            )
-        return np.frombuffer(raw, self._dtype)
-
-    def _bytes(self, size: int, start: int) -> bytes:
-        if not hasattr(os, "pread"):  # Windows
-            with self._turn:
-                self._file.seek(start)
-                return self._file.read(size)
-        raw = os.pread(self._file.fileno(), size, start)
-        while 0 < len(raw) < size and (more := os.pread(self._file.fileno(), size - len(raw), start + len(raw))):
-            raw += more  # Linux reads 2 GB at most
-        return raw
 
 
 class Rows(Protocol):
@@ -145,16 +106,12 @@ def rows_within(tokens: int, length: int) -> int:
     return max(1, -(-(tokens - 1) // (length - 1)))
 
 
-class WholeDocumentRows:
+class WholeDocumentRows(DocumentRows):
     """A document a row, where all are exactly as long: another cut would part a question from its facts."""
 
     def __init__(self, stream: TokenStream, length: int, bos_id: int, pad_id: int):
-        self.stream, self.length, self.bos_id, self.pad_id = stream, length, bos_id, pad_id
-        self.per_epoch, self.offsets = len(stream) // length, 1
-
-    def row(self, index: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        ids = self.stream.read(index * self.length, self.length)
-        return ids, labels(ids, self.bos_id, self.pad_id)
+        super().__init__(stream, length, bos_id, pad_id)
+        self.offsets = 1
 
 
 def documents_are_rows(stream: TokenStream, length: int, bos_id: int) -> bool:
@@ -231,6 +188,35 @@ class ChosenRows(ConversationRows):
     """Of pairs of conversations, the first ones: answers that are preferred. Held-out pairs are read so."""
 
     every = 2
+
+
+class Pairs:
+    """The pairs of a stream of which both conversations fit into `longest` tokens and have an answer to train on.
+    left_out: how many do not. Raises InputError if none does.
+    """
+
+    offsets = 1
+
+    def __init__(self, stream: TokenStream, longest: int, bos_id: int):
+        starts = conversation_starts(stream, bos_id)
+        sizes = np.diff(starts, append=len(stream))
+        spans = np.stack([starts, sizes], axis=1).reshape(-1, 2, 2)
+        fits = ((sizes <= longest) & (trained_tokens(stream, starts, sizes) > 0)).reshape(-1, 2).all(axis=1)
+        if not fits.any():
+            raise InputError(
+                f"data.sequence_length: none of {len(spans):,} pairs fits into {longest} tokens with an answer to "
+                "train on: raise it"
+            )
+        self._stream, self._spans = stream, spans[fits]  # pair, answer, (start, size)
+        self.length, self.per_epoch, self.left_out = 2 * longest, len(self._spans), int((~fits).sum())
+
+    def row(self, index: int, offset: int = 0) -> dict[str, np.ndarray]:
+        """chosen_input_ids, chosen_labels, rejected_input_ids and rejected_labels of a pair, each (t,) int64."""
+        found: dict[str, np.ndarray] = {}
+        for side, (start, size) in zip(SIDES, self._spans[index].tolist(), strict=True):
+            ids, flags = self._stream.read(start, size), self._stream.read_flags(start, size)
+            found |= {f"{side}_input_ids": ids, f"{side}_labels": np.where(flags & TRAINED, ids, IGNORED)}
+        return found
 
 
 def conversation_starts(stream: TokenStream, bos_id: int) -> np.ndarray:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Generator, Iterable
-from typing import TypeVar
+from collections import deque
+from collections.abc import Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 
@@ -15,44 +15,15 @@ def prefetched(items: Iterable[Item], ahead: int = 2) -> Generator[Item]:
 
     What the iterator raises is raised here, in its turn. When the caller stops early, so does the thread.
     """
-    ready: queue.Queue[Callable[[], Item]] = queue.Queue(ahead)
-    stopped = threading.Event()
-
-    def put(give: Callable[[], Item]) -> bool:
-        while not stopped.is_set():
-            try:
-                ready.put(give, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def work() -> None:
+    source, end = iter(items), object()
+    with ThreadPoolExecutor(1, "prefetch") as thread:
+        ready: deque[Any] = deque(thread.submit(next, source, end) for _ in range(ahead))
         try:
-            for item in items:
-                if not put(lambda item=item: item):  # type: ignore[misc]
-                    return
-            end: BaseException = StopIteration()
-        except BaseException as error:
-            end = error
+            while (item := ready.popleft().result()) is not end:
+                ready.append(thread.submit(next, source, end))
+                yield item
         finally:
-            if isinstance(items, Generator):
-                items.close()
-        put(lambda: _raise(end))
-
-    thread = threading.Thread(target=work, name="prefetch", daemon=True)
-    thread.start()
-    try:
-        while True:
-            try:
-                item = ready.get()()
-            except StopIteration:
-                return
-            yield item
-    finally:
-        stopped.set()
-        thread.join()
-
-
-def _raise(error: BaseException) -> Item:  # type: ignore[type-var]
-    raise error
+            for waiting in ready:
+                waiting.cancel()
+            if isinstance(source, Generator):
+                thread.submit(source.close).result()

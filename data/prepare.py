@@ -2,15 +2,18 @@
 
 Prepared data is in <output_dir>/.prepared/<key>/. The key is a hash of everything that the shards depend on, the
 text included. So a changed file or tokenizer makes a new entry, and nothing stale is read. Unfinished data is in
-<key>.partial/; the same command continues with it.
+<key>.partial/, which is renamed when it is complete. The same command continues a stopped one.
 """
 
 from __future__ import annotations
 
 import argparse
 import errno
+import hashlib
+import json
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,22 +23,21 @@ from filelock import FileLock, Timeout
 from configs.command import InputError, exit_on_bad_input, still_busy
 from configs.loader import LoadedConfig, load_config, validate
 from configs.text import escape
-from data import shards
+from data.chat import plain_texts
 from data.chat_template import CHAT_TEMPLATE_VERSION
-from data.config import DataConfig, FilesSource, MixSource, StoryworldSource
-from data.encode_corpus import Writers, encode_corpus
-from data.learning_text import tokenizer_texts
-from data.manifest import check_shards, key_of, read_manifest
+from data.config import DataConfig, Drills, FilesSource, MixSource, Split, StoryworldSource
 from data.packing import TokenStream
-from data.reading import hub, sources
-from data.reading.documents import files_of
-from data.reading.hashes import hashes
-from data.reading.ledger import Ledger, Split
+from data.reading import hub
+from data.reading.documents import files_of, read
+from data.reading.files import COMPRESSED, hashes
+from data.shards import PROGRESS, SPLITS, read_signed, write_shards, write_signed
 from data.storyworld.version import STORYWORLD_VERSION
 from data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from data.words import cut
 
-FORMAT_VERSION = 5
-SPLITS: tuple[Split, ...] = ("train", "validation")
+FORMAT_VERSION = 6
+EXCERPT = 1 << 14  # characters of a long document that a tokenizer learns from at a time
+PACKED = 4  # how much larger than its file a compressed text may be, about
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class PreparedData:
         """The tokens of a split. Its files are opened once."""
         if split not in self._streams:
             shards = self.manifest[split]["shards"]
-            flags = [self.directory / shard["flags_file"] for shard in shards if shard.get("flags_file")]
+            flags = [self.directory / shard["flags_file"] for shard in shards if "flags_file" in shard]
             files = [self.directory / shard["file"] for shard in shards]
             self._streams[split] = TokenStream(files, self.manifest["dtype"], flags)
         return self._streams[split]
@@ -72,7 +74,18 @@ def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True) ->
         depends_on = dependencies(config, output_dir)
         directory = output_dir / ".prepared" / key_of(depends_on)
         if not (directory / "manifest.json").is_file():
-            _prepare_alone(config, directory, depends_on, show_progress)
+            lock = FileLock(directory.with_name(f"{directory.name}.lock"))
+            try:
+                lock.acquire(timeout=0.5)
+            except Timeout:
+                if show_progress:
+                    print(f"waiting for another process, which prepares {directory}", file=sys.stderr)
+                lock.acquire()
+            try:
+                if not (directory / "manifest.json").is_file():
+                    _prepare_alone(config, directory, depends_on, show_progress)
+            finally:
+                lock.release()
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise InputError(
@@ -100,7 +113,7 @@ def dependencies(config: DataConfig, output_dir: Path) -> dict[str, Any]:
 def source_identity(source: Any, memory: Path) -> dict[str, Any]:
     """What makes a source itself, contents included: two sources with equal identity give equal text.
 
-    memory: the file that remembers the hashes of text files (data.reading.hashes).
+    memory: the file that remembers the hashes of text files.
     """
     described = source.model_dump()
     if isinstance(source, MixSource):
@@ -108,10 +121,9 @@ def source_identity(source: Any, memory: Path) -> dict[str, Any]:
             {"weight": part.weight, "source": source_identity(part.source, memory)} for part in source.parts
         ]
     elif isinstance(source, FilesSource):
-        parts = {"path": files_of(source), "validation_path": files_of(source, held_out=True)}
-        digests = iter(hashes([file for found in parts.values() for file in found], memory))
-        for key, found in parts.items():  # their place does not matter
-            described[key] = [f"{''.join(file.suffixes[-2:])} {next(digests)}" for file in found]
+        for key, files in (("path", files_of(source)), ("validation_path", files_of(source, held_out=True))):
+            digests = hashes(files, memory)  # their place does not matter
+            described[key] = [f"{''.join(f.suffixes[-2:])} {digest}" for f, digest in zip(files, digests, strict=True)]
     elif isinstance(source, StoryworldSource):
         described["version"] = STORYWORLD_VERSION
     else:
@@ -119,72 +131,49 @@ def source_identity(source: Any, memory: Path) -> dict[str, Any]:
     return described
 
 
+def key_of(depends_on: dict[str, Any]) -> str:
+    """The name of the directory of what depends on this."""
+    return hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def _prepare_alone(config: DataConfig, directory: Path, depends_on: dict[str, Any], show_progress: bool) -> None:
-    """Prepare, or wait for the process that prepares the same."""
     partial = directory.with_name(f"{directory.name}.partial")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(directory.with_name(f"{directory.name}.lock"))
     try:
-        lock.acquire(timeout=0.5)
-    except Timeout:
-        if show_progress:
-            print(f"waiting for another process, which prepares {directory}", file=sys.stderr)
-        lock.acquire()
-    try:
-        if (directory / "manifest.json").is_file():
-            return
-        partial.mkdir(exist_ok=True)
-        manifest = _write(config, partial, depends_on, show_progress)
+        manifest = None
+        if (partial / PROGRESS).is_file():
+            try:
+                manifest = _write(config, partial, depends_on, load_tokenizer(partial), show_progress)
+            except (InputError, KeyError, ValueError) as error:
+                print(f"{escape(str(error))}: preparing from the beginning", file=sys.stderr)
+        if manifest is None:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            if show_progress and sys.stderr.isatty() and config.tokenizer.kind == "bpe":
+                megabytes = config.tokenizer.train_bytes / 1e6
+                print(f"training a tokenizer on up to {megabytes:.0f} MB of the text …", file=sys.stderr)
+            with still_busy("reading the text that the tokenizer learns from, and learning"):
+                tokenizer = train_tokenizer(config.tokenizer, tokenizer_texts(config))
+            tokenizer.save(partial)
+            manifest = _write(config, partial, depends_on, tokenizer, show_progress)
         if dependencies(config, directory.parents[1]) != depends_on:
-            (partial / shards.PROGRESS).unlink(missing_ok=True)
+            (partial / PROGRESS).unlink(missing_ok=True)
             raise InputError("data.source: the text or the tokenizer changed while it was being read: prepare it again")
-        shards.write_json(partial / "manifest.json", manifest)
-        if directory.exists():
-            shutil.rmtree(directory)  # without a manifest it is useless
+        (partial / PROGRESS).unlink(missing_ok=True)
+        write_signed(partial / "manifest.json", manifest)
+        shutil.rmtree(directory, ignore_errors=True)  # without a manifest it is useless
         partial.replace(directory)
-        (directory / shards.PROGRESS).unlink(missing_ok=True)
     finally:
-        if not (partial / shards.PROGRESS).is_file():
+        if partial.exists() and not (partial / PROGRESS).is_file():
             shutil.rmtree(partial, ignore_errors=True)  # nothing worth keeping
-        lock.release()
 
 
-def open_prepared(directory: Path) -> PreparedData:
-    """Read a prepared corpus. Raises InputError unless every file of it is as it was written."""
-    try:
-        manifest, tokenizer = read_manifest(directory), load_tokenizer(directory)
-        if tokenizer.sha256() != manifest["tokenizer_sha256"]:
-            raise InputError(f"{directory / 'tokenizer.json'}: is another tokenizer than the manifest says")
-        check_shards(directory, manifest)
-        return PreparedData(directory, manifest, tokenizer)
-    except OSError as error:
-        problem: object = f"{error.filename}: cannot be read: {error.strerror}"
-    except InputError as error:
-        problem = error
-    raise InputError(f"{problem}: the prepared data is damaged: delete {directory}, then it is prepared again")
-
-
-def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any], show_progress: bool) -> dict[str, Any]:
-    """Write everything but the manifest, which is returned."""
-    has_flags = config.records != "text"
-    found = _interrupted(directory, has_flags, sources.stamps(config.source))
-    if found is None:
-        shutil.rmtree(directory)
-        directory.mkdir()
-        tokenizer = _new_tokenizer(config, directory, show_progress)
-        writers, already = _writers(directory, tokenizer, has_flags), 0
-    else:
-        tokenizer, writers, already = found
-    ledger = Ledger()
-    try:
-        encode_corpus(config, tokenizer, writers, ledger, already, show_progress)
-        for writer in writers.values():
-            writer.close()
-    finally:
-        for writer in writers.values():
-            writer.abandon()
-    for split in SPLITS:
-        if not writers[split].documents:
+def _write(
+    config: DataConfig, directory: Path, depends_on: dict[str, Any], tokenizer: Tokenizer, show_progress: bool
+) -> dict[str, Any]:
+    """Write the shards. Returns the manifest."""
+    writers, ledger = write_shards(config, tokenizer, directory, show_progress)
+    for split, writer in writers.items():
+        if not writer.documents:
             there = sum(writer.documents for writer in writers.values())
             raise InputError(
                 f"data.source: none of {there:,} documents falls into the {split} part, which a hash of each decides: "
@@ -198,63 +187,91 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any], show
         "vocab_size": tokenizer.vocab_size,
         "tokenizer_sha256": tokenizer.sha256(),
         "read": {key: value for key, value in asdict(ledger).items() if key not in ("unit", "done", "total")},
-        **{split: _described(writers[split]) for split in SPLITS},
+        **{
+            split: writer.counts() | {"bytes_per_token": round(writer.bytes / max(1, writer.trained_tokens), 4)}
+            for split, writer in writers.items()
+        },
     }
 
 
-def _described(writer: shards.SplitWriter) -> dict[str, Any]:
-    counts = writer.counts()
-    return counts | {"bytes_per_token": round(writer.bytes / max(1, writer.trained_tokens), 4)}
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """manifest.json of prepared data. Raises InputError if it is not what was written here."""
+    manifest = read_signed(directory / "manifest.json")
+    if key_of(manifest["depends_on"]) != directory.name:
+        raise InputError(f"{directory / 'manifest.json'}: describes other data")
+    return manifest
 
 
-def _writers(directory: Path, tokenizer: Tokenizer, has_flags: bool) -> Writers:
-    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
-    return {split: shards.SplitWriter(directory, split, dtype, has_flags) for split in SPLITS}
+def open_prepared(directory: Path) -> PreparedData:
+    """Read a prepared corpus. Raises InputError unless every file of it is as it was written.
 
-
-def _interrupted(directory: Path, has_flags: bool, stamps: list) -> tuple[Tokenizer, Writers, int] | None:
-    """What an interrupted run left; None if there is nothing, or if it does not match its note, with a line."""
-    if not any(directory.iterdir()):
-        return None
+    A shard is hashed once (1.4 GB/s); as long as its size and its time of change stay, later starts remember it.
+    """
     try:
-        tokenizer, done = load_tokenizer(directory), shards.load_progress(directory)
-        writers = _writers(directory, tokenizer, has_flags)
-        if done is None:
-            return tokenizer, writers, 0
-        if done["stamps"] != stamps:
-            raise InputError(f"{directory}: a file of the text changed")
-        for split, writer in writers.items():
-            writer.resume(done[split])
-        return tokenizer, writers, done["read"]
-    except (OSError, ValueError, InputError) as error:
-        print(f"{escape(str(error))}: preparing from the beginning", file=sys.stderr)
-        return None
+        manifest, tokenizer = read_manifest(directory), load_tokenizer(directory)
+        if tokenizer.sha256() != manifest["tokenizer_sha256"]:
+            raise InputError(f"{directory / 'tokenizer.json'}: is another tokenizer than the manifest says")
+        shards = [shard for split in SPLITS for shard in manifest[split]["shards"]]
+        wanted = {shard["file"]: shard["sha256"] for shard in shards}
+        wanted |= {shard["flags_file"]: shard["flags_sha256"] for shard in shards if "flags_file" in shard}
+        found = hashes([directory / name for name in wanted], directory.parent / "hashes.json")
+        for name, digest in zip(wanted, found, strict=True):
+            if digest != wanted[name]:
+                raise InputError(f"{directory / name}: its bytes have changed since it was written")
+        return PreparedData(directory, manifest, tokenizer)
+    except InputError as error:
+        remedy = f"the prepared data is damaged: delete {directory}, then it is prepared again"
+        raise InputError(f"{error}: {remedy}") from None
 
 
-def _new_tokenizer(config: DataConfig, directory: Path, show_progress: bool) -> Tokenizer:
-    if show_progress and sys.stderr.isatty() and config.tokenizer.kind == "bpe":
-        megabytes = config.tokenizer.train_bytes / 1e6
-        print(f"training a tokenizer on up to {megabytes:.0f} MB of the text …", file=sys.stderr)
-    with still_busy("reading the text that the tokenizer learns from, and learning"):
-        tokenizer = train_tokenizer(config.tokenizer, tokenizer_texts(config))
-    scratch = directory / "tokenizer.tmp"
-    tokenizer.save(scratch)
-    for name in ("tokenizer_config.json", "tokenizer.json"):  # if the second one is there, both are
-        shards.sync_file(scratch / name)
-        (scratch / name).replace(directory / name)
-    scratch.rmdir()
-    return tokenizer
+# ---------------------------------------------------------------------------------------------------------
+# what a tokenizer learns from
+
+
+def tokenizer_texts(config: DataConfig) -> Iterator[str]:
+    """What a tokenizer learns from: for char everything; for bpe about train_bytes of the training part. From files
+    they are spread evenly over all of the text; from other sources they are the first ones, of the built-in world
+    without its drills."""
+    kind, wanted = config.tokenizer.kind, config.tokenizer.train_bytes
+    if kind in ("byte", "pretrained"):
+        return
+    if kind == "bpe" and isinstance(config.source, StoryworldSource):
+        # drills are the same few words again and again: cut by what they hold, a story would be in crumbs
+        stories = config.source.model_copy(update={"drills": Drills(), "course": [], "validation_documents": 0})
+        config = config.model_copy(update={"source": stories})
+    share = 1.0
+    if kind == "bpe" and isinstance(config.source, FilesSource) and config.source.max_records is None:
+        files = files_of(config.source)
+        is_packed = any(file.suffix.lower() in {*COMPRESSED, ".parquet"} for file in files)
+        share = wanted / max(1, sum(file.stat().st_size for file in files) * (PACKED if is_packed else 1))
+    seen = taken = 0
+    for document in read(config):
+        if kind == "bpe" and document.split != "train":
+            continue
+        for text in plain_texts(document.content):
+            for piece in cut(text, EXCERPT, anywhere=True):
+                size = len(piece.encode("utf-8", "surrogatepass"))
+                if kind == "char" or taken <= share * seen:
+                    yield piece
+                    taken += size
+                seen += size
+        if kind == "bpe" and taken >= wanted:
+            return
+
+
+# ---------------------------------------------------------------------------------------------------------
+# the command
 
 
 def describe(prepared: PreparedData) -> str:
     """Two lines, what was read and how many tokens it made; then what was left out, a warning and a hint, if any. Of
     conversations, bytes are those of the answers."""
+    manifest = prepared.manifest
+    read, depends_on, source = manifest["read"], manifest["depends_on"], manifest["source"]
+    what = {"text": "document", "conversations": "conversation", "pairs": "pair"}[depends_on["records"]]
     lines = []
-    what = {"text": "document", "conversations": "conversation", "pairs": "pair"}[
-        prepared.manifest["depends_on"]["records"]
-    ]
     for split in SPLITS:
-        c = prepared.manifest[split]
+        c = manifest[split]
         size = f"{c['bytes'] / 1e6:.1f} MB" if c["bytes"] >= 1e6 else f"{c['bytes'] / 1e3:.1f} kB"
         tokens = f"{c['tokens'] / 1e6:.2f} M" if c["tokens"] >= 1e6 else f"{c['tokens']:,}"
         documents = f"{c['documents']:,} {what}{'s' * (c['documents'] != 1)}"
@@ -262,54 +279,35 @@ def describe(prepared: PreparedData) -> str:
         if what != "document":
             text = f"{tokens} tokens; trained on: {c['trained_tokens']:,} of them, {size} of answers"
         lines.append(f"{split}: {documents}, {text} ({c['bytes_per_token']:.2f} bytes per token)")
-    read = prepared.manifest["read"]
-    verb = "left out" if prepared.manifest["depends_on"]["drop_duplicates"] else "kept"
+    characters = sum(part["characters"] for part in read["parts"])
+    for number, part in enumerate(read["parts"], 1):
+        share, held_out = part["characters"] / max(1, characters), part["validation"]
+        times = f", read {part['read']} times" if part["read"] > 1 else ""
+        nothing = "" if held_out else ": nothing of it is held out, so validation does not see it"
+        counts = f"{part['documents']:,} training documents, {held_out:,} held out"
+        lines.append(f"part {number}: {share:.0%} of the training text, {counts}{times}{nothing}")
+    verb = "left out" if depends_on["drop_duplicates"] else "kept"
     notes = [f"{read['duplicates']:,} exact duplicates {verb}"] if read["duplicates"] else []
     notes += [f"{read['empty']:,} empty texts left out"] if read["empty"] else []
     notes += [f"{read['bad']:,} bad records left out (listed in manifest.json)"] if read["bad"] else []
-    if read["parts"]:
-        lines += _parts(read["parts"])
-    if notes:
-        lines.append(", ".join(notes))
-    lines += [f"files left out: {files}" for files in read.get("left_out", ())]
-    if prepared.manifest["source"]["kind"] in ("files", "hub"):  # where a hash may decide what is held out
-        lines += _share(prepared.manifest)
-    if read.get("unseparated"):
+    lines += [", ".join(notes)] if notes else []
+    lines += [f"files left out: {files}" for files in read["left_out"]]
+    held_out, asked = manifest["validation"]["bytes"], depends_on["validation_fraction"]
+    share = held_out / max(1, held_out + manifest["train"]["bytes"])
+    is_named = source.get("validation_path") or source.get("validation_split")
+    if source["kind"] in ("files", "hub") and not is_named and not asked / 2 <= share <= 2 * asked:
+        lines.append(
+            f"warning: {share:.1%} of the text is held out, where data.validation_fraction asks for {asked:.1%}: the "
+            "documents are few or of very different lengths; name held-out text yourself (data.source: "
+            "validation_path or validation_split)"
+        )
+    if read["unseparated"]:
         what = "a file is" if read["unseparated"] == 1 else f"{read['unseparated']:,} files are each"
         lines.append(
             f"hint: {what} one document, with blank lines: if these separate documents, set "
             """'data.source.separator="\\n\\n"'"""
         )
     return "\n".join(lines)
-
-
-def _share(manifest: dict[str, Any]) -> list[str]:
-    """A warning where a hash decided what is held out, and that is less than half or more than twice what was asked."""
-    source, asked = manifest["source"], manifest["depends_on"]["validation_fraction"]
-    if source.get("validation_path") or source.get("validation_split"):
-        return []
-    held_out = manifest["validation"]["bytes"]
-    share = held_out / max(1, held_out + manifest["train"]["bytes"])
-    if asked / 2 <= share <= 2 * asked:
-        return []
-    return [
-        f"warning: {share:.1%} of the text is held out, where data.validation_fraction asks for {asked:.1%}: the "
-        "documents are few or of very different lengths; name held-out text yourself (data.source: validation_path "
-        "or validation_split)"
-    ]
-
-
-def _parts(parts: list[dict[str, Any]]) -> list[str]:
-    """A line a part of a mix."""
-    whole = sum(part["characters"] for part in parts)
-    lines = []
-    for number, part in enumerate(parts, 1):
-        share, held_out = part["characters"] / max(1, whole), part["validation"]
-        times = f", read {part['read']} times" if part["read"] > 1 else ""
-        nothing = "" if held_out else ": nothing of it is held out, so validation does not see it"
-        counts = f"{part['documents']:,} training documents, {held_out:,} held out"
-        lines.append(f"part {number}: {share:.0%} of the training text, {counts}{times}{nothing}")
-    return lines
 
 
 def output_directory(loaded: LoadedConfig) -> Path:

@@ -11,8 +11,8 @@ import hashlib
 import itertools
 import json
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from configs.command import InputError
-from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate
+from configs.files import is_pointer, read_checkpoint, read_json, read_text
+from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate, Settings
 from data.config import TokenizerConfig
-from data.tokenizer_files import Settings, clear_errors, open_tokenizer, rows_beside
-from data.words import ROUGHLY, cut, last_end, pre_tokenizer
+from data.words import cut, pre_tokenizer
 
 PAD, BOS, EOS, UNK = "<|pad|>", "<|bos|>", "<|eos|>", "<|unk|>"
 CHAT = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
@@ -34,9 +34,7 @@ SPECIAL_TOKENS = [PAD, BOS, EOS, UNK, *CHAT, *TOOLS]
 HEADERS = ["system\n", "user\n", "assistant\n", "tool\n"]  # what the chat template itself writes as text
 ROLES = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}  # transformers' names for them
 DEFAULT_VOCAB_SIZE = 2048
-DISTINCT_BYTES = 12_000_000  # of different words; learning from them needs up to 120 bytes of memory for each
 PIECE = 1 << 16  # characters of a text that one core encodes at a time
-WHOLE = 1 << 22  # characters of a piece that is worth a line
 TOGETHER = 1 << 20  # characters that all cores encode at a time; each needs about 100 bytes of memory
 
 
@@ -165,31 +163,24 @@ class Tokenizer:
         """
         backend, spelled, known = self._reader
         joint = spelled[""] if self.can_cut else ""
-        result, some, size = [], list[tuple[str, np.ndarray]](), 0
-        for number, text in enumerate(texts, 1):
+        joined, ends = [], []
+        for text in texts:
             parts = []
             for (piece, special), (_, next_special) in zip(text, [*text[1:], ("", True)], strict=True):
-                plain = piece if next_special else piece + joint  # special tokens are joints anyway
-                parts.append(spelled[self._checked(piece)] if special else plain)
-            some.append(("".join(parts), np.cumsum([len(part) for part in parts])))
-            size += len(some[-1][0])
-            if size < TOGETHER and number < len(texts):
-                continue
-            try:
-                encoded = backend.encode_batch([whole for whole, _ in some], add_special_tokens=False)
-            except TypeError:
-                raise ValueError(_half_of("".join(whole for whole, _ in some))) from None
-            for (_, ends), one in zip(some, encoded, strict=True):
-                ids = known[np.array(one.ids, dtype=np.int64)]
-                begins, stops = np.array(one.offsets, dtype=np.int64).reshape(-1, 2).T
-                last, real = np.maximum(begins, stops - 1), ids >= 0
-                result.append((ids[real].astype(np.uint32), np.searchsorted(ends, last[real], "right")))
-            some, size = [], 0
+                if special:
+                    self.special_id(piece)  # raises InputError if there is no such token
+                    parts.append(spelled[piece])
+                else:  # special tokens are joints anyway
+                    parts.append(piece if next_special else piece + joint)
+            joined.append("".join(parts))
+            ends.append(np.cumsum([len(part) for part in parts]))
+        result = []
+        for encoded, end in zip(_in_batches(backend.encode_batch, joined), ends, strict=True):
+            ids = known[np.array(encoded.ids, dtype=np.int64)]
+            begins, stops = np.array(encoded.offsets, dtype=np.int64).reshape(-1, 2).T
+            last, real = np.maximum(begins, stops - 1), ids >= 0
+            result.append((ids[real].astype(np.uint32), np.searchsorted(end, last[real], "right")))
         return result
-
-    def _checked(self, special: str) -> str:
-        self.special_id(special)
-        return special
 
     @cached_property
     def _reader(self) -> tuple[tokenizers.Tokenizer, dict[str, str], np.ndarray]:
@@ -211,30 +202,12 @@ class Tokenizer:
         return backend, spelled, known
 
     def _encoded(self, pieces: Iterable[str]) -> Iterator[list[int]]:
-        some: list[str] = []
-        size = 0
-        for piece in itertools.chain(pieces, [None]):
-            if piece is not None:
-                if len(piece) > WHOLE:
-                    print(
-                        f"{len(piece):,} characters without a place to cut them: this tokenizer encodes them in one "
-                        f"go, with about {len(piece) / 1e7:.1f} GB of memory",
-                        file=sys.stderr,
-                    )
-                some.append(piece)
-                size += len(piece)
-            if piece is None or size >= TOGETHER:
-                try:
-                    encoded = self.backend.encode_batch_fast(some, add_special_tokens=False)
-                except TypeError:
-                    raise ValueError(_half_of("".join(some))) from None
-                yield from (one.ids for one in encoded)
-                some, size = [], 0
+        return (encoded.ids for encoded in _in_batches(self.backend.encode_batch_fast, pieces))
 
     def pieces(self, text: str, length: int = 0) -> list[str]:
         """A text in pieces of about this many characters (0: PIECE of them) whose joined ids are its own."""
         length = length or PIECE
-        return cut(text, length, self._inside_words) if len(text) > length and self.can_cut else [text]
+        return cut(text, length, self._has_no_words) if len(text) > length and self.can_cut else [text]
 
     @cached_property
     def can_cut(self) -> bool:
@@ -243,17 +216,14 @@ class Tokenizer:
         return whole == list(itertools.chain.from_iterable(parts))
 
     @cached_property
-    def _inside_words(self) -> Callable[[str], int] | None:
-        """Where a text without spaces may be cut; None for a tokenizer that takes a word of any length whole."""
+    def _has_no_words(self) -> bool:
+        """Whether every character, or every byte, is a token: then a text may be cut anywhere."""
         described = json.loads(self.backend.to_str())
-
-        def is_ours(words: pre_tokenizers.PreTokenizer) -> bool:
-            return described["normalizer"] is None and described["pre_tokenizer"] == json.loads(words.__getstate__())
-
-        if is_ours(pre_tokenizer()):
-            return last_end
-        has_no_words = is_ours(_characters_alone()) or (is_ours(_bytes_alone()) and not described["model"]["merges"])
-        return len if has_no_words else None
+        alone = [json.loads(words.__getstate__()) for words in (_characters_alone(), _bytes_alone())]
+        return described["normalizer"] is None and (
+            described["pre_tokenizer"] == alone[0]
+            or (described["pre_tokenizer"] == alone[1] and not described["model"]["merges"])
+        )
 
     def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
         """Whole documents: first token, text, last token."""
@@ -350,8 +320,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
             initial_alphabet=alphabet,
             show_progress=False,
         )
-        learned_from = _affordable(texts) if config.train_bytes > DISTINCT_BYTES else texts
-        backend.train_from_iterator(learned_from if config.kind == "bpe" else [], trainer)
+        backend.train_from_iterator(texts if config.kind == "bpe" else [], trainer)
     return Tokenizer(_with_reserved(backend))
 
 
@@ -364,24 +333,6 @@ def _bytes_alone() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _affordable(texts: Iterable[str]) -> Iterator[str]:
-    """The texts, up to where their distinct words would need more than 2 GB of memory.
-
-    In English that is far away. Chinese has no spaces, so nearly every clause is a new word.
-    """
-    seen, distinct, total = set[int](), 0, 0
-    for text in texts:
-        total += len(text)
-        for word in ROUGHLY.findall(text):
-            if (number := hash(word)) not in seen:
-                seen.add(number)
-                distinct += len(word.encode("utf-8", "replace"))
-        if distinct > DISTINCT_BYTES:
-            print(f"the tokenizer learns from {total / 1e6:.0f} M characters: more would need 2 GB", file=sys.stderr)
-            return
-        yield text
-
-
 def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
     """A pretrained tokenizer: its ids stay, and the special tokens that it lacks are added after them.
 
@@ -390,7 +341,9 @@ def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
     tokens: the added ones take these rows, and reserved ones the rest. Raises InputError.
     """
     file, backend, settings = open_tokenizer(path)
-    rows = rows_beside(file)
+    model = file.with_name("config.json")
+    rows = read_json(model).get("vocab_size") if model.is_file() else 0
+    rows = rows if isinstance(rows, int) else 0
     vocabulary = backend.get_vocab(with_added_tokens=True)
     if max(vocabulary.values(), default=-1) + 1 != len(vocabulary):
         last = max(vocabulary.values())
@@ -450,14 +403,61 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     return tokenizer
 
 
+def open_tokenizer(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settings]:
+    """The tokenizer of a run, a directory or a file: where it is, tokenizer.json, its settings. Raises InputError."""
+
+    def read(path: Path) -> tuple[Path, tokenizers.Tokenizer, Settings]:
+        file = path if path.is_file() else path / "tokenizer.json"
+        if not file.is_file():
+            raise InputError(f"{path}: holds no tokenizer.json: give a run, a checkpoint directory or the file itself")
+        config, template = file.with_name("tokenizer_config.json"), file.with_name("chat_template.jinja")
+        text = read_text(file)
+        with clear_errors(file):
+            backend = tokenizers.Tokenizer.from_str(text)
+        settings = read_json(config, Settings) if config.is_file() else Settings()
+        if template.is_file():
+            settings.chat_template |= {"default": read_text(template)}
+        return file, backend, settings
+
+    path = Path(path)
+    named = is_pointer(path) or (path / "checkpoints" / "latest").is_file()
+    return read_checkpoint(path, read) if named else read(path)
+
+
+@contextmanager
+def clear_errors(file: Path) -> Iterator[None]:
+    """Turn all that the library raises into InputError, the panics of its Rust code too."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # of a panic too; the library raises nothing more precise
+        reason = str(error).partition("\n")[0][:200]
+        raise InputError(f"{file}: is not a tokenizer.json that works: {reason}") from None
+
+
 def round_up(size: int) -> int:
     """The vocabulary size that this one becomes: the next multiple of 64."""
     return -(-size // 64) * 64
 
 
-def _half_of(text: str) -> str:
-    half = next(c for c in text if "\ud800" <= c <= "\udfff")
-    return f"a text holds {half!a}, half a character: it is not valid UTF-8"
+def _in_batches(encode: Any, texts: Iterable[str]) -> Iterator[tokenizers.Encoding]:
+    """The encodings of texts, about TOGETHER characters at a time. Raises ValueError for half a character."""
+    batch: list[str] = []
+    size = 0
+    for text in itertools.chain(texts, [None]):
+        if text is not None:
+            batch.append(text)
+            size += len(text)
+        if text is None or size >= TOGETHER:
+            try:
+                yield from encode(batch, add_special_tokens=False)
+            except TypeError:
+                half = next(c for c in "".join(batch) if "\ud800" <= c <= "\udfff")
+                raise ValueError(f"a text holds {half!a}, half a character: it is not valid UTF-8") from None
+            batch, size = [], 0
 
 
 def _bytes_of(token: str) -> bytes:

@@ -1,6 +1,6 @@
 """Which vocabulary suits a text? `python -m data.tokenizer_report configs/x.yaml [section.key=value ...]`
 
-Every tokenizer of the table is trained as a run would train it, on the same text (learning_text.tokenizer_texts). It is
+Every tokenizer of the table is trained as a run would train it, on the same text (data.prepare.tokenizer_texts). It is
 measured on a part of that text and on held-out documents, which bpe has not seen.
 """
 
@@ -9,17 +9,18 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from configs.command import InputError, exit_on_bad_input, numbers, still_busy
 from configs.loader import load_config, validate
 from configs.text import escape, table
+from data.chat import plain_texts
 from data.config import DataConfig, TokenizerConfig
-from data.learning_text import plain_texts, tokenizer_texts
-from data.reading import sources
+from data.prepare import tokenizer_texts
+from data.reading.documents import read
 from data.tokenizer import DEFAULT_VOCAB_SIZE, Tokenizer, adopt, round_up, train_tokenizer
 
 SIZES = "512,1024,2048,4096,8192"
@@ -37,30 +38,19 @@ class Sample(NamedTuple):
     ended: int
 
 
-class Candidate(NamedTuple):
-    """A tokenizer of the table. kind: as in TokenizerConfig. seconds: to train it; None if it was not trained.
-    own: the config asks for this one."""
-
-    kind: str
-    name: str
-    tokenizer: Tokenizer
-    seconds: float | None
-    own: bool
-
-
 @dataclass(frozen=True)
 class Measured:
     """A line of the table. Bytes per token count the token that ends a document, as a run's manifest does."""
 
-    kind: str
+    kind: str  # as in TokenizerConfig
     name: str
     vocab_size: int
     bytes_on_sample: float
     bytes_on_held_out: float
     characters_in_row: float  # of held-out text
     unknown: float  # share of held-out tokens that stand for a character without an id
-    seconds: float | None
-    own: bool
+    seconds: float | None  # to train it; None if it was not trained
+    own: bool  # the config asks for this one
 
 
 def compare(config: DataConfig, sizes: Sequence[int], also: Sequence[str] = ()) -> list[Measured]:
@@ -69,37 +59,50 @@ def compare(config: DataConfig, sizes: Sequence[int], also: Sequence[str] = ()) 
     Raises InputError for a text or a tokenizer that cannot be read, and where nothing is held out.
     """
     learned_from = list(tokenizer_texts(_with(config, "bpe")))
-    step = max(1, sum(map(len, learned_from)) // MEASURED)
-    ended = config.records == "text"
-    sample = Sample(learned_from[::step], len(learned_from[::step]) * ended)
+    texts = learned_from[:: max(1, sum(map(len, learned_from)) // MEASURED)]
+    sample = Sample(texts, len(texts) * (config.records == "text"))
     held_out = held_out_sample(config)
-    return [
-        _measured(candidate, sample, held_out, config.sequence_length)
-        for candidate in _candidates(config, sizes, also, learned_from)
-    ]
+    bytes_of = [sum(len(text.encode("utf-8", "surrogatepass")) for text in each.texts) for each in (sample, held_out)]
+    results = []
+    for kind, name, tokenizer, seconds, own in _candidates(config, sizes, also, learned_from):
+        (on_sample, _), (tokens, unknown) = (count_tokens(tokenizer, each) for each in (sample, held_out))
+        characters = config.sequence_length * sum(map(len, held_out.texts)) / tokens
+        per_token = (bytes_of[0] / on_sample, bytes_of[1] / tokens)
+        results.append(
+            Measured(kind, name, tokenizer.vocab_size, *per_token, characters, unknown / tokens, seconds, own)
+        )
+    return results
 
 
 def _candidates(
     config: DataConfig, sizes: Sequence[int], also: Sequence[str], learned_from: list[str]
-) -> Iterator[Candidate]:
+) -> Iterator[tuple[str, str, Tokenizer, float | None, bool]]:
+    """Kind (as in TokenizerConfig), name, tokenizer, seconds to train it (None if it was not trained), and whether the
+    config asks for this one."""
     wanted = config.tokenizer
     existing = [(path, adopt(path), False) for path in also]
     if wanted.kind == "pretrained":
         existing.insert(0, (str(wanted.path), adopt(str(wanted.path), wanted.vocab_size or 0), True))
-    yield _trained("byte", _with(config, "byte"), [], wanted.kind == "byte")
-    begun = time.perf_counter()
-    alphabet = _alphabet(config)
-    if alphabet:
-        seen = time.perf_counter() - begun
-        made = _trained("char", _with(config, "char"), [alphabet], wanted.kind == "char")
-        yield made._replace(seconds=seen + (made.seconds or 0))
+
+    def trained(kind: str, name: str, texts: Iterable[str], own: bool, size: int | None = None) -> Any:
+        begun = time.perf_counter()
+        tokenizer = train_tokenizer(_with(config, kind, size).tokenizer, texts)
+        return kind, name, tokenizer, time.perf_counter() - begun, own
+
+    yield trained("byte", "byte", [], wanted.kind == "byte")
+    begun, characters = time.perf_counter(), set[str]()
+    for text in tokenizer_texts(_with(config, "char")):
+        characters.update(text)
+        if len(characters) > LARGEST_ALPHABET and wanted.kind != "char":
+            break
+    else:
+        *made, _, own = trained("char", "char", characters, wanted.kind == "char")
+        yield *made, time.perf_counter() - begun, own
     own_size = round_up(wanted.vocab_size or DEFAULT_VOCAB_SIZE)
     for size in sorted({*sizes, own_size} if wanted.kind == "bpe" else set(sizes)):
-        yield _trained(
-            f"bpe {size:,}", _with(config, "bpe", size), learned_from, wanted.kind == "bpe" and size == own_size
-        )
+        yield trained("bpe", f"bpe {size:,}", learned_from, wanted.kind == "bpe" and size == own_size, size)
     for path, tokenizer, own in existing:
-        yield Candidate("pretrained", escape(path), tokenizer, None, own)
+        yield "pretrained", escape(path), tokenizer, None, own
 
 
 def _with(config: DataConfig, kind: str, size: int | None = None) -> DataConfig:
@@ -108,79 +111,31 @@ def _with(config: DataConfig, kind: str, size: int | None = None) -> DataConfig:
     return config.model_copy(update={"tokenizer": TokenizerConfig.model_validate(fields)})
 
 
-def _trained(name: str, config: DataConfig, texts: list[str], own: bool) -> Candidate:
-    begun = time.perf_counter()
-    tokenizer = train_tokenizer(config.tokenizer, texts)
-    return Candidate(config.tokenizer.kind, name, tokenizer, time.perf_counter() - begun, own)
-
-
-def _alphabet(config: DataConfig) -> str:
-    """Every character of the corpus, once; "" if there are too many for `char` to make sense."""
-    characters: set[str] = set()
-    for text in tokenizer_texts(_with(config, "char")):
-        characters.update(text)
-        if len(characters) > LARGEST_ALPHABET and config.tokenizer.kind != "char":
-            return ""
-    return "".join(characters)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# measuring
-
-
 def held_out_sample(config: DataConfig) -> Sample:
     """The first held-out documents (of conversations: their plain text). Raises InputError if there are none."""
     texts: list[str] = []
     left, ended = MEASURED, 0
-    for document in sources.read(config):
-        if document.split != "validation":
-            continue
-        for text in plain_texts(document.content):
-            texts.append(text[:left])
-            left -= len(texts[-1])
-        ended += document.last and config.records == "text"
-        if left <= 0:
-            break
+    for document in read(config):
+        if document.split == "validation":
+            for text in plain_texts(document.content):
+                texts.append(text[:left])
+                left -= len(texts[-1])
+            ended += config.records == "text"
+            if left <= 0:
+                break
     if not texts:
         raise InputError("data.source: no document is held out: raise data.validation_fraction, or name held-out files")
     return Sample(texts, ended)
 
 
-def _measured(candidate: Candidate, sample: Sample, held_out: Sample, row: int) -> Measured:
-    (on_sample, _), (tokens, unknown) = (count_tokens(candidate.tokenizer, each) for each in (sample, held_out))
-    return Measured(
-        candidate.kind,
-        candidate.name,
-        candidate.tokenizer.vocab_size,
-        _bytes(sample) / on_sample,
-        _bytes(held_out) / tokens,
-        row * sum(map(len, held_out.texts)) / tokens,
-        unknown / tokens,
-        candidate.seconds,
-        candidate.own,
-    )
-
-
 def count_tokens(tokenizer: Tokenizer, sample: Sample) -> tuple[int, int]:
     """(tokens, unknown ones among them)."""
-    tokens, unknown, unk_id = sample.ended, 0, tokenizer.unk_id
-    texts = iter(sample.texts)
-    while some := list(islice(texts, 1000)):
-        for ids in tokenizer.encode_many(some):
-            tokens += len(ids)
-            unknown += ids.count(unk_id) if unk_id is not None else 0
-    return tokens, unknown
+    encoded = tokenizer.encode_many(sample.texts)
+    unknown = 0 if tokenizer.unk_id is None else sum(ids.count(tokenizer.unk_id) for ids in encoded)
+    return sample.ended + sum(map(len, encoded)), unknown
 
 
-def _bytes(sample: Sample) -> int:
-    return sum(len(text.encode("utf-8", "surrogatepass")) for text in sample.texts)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# the report
-
-
-def report(found: Sequence[Measured], row: int) -> str:
+def report(results: Sequence[Measured], row: int) -> str:
     """The table of all tokenizers; `*` marks the config's own."""
     header = ["tokenizer", "ids", "bytes/token on sample", "held out", f"characters in a row of {row:,}", "unknown"]
     rows = [
@@ -194,14 +149,14 @@ def report(found: Sequence[Measured], row: int) -> str:
             f"{m.vocab_size * HIDDEN_SIZE:,}",
             "-" if m.seconds is None else f"{m.seconds:.1f}",
         ]
-        for m in found
+        for m in results
     ]
     return table([*header, f"embedding at {HIDDEN_SIZE}", "seconds to train"], rows)
 
 
-def advice(found: Sequence[Measured]) -> str:
+def advice(results: Sequence[Measured]) -> str:
     """What the table shows, in sentences."""
-    bpe = [m for m in found if m.kind == "bpe"]
+    bpe = [m for m in results if m.kind == "bpe"]
     lines = [
         "Longer tokens: more text in a row, fewer tokens an epoch. The price: the embedding, and as much for the head."
     ]
@@ -222,15 +177,6 @@ def advice(found: Sequence[Measured]) -> str:
     return "\n".join(lines)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# the command
-
-
-def sizes_of(text: str) -> list[int]:
-    """ "512,1024" -> sizes as they are after rounding. Raises InputError."""
-    return [round_up(size) for size in numbers("--sizes", SMALLEST)(text)]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m data.tokenizer_report", description="Compare vocabularies on the text of a config."
@@ -242,11 +188,11 @@ def main() -> int:
         "--also", action="append", default=[], metavar="PATH", help="a tokenizer.json or a run; repeatable"
     )
     arguments = parser.parse_intermixed_args()
-    sizes = sizes_of(arguments.sizes)
+    sizes = [round_up(size) for size in numbers("--sizes", SMALLEST)(arguments.sizes)]
     config = validate(DataConfig, load_config(arguments.config, arguments.overrides), "data")
     with still_busy("learning and measuring the tokenizers of the table"):
-        found = compare(config, sizes, arguments.also)
-    print(f"{report(found, config.sequence_length)}\n\n{advice(found)}")
+        results = compare(config, sizes, arguments.also)
+    print(f"{report(results, config.sequence_length)}\n\n{advice(results)}")
     return 0
 
 

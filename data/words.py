@@ -9,7 +9,6 @@ of its length. The longest words that we found in ordinary text: 369 characters,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from tokenizers import Regex, pre_tokenizers
 
@@ -18,8 +17,6 @@ FAR = 1 << 16  # characters in which an ordinary text has a place to cut it
 # No token of a byte-level tokenizer crosses the end of this line end, or the beginning of this space. The look behind
 # comes last: `re` is quick where a pattern begins with the characters that it looks for.
 BETWEEN_WORDS = re.compile(r"[\n ](?=\S)(?<=\S[\n ])")
-SURELY = re.compile(r"(?<=[A-Za-z])(?=[!-@\[-`{-~])|(?<=[0-9])(?=[!-~])")  # a word ends here, whatever stands around it
-ROUGHLY = re.compile(rf" ?[^\W\d_]{{1,{LONGEST}}}|[^\S ]{{1,{LONGEST}}}| ?[^\s\w]{{1,{LONGEST}}}")  # words, about
 
 
 def pre_tokenizer() -> pre_tokenizers.PreTokenizer:
@@ -36,31 +33,21 @@ def pre_tokenizer() -> pre_tokenizers.PreTokenizer:
     )
 
 
-def cut(text: str, length: int, inside: Callable[[str], int] | None = None) -> list[str]:
+def cut(text: str, length: int, anywhere: bool = False) -> list[str]:
     """A text in pieces of about `length` characters, cut between words. Their joined ids are those of the text.
 
-    inside: where a text may end whose words are so long that there is no such place for FAR characters; None if it is
-    unknown, and then such a text stays in one piece.
+    anywhere: where there is no such place for FAR characters, the text is cut all the same.
     """
     pieces, start = [], 0
     while len(text) > start + length:
-        far = len(text) if inside is None else start + length + FAR
-        match = BETWEEN_WORDS.search(text, start + length, far)
-        if match is None and (inside is None or len(text) <= far):
-            break
-        if match is None:
-            end = start + inside(text[start:far])  # type: ignore[misc]
-        else:
+        far = start + length + FAR
+        match = BETWEEN_WORDS.search(text, start + length, far if anywhere else len(text))
+        if match is not None:
             end = match.end() if match[0] == "\n" else match.start()
+        elif anywhere and far < len(text):
+            end = far
+        else:
+            break
         pieces.append(text[start:end])
         start = end
     return [*pieces, text[start:]]
-
-
-def last_end(text: str) -> int:
-    """Where a text that begins with a word may be cut, after FAR characters before its end; more text may follow it.
-
-    Every end of a word will do but the very last: a word depends on nothing before it and on one character behind it.
-    """
-    sure = SURELY.search(text, max(0, len(text) - FAR))
-    return sure.start() if sure else pre_tokenizer().pre_tokenize_str(text)[-1][1][0]

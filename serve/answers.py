@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 from data.chat import prompt_ids
 from data.reading.records import BadRecord
-from data.reply import Delta, Reply
-from data.text_stream import TextStream
+from data.reply import Delta, Reply, TextStream
 from data.tokenizer import Tokenizer
 from model import LanguageModel
 from model.generation import Sampling

@@ -22,8 +22,7 @@ from fastapi.responses import StreamingResponse
 
 from configs.command import InputError
 from data.chat import prompt_ids
-from data.reply import Delta, Reply
-from data.text_stream import TextStream
+from data.reply import Delta, Reply, TextStream
 from eval.attention.capture import AttentionMaps
 from eval.attention.controls import scaled
 from eval.attention.probes import readable_tokens

@@ -55,13 +55,6 @@ def test_a_terminal_that_knows_only_ascii(tmp_path):
     assert "从前" in (run / "config.yaml").read_text(encoding="utf-8")
 
 
-def test_a_name_that_this_locale_has_no_letters_for_is_one_sentence(tmp_path):
-    done = in_ascii("-m", "train.pretrain", str(write_config(tmp_path, name="狐狸")))
-    assert done.returncode == 2
-    assert done.stderr.endswith("which no file's name can hold in this locale: set PYTHONUTF8=1 in the environment\n")
-    assert done.stderr.count("\n") == 1
-
-
 def test_what_only_some_systems_tell_is_asked_with_a_fallback(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     assert device.keep_freed_memory() is False

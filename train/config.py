@@ -9,11 +9,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from configs.command import InputError
+from configs.files import read_checkpoint
 from configs.loader import LoadedConfig, dump_yaml, flatten, load_config, validate
 from configs.schema import PathText, Section, Tag, keys_with, problem_of_name
 from configs.text import shortened
 from data.config import DataConfig
 from eval.config import EvalConfig
+from model.checkpoint import read_config
 from model.config import ModelConfig
 from model.families import NoFamily, family_of
 from train.method_config import Methods
@@ -232,7 +234,6 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
     said = loaded.said_of_start("model")
     if config.init_from is None or said >= ModelConfig.model_fields.keys():  # the config.yaml of a run says it all
         return config
-    from train.saving.initial_weights import shape_of, start_of  # which reads this file
 
     source, data = start_of(config.directory, config.init_from) or "", config.data
     if data.tokenizer.path == config.init_from:  # the run may have its own by now, and init_from be gone
@@ -271,3 +272,57 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run the code that eval.hooks and grpo.reward name, also in a config that came from elsewhere",
     )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# init_from: the shape is that of the model there
+
+ADDED = {"rope_scaling", "sliding_window", "layer_types"}  # a model that has none learns to live with them
+FREE = {  # the weights of init_from mean the same with another value
+    "router_aux_loss_coef", "max_position_embeddings", "attention_dropout", "hidden_dropout", "initialization",
+    "loadable_elsewhere", "attn_implementation", "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id",
+}  # fmt: skip
+
+
+def start_of(directory: Path, init_from: str | None) -> str | None:
+    """Where shape and tokenizer come from: init_from, or the run itself once it has begun; None without init_from."""
+    begun = init_from is not None and (directory / "checkpoints" / "latest").is_file()
+    return str(directory) if begun else init_from
+
+
+def shape_of(source: str, model: ModelConfig, said: set[str]) -> ModelConfig:
+    """`model:` as the model in `source` needs it, but for the keys that were said about it.
+
+    A source that cannot be read changes nothing here: the run that needs it says so.
+    """
+    try:
+        _, there = read_start(source)
+    except InputError:
+        return model
+    keep = said | free_keys(there)
+    if "max_position_embeddings" in keep - said:  # no tensor has its size
+        keep.discard("max_position_embeddings")
+        there["max_position_embeddings"] = max(there["max_position_embeddings"], model.max_position_embeddings)
+    if not there["loadable_elsewhere"]:
+        keep.discard("loadable_elsewhere")
+    taken = ModelConfig.model_validate(there)
+    update = {key: getattr(taken, key) for key in there if key not in keep}
+    if "layer_types" in keep and model.layer_types:  # there may be fewer layers, or more
+        update["layer_types"] = (model.layer_types * taken.num_hidden_layers)[: taken.num_hidden_layers]
+    return model.model_copy(update=update)
+
+
+def read_start(init_from: str) -> tuple[Path, dict[str, Any]]:
+    """A model's directory and its config's values."""
+    try:
+        return read_checkpoint(init_from, lambda directory: (directory, read_config(directory).model_dump()))
+    except ValueError as error:
+        raise InputError(f"init_from: {error}") from None
+
+
+def free_keys(there: dict[str, Any]) -> set[str]:
+    """The keys of `model:` that may have another value than `there`, in the config of the model begun from."""
+    free = FREE | {key for key in ADDED if there[key if key == "rope_scaling" else "sliding_window"] is None}
+    if there["position_embedding"] == "learned":
+        free.discard("max_position_embeddings")  # it is the size of a tensor
+    return free

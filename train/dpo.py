@@ -27,7 +27,7 @@ from torch.nn.functional import logsigmoid
 
 from configs.command import exit_on_bad_input
 from data.batches import IGNORED, Batch, TrainBatches
-from data.preferences import Pairs
+from data.packing import Pairs
 from data.prepare import PreparedData
 from model import LanguageModel
 from model.loss import log_probs

@@ -21,7 +21,7 @@ from data.batches import IGNORED, Batch
 from data.chat import prompt_ids
 from data.config import DataConfig, StoryworldSource
 from data.prepare import PreparedData
-from data.reading.sources import documents
+from data.reading.documents import documents
 from data.reading.world import talk_about
 from data.reply import CALL
 from eval.questions import Asked, question_of, questions_in

@@ -30,6 +30,7 @@ from data.reading.records import (
 
 NAMES = (("chosen", "rejected"), ("preferred_output", "non_preferred_output"))
 READ = (*NAMES[0], *QUESTIONS, *SYSTEMS, *TOOLS, "history")  # fields that may hold text, all of them read
+NOTHING_SHARED = "{} have no common prompt: let both begin with it, or add a field `prompt`"
 Messages = tuple[Message, ...]
 
 
@@ -68,25 +69,44 @@ def pair_of(record: Any) -> Pair:
             raise BadRecord(
                 f"has no `{name}`, which a pair needs (it has {', '.join(map(str, fields)) or 'no fields'}): add it"
             )
+    both = f"`{names[0]}` and `{names[1]}`"
     prompt, tools = _prompt(fields)
     answers = [fields[name] for name in names]
     if all(isinstance(answer, str) for answer in answers):
         if prompt and prompt[-1].role != "system":
-            _check_apart(prompt[-1].content, answers, names)
+            question = prompt[-1].content
+            ends = [answer[len(question) :] if answer.startswith(question) else "" for answer in answers]
+            if question.strip() and all(end[:1].isspace() for end in ends):
+                raise BadRecord(f"{both} begin with the prompt, which stands beside them too: keep it in one place")
         else:
             question, answers = _split(answers, fields)
             prompt = (*prompt, Message("user", question))
         answers = [[{"role": "assistant", "content": answer}] for answer in answers]
-    given = [_answer(answer, name) for name, answer in zip(names, answers, strict=True)]
-    tools = _tools_of_all(tools, *(one.tools for one in given))
+    given = []
+    for name, answer in zip(names, answers, strict=True):
+        messages = [answer] if isinstance(answer, dict) else answer
+        if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
+            raise BadRecord(f"`{name}` must be a text or a list of messages, as the other answer is")
+        given.append(checked_conversation(messages))
+    listed = [each for each in (tools, *(one.tools for one in given)) if each]
+    if any(tools != listed[0] for tools in listed):
+        raise BadRecord("the prompt and the two answers list different tools: give all of them the same")
     chosen, rejected = (
-        Conversation(_joined(prompt, one.messages, name), tools) for name, one in zip(names, given, strict=True)
+        Conversation(_joined(prompt, one.messages, name), listed[0] if listed else ())
+        for name, one in zip(names, given, strict=True)
     )
     if chosen == rejected:
-        raise BadRecord(f"`{names[0]}` and `{names[1]}` are equal, so there is nothing to prefer: leave the pair out")
-    shared = _shared(chosen.messages, rejected.messages, names)
+        raise BadRecord(f"{both} are equal, so there is nothing to prefer: leave the pair out")
+    pairs = zip(chosen.messages, rejected.messages, strict=False)  # how many messages both begin with
+    shared = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
+    shared = min(len(chosen.messages), len(rejected.messages)) if shared is None else shared
+    if not _turns(chosen.messages[:shared]):
+        raise BadRecord(NOTHING_SHARED.format(both))
+    for name, one in zip(names, (chosen, rejected), strict=True):
+        if shared >= len(one.messages) or one.messages[shared].role != "assistant":
+            raise BadRecord(f"`{name}` has no answer of the assistant behind the common prompt: add it")
     if not _holds(chosen.messages[:shared], _turns(prompt)):
-        raise BadRecord(f"the prompt does not stand before the place where `{names[0]}` and `{names[1]}` differ")
+        raise BadRecord(f"the prompt does not stand before the place where {both} differ")
     return Pair(chosen, rejected, shared)
 
 
@@ -112,15 +132,6 @@ def _prompt(fields: dict) -> tuple[Messages, tuple[dict, ...]]:
     return conversation.messages, conversation.tools
 
 
-def _check_apart(question: str, answers: Sequence[str], names: tuple[str, str]) -> None:
-    """Refuse answers that both begin with their prompt: it would be there twice."""
-    ends = [answer[len(question) :] if answer.startswith(question) else "" for answer in answers]
-    if question.strip() and all(end[:1].isspace() for end in ends):
-        raise BadRecord(
-            f"`{names[0]}` and `{names[1]}` begin with the prompt, which stands beside them too: keep it in one place"
-        )
-
-
 def _split(answers: Sequence[str], fields: dict) -> tuple[str, list[str]]:
     """Texts that hold the prompt: it is what both begin with, up to the last white space before two answers."""
     texts = {name: value for name, value in fields.items() if isinstance(value, str) and name not in READ}
@@ -133,23 +144,8 @@ def _split(answers: Sequence[str], fields: dict) -> tuple[str, list[str]]:
     alike = next((i for i, (a, b) in enumerate(zip(*both, strict=False)) if a != b), min(map(len, both)))
     common = re.sub(r"\S*$", "", both[0][:alike]).rstrip()
     if not common:
-        raise _nothing_shared("chosen", "rejected")
+        raise BadRecord(NOTHING_SHARED.format("`chosen` and `rejected`"))
     return common, [text[len(common) :].lstrip() for text in answers]
-
-
-def _answer(answer: Any, name: str) -> Conversation:
-    messages = [answer] if isinstance(answer, dict) else answer
-    if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
-        raise BadRecord(f"`{name}` must be a text or a list of messages, as the other answer is")
-    return checked_conversation(messages)
-
-
-def _tools_of_all(*given: tuple[dict, ...]) -> tuple[dict, ...]:
-    """The tools of the prompt and of both answers, which must be the same where they are listed."""
-    listed = [tools for tools in given if tools]
-    if any(tools != listed[0] for tools in listed):
-        raise BadRecord("the prompt and the two answers list different tools: give all of them the same")
-    return listed[0] if listed else ()
 
 
 def _joined(prompt: Messages, answer: Messages, name: str) -> Messages:
@@ -187,21 +183,3 @@ def _same(some: Messages, others: Messages) -> bool:
 def _holds(messages: Messages, some: Messages) -> bool:
     """Whether these messages stand among the others, one behind the other."""
     return any(_same(messages[i : i + len(some)], some) for i in range(len(messages) - len(some) + 1))
-
-
-def _shared(chosen: Messages, rejected: Messages, names: tuple[str, str]) -> int:
-    """How many messages both begin with, all of them before an answer."""
-    pairs = zip(chosen, rejected, strict=False)
-    shared = next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(chosen), len(rejected)))
-    if not _turns(chosen[:shared]):
-        raise _nothing_shared(*names)
-    for name, messages in zip(names, (chosen, rejected), strict=True):
-        if shared >= len(messages) or messages[shared].role != "assistant":
-            raise BadRecord(f"`{name}` has no answer of the assistant behind the common prompt: add it")
-    return shared
-
-
-def _nothing_shared(chosen: str, rejected: str) -> BadRecord:
-    return BadRecord(
-        f"`{chosen}` and `{rejected}` have no common prompt: let both begin with it, or add a field `prompt`"
-    )

@@ -69,7 +69,14 @@ def text_of(record: Any, text_field: str = "text") -> str:
         for name in text_field.split("."):
             value = value.get(name) if isinstance(value, dict) else None
     if value is None:
-        raise BadRecord(_why_no_text(record, text_field))
+        if text_field in record:
+            raise BadRecord(
+                f"field `{text_field}` is null: leave the record out, or name another data.source.text_field"
+            )
+        remedy = "name the one with the text in data.source.text_field"
+        if any(name in record for name in (*LISTS, *ANSWERS)):
+            remedy = "it is a conversation, so set data.records: conversations (or data.source.text_field)"
+        raise BadRecord(f"has no field `{text_field}` (it has {_names(record)}): {remedy}")
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         value = "\n".join(value)
     return _checked(value, f"field `{text_field}`")
@@ -187,7 +194,7 @@ def messages_in(fields: dict) -> list[dict]:
     answer = next((name for name in ANSWERS if name in fields), "output" if "instruction" in fields else None)
     if answer is None or not any(name in fields for name in QUESTIONS):
         layouts = "see docs/data_formats.md for the layouts that are known"
-        remedy = "set data.records: text" if "text" in fields else _inside(fields) or layouts
+        remedy = "set data.records: text" if "text" in fields else layouts
         raise BadRecord(f"holds no conversation (it has {_names(fields)}): {remedy}")
     if isinstance(fields.get("prompt"), list) and isinstance(fields[answer], list):
         return asked_in(fields) + messages_in({"messages": fields[answer]})
@@ -356,26 +363,6 @@ def _checked(value: Any, what: str) -> str:
     except UnicodeEncodeError:
         raise BadRecord(f"{what} holds half a surrogate pair, which is not a character: repair or remove it") from None
     return value
-
-
-def _why_no_text(record: dict, text_field: str) -> str:
-    missing = f"has no field `{text_field}` (it has {_names(record)})"
-    if text_field in record:
-        return f"field `{text_field}` is null: leave the record out, or name another field in data.source.text_field"
-    try:
-        conversation_of(record)
-    except BadRecord:
-        remedy = "name the one with the text in data.source.text_field"
-        return f"{missing}: {'; or, '.join(filter(None, [remedy, _inside(record)]))}"
-    return f"{missing}: it is a conversation, so set data.records: conversations (or data.source.text_field)"
-
-
-def _inside(record: dict) -> str:
-    """Advice for an object that holds the records of a whole file."""
-    name = next(
-        (name for name, value in record.items() if isinstance(value, list) and isinstance([*value, 0][0], dict)), ""
-    )
-    return name and f"if the records are in `{name}`, write that list alone into the file, or call it `data`"
 
 
 def _names(record: dict) -> str:

@@ -1,19 +1,90 @@
-"""What the built-in world makes of its settings: document number `index`, a function of these and nothing else."""
+"""What the built-in world makes of its settings: document number `index`, a function of these and nothing else.
+
+All cores make documents. In threads of one process, Python would make one at a time, so there are processes:
+
+    process 0   chunk 0   chunk 2   …     Each makes every n-th chunk and writes it to a pipe, which holds one or two:
+    process 1   chunk 1   chunk 3   …     it waits until that is read. If the command ends or is killed, its processes
+                                          find their pipes closed and end as well.
+
+They are plain processes and no `multiprocessing.Pool`: a pool imports the caller's main program once more in each of
+them (with torch, for seconds), and hangs if that program has no `if __name__ == "__main__"`.
+"""
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
 from bisect import bisect
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, islice
+from pathlib import Path
 from random import Random
 from typing import Any
 
-from data.config import Drills, StoryworldSource
-from data.reading.ledger import Split
+from configs.command import usable_cores
+from data.config import Drills, Split, StoryworldSource
 from data.reading.pairs import Pair, pair_of
 from data.reading.records import Conversation, conversation_of
 
+CHUNK = 32  # documents
+FEWEST = 1000  # documents, from which it pays to start processes, which takes them half a second
+MOST = 8  # processes
+PROGRAM = "from data.reading.world import tell_share; tell_share()"
+
 Content = str | Conversation | Pair
+
+
+def told(source: StoryworldSource, records: str, counts: Mapping[Split, int]) -> Iterator[tuple[Split, int, Content]]:
+    """(split, index, document) of as many documents of each split as `counts` says, in its order."""
+    number = min(MOST, usable_cores()) if sum(counts.values()) >= FEWEST else 1
+    processes = [_start((source, records, counts, k, number)) for k in range(number)] if number > 1 else []
+    try:
+        for k, (split, numbers) in enumerate(_chunks(counts)):
+            if processes:
+                contents = pickle.load(processes[k % number].stdout)  # type: ignore[arg-type]
+            else:
+                contents = [invented(source, index, split, records) for index in numbers]
+            yield from ((split, index, content) for index, content in zip(numbers, contents, strict=True))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stdout.close()  # type: ignore[union-attr]
+
+
+def _chunks(counts: Mapping[Split, int]) -> Iterator[tuple[Split, range]]:
+    for split, count in counts.items():
+        for first in range(0, count, CHUNK):
+            yield split, range(first, min(first + CHUNK, count))
+
+
+def _start(job: tuple) -> subprocess.Popen[bytes]:
+    root = str(Path(__file__).parents[2])
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])},
+        start_new_session=True,  # Ctrl-C is for the command
+    )
+    assert process.stdin is not None
+    with process.stdin:
+        pickle.dump(job, process.stdin)
+    return process
+
+
+def tell_share() -> None:
+    """What a process does: make every n-th chunk, from number k on."""
+    source, records, counts, k, number = pickle.load(sys.stdin.buffer)
+    with suppress(BrokenPipeError):
+        for split, numbers in islice(_chunks(counts), k, None, number):
+            pickle.dump([invented(source, index, split, records) for index in numbers], sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+    os._exit(0)  # without a word about a pipe that is closed
 
 
 def invented(source: StoryworldSource, index: int, split: Split, records: str) -> Content:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from configs.command import InputError
+from data.chat import plain_texts
 from data.config import DataConfig
-from data.learning_text import plain_texts
-from data.reading import sources
+from data.reading.documents import documents
 from data.storyworld.lexicon import lexicon
 from data.storyworld.names import held_out_names
 from data.tokenizer import Tokenizer
@@ -66,7 +66,7 @@ def held_out_rows(tokenizer: Tokenizer, config: DataConfig, length: int, count: 
     Raises InputError for a source that cannot be read, or holds less than one piece.
     """
     ids, wanted = list[int](), count * (length - 1)
-    for document in sources.documents(config, "validation"):
+    for document in documents(config, "validation"):
         for text in plain_texts(document):
             ids += tokenizer.encode(text)
         if len(ids) >= wanted:

@@ -85,7 +85,7 @@ def main() -> int:
     given = parser.parse_args()
     from itertools import islice
 
-    from data.reading.sources import documents
+    from data.reading.documents import documents
     from eval.questions import data_config_of, question_of
 
     file, data = data_config_of(given.run)

@@ -10,8 +10,7 @@ import pytest
 from configs.command import InputError
 from data.batches import make_rows
 from data.config import DataConfig
-from data.packing import IGNORED
-from data.preferences import Pairs
+from data.packing import IGNORED, Pairs
 from data.prepare import describe, prepare
 from data.reading.pairs import Pair, pair_of
 from data.reading.records import BadRecord, Conversation, Message, checked_conversation

@@ -1,22 +1,32 @@
 """Preparing: text in, shards out; nothing stale, nothing half-written, every mistake with file and line."""
 
+import errno
+import hashlib
 import json
 import os
+import random
+import re
 import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from configs.command import InputError
-from data import encode_corpus, shards
+from configs.command import InputError, exit_on_bad_input
 from data import prepare as prepare_module
+from data import shards
 from data import tokenizer as tokenizer_module
 from data.config import DataConfig
-from data.fingerprints import fingerprint
-from data.prepare import open_prepared, prepare
-from data.reading import files, hashes
-from data.reading.documents import split_of
-from data.reading.sources import documents
+from data.prepare import dependencies, open_prepared, prepare
+from data.reading.documents import documents, fingerprint, split_of
+from data.storyworld import tell_many
+from tests.processes import exit_code, print_to, start
 
 
 def config(path, **changes) -> DataConfig:
@@ -48,10 +58,10 @@ def test_a_text_file_is_split_by_position(text_file, tmp_path):
     assert data.manifest["train"]["bytes"] + data.manifest["validation"]["bytes"] == len(text.encode())
 
 
-def test_a_text_read_in_pieces_begins_and_ends_once(text_file, tmp_path, monkeypatch):
+def test_a_text_encoded_in_pieces_begins_and_ends_once(text_file, tmp_path, monkeypatch):
     """An end token stands at the real end of a document, however many pieces and rows it fills."""
     whole = prepare(config(text_file), tmp_path / "whole")
-    monkeypatch.setattr(files, "PIECE", 50)
+    monkeypatch.setattr(shards, "BATCH", 50)
     monkeypatch.setattr(tokenizer_module, "PIECE", 20)
     pieces = prepare(config(text_file), tmp_path / "pieces")
     for split in ("train", "validation"):
@@ -74,7 +84,7 @@ def test_documents_are_split_by_their_own_hash(jsonl_file):
 def test_every_token_is_in_the_shards_once_whatever_their_size(jsonl_file, tmp_path, monkeypatch):
     whole = prepare(config(jsonl_file), tmp_path / "a")
     monkeypatch.setattr(shards, "SHARD_TOKENS", 100)
-    monkeypatch.setattr(encode_corpus, "BATCH", 90)
+    monkeypatch.setattr(shards, "BATCH", 90)
     pieces = prepare(config(jsonl_file), tmp_path / "b")
     assert len(pieces.manifest["train"]["shards"]) > 5
     one, many = whole.stream("train"), pieces.stream("train")
@@ -101,53 +111,35 @@ def test_a_failed_preparation_leaves_nothing_behind(text_file, tmp_path, monkeyp
     def fails(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare_module, "encode_corpus", fails)
+    monkeypatch.setattr(prepare_module, "write_shards", fails)
     with pytest.raises(KeyboardInterrupt):
         prepare(config(text_file), tmp_path / "runs")
     left = {path.name for path in (tmp_path / "runs" / ".prepared").iterdir()} - {"hashes.json", "hashes.lock"}
     assert [name.partition(".")[2] for name in left] == ["lock"]
 
 
-DAMAGE = {
-    "shorter": (lambda raw: raw[:-2], "has 7,724 bytes, and the manifest says 7,726 bytes"),
-    "a flipped bit": (lambda raw: raw[:99] + bytes([raw[99] ^ 4]) + raw[100:], "bytes have changed since it was"),
+CHANGES = {
+    "shorter": lambda raw: raw[:-2],
+    "a flipped bit": lambda raw: raw[:99] + bytes([raw[99] ^ 4]) + raw[100:],
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", CHANGES)
 def test_a_damaged_shard_is_named(text_file, tmp_path, damage):
     data = prepare(config(text_file), tmp_path / "runs")
-    shard, (change, problem) = data.directory / "train_00000.bin", DAMAGE[damage]
-    shard.write_bytes(change(shard.read_bytes()))
-    with pytest.raises(InputError, match=f"train_00000.bin: .*{problem}.*: delete {data.directory}, then it is prep"):
+    shard = data.directory / "train_00000.bin"
+    shard.write_bytes(CHANGES[damage](shard.read_bytes()))
+    with pytest.raises(
+        InputError, match=f"train_00000.bin: its bytes have changed since.*: delete {data.directory}, then it is prep"
+    ):
         open_prepared(data.directory)
 
 
-def test_a_shard_is_hashed_once(text_file, tmp_path, monkeypatch):
-    data, hashed, real = prepare(config(text_file), tmp_path / "runs"), [], hashes.sha256
-    for shard in data.directory.glob("*.bin"):
-        os.utime(shard, (1e9, 1e9))
-    monkeypatch.setattr(hashes, "sha256", lambda file: hashed.append(file) or real(file))
-    for _ in range(3):
-        open_prepared(data.directory)
-    assert len(hashed) == 2
-    memory = tmp_path / "runs/.prepared/hashes.json"
-    memory.write_text(memory.read_text().replace("0", "1"))  # what is remembered may be damaged itself
-    open_prepared(data.directory)
-
-
-def test_a_shard_that_is_cut_off_while_it_is_in_use_is_named(text_file, tmp_path):
-    """Memory-mapped, it would kill the process (SIGBUS)."""
+def test_a_stream_stays_readable_when_its_files_are_deleted(text_file, tmp_path):
     data = prepare(config(text_file), tmp_path / "runs")
     stream = data.stream("train")
     shutil.rmtree(data.directory.parent)
-    assert len(stream.read(0, 100)) == 100  # deleted files stay readable as long as they are open
-    data = prepare(config(text_file), tmp_path / "runs")
-    stream = data.stream("train")
-    os.truncate(data.directory / "train_00000.bin", 5000)
     assert len(stream.read(0, 100)) == 100
-    with pytest.raises(InputError, match="train_00000.bin: was cut off to 5,000 bytes while it was in use: delete"):
-        stream.read(2450, 100)
 
 
 def test_a_large_vocabulary_is_stored_in_four_bytes(tmp_path):
@@ -203,3 +195,267 @@ def test_a_folder_without_text_says_so(tmp_path):
     (tmp_path / "picture.png").write_bytes(b"")
     with pytest.raises(InputError, match="holds no file of these kinds: .txt"):
         prepare(config(tmp_path), tmp_path / "runs")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# preparing that is killed, meets a full disk, or is asked for twice: the shards are the same bytes
+
+
+SMALL = [(shards, "SHARD_TOKENS", 30_000), (shards, "BATCH", 15_000)]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Small shards and batches."""
+    for module, name, value in SMALL:
+        monkeypatch.setattr(module, name, value)
+
+
+def prepare_child(config: DataConfig, out: Path, seconds: float | None = None, *, after_a_note: bool = False) -> None:
+    """prepare(), for a process of its own, which SIGPROF kills after so many seconds of work since its start or
+    since its first note. Work, not time: what else the machine does moves nothing."""
+    begin = lambda: signal.setitimer(signal.ITIMER_PROF, seconds or 0.0)  # noqa: E731
+    after_the_first_note(begin) if after_a_note else begin()
+    prepare_small(lambda: prepare(config, out, show_progress=False))
+
+
+def signalled_child(config_file: Path, number: int) -> None:
+    """`python -m data.prepare config_file` that gets the signal when it has noted how far it is."""
+    print_to(config_file.with_name("said.txt"))
+    after_the_first_note(lambda: os.kill(os.getpid(), number))
+    sys.argv = ["prepare", str(config_file)]
+    prepare_small(lambda: exit_on_bad_input(prepare_module.main))
+
+
+def prepare_small(command: Callable) -> None:
+    for module, name, value in SMALL:
+        setattr(module, name, value)
+    command()
+
+
+def after_the_first_note(action: Callable) -> None:
+    real = shards.write_signed
+
+    def write_signed(*arguments) -> None:
+        real(*arguments)
+        shards.write_signed = real
+        action()
+
+    shards.write_signed = write_signed
+
+
+@cache
+def stories() -> list[str]:
+    return [story.text for story in tell_many(0, 0, 1500)]
+
+
+def text_config(folder: Path) -> DataConfig:
+    texts = stories()
+    lines = [json.dumps({"text": text}) + "\n" for text in texts + texts[:100]]
+    (folder / "stories.jsonl").write_text("".join(lines), encoding="utf-8")
+    source = {"kind": "files", "path": str(folder / "stories.jsonl")}
+    return DataConfig.model_validate(
+        {"source": source, "tokenizer": {"kind": "bpe", "vocab_size": 512}, "drop_duplicates": True}
+    )
+
+
+def chat_config(folder: Path) -> DataConfig:
+    turn = lambda role, content: {"role": role, "content": content}  # noqa: E731
+    records = [{"messages": [turn("user", f"Story {i}?"), turn("assistant", s)]} for i, s in enumerate(stories())]
+    (folder / "chat.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    source = {"kind": "files", "path": str(folder / "chat.jsonl")}
+    return DataConfig.model_validate({"source": source, "tokenizer": {"kind": "byte"}, "records": "conversations"})
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """The files of prepared data, the manifest among them; where the text lay is left out of it."""
+    place = rb'"[^"]*/(stories|chat)\.jsonl"|\n  "sha256": "\w+"'
+    return {file.name: re.sub(place, rb'"\1"', file.read_bytes()) for file in directory.iterdir()}
+
+
+@cache
+def undisturbed(make: Callable[[Path], DataConfig]) -> dict[str, bytes]:
+    """What prepare() makes of this config where nothing happens to it; with `small`."""
+    with tempfile.TemporaryDirectory() as folder:
+        return contents(prepare(make(Path(folder)), Path(folder) / "runs").directory)
+
+
+def notes(out: Path) -> str:
+    return "".join(file.read_text() for file in out.glob(".prepared/*.partial/progress.json"))
+
+
+@pytest.mark.parametrize(("make", "kills"), [pytest.param(text_config, 20, marks=pytest.mark.slow), (chat_config, 4)])
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path, small, make, kills):
+    config, draw = make(tmp_path), random.Random(0)
+    before = time.process_time()
+    expected = contents(prepare(config, tmp_path / "whole").directory)
+    work = time.process_time() - before
+    assert len([name for name in expected if name.endswith(".bin")]) > 10
+
+    out, killed, went_on = tmp_path / "killed", 0, 0
+    while killed < kills:
+        noted, from_the_start = notes(out), draw.random() < 0.25  # there it starts, or learns the tokenizer
+        seconds = draw.uniform(0.0, 0.5 if from_the_start else 0.2) * work
+        code = exit_code(prepare_child, config, out, max(seconds, 0.001), after_a_note=not from_the_start)
+        killed += code == -signal.SIGPROF
+        went_on += notes(out) != noted
+        assert not (notes(out) and list(out.glob(".prepared/*/manifest.json")))
+        if code == 0:  # it was quicker than the kill: the next one starts afresh
+            assert contents(prepare(config, out).directory) == expected
+            out = out.with_name(f"{out.name}_again")
+    assert went_on > kills / 2
+    assert exit_code(prepare_child, config, out) == 0
+    assert contents(prepare(config, out).directory) == expected
+
+
+DAMAGE = "empty_note half_note no_tokenizer bad_tokenizer miscounted".split()
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_is_left_of_a_stopped_run_is_not_trusted(tmp_path, small, monkeypatch, capsys, damage):
+    config = text_config(tmp_path)
+    expected = undisturbed(text_config)
+    with monkeypatch.context() as patched:
+        patched.setattr(shards, "write_signed", lambda *note: shards_write_signed(*note) or stop())
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config, tmp_path / "stopped")
+    (partial,) = (tmp_path / "stopped" / ".prepared").glob("*.partial")
+    {
+        "empty_note": lambda: (partial / "progress.json").write_text(""),
+        "half_note": lambda: (partial / "progress.json").write_text('{"read": 3}'),
+        "no_tokenizer": (partial / "tokenizer.json").unlink,
+        "bad_tokenizer": lambda: (partial / "tokenizer.json").write_text("{}"),
+        "miscounted": lambda: (partial / "progress.json").write_text(notes(tmp_path / "stopped").replace("1", "2")),
+    }[damage]()
+    assert contents(prepare(config, tmp_path / "stopped").directory) == expected
+    assert str(partial) in capsys.readouterr().err  # what is wrong with it, in a line
+
+
+shards_write_signed = shards.write_signed
+
+
+def stop():
+    raise KeyboardInterrupt
+
+
+def test_a_text_that_changes_while_it_is_read_is_not_kept(tmp_path, monkeypatch):
+    config, file = text_config(tmp_path), tmp_path / "stories.jsonl"
+    before, real = file.read_bytes(), prepare_module._write
+
+    def edit(*arguments):
+        file.write_bytes(before.replace(b"fox", b"owl"))
+        return real(*arguments)
+
+    monkeypatch.setattr(prepare_module, "_write", edit)
+    with pytest.raises(InputError, match="changed while it was being read: prepare it again"):
+        prepare(config, tmp_path / "runs")
+    monkeypatch.setattr(prepare_module, "_write", real)
+    file.write_bytes(before)
+    data = prepare(config, tmp_path / "runs")
+    assert "fox" in data.tokenizer.decode(data.stream("train").read(0, 100_000))
+
+
+def test_a_damaged_manifest_says_what_to_do_and_a_missing_one_is_made_again(tmp_path):
+    config = text_config(tmp_path)
+    directory = prepare(config, tmp_path / "runs").directory
+    expected = contents(directory)
+    (directory / "manifest.json").write_text("{")
+    with pytest.raises(
+        InputError,
+        match=f"manifest.json: is not .*: the prepared data is damaged: delete {directory}, then it is prepared again",
+    ):
+        prepare(config, tmp_path / "runs")
+    (directory / "manifest.json").unlink()
+    assert contents(prepare(config, tmp_path / "runs").directory) == expected
+
+
+@pytest.mark.slow
+def test_another_first_token_of_a_pretrained_tokenizer_makes_a_new_entry(tmp_path):
+    config = text_config(tmp_path)
+    prepare(config, tmp_path / "runs").tokenizer.save(tmp_path / "t")
+    values = config.model_dump() | {"tokenizer": {"kind": "pretrained", "path": str(tmp_path / "t")}}
+    adopting = DataConfig.model_validate(values)
+    first = prepare(adopting, tmp_path / "runs").directory
+    settings = json.loads((tmp_path / "t/tokenizer_config.json").read_text())
+    (tmp_path / "t/tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<|im_end|>"}))
+    again = prepare(adopting, tmp_path / "runs")
+    assert again.directory != first
+    assert again.tokenizer.roles["eos_token"] == "<|im_end|>"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_stopped_by_hand_it_says_that_it_continues(tmp_path, number, code):
+    config = text_config(tmp_path)
+    values = {"output_dir": str(tmp_path / "out"), "data": config.model_dump(exclude_none=True)}
+    (tmp_path / "c.yaml").write_text(json.dumps(values))
+    assert exit_code(signalled_child, tmp_path / "c.yaml", number) == code
+    said = (tmp_path / "said.txt").read_text()
+    assert ("stopped; run the same command again to continue" in said) == (number == signal.SIGINT)
+    assert "Traceback" not in said
+    assert notes(tmp_path / "out")
+
+
+def test_a_full_disk_is_one_clear_line_and_the_work_is_kept(tmp_path, small, monkeypatch):
+    config = text_config(tmp_path)
+    expected = undisturbed(text_config)
+    real, written = shards.SplitWriter.append, 0
+
+    def append(writer, piece, ids, flags):
+        nonlocal written
+        written += ids.nbytes
+        if written > 400_000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(writer, piece, ids, flags)
+
+    monkeypatch.setattr(shards.SplitWriter, "append", append)
+    with pytest.raises(InputError, match="the disk of .* is full: free some space; the same command continues"):
+        prepare(config, tmp_path / "full")
+    assert not list(tmp_path.glob("full/.prepared/*/manifest.json"))
+    monkeypatch.setattr(shards.SplitWriter, "append", real)
+    (partial,) = (tmp_path / "full" / ".prepared").glob("*.partial")
+    assert json.loads((partial / "progress.json").read_text())["read"] > 0
+    assert contents(prepare(config, tmp_path / "full").directory) == expected
+
+
+def test_a_second_process_waits_and_finds_it_prepared(tmp_path):
+    config = text_config(tmp_path)
+    both = [start(prepare_child, config, tmp_path / "runs") for _ in range(2)]
+    for process in both:
+        process.join(timeout=300)
+    assert [process.exitcode for process in both] == [0, 0]
+    (directory,) = (p for p in (tmp_path / "runs" / ".prepared").iterdir() if p.is_dir())
+    open_prepared(directory)
+
+
+def test_a_changed_option_that_changes_the_shards_makes_a_new_entry(tmp_path):
+    config = text_config(tmp_path)
+
+    def made_of(**changes):
+        return dependencies(config.model_copy(update=changes), tmp_path)
+
+    tokenizer = config.tokenizer.model_copy(update={"vocab_size": 640})
+    for changes in (
+        {"drop_duplicates": False},
+        {"validation_fraction": 0.2},
+        {"on_bad_record": "skip"},
+        {"tokenizer": tokenizer},
+    ):
+        assert made_of(**changes) != made_of()
+    for changes in ({"sequence_length": 16}, {"isolate_documents": True}, {"too_long": "drop"}):
+        assert made_of(**changes) == made_of()
+
+
+def test_the_manifest_describes_the_shards(tmp_path, small):
+    for make in (text_config, chat_config):
+        data = prepare(make(tmp_path), tmp_path / "runs")
+        for split in ("train", "validation"):
+            described = data.manifest[split]
+            for shard in described["shards"]:
+                for key in [key for key in ("", "flags_") if f"{key}file" in shard]:
+                    raw = (data.directory / shard[f"{key}file"]).read_bytes()
+                    assert hashlib.sha256(raw).hexdigest() == shard[f"{key}sha256"]
+                    assert len(raw) == shard[f"{key}bytes"]
+            assert sum(shard["tokens"] for shard in described["shards"]) == described["tokens"]
+            ids = data.stream(split).read(0, described["tokens"])
+            assert int((ids == data.tokenizer.bos_id).sum()) == described["documents"]
+            assert described["bytes_per_token"] == pytest.approx(described["bytes"] / described["trained_tokens"], 1e-4)

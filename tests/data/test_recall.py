@@ -10,7 +10,7 @@ from data.batches import make_rows
 from data.config import DataConfig, StoryworldSource, TokenizerConfig
 from data.packing import IGNORED, HeldOutRows
 from data.prepare import prepare
-from data.reading.sources import read
+from data.reading.documents import read
 from data.storyworld import recall
 from data.storyworld.recall import FACETS, recalled_names
 from data.tokenizer import train_tokenizer

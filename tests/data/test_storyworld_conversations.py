@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from data.config import DataConfig, StoryworldSource
-from data.reading.sources import documents
+from data.reading.documents import documents
 from data.storyworld import converse, interview, read, renamed
 from data.storyworld.conversations import CONVERSATION_KINDS, repeats
 from data.storyworld.interviews import Asked

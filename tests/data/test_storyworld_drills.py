@@ -4,8 +4,8 @@ import re
 from collections import Counter
 
 from data.config import CourseStep, DataConfig, Drills, StoryworldSource
-from data.learning_text import tokenizer_texts
-from data.reading.sources import documents
+from data.prepare import tokenizer_texts
+from data.reading.documents import documents
 from data.storyworld import tell
 from data.storyworld.drills import compare, judge, one_fact, say_words
 from data.storyworld.names import held_out_names, name_set

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from data.config import DataConfig, StoryworldSource
-from data.reading.sources import documents
+from data.reading.documents import documents
 from data.storyworld.crowds import crowd, tell_crowd
 from data.storyworld.echoes import NEAR, echoes, with_echoes
 from data.storyworld.interviews import Asked, interview

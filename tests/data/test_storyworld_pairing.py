@@ -7,8 +7,8 @@ import pytest
 
 from data.chat import TRAINED, encode_conversations
 from data.config import DataConfig, StoryworldSource, TokenizerConfig
+from data.reading.documents import documents
 from data.reading.records import conversation_of
-from data.reading.sources import documents
 from data.storyworld.names import held_out_names, name_set
 from data.storyworld.pairing import TOLD, ask_by_name, ask_pairs, by_name, pairs
 from data.tokenizer import train_tokenizer

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from data.config import TokenizerConfig
-from data.text_stream import TextStream
+from data.reply import TextStream
 from data.tokenizer import BOS, EOS, PAD, Tokenizer, train_tokenizer
 
 TEXT = "Tiko 🦊 said 你好，世界。\n👩‍👩‍👧 é 🇨🇭\n"  # characters of one to four bytes, and pictures of several characters

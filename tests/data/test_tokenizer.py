@@ -12,7 +12,6 @@ from tokenizers import decoders, models, normalizers
 from transformers import AutoTokenizer
 
 from configs.command import InputError
-from data import tokenizer as tokenizer_module
 from data.chat import prompt_ids
 from data.config import TokenizerConfig
 from data.tokenizer import SPECIAL_TOKENS, Tokenizer, load_tokenizer, train_tokenizer
@@ -268,12 +267,6 @@ def test_a_character_never_seen_becomes_the_unknown_token():
     assert tokenizer.encode("aXb")[1] == SPECIAL_TOKENS.index("<|unk|>")
 
 
-def test_documents_have_a_first_and_a_last_token(tokenizer):
-    ids = tokenizer.encode_documents(["fox"])[0]
-    assert (ids[0], ids[-1]) == (tokenizer.bos_id, tokenizer.eos_id)
-    assert ids[1:-1] == tokenizer.encode("fox")
-
-
 def test_transformers_reads_the_directory_and_gives_the_ids_of_training(tokenizer, tmp_path):
     """Every document of training begins with the bos token, so a text does; a rendered chat has one already."""
     tokenizer.save(tmp_path, context_length=100)
@@ -353,22 +346,3 @@ def test_a_path_without_a_tokenizer_says_so(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(InputError, match="is not a tokenizer.json"):
         load_tokenizer(tmp_path)
-
-
-def test_learning_stops_where_different_words_would_fill_the_memory(monkeypatch, capsys):
-    """The same words again cost nothing; new ones do."""
-    monkeypatch.setattr(tokenizer_module, "DISTINCT_BYTES", 2000)
-    config, read = TokenizerConfig(kind="bpe", vocab_size=320, train_bytes=1_000_000), []
-
-    def texts(new):
-        for i in range(1000):
-            read.append(i)
-            yield f"word{'' if not new else chr(0x4E00 + i) * 5}。"
-
-    train_tokenizer(config, texts(new=False))
-    assert len(read) == 1000
-    assert capsys.readouterr().err == ""
-    read.clear()
-    train_tokenizer(config, texts(new=True))
-    assert 100 < len(read) < 130  # 19 bytes each
-    assert "more would need 2 GB" in capsys.readouterr().err

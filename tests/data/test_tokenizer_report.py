@@ -13,7 +13,7 @@ from data.config import DataConfig, TokenizerConfig
 from data.prepare import prepare
 from data.storyworld import tell_many
 from data.tokenizer import train_tokenizer
-from data.tokenizer_report import advice, compare, main, report, sizes_of
+from data.tokenizer_report import advice, compare, main, report
 from tests.processes import run_module
 
 
@@ -119,20 +119,11 @@ def test_the_advice_follows_the_numbers(found):
     assert "bpe 4096 ends with 2,048 ids" in advice([line(2048, 3), replace(line(2048, 3), name="bpe 4096")])
 
 
-@pytest.mark.parametrize("sizes", ["", "512,", "abc", "319", "512;1024", "-512"])
-def test_a_bad_size_is_one_clear_line(sizes):
-    with pytest.raises(InputError, match="--sizes is .*: it must be a whole number from 320"):
-        sizes_of(sizes)
-
-
-def test_sizes_are_rounded_as_the_tokenizer_does():
-    assert sizes_of("320,1000, 1024") == [320, 1024, 1024]
-
-
 def test_bad_arguments(stories, tmp_path, monkeypatch):
     config_file = write_config(tmp_path, stories)
     for arguments, message in {
         ("--also", "nowhere"): "nowhere: holds no tokenizer.json",
+        ("--sizes", "64"): "--sizes is '64': it must be a whole number from 320",
         ("data.validation_fraction=0.000001",): "no document is held out",
     }.items():
         monkeypatch.setattr(sys, "argv", ["data.tokenizer_report", str(config_file), *arguments])

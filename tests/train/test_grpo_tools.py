@@ -155,7 +155,7 @@ def test_a_run_with_tools_goes_on_exactly_after_a_stop(run):
     lines = [line for line in metrics(run.parent / "whole") if line["split"] == "train"]
     assert lines[0]["tool_calls"] > 0
     assert lines[0]["tool_errors"] <= lines[0]["tool_calls"] <= MOST_CALLS
-    with stopped_at(3):
+    with stopped_at(2):
         pretrain(config, "name=stopped", "--trust-hooks", script=grpo.main, code=143)
     pretrain(config, "name=stopped", "--trust-hooks", script=grpo.main)
     assert trace(run.parent / "stopped") == trace(run.parent / "whole")

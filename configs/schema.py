@@ -25,7 +25,6 @@ class Tag(Enum):
     """What a key means to a run. A section's tag holds for every key in it, but RUNTIME overrides IDENTITY."""
 
     IDENTITY = "makes a run what it is: a run of the same name refuses another value"
-    TENSORS = "decides the tensors of a checkpoint: with another value none would fit, or none would mean the same"
     RUNTIME = "where and how it runs, or filled in by what is compared itself: may change from start to start"
 
 

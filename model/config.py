@@ -48,91 +48,87 @@ class ModelConfig(Section):
     vocab_size: Annotated[int | None, Tag.RUNTIME] = Field(
         None, ge=1, description="Number of different tokens. The tokenizer sets it."
     )
-    hidden_size: Annotated[int, Tag.TENSORS] = Field(
+    hidden_size: int = Field(
         256, ge=1, description="Width of the network: how many numbers stand for a token inside it."
     )
-    intermediate_size: Annotated[int | None, Tag.TENSORS] = Field(
+    intermediate_size: int | None = Field(
         None, ge=1, description="Inner width of feed-forward layers. null = 8/3 of hidden_size, ungated 4 times."
     )
-    gated_mlp: Annotated[bool, Tag.TENSORS] = Field(
+    gated_mlp: bool = Field(
         True, description="true: feed-forward layers of three matrices, one a gate (SwiGLU) | false: two, as in GPT-2."
     )
-    hidden_act: Annotated[Activation, Tag.TENSORS] = Field(
+    hidden_act: Activation = Field(
         "silu", description="Function between the matrices: silu | gelu_new (GPT-2) | gelu | gelu_pytorch_tanh | relu."
     )
-    mlp_bias: Annotated[bool, Tag.TENSORS] = Field(
+    mlp_bias: bool = Field(
         False, description="Add a learned vector to the output of each matrix of the feed-forward layers."
     )
-    num_experts: Annotated[int | None, Tag.TENSORS] = Field(
+    num_experts: int | None = Field(
         None, ge=1, description="Mixture of experts: feed-forward parts; a router picks a few a token. null = one."
     )
-    num_experts_per_tok: Annotated[int, Tag.TENSORS] = Field(2, ge=1, description="Experts that a token goes to.")
-    moe_intermediate_size: Annotated[int | None, Tag.TENSORS] = Field(
+    num_experts_per_tok: int = Field(2, ge=1, description="Experts that a token goes to.")
+    moe_intermediate_size: int | None = Field(
         None, ge=1, description="Inner width of an expert. null = a token costs what it costs without experts."
     )
-    norm_topk_prob: Annotated[bool, Tag.TENSORS] = Field(
+    norm_topk_prob: bool = Field(
         True, description="true: the weights of a token's experts add up to 1. Several experts need it, one forbids it."
     )
     router_aux_loss_coef: float = Field(
         0.01, ge=0, description="How strongly the load-balancing loss makes the router use all experts. 0 = not at all."
     )
-    decoder_sparse_step: Annotated[int, Tag.TENSORS] = Field(
+    decoder_sparse_step: int = Field(
         1, ge=1, description="Every how many layers there are experts: 1 = in all, 2 = in every second."
     )
-    mlp_only_layers: Annotated[list[Annotated[int, Field(ge=0)]], Tag.TENSORS] = Field(
+    mlp_only_layers: list[Annotated[int, Field(ge=0)]] = Field(
         [], description="Layers without experts, counted from 0."
     )
-    num_hidden_layers: Annotated[int, Tag.TENSORS] = Field(6, ge=1, le=10_000, description="Number of layers.")
-    num_attention_heads: Annotated[int, Tag.TENSORS] = Field(
+    num_hidden_layers: int = Field(6, ge=1, le=10_000, description="Number of layers.")
+    num_attention_heads: int = Field(
         8, ge=1, description="Query heads in a layer. Each one learns to look at the text in its own way."
     )
-    num_key_value_heads: Annotated[KeyValueHeads, Tag.TENSORS] = Field(
+    num_key_value_heads: KeyValueHeads = Field(
         "gqa",
         description="Key/value heads, which the query heads share: mha = one per query head | gqa = about a quarter, "
         "never 1 and never all | mqa = 1 | or any divisor of num_attention_heads.",
     )
-    head_dim: Annotated[int | None, Tag.TENSORS] = Field(
+    head_dim: int | None = Field(
         None, ge=2, description="Size of one head, an even number. null = hidden_size / num_attention_heads."
     )
-    attention: Annotated[Literal["heads", "mla"], Tag.TENSORS] = Field(
+    attention: Literal["heads", "mla"] = Field(
         "heads", description="heads: num_key_value_heads keys and values | mla: every head makes its own from a latent."
     )
-    kv_lora_rank: Annotated[int | None, Tag.TENSORS] = Field(
+    kv_lora_rank: int | None = Field(
         None, ge=1, description="mla: size of the cached latent. null = 4 x head_dim, at most half of hidden_size."
     )
-    q_lora_rank: Annotated[int | None, Tag.TENSORS] = Field(
+    q_lora_rank: int | None = Field(
         None, ge=1, description="mla: size of a latent for the queries as well. null = none."
     )
-    qk_nope_head_dim: Annotated[int | None, Tag.TENSORS] = Field(
+    qk_nope_head_dim: int | None = Field(
         None, ge=1, description="mla: numbers of a key without RoPE. null = head_dim - qk_rope_head_dim."
     )
-    qk_rope_head_dim: Annotated[int | None, Tag.TENSORS] = Field(
+    qk_rope_head_dim: int | None = Field(
         None, ge=2, description="mla: numbers of a key with RoPE, cached once for all heads. null = half of head_dim."
     )
-    v_head_dim: Annotated[int | None, Tag.TENSORS] = Field(
-        None, ge=1, description="mla: size of a value. null = head_dim."
-    )
-    rope_interleave: Annotated[bool | None, Tag.TENSORS] = Field(
+    v_head_dim: int | None = Field(None, ge=1, description="mla: size of a value. null = head_dim.")
+    rope_interleave: bool | None = Field(
         None, description="mla: RoPE turns neighbours together (true, null) or numbers of two halves (false)."
     )
-    qk_norm: Annotated[bool | Literal["whole"], Tag.TENSORS] = Field(
+    qk_norm: bool | Literal["whole"] = Field(
         True,
         description="Normalise every query and key, as Qwen3 does: higher learning rates stay stable. whole: all heads "
         "of a token together, as OLMo 2 does.",
     )
-    attention_bias: Annotated[bool, Tag.TENSORS] = Field(
+    attention_bias: bool = Field(
         False, description="Add a learned vector to queries, keys, values and the output of attention."
     )
-    qkv_bias: Annotated[bool, Tag.TENSORS] = Field(
-        False, description="Add a learned vector to queries, keys and values, as Qwen2 does."
-    )
-    scale_attn_weights: Annotated[bool, Tag.TENSORS] = Field(
+    qkv_bias: bool = Field(False, description="Add a learned vector to queries, keys and values, as Qwen2 does.")
+    scale_attn_weights: bool = Field(
         True, description="Divide scores by the square root of head_dim. false = not, to see what that is for."
     )
-    norm_position: Annotated[Literal["before", "after"], Tag.TENSORS] = Field(
+    norm_position: Literal["before", "after"] = Field(
         "before", description="Normalise what goes into a part of a layer | after: what comes out, as in OLMo 2."
     )
-    position_embedding: Annotated[Literal["rope", "learned", "none"], Tag.TENSORS] = Field(
+    position_embedding: Literal["rope", "learned", "none"] = Field(
         "rope",
         description="How the model knows where a token stands: rope = queries and keys are rotated | learned = a "
         "vector for every position is added to the token's, as in GPT-2 | none = from the causal mask alone.",
@@ -167,11 +163,11 @@ class ModelConfig(Section):
         "null = all sliding if sliding_window is set, else all full.",
         examples=[["sliding_attention", "full_attention"]],
     )
-    norm: Annotated[Literal["rmsnorm", "layernorm"], Tag.TENSORS] = Field(
+    norm: Literal["rmsnorm", "layernorm"] = Field(
         "rmsnorm", description="rmsnorm: scale a token to one size (Llama) | layernorm: with mean and bias (GPT-2)."
     )
     rms_norm_eps: float = Field(1e-6, ge=1e-30, le=1, description="Keeps the norm from dividing by zero.")
-    tie_word_embeddings: Annotated[bool, Tag.TENSORS] = Field(
+    tie_word_embeddings: bool = Field(
         False, description="true: embedding and head share one matrix: smaller, but it learns to copy later."
     )
     attention_dropout: float = Field(

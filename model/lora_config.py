@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from pydantic import Field
 
-from configs.schema import Section, Tag
+from configs.schema import Section
 
 MOST_RANK = 4096
 
@@ -15,14 +14,14 @@ MOST_RANK = 4096
 class LoraConfig(Section):
     """LoRA (Hu et al. 2021, arXiv 2106.09685): train two thin matrices beside each frozen one. Needs init_from."""
 
-    rank: Annotated[int, Tag.TENSORS] = Field(
+    rank: int = Field(
         8, ge=1, le=MOST_RANK, description="Rows of A and columns of B: how many directions a matrix may change in."
     )
     alpha: float = Field(16.0, gt=0, description="What the adapters compute is multiplied by alpha / rank.")
     dropout: float = Field(
         0.0, ge=0, lt=1, description="Share of the adapters' input that is set to zero at random in training."
     )
-    target_modules: Annotated[list[str] | None, Tag.TENSORS] = Field(
+    target_modules: list[str] | None = Field(
         None,
         min_length=1,
         description="Names of the matrices that get adapters. null = every linear layer of the blocks.",

@@ -176,8 +176,7 @@ def with_vocabulary(run: RunConfig) -> tuple[RunConfig, str]:
 
 
 def _prepared_vocabulary(run: RunConfig) -> int | None:
-    from data.manifest import key_of, read_manifest
-    from data.prepare import dependencies
+    from data.prepare import dependencies, key_of, read_manifest
 
     source, prepared = run.data.source, Path(run.output_dir) / ".prepared"
     parts = [part.source for part in source.parts] if isinstance(source, MixSource) else [source]

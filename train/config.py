@@ -24,7 +24,7 @@ from train.method_config import Methods
 class OptimizerConfig(Section):
     """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) alone, or Muon for the matrices of the blocks."""
 
-    name: Annotated[Literal["muon", "adamw"], Tag.TENSORS] = Field(
+    name: Literal["muon", "adamw"] = Field(
         "muon", description="muon: Muon for the layers' matrices, AdamW for the rest | adamw: AdamW for everything."
     )
     lr: float = Field(

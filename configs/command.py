@@ -53,7 +53,7 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     code, line = 0, ""
     try:
         code = command() or 0
-        stdout.flush()
+        sys.stdout.flush()
     except (InputError, ValidationError) as error:
         code, line = 2, f"error: {error}"
     except KeyboardInterrupt:
@@ -83,8 +83,11 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
 class Plain:
     """A standard output on which text of others stays text: no control characters but line ends and tabs.
 
-    stream: the output itself, for a command that writes colours.
+    stream: the output itself, for a command that writes colours. is_needed: whether the command ends when nobody
+    reads its output any more (`… | head`), as other programs do.
     """
+
+    is_needed = True
 
     def __init__(self, stream: TextIO):
         self.stream = stream
@@ -93,11 +96,30 @@ class Plain:
 
     def write(self, text: str) -> int:
         """Write the text, and return its length."""
-        self.stream.write(plain(text))
+        self._do(lambda: self.stream.write(plain(text)))
         return len(text)
+
+    def flush(self) -> None:
+        """Write what waits."""
+        self._do(self.stream.flush)
+
+    def _do(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except OSError:
+            if self.is_needed:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())  # and what still waits goes nowhere
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
+
+
+def survive_lost_output() -> None:
+    """From here on the command continues when nobody reads its output, or its disk is full: its work is worth more.
+    Ctrl-C ends both sides of `… | tee log`, and the checkpoint is still to be written."""
+    if isinstance(sys.stdout, Plain):
+        sys.stdout.is_needed = False
 
 
 def is_out_of_memory(error: BaseException) -> bool:

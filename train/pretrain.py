@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import configs
-from configs.command import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input, survive_lost_output
 from configs.schema import fields
 from data.batches import make_rows
 from data.prepare import prepare
@@ -64,6 +64,7 @@ def run(
 
     On a CPU each core gets a process, if there are parts to share.
     """
+    survive_lost_output()
     if parts is None and (objective, source) != (next_token, TextBatches):
         parts = 1
     work = partial(_run, config, script, objective, source, complete)

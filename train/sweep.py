@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from configs.command import InputError, exit_on_bad_input, usable_cores, whole
+from configs.command import InputError, exit_on_bad_input, survive_lost_output, usable_cores, whole
 from configs.loader import flatten
 from train.config import RunConfig, add_trust_option, load_run_config
 from train.machine.signals import stop_signals
@@ -147,6 +147,7 @@ def main() -> int:
     out = given.out or runs[0].folder
     with Owner(out) as owner:
         owner.take()
+        survive_lost_output()
         waiting = [run for run in runs if not find_start(run.config).finished]
         variants = {run.label: " ".join(run.changes) or f"the baseline, {given.config}" for run in runs}
         print(

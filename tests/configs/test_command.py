@@ -1,6 +1,8 @@
 """How a command ends, and where it keeps compiled code."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,3 +45,22 @@ def test_other_kernels_have_compiled_code_of_their_own(monkeypatch, asked, folde
         assert found[0].endswith("_avx2")
     else:
         assert found == [folder]
+
+
+@pytest.mark.parametrize("survives", [False, True])
+def test_a_run_outlives_its_output_and_other_commands_do_not(tmp_path, survives):
+    """As when Ctrl-C ends the other side of `… | tee log`: what comes after the line is still done."""
+    script = tmp_path / "command.py"
+    script.write_text(
+        "import sys, time\nfrom pathlib import Path\nfrom configs.command import *\n"
+        f"def command():\n    {'survive_lost_output()' if survives else 'pass'}\n    sys.stdin.read()\n"
+        "    for _ in range(5): print('x' * 100_000, flush=True)\n    Path('done').touch()\n"
+        "exit_on_bad_input(command)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
+    )
+    child.stdout.close()
+    child.stdin.close()
+    assert (child.wait(timeout=60), child.stderr.read()) == ((0, b"") if survives else (141, b""))
+    assert (tmp_path / "done").exists() == survives

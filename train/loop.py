@@ -21,7 +21,7 @@ from configs.command import InputError
 from data.batches import Batch
 from train.machine.compilation import compiled, in_fixed_order
 from train.machine.device import differences, exact_until
-from train.machine.distributed import add_up_gradients, sync_gradients, whole, wrap
+from train.machine.distributed import add_up_gradients, full_tensor, sync_gradients, wrap
 from train.machine.signals import signal_in_words, stop_signals
 from train.metrics import Counts, StepFigures, copies_of_weights, spike_median, update_ratios
 from train.objective import NextToken
@@ -83,7 +83,7 @@ def train(run: Run) -> None:
                     for optimizer in run.optimizers:
                         run.scaler.unscale_(optimizer)  # does nothing but in fp16
                     longest = config.grad_clip or math.inf  # 0: only measure
-                    scalars["grad_norm"] = whole(nn.utils.clip_grad_norm_(run.lm.parameters(), longest))
+                    scalars["grad_norm"] = full_tensor(nn.utils.clip_grad_norm_(run.lm.parameters(), longest))
                     if not overflowed(run, sums["loss"], scalars["grad_norm"], scale_before):
                         break
                     run.zero_grad()
@@ -204,7 +204,7 @@ def agreed_progress(run: Run) -> float:
     """Share of the run that is over; under max_minutes by the first process's clock."""
     run.state.seconds = time.perf_counter() - run.state.started
     progress = run.config.progress(run.state.step, run.state.seconds)
-    return progress if run.config.max_steps is not None else run.world.first(lambda: progress)
+    return progress if run.config.max_steps is not None else run.world.on_rank0(lambda: progress)
 
 
 def append_trace(run: Run, batch: Batch, figures: StepFigures) -> None:

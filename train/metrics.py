@@ -26,7 +26,7 @@ from eval.run_files import METRICS
 from model import LanguageModel
 from train.config import RunConfig
 from train.machine.device import Device
-from train.machine.distributed import whole
+from train.machine.distributed import full_tensor
 from train.machine.hardware import known_peak
 from train.saving.checkpoint import TrainerState
 from train.saving.run_directory import Owner
@@ -173,7 +173,7 @@ def update_ratios(optimizers: list[torch.optim.Optimizer], before: list[list[Ten
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     for group, weights in zip(groups, before, strict=False):  # without copies there is nothing to say
         changes = [new - old for new, old in zip(group["params"], weights, strict=True)]
-        change, length = (whole(torch.nn.utils.get_total_norm(tensors)) for tensors in (changes, weights))
+        change, length = (full_tensor(torch.nn.utils.get_total_norm(tensors)) for tensors in (changes, weights))
         ratios[f"update_to_weight/{group['name']}"] = change / length.clamp(min=1e-12)
     return ratios
 

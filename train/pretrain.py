@@ -78,7 +78,7 @@ def _run(config: RunConfig, script: str, objective: MakeObjective, source: Any, 
         processes(config.train.parallel, config.train.device) as world,
         Owner(config.directory) as owner,
     ):
-        world.first(owner.take)
+        world.on_rank0(owner.take)
         check_script(config, script)
         config = complete(config) if complete else config
         check_shares(config, world)
@@ -86,17 +86,17 @@ def _run(config: RunConfig, script: str, objective: MakeObjective, source: Any, 
         hooks.check(config.eval, config.model)
 
         # 2. Whether this run is new, half-way or finished, and where it computes.
-        start = world.first(lambda: find_start(config))
+        start = world.on_rank0(lambda: find_start(config))
         if start.finished:
             world.say(report.summary(config.directory))
             return 0
-        device = world.first(lambda: resolve_device(config, start.state.resolved if start.state else None))
+        device = world.on_rank0(lambda: resolve_device(config, start.state.resolved if start.state else None))
         initial = None
         if config.lora is not None:  # also where it resumes: a checkpoint holds the adapters alone
-            initial = world.first(lambda: find_base(config, start.checkpoint))
+            initial = world.on_rank0(lambda: find_base(config, start.checkpoint))
         elif config.init_from is not None and start.checkpoint is None:
-            initial = world.first(lambda: find_initial_weights(config))
-        world.first(lambda: check_memory(config, device, world.size))
+            initial = world.on_rank0(lambda: find_initial_weights(config))
+        world.on_rank0(lambda: check_memory(config, device, world.size))
 
         # 3. Text -> tokens -> rows.
         data = prepare(config.data, Path(config.output_dir), show_progress=world.is_first)
@@ -105,7 +105,7 @@ def _run(config: RunConfig, script: str, objective: MakeObjective, source: Any, 
 
         # 4. The network, and how its gradients become steps; a stopped run resumes here.
         config = with_tokenizer(config, data.tokenizer)
-        world.first(lambda: check_memory(config, device, world.size))  # now the vocabulary is known
+        world.on_rank0(lambda: check_memory(config, device, world.size))  # now the vocabulary is known
         lm = build_model(config, device, world, data.tokenizer, initial)
         learned = objective(config, data, lm, device)
         optimizers = build_optimizers(lm, config.train.optimizer, world, device.dtype)
@@ -113,8 +113,8 @@ def _run(config: RunConfig, script: str, objective: MakeObjective, source: Any, 
         state = resume(config, start, lm, optimizers, batches, data, device, world)
         if state.scaler and scaler.is_enabled():
             scaler.load_state_dict(state.scaler)
-        world.first(owner.check)
-        world.first(lambda: open_for(config, start))
+        world.on_rank0(owner.check)
+        world.on_rank0(lambda: open_for(config, start))
         tracker, meter = Tracker(config, state, owner, world.is_first), Meter(config, lm, device, world.size)
         parts = (data, batches, held_out, learned, lm, optimizers, scaler, hooks, tracker, meter)
         run = Run(config, script, owner, device, world, *parts, state)

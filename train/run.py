@@ -94,7 +94,7 @@ class Run:
 
     def check_owner(self) -> None:
         """Raises InputError in every process if the run directory is no longer this run's: it was moved or deleted."""
-        self.world.first(self.owner.check)
+        self.world.on_rank0(self.owner.check)
 
     def event(self, is_last: bool) -> EvalEvent:
         """This moment, for the hooks."""

@@ -76,7 +76,7 @@ class World:
             dist.all_reduce(value)
         return value
 
-    def first(self, ask: Callable[[], Value]) -> Value:
+    def on_rank0(self, ask: Callable[[], Value]) -> Value:
         """What the first process finds; an InputError there is raised in every process."""
         if self.size == 1:
             return ask()
@@ -176,7 +176,7 @@ def shard(lm: LanguageModel, dtype: torch.dtype) -> None:
     fully_shard(lm, mp_policy=policy)  # what is left: embedding, last norm, head
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """A tensor with the shares of all processes put together (a DTensor, under fsdp2); every process calls it."""
     return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
@@ -272,7 +272,7 @@ class SharedMemory:
         """For the result of a call; where there is no room for so many numbers, all processes open a larger file."""
         if length > self.length:
             self.length, rows = length, self.size + 2
-            path = World(self.rank, self.size).first(lambda: _file(rows * length * 4))
+            path = World(self.rank, self.size).on_rank0(lambda: _file(rows * length * 4))
             memory = torch.from_file(path, shared=True, size=rows * length, dtype=torch.float32).view(rows, length)
             self.inputs, self.results = memory[: self.size], memory[self.size :]
             self._wait()

@@ -24,7 +24,7 @@ from data.tokenizer import Tokenizer
 from model import LanguageModel, save
 from model.card import Progress, model_card
 from model.checkpoint import read_weights
-from train.machine.distributed import ALONE, World, share, whole
+from train.machine.distributed import ALONE, World, full_tensor, share
 from train.saving.atomic_save import SaveError, commit, step_name
 
 OPTIMIZER = "optimizer.safetensors"
@@ -125,7 +125,7 @@ def gather(
     }
     for tensors in (weights, moments):
         for name in list(tensors):
-            full = whole(tensors.pop(name))
+            full = full_tensor(tensors.pop(name))
             if world.is_first:
                 tensors[name] = full.cpu().contiguous()
     random = {"rng.cpu": torch.get_rng_state()}

@@ -61,7 +61,7 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch, wanted, message):
     with pytest.raises(InputError, match=message):
         open_model("nowhere", wanted)
     has(monkeypatch, gpus=2)
-    with pytest.raises(InputError, match=r"--device cuda:2: not available here: use auto or one of: cpu, cuda \(2\)"):
+    with pytest.raises(InputError, match=r"--device cuda:2: not available here: use auto or one of: cuda, cpu"):
         open_model("nowhere", "cuda:2")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,7 +19,9 @@ from data.batches import Batch
 from eval.eval_mode import evaluating
 from eval.language_modeling import loss_sums, mean
 from model import LanguageModel
-from model.experts import Router
+
+if TYPE_CHECKING:
+    from model.experts import Router  # loads the compiler, which takes a second
 
 Routes = tuple[Tensor, Tensor, Tensor]  # what a router returns: probabilities (N, E), weights (N, k), experts (N, k)
 
@@ -39,6 +42,8 @@ class Routing:
 
 def routers(lm: LanguageModel) -> dict[int, Router]:
     """Layer -> its router, of the layers that have one."""
+    from model.experts import Router
+
     found = {number: list(layer.modules()) for number, layer in enumerate(lm.model.layers)}
     return {number: part for number, parts in found.items() for part in parts if isinstance(part, Router)}
 

@@ -7,7 +7,6 @@ than keys (model/latent_attention.py); then the output has theirs.
 
 from __future__ import annotations
 
-import inspect
 from functools import cache
 from typing import Any
 
@@ -23,7 +22,6 @@ from torch.nn.attention import (
 )
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as flex_kernel
-from torch.nn.attention.varlen import varlen_attn
 
 from model.attention import fused, in_kernel_dtype, repeat_kv
 from model.masks import (
@@ -37,7 +35,7 @@ from model.masks import (
     within_window,
 )
 
-TAKES_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters  # PyTorch 2.12 and newer: grouped heads
+TAKES_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)  # of varlen_attn: grouped heads
 SMALLEST = 32  # tokens of a chunk; products of smaller ones are not faster
 FEWEST = 4  # chunks of a row, for which it pays
 
@@ -120,6 +118,8 @@ def flash(
     if not isinstance(mask, Sequences):
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             return fused(q, k, v, mask, dropout)
+    from torch.nn.attention.varlen import varlen_attn  # loads the compiler, which takes a second
+
     B, H, T, D = q.shape
     out_dtype = v.dtype
     q, k, v = in_kernel_dtype(q, k, v)

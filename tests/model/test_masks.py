@@ -103,7 +103,7 @@ def test_lengths_say_the_same_as_the_boolean_mask(data):
     spec = MaskSpec(places[cached : cached + length], places, 2, real, documents, window, document_starts=starts)
     q, k, v = (torch.randn(2, h, n, 4).double() for h, n in ((4, length), (2, columns), (2, columns)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("model.backends.kernels.varlen_attn", loop_over_documents)
+        patch.setattr("torch.nn.attention.varlen.varlen_attn", loop_over_documents)
         out = flash(q, k, v, sequences(spec), 0.0)
     mask = boolean_mask(spec).expand(2, 1, length, columns)
     expected = eager(q, k, v, mask, 0.0)
@@ -116,7 +116,7 @@ def test_lengths_say_the_same_as_the_boolean_mask(data):
 @pytest.mark.parametrize("told", [True, False], ids=["starts given", "starts found"])
 def test_a_model_learns_the_same_from_lengths_as_from_a_mask(monkeypatch, told, changes):
     """Loss and every gradient of packed rows, in float64: the formula under a mask, and lengths."""
-    monkeypatch.setattr("model.backends.kernels.varlen_attn", loop_over_documents)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", loop_over_documents)
     monkeypatch.setitem(BACKENDS, "varlen", replace(BACKENDS["varlen"], limits=None))  # it would refuse a CPU
     lm = random_model(tiny_config(**changes)).double().train()
     ids = torch.randint(0, 192, (3, 21))

@@ -170,8 +170,8 @@ def _take_tokenizer_of_start(loaded: LoadedConfig) -> None:
     if not start or not isinstance(tokenizer, dict) or tokenizer.get("path") is not None:
         return
     if tokenizer.get("kind") == "pretrained" or not loaded.said_of_start("data", "tokenizer"):
-        place = loaded.origins[("init_from",)]
-        loaded.set(("data", "tokenizer"), tokenizer | {"kind": "pretrained", "path": start}, place)
+        own = tokenizer if tokenizer.get("kind") == "pretrained" else {}
+        loaded.set(("data", "tokenizer"), own | {"kind": "pretrained", "path": start}, loaded.origins[("init_from",)])
 
 
 def _read_file(path: Path, into: LoadedConfig, seen: tuple[Path, ...], asked_by: str = "") -> None:

@@ -43,11 +43,12 @@ def balanced(kv_heads: int, head_dim: int) -> tuple[int, int, int]:
     The parameters are those of the config as it is, to within one unit of the feed-forward layers. Raises Sentence
     where the heads alone take more.
     """
+    from data.tokenizer import DEFAULT_VOCAB_SIZE
     from model.transformer import on_meta
     from train.config import load_run_config
 
     run = load_run_config(CONFIG)
-    words = run.data.tokenizer.vocab_size
+    words = run.data.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
 
     def count(**sizes: int) -> int:
         return on_meta(run.model.model_copy(update={"vocab_size": words, **sizes})).num_parameters()

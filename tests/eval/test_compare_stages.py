@@ -92,10 +92,10 @@ def life(tmp_path_factory):
     source = {"kind": "storyworld", "documents": 60, "validation_documents": 6}
     tokenizer = {"kind": "bpe", "vocab_size": 400}
     write_config(folder)
-    data = {"source": source, "tokenizer": tokenizer, "sequence_length": 256}
+    data = {"source": source, "sequence_length": 256}
     short = {"max_steps": 2, "tokens_per_step": 2048, "checkpoint_every": 0}
     model = {"max_position_embeddings": 1024}
-    pretrain(write_config(folder, name="told", data=data, train=short, model=model))
+    pretrain(write_config(folder, name="told", data=data | {"tokenizer": tokenizer}, train=short, model=model))
     chats = data | {"source": source | {"chats": "questions"}, "records": "conversations", "sequence_length": 1024}
     for name, start in (("asked", "told"), ("again", "asked")):
         start_from = {"name": name, "init_from": str(folder / "runs" / start)}

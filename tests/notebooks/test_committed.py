@@ -13,6 +13,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_output
 
+from data.tokenizer import DEFAULT_VOCAB_SIZE
 from eval.compare.recall import points
 from model.transformer import on_meta
 from notebooks.hints import HINTS
@@ -139,7 +140,7 @@ def test_the_recorded_ladder_has_the_rungs_of_its_config_with_their_sizes():
     planned = {run.label: run.config for run in plan("configs/ladder.yaml", [], seeds=1)}
     assert list(recorded) == list(planned)
     for name, config in planned.items():
-        words = config.model.model_copy(update={"vocab_size": config.data.tokenizer.vocab_size})
+        words = config.model.model_copy(update={"vocab_size": config.data.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE})
         assert recorded[name]["parameters"] == on_meta(words).num_parameters(), name
         seeds = [run["seed"] for run in recorded[name]["runs"]]
         assert seeds == sorted(set(seeds))

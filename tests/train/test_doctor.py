@@ -75,7 +75,9 @@ BROKEN = {
 
 
 @pytest.mark.slow
-def test_here_training_works_and_nothing_is_left_behind(config, tmp_path):
+def test_here_training_works_and_nothing_is_left_behind(config, tmp_path, monkeypatch):
+    monkeypatch.undo()  # the command sees the machine as it is
+    monkeypatch.setenv("HEADLIGHT_CACHE", str(tmp_path / "cache"))
     before = sorted(tmp_path.iterdir())
     remember_faults({"attention cpu blocked bf16": "differed"})
     command = [sys.executable, "-m", "train.doctor", str(config)]

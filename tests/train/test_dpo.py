@@ -145,7 +145,8 @@ def test_loss_gradients_and_figures_are_trls(tmp_path, base, ours, theirs):
     names = {"chosen": "chosen", "rejected": "rejected", "margin": "margins", "accuracy": "accuracies"}
     logged = trainer._metrics["eval"]
     for name, their_name in names.items():
-        assert float(figures[f"reward_{name}"]) / count == pytest.approx(logged[f"rewards/{their_name}"][0], rel=1e-4)
+        expected = pytest.approx(logged[f"rewards/{their_name}"][0], rel=1e-4, abs=1e-5)  # differences of long sums
+        assert float(figures[f"reward_{name}"]) / count == expected
 
 
 def test_the_reference_keeps_nothing_for_a_backward_pass(tmp_path, base):

@@ -31,7 +31,6 @@ MANIFEST, STATE = "manifest.json", "trainer_state.json"  # in that folder
 ADAPTER = "adapter_config.json"  # LoRA: names the model that the adapters belong to
 CARD = "README.md"  # not in the manifest: you may edit it
 NAME = re.compile(r"[\w.\-]{1,255}")
-is_file = Path.is_file
 Result = TypeVar("Result")
 
 

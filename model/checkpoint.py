@@ -28,7 +28,6 @@ from configs.files import (
     DamagedFile,
     checkpoint_directory,
     is_adapter,
-    is_file,
     read_checkpoint,
     read_json,
 )
@@ -112,7 +111,7 @@ def save_new(lm: LanguageModel, others: dict[str, bytes], out: Path) -> None:
 
 def read_tokenizer_files(directory: Path) -> dict[str, bytes]:
     """What makes the tokenizer of a model directory, as it was saved: the files that are there, by name."""
-    return {name: (directory / name).read_bytes() for name in TOKENIZER_FILES if is_file(directory / name)}
+    return {name: (directory / name).read_bytes() for name in TOKENIZER_FILES if (directory / name).is_file()}
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -156,11 +155,11 @@ def read_config(directory: Path) -> ModelConfig:
     The tokens that end a text are those of generation_config.json where that has some, as in transformers. peft writes
     no config.json beside adapters: theirs is the base's.
     """
-    if is_adapter(directory) and not is_file(directory / "config.json"):
+    if is_adapter(directory) and not (directory / "config.json").is_file():
         return read_config(base_of(directory))
     family, fields = _family_in(directory)
     file = directory / "generation_config.json"
-    if is_file(file) and (ends := read_json(file, _Generation).eos_token_id) is not None:
+    if file.is_file() and (ends := read_json(file, _Generation).eos_token_id) is not None:
         fields["eos_token_id"] = ends
     return family.read(fields, directory / "config.json")
 
@@ -233,7 +232,7 @@ def base_of(directory: Path) -> Path:
     names = [name, name.parents[1]] if name.parent.name == "checkpoints" else [name]
     for folder in (Path(), *directory.resolve().parents):
         for each in names:
-            if is_file(folder / each / "config.json") or is_file(folder / each / "checkpoints" / "latest"):
+            if (folder / each / "config.json").is_file() or (folder / each / "checkpoints" / "latest").is_file():
                 base = checkpoint_directory(folder / each)
                 if is_adapter(base):
                     raise DamagedFile(f"{file}: its base {base} holds adapters: name a whole model")

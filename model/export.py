@@ -25,7 +25,6 @@ from configs.files import (
     STATE,
     TRAINING,
     is_adapter,
-    is_file,
     read_checkpoint,
     read_json,
     read_text,
@@ -70,12 +69,12 @@ def export(source: Path, target: str, out: Path) -> str:
 def write_hub_folder(directory: Path, out: Path) -> str:
     """Copy a checkpoint without the state of its training, with its card and what the run's report shows."""
     names = [*FILES, *(file.name for file in sorted(directory.glob("*.safetensors")))]
-    there = [name for name in names if is_file(directory / name)]
+    there = [name for name in names if (directory / name).is_file()]
     with new_directory(out) as folder:
         for name in there:
             shutil.copyfile(directory / name, folder / name)
         figures = _copy_figures(directory.resolve(), folder)
-        if is_file(directory / CARD):
+        if (directory / CARD).is_file():
             (folder / CARD).write_text(published(read_text(directory / CARD), figures), encoding="utf-8")
     return f"{out}: choose a license in its {CARD}, then: hf upload NAME {out}"
 
@@ -86,7 +85,7 @@ def _copy_figures(directory: Path, folder: Path) -> str:
     "" for another checkpoint, and for a directory outside a run.
     """
     run = directory.parents[1]
-    if directory.parent.name != "checkpoints" or not is_file(run / "result.json"):
+    if directory.parent.name != "checkpoints" or not (run / "result.json").is_file():
         return ""
     result: _Result = read_json(run / "result.json", _Result)
     if directory.name != f"step_{result.step:08d}":
@@ -94,9 +93,9 @@ def _copy_figures(directory: Path, folder: Path) -> str:
     lines = ["## Figures", "", fenced("\n".join(result.summary)), ""]
     if result.sample:
         lines += ["A sample, as the model wrote it:", "", fenced(result.sample), ""]
-    report = read_text(run / "report.md") if is_file(run / "report.md") else ""
+    report = read_text(run / "report.md") if (run / "report.md").is_file() else ""
     for title, path in PICTURE.findall(report):
-        if is_file(run / path):
+        if (run / path).is_file():
             (folder / "pictures").mkdir(exist_ok=True)
             shutil.copyfile(run / path, folder / "pictures" / Path(path).name)
             lines += [f"![{title}](pictures/{Path(path).name})", ""]
@@ -110,7 +109,7 @@ def write_merged(directory: Path, out: Path) -> str:
     copied, lm, run = read_tokenizer_files(directory), load(directory), directory.resolve()
     name = run.parents[1].name if run.parent.name == "checkpoints" else run.name
     state = directory / TRAINING / STATE
-    copied[CARD] = model_card(name, lm, read_json(state, Progress) if is_file(state) else None).encode()
+    copied[CARD] = model_card(name, lm, read_json(state, Progress) if state.is_file() else None).encode()
     save_new(lm, copied, out)
     return f"{out}: a whole model, which transformers loads"
 

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from configs.command import InputError
-from configs.files import is_file, read_json, read_text
+from configs.files import read_json, read_text
 from model.checkpoint import load, new_directory, read_config
 from model.config import ModelConfig
 from model.families import family_of
@@ -213,8 +213,8 @@ def _read_tokenizer(directory: Path, config: ModelConfig) -> dict[str, Any]:
         raise InputError(f"{file}: has id {last}, and the model {size} ids: they do not belong together")
     rows = [by_id.get(number, (f"[PAD{number}]", UNUSED)) for number in range(size)]
     file, template = directory / "tokenizer_config.json", directory / "chat_template.jinja"
-    settings: _Settings = read_json(file, _Settings) if is_file(file) else _Settings()
-    chat_template = read_text(template) if is_file(template) else settings.chat_template
+    settings: _Settings = read_json(file, _Settings) if file.is_file() else _Settings()
+    chat_template = read_text(template) if template.is_file() else settings.chat_template
     return {
         "tokenizer_model": "gpt2",  # byte-level BPE
         "tokenizer_pre": RULES[kinds],

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from configs.command import InputWarning
-from configs.files import DamagedFile, is_file, read_json
+from configs.files import DamagedFile, read_json
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # what is not rounded when it is loaded
 # a file beside the index: a foreign one must not lead out of its directory
@@ -34,11 +34,11 @@ def read_tensors(file: Path, current: Callable[[str], str | None] = str) -> dict
     Raises DamagedFile.
     """
     parts, index = [file], file.with_name(f"{file.name}.index.json")
-    if not is_file(file) and is_file(index):
+    if not file.is_file() and index.is_file():
         parts = [file.with_name(name) for name in sorted({*read_json(index, Index).weight_map.values()})]
     tensors: dict[str, Tensor] = {}
     for part in parts:
-        if not is_file(part):  # to open a pipe would wait for ever
+        if not part.is_file():  # to open a pipe would wait for ever
             raise DamagedFile(f"{part}: cannot be read: there is no such file")
         try:  # the library checks that the tensors fill the file exactly, without overlap
             found = load_file(part)

@@ -10,12 +10,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data import load_tokenizer
 from data.chat import prompt_ids
+from data.prepare import open_prepared
 from eval.chat.session import open_conversation
 from eval.samples import complete
 from model import load
 from tests.train.foreign import SHAPES, foreign_directory
 from tests.train.helpers import metrics, pretrain, refusal, write_config
 from train.config import load_run_config
+from train.objective import NextToken, TextBatches
 from train.pretrain import main as pretrain_main
 from train.sft import main
 
@@ -245,3 +247,19 @@ def test_training_on_takes_shape_and_tokenizer_from_the_directory_unless_the_yam
     assert "init_from: num_attention_heads is 4 here and 9 in" in said
     said = refusal(config, f"init_from={foreign}", "name=b", "data.tokenizer={kind: char}", script=pretrain_main)
     assert "is not the tokenizer of this run's data" in said
+
+
+def test_the_gradient_is_that_of_the_sum_over_the_number_of_trained_tokens(tmp_path, base):
+    """Not over all tokens, nor over rows; in micro-batches of other numbers of trained tokens too."""
+    config = chat_config(tmp_path, base, model={"hidden_dropout": 0.0}, eval={"hooks": []})
+    pretrain(config, "train.max_steps=1", "train.micro_batch_size=2", "train.tokens_per_step=576", script=main)
+    run = load_run_config(config, ["train.tokens_per_step=576"])
+    [manifest] = (tmp_path / "runs/.prepared").glob("*/manifest.json")
+    lm = load(base).train()
+    batch = TextBatches(run, open_prepared(manifest.parent)).batch(0, lm)
+    loss_sum, count = NextToken().loss(lm, batch)[0], NextToken().count(batch)
+    (loss_sum / count).backward()
+    norm = torch.stack([parameter.grad.norm() for parameter in lm.parameters()]).norm()
+    (line,) = [line for line in metrics(tmp_path / "runs/chat") if line["split"] == "train"]
+    assert 0 < count < batch["input_ids"].numel() / 2
+    assert line["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)

@@ -59,7 +59,6 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     except KeyboardInterrupt:
         code, line = 130, "stopped; run the same command again to continue"
     except BrokenPipeError:  # `… | head -1`: the reader has what they wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())  # or Python would flush into the pipe at its end
         code = 141
     except OSError as error:  # no permission, a full disk
         code, line = 2, f"error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
@@ -70,10 +69,15 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
         elif os.environ.get("HEADLIGHT_TRACEBACK"):
             traceback.print_exc()
         else:
-            with tempfile.NamedTemporaryFile("w", prefix="headlight-", suffix=".txt", delete=False) as file:
+            with tempfile.NamedTemporaryFile(
+                "w", prefix="headlight-", suffix=".txt", delete=False, encoding="utf-8"
+            ) as file:
                 traceback.print_exc(file=file)
             line += f" (traceback: {file.name})"
     finally:
+        if code:  # what nobody reads is dropped here, or Python would try to write it at its end and exit with 120
+            survive_lost_output()
+            sys.stdout.flush()
         sys.stdout, warnings.formatwarning = stdout, formatwarning
     if line and os.environ.get("RANK", "0") == "0":  # under torchrun every process finds the same
         print(escape(line), file=sys.stderr)

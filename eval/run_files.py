@@ -54,7 +54,6 @@ def _is_sample(line: dict[str, Any]) -> dict[str, Any]:
     return line
 
 
-STEPPED = Annotated[dict[str, Any], AfterValidator(_has_step)]  # a line of any log of a run
 METRIC = Annotated[dict[str, Any], AfterValidator(_is_metric)]
 SAMPLE = Annotated[dict[str, Any], AfterValidator(_is_sample)]
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-MOST, le=MOST)]

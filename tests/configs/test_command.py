@@ -64,3 +64,17 @@ def test_a_run_outlives_its_output_and_other_commands_do_not(tmp_path, survives)
     child.stdin.close()
     assert (child.wait(timeout=60), child.stderr.read()) == ((0, b"") if survives else (141, b""))
     assert (tmp_path / "done").exists() == survives
+
+
+def test_bad_input_keeps_its_code_where_nobody_reads_the_output(tmp_path):
+    script = tmp_path / "command.py"
+    script.write_text(
+        "import sys\nfrom configs.command import *\n"
+        "def command():\n    print('x')\n    sys.stdin.read()\n    raise InputError('no')\nexit_on_bad_input(command)\n"
+    )
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    child = subprocess.Popen([sys.executable, script], env=buffered, **pipes)
+    child.stdout.close()
+    child.stdin.close()
+    assert (child.wait(timeout=60), child.stderr.read()) == (2, b"error: no\n")

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,7 +48,6 @@ class Opened:
 
     name: Name
     run: Path
-    checkpoint: Path
     lm: LanguageModel
     tokenizer: Tokenizer
     is_chat: bool
@@ -65,10 +65,7 @@ class Workbench:
         self._opened: OrderedDict[tuple[Any, Any], Opened] = OrderedDict()
         self._worker = ThreadPoolExecutor(1, "workbench")
         self._waiting = 0
-        self._lock = threading.Lock()
-
-    # -----------------------------------------------------------------------------------------------------
-    # what there is
+        self._lock = asyncio.Lock()
 
     def choices(self) -> list[dict[str, Any]]:
         """Each run: its name, the steps of its checkpoints, and the runs with adapters that belong to it."""
@@ -124,56 +121,38 @@ class Workbench:
             conversation = Conversation(lm, tokenizer)
             if adapter is not None:
                 Adapters(conversation, [f"adapter={adapter}"])
-            found = Name(name.run, _step(directory), name.adapter)
-            run = self.library.runs()[name.run]
-            self._opened[key] = Opened(found, run, directory, lm, tokenizer, conversation.is_chat)
+            found, run = Name(name.run, _step(directory), name.adapter), self.library.runs()[name.run]
+            self._opened[key] = Opened(found, run, lm, tokenizer, conversation.is_chat)
         self._opened.move_to_end(key)
         return self._opened[key]
 
-    # -----------------------------------------------------------------------------------------------------
-    # jobs
-
     async def do(self, job: Callable[[], Result]) -> Result:
         """What the job returns, from the worker's thread. Raises ApiError 429 where too many wait."""
-        return await asyncio.wrap_future(self._submit(job))
+        async with self._turn():
+            return await asyncio.get_running_loop().run_in_executor(self._worker, partial(_with_clear_errors, job))
 
     async def each(self, steps: Callable[[], Iterator[Result]]) -> AsyncGenerator[Result]:
         """What the job yields, as it comes. Closing the iterator ends the job after its present step."""
-        loop, events, gone = asyncio.get_running_loop(), asyncio.Queue[tuple[str, Any]](), threading.Event()
-
-        def work() -> None:
-            tell = lambda *event: loop.call_soon_threadsafe(events.put_nowait, event)  # noqa: E731
+        async with self._turn():
+            loop, iterator = asyncio.get_running_loop(), steps()
+            following = partial(_with_clear_errors, lambda: next(iterator, None))
             try:
-                for one in steps():
-                    if gone.is_set():
-                        return
-                    tell("one", one)
-                tell("end", None)
-            except Exception as error:
-                tell("error", error)
+                while (one := await loop.run_in_executor(self._worker, following)) is not None:
+                    yield one
+            finally:
+                self._worker.submit(iterator.close)  # type: ignore[attr-defined]
 
-        job = self._submit(work)
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """One job after the other. Raises ApiError 429."""
+        if self._waiting >= MOST_WAITING:
+            message = f"{self._waiting} requests are waiting: try again later"
+            raise ApiError(429, message, "rate_limit_error", "rate_limit_exceeded")
+        self._waiting += 1
         try:
-            while (event := await events.get())[0] != "end":
-                if event[0] == "error":
-                    raise event[1]
-                yield event[1]
+            async with self._lock:
+                yield
         finally:
-            gone.set()
-            job.cancel()
-
-    def _submit(self, job: Callable[[], Result]) -> Future[Result]:
-        with self._lock:
-            if self._waiting >= MOST_WAITING:
-                message = f"{self._waiting} requests are waiting: try again later"
-                raise ApiError(429, message, "rate_limit_error", "rate_limit_exceeded")
-            self._waiting += 1
-        future = self._worker.submit(_with_clear_errors, job)
-        future.add_done_callback(self._done)
-        return future
-
-    def _done(self, job: Future) -> None:
-        with self._lock:
             self._waiting -= 1
 
 

@@ -18,7 +18,7 @@ from configs.text import code, fenced, markdown
 from data.batches import too_long
 from data.packing import ConversationRows
 from data.prepare import describe
-from eval.attention.render import VIEWER
+from eval.attention.viewer import VIEWER
 from eval.run_files import RESULT, read_metrics, read_result
 from train.machine.cpu_processes import processes_in_words
 from train.machine.device import exact_until

@@ -160,7 +160,7 @@ def beside_each_other(variants: Sequence[Variant], out: Path) -> list[tuple[str,
     """The heads of every variant's first run at the end, as maps and as scores; nothing where none was looked at."""
     from eval.attention.pictures.plots import side_by_side
     from eval.attention.pictures.score_plots import score_maps_side_by_side
-    from eval.attention.viewer.page import write_viewer
+    from eval.attention.viewer import write_viewer
 
     named = [(variant.name, variant.runs[0].snapshots[-1]) for variant in variants if variant.runs[0].snapshots]
     shared = set.intersection(*({*snapshot.maps} for _, snapshot in named)) if named else set()

@@ -1,7 +1,7 @@
 """What does every head look at? Maps and scores of all heads while they learn; pictures and the viewer at the end.
 
-While training runs, a look draws one plain picture of all heads, and writes the page that shows the head as it forms
-(eval/attention/live.py). Labelled pictures, curves, time-lapse and viewer are made from the snapshots at the end
+While training runs, a look draws one plain picture of all heads, and writes viewer.html anew
+(eval/attention/viewer.py). Labelled pictures, curves and time-lapse are made from the snapshots at the end
 (eval/attention/render.py).
 """
 
@@ -16,10 +16,10 @@ from typing import Any
 from configs.command import InputError
 from eval.attention import metrics as scores
 from eval.attention import snapshots
-from eval.attention.live import Live, Moment
 from eval.attention.pictures.plots import quick_mosaic
 from eval.attention.probes import Probe, ProbeText, build_probes, read_probe_file
 from eval.attention.record import ablated, look
+from eval.attention.viewer import Live, Moment
 from eval.config import EvalConfig
 from eval.hooks.event import EvalEvent, Hook, Outcome
 from model import ModelConfig
@@ -85,9 +85,8 @@ class Attention(Hook):
             again = f"python -m eval.attention {event.directory}"
             problem = f"{type(error).__name__}: {error}"
             event.tracker.say(f"warning: the heads could not be drawn: {problem}; `{again}` tries again")
-            return
-        finally:
             self._show(self.live or _shown_so_far(event.directory), event, is_over=True)
+            return
         for name in PICTURES:
             file = event.directory / "attention" / name
             if file.suffix == ".png" and file.is_file():
@@ -104,7 +103,7 @@ class Attention(Hook):
 
     def stop(self, event: EvalEvent, why: str) -> None:
         live = self.live or _shown_so_far(event.directory)
-        if live.looks:
+        if live.run.snapshots:
             self._show(live, event, stopped=why)
 
     def _show(self, live: Live, event: EvalEvent, is_over: bool = False, stopped: str = "") -> None:

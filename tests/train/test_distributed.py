@@ -91,8 +91,7 @@ def test_two_processes_look_at_their_heads_and_are_scored_as_one(tmp_path, paral
             assert values == pytest.approx(mine.scores[name], abs=1e-3, nan_ok=True), name
     said = config.with_name("rank0.txt").read_text()
     assert "hook is off" not in said
-    assert said.count(f"watch it: {(tmp_path / 'runs/two/live.html').as_uri()}") == 1
-    assert "step 12 of 12" in (tmp_path / "runs/two/live.html").read_text(encoding="utf-8")
+    assert said.count(f"watch it: {(tmp_path / 'runs/two/attention/viewer.html').as_uri()}") == 1
     assert config.with_name("rank1.txt").read_text() == ""
 
 

@@ -17,7 +17,8 @@ from filelock import FileLock, Timeout
 from configs.command import InputError
 from configs.files import DamagedFile, read_json
 from data.prepare import PreparedData
-from eval.attention.render import PICTURES, VIEWER
+from eval.attention.render import PICTURES
+from eval.attention.viewer import VIEWER
 from eval.run_files import EXPERTS, METRICS, RESULT, SAMPLES, read_result
 from train.config import LIMITS, RunConfig, load_run_config
 from train.saving.atomic_save import STEPS, damage, newest_intact, replace_text, tidy

@@ -103,10 +103,8 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) 
 
 
 def in_kernel_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One dtype for all three; under autocast, RoPE leaves q and k in float32 and v in bfloat16.
-
-    On a GPU that is autocast's dtype. On a CPU it is float32: PyTorch's kernel is two to three times faster there than
-    in bfloat16 (EXPERIMENTS.md).
+    """One dtype for all three; under autocast, RoPE leaves q and k in float32 and v in bfloat16. On a GPU it is
+    autocast's, on a CPU float32, where PyTorch's kernel is two to three times faster than in bfloat16 (EXPERIMENTS.md).
     """
     kind = q.device.type
     if kind == "cpu":
@@ -119,7 +117,6 @@ def in_kernel_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Te
 class Attention(nn.Module):
     """Project, normalise, rotate, attend, project back. Shapes: B batch, T tokens, H heads, D head_dim."""
 
-    optimizer_group = "matrix"
     part = "attention"
 
     def __init__(self, config: ModelConfig, layer_index: int):
@@ -130,7 +127,7 @@ class Attention(nn.Module):
         self.divides = config.scale_attn_weights
         self.mimetic = config.initialization == "mimetic"
         self.attention_dropout = config.attention_dropout
-        # the choice; in a model, LanguageModel.set_attn_implementation makes it, and model/backends has more
+        # the choice; LanguageModel.set_attn_implementation makes it in a model, and model/backends has more
         self.attend: AttentionFunction = fused if config.attn_implementation == "flash" else eager
         self.recorder: Recorder | None = None
         query_size = config.num_attention_heads * self.head_dim
@@ -142,12 +139,12 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_bias)
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
-        if config.qk_norm == "whole":  # one norm over all heads of a token, as in OLMo 2
-            self.q_norm = HeadsNorm(query_size, config.rms_norm_eps, QK_NORM_GAIN)
-            self.k_norm = HeadsNorm(kv_size, config.rms_norm_eps, QK_NORM_GAIN)
-        elif config.qk_norm:  # one that every head shares, as in Qwen3
-            self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, QK_NORM_GAIN)
-            self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, QK_NORM_GAIN)
+        if config.qk_norm:
+            # one norm over all heads of a token, as in OLMo 2, or one that every head shares, as in Qwen3
+            whole = config.qk_norm == "whole"
+            norm, eps = (HeadsNorm if whole else RMSNorm), config.rms_norm_eps
+            self.q_norm = norm(query_size if whole else self.head_dim, eps, QK_NORM_GAIN)
+            self.k_norm = norm(kv_size if whole else self.head_dim, eps, QK_NORM_GAIN)
 
     def forward(
         self,
@@ -187,10 +184,9 @@ class Attention(nn.Module):
         q, k, v, out = self.q_proj, self.k_proj, self.v_proj, self.o_proj
         for projection in (q, k, v):
             nn.init.normal_(projection.weight, std=1 / math.sqrt(projection.in_features))
-        nn.init.zeros_(out.weight)
-        for projection in (q, k, v, out):
-            if projection.bias is not None:
-                nn.init.zeros_(projection.bias)
+        for zeros in (out.weight, q.bias, k.bias, v.bias, out.bias):
+            if zeros is not None:
+                nn.init.zeros_(zeros)
         for norm in (self.q_norm, self.k_norm):
             if isinstance(norm, RMSNorm):
                 norm.reset_parameters()

@@ -23,13 +23,9 @@ from model.config import ModelConfig
 from model.feed_forward import ACTIVATIONS
 from model.loss import compute_dtype
 
-ROUTER_STD = 0.02
-
 
 class Router(nn.Linear):
     """Which experts does a token go to, and how much does each of them count?"""
-
-    optimizer_group = "matrix"
 
     def __init__(self, config: ModelConfig):
         assert config.num_experts is not None
@@ -51,8 +47,7 @@ class Router(nn.Linear):
         return probabilities, weights.to(logits.dtype), experts
 
     def reset_parameters(self) -> None:
-        """Nearly the same probability for every expert."""
-        nn.init.normal_(self.weight, std=ROUTER_STD)
+        nn.init.normal_(self.weight, std=0.02)  # nearly the same probability for every expert
 
 
 class Experts(nn.Module):
@@ -88,7 +83,6 @@ class Experts(nn.Module):
         return (out * weights[..., None]).sum(1).to(x.dtype)
 
     def reset_parameters(self) -> None:
-        """As in the dense layer: random gate and up, a zero output projection."""
         nn.init.normal_(self.gate_up_proj, std=1 / math.sqrt(self.gate_up_proj.shape[-1]))
         nn.init.zeros_(self.down_proj)
 
@@ -118,7 +112,6 @@ class MixtureOfExperts(nn.Module):
         return out, {"load_balancing": self.router_aux_loss_coef * loss}
 
     def reset_parameters(self) -> None:
-        """Initialize router and experts again."""
         self.gate.reset_parameters()
         self.experts.reset_parameters()
 

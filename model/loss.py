@@ -103,7 +103,7 @@ def log_probs(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
 
 def _chunk_log_probs(hidden: Tensor, labels: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """hidden (N, D), labels (N,), none of them -100 -> ln p of each, (N,) float32."""
+    """ln p of each label; none of them is -100."""
     with torch.autocast(hidden.device.type, enabled=False):
         logits = (hidden.to(dtype) @ weight.to(dtype).T).float()  # (N, V)
         return logits.gather(1, labels[:, None])[:, 0] - logits.logsumexp(-1)

@@ -63,7 +63,7 @@ class PagedCache:
         ]
         self.users = [0] * blocks  # sequences that hold each block
         self.known: dict[bytes, int] = {}  # digest of all tokens up to its end -> full block
-        self.unused: OrderedDict[int, bytes | None] = OrderedDict((block, None) for block in range(blocks))
+        self.unused: OrderedDict[int, bytes | None] = OrderedDict.fromkeys(range(blocks))
 
     @property
     def nbytes(self) -> int:
@@ -87,8 +87,7 @@ class PagedCache:
         """
         keys: list[bytes] = []  # of the whole blocks that are known, but for one that would leave nothing to read
         while share and (len(keys) + 1) * self.block_size < len(token_ids):
-            key = self._key(keys, token_ids)
-            if key not in self.known:
+            if (key := self._key(keys, token_ids)) not in self.known:
                 break
             keys.append(key)
         blocks = [self.known[key] for key in keys]
@@ -103,9 +102,9 @@ class PagedCache:
             blocks.append(block)
         for block in blocks:
             self.users[block] += 1
-        starts = torch.tensor(blocks, device=self.layers[0][0].device) * self.block_size
-        slots = (starts[:, None] + torch.arange(self.block_size, device=starts.device)).flatten()
-        return Table(list(token_ids), blocks, slots, len(keys) * self.block_size, keys)
+        size, device = self.block_size, self.layers[0][0].device
+        slots = torch.tensor(blocks, device=device)[:, None] * size + torch.arange(size, device=device)
+        return Table(list(token_ids), blocks, slots.flatten(), len(keys) * size, keys)
 
     def free(self, table: Table) -> None:
         """The sequence ends. Its blocks are free at once; full ones can still be shared until they are taken."""
@@ -152,11 +151,11 @@ class PagedView(KVCache):
         rows = [table.slots[: table.length + count] for table in tables]
         self.seen = pad_sequence(rows, batch_first=True, padding_side="left")  # (B, S)
         self.written = self.seen[:, -count:]
-        lengths = torch.tensor([table.length for table in tables], device=self.seen.device)[:, None]
-        self.position_ids = lengths + torch.arange(count, device=self.seen.device)
-        self.attention_mask: Tensor | None = None
-        if (width := self.seen.shape[1]) > min(map(len, rows)):
-            self.attention_mask = torch.arange(width, device=self.seen.device) >= self._length - lengths
+        device, width = self.seen.device, self.seen.shape[1]
+        lengths = torch.tensor([table.length for table in tables], device=device)[:, None]
+        self.position_ids = lengths + torch.arange(count, device=device)
+        mask = torch.arange(width, device=device) >= self._length - lengths
+        self.attention_mask = mask if width > min(map(len, rows)) else None
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write k and v (B, heads, count, D) into the blocks; returns what every row holds (B, heads, S, D)."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.backends.kernels import sdpa
+from model.attention import fused
 
 BLOCK = 64  # queries
 LONGEST = 1024
@@ -29,7 +29,7 @@ def blocked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float
     kind, length = q.device.type, q.shape[2]
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else v.dtype
     if dtype != torch.bfloat16 or dropout or not 1 < length <= LONGEST or k.shape[2] != length:
-        return sdpa(q, k, v, mask, dropout)
+        return fused(q, k, v, mask, dropout)
     with torch.autocast(kind, enabled=False):
         bias = None if mask is None else torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, HIDDEN)
         out = _Blocked.apply(q, k, v, bias)

@@ -1,39 +1,24 @@
 """PyTorch's fused attention kernels: sdpa, flash and flex, with what each reads in place of a boolean mask.
 
-Every backend has the signature of `eager` in model/attention.py: q (B, H, T, D), k and v (B, H_kv, S, D), a mask in the
-form that it reads (None: plain causal attention), the dropout probability -> (B, H, T, D). Values may have another size
-than keys (model/latent_attention.py); then the output has theirs.
+Every backend has the signature of `eager` in model/attention.py; the mask is in the form that it reads, None = plain
+causal attention. Values may have another size than keys (model/latent_attention.py); then the output has theirs.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import (
-    SDPBackend,
-    activate_flash_attention_impl,
-    current_flash_attention_impl,
-    restore_flash_attention_impl,
-    sdpa_kernel,
-)
+from torch.nn import attention as torch_attention
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as flex_kernel
 
 from model.attention import fused, in_kernel_dtype, repeat_kv
-from model.masks import (
-    Band,
-    MaskSpec,
-    Sequences,
-    boolean_mask,
-    causal,
-    not_padding,
-    same_document,
-    within_window,
-)
+from model.masks import MaskSpec, boolean_mask, causal, not_padding, same_document, within_window
 
 TAKES_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)  # of varlen_attn: grouped heads
 SMALLEST = 32  # tokens of a chunk; products of smaller ones are not faster
@@ -42,8 +27,12 @@ FEWEST = 4  # chunks of a row, for which it pays
 
 def use_flash(kernel: str | None) -> None:
     """Set which flash kernel PyTorch calls, None = its own. The switch is global, so every call on a GPU sets it."""
-    if current_flash_attention_impl() != kernel:
-        restore_flash_attention_impl() if kernel is None else activate_flash_attention_impl(kernel)
+    if torch_attention.current_flash_attention_impl() == kernel:
+        return
+    if kernel is None:
+        torch_attention.restore_flash_attention_impl()
+    else:
+        torch_attention.activate_flash_attention_impl(kernel)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -56,16 +45,16 @@ def use_flash(kernel: str | None) -> None:
 #                       .   .   x   x
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Band | None, dropout: float) -> Tensor:
-    """PyTorch picks a kernel that can serve. A Band is computed chunk by chunk."""
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """A mask for fewer queries than there are is that of chunks: `chunks_or_mask`."""
     if q.is_cuda:
         use_flash(None)
-    if not isinstance(mask, Band):
+    length, size = q.shape[2], q.shape[2] if mask is None else mask.shape[2]
+    if size == length:
         return fused(q, k, v, mask, dropout)
-    (batch, _, length, _), size = q.shape, mask.size
-    chunks = q.transpose(1, 2).reshape(-1, size, *q.shape[1::2])  # (B N, C, H, D)
-    out = fused(chunks.transpose(1, 2), _two_chunks(k, size), _two_chunks(v, size), mask.visible, dropout)
-    return out.transpose(1, 2).reshape(batch, length, *out.shape[1::2]).transpose(1, 2)
+    chunks = q.transpose(1, 2).reshape(-1, size, *q.shape[1::2]).transpose(1, 2)  # (B N, H, C, D)
+    out = fused(chunks, _two_chunks(k, size), _two_chunks(v, size), mask, dropout)
+    return out.transpose(1, 2).reshape(-1, length, *out.shape[1::2]).transpose(1, 2)
 
 
 def _two_chunks(x: Tensor, size: int) -> Tensor:
@@ -74,22 +63,22 @@ def _two_chunks(x: Tensor, size: int) -> Tensor:
     return torch.cat([chunks[:, :-1], chunks[:, 1:]], dim=2).flatten(0, 1).transpose(1, 2)
 
 
-def band_or_mask(spec: MaskSpec) -> Tensor | Band | None:
-    """A Band for rows on a CPU whose window is short, without padding or cached tokens; else as `boolean_mask`."""
-    length, window = len(spec.query_positions), spec.sliding_window
-    if window is None or spec.query_positions.device.type != "cpu" or spec.attention_mask is not None:
-        return boolean_mask(spec)
-    size = max(SMALLEST, 1 << (window - 1).bit_length())  # so a window never reaches behind the chunk before
-    if length % size or length < FEWEST * size or len(spec.key_positions) != length:
+def chunks_or_mask(spec: MaskSpec) -> Tensor | None:
+    """For rows on a CPU whose window is short, without padding or cached tokens: which of two chunks of keys each query
+    of a chunk of C sees, (B * chunks, 1, C, 2 C). Else as `boolean_mask`."""
+    queries, keys, window = spec.query_positions, spec.key_positions, spec.sliding_window
+    size = max(SMALLEST, 1 << ((window or 1) - 1).bit_length())  # so a window never reaches behind the chunk before
+    whole_chunks = len(queries) == len(keys) >= FEWEST * size and len(queries) % size == 0
+    if window is None or queries.device.type != "cpu" or spec.attention_mask is not None or not whole_chunks:
         return boolean_mask(spec)
     # the positions and documents of both chunks of keys; in front of the first chunk there is none
-    queries = spec.query_positions.view(-1, size, 1)
-    keys = F.pad(spec.key_positions, (size, 0), value=-1).unfold(0, 2 * size, size)[:, None]
+    queries = queries.view(-1, size, 1)
+    keys = F.pad(keys, (size, 0), value=-1).unfold(0, 2 * size, size)[:, None]
     mask = (causal(queries, keys) & within_window(queries, keys, window) & (keys >= 0))[None]  # (1, N, C, 2 C)
     if (documents := spec.document_ids) is not None:
         of_keys = F.pad(documents, (size, 0), value=-1).unfold(1, 2 * size, size)
         mask = mask & same_document(documents.view(len(documents), -1, size, 1), of_keys[:, :, None])
-    return Band(mask.expand(spec.batch_size, -1, -1, -1).flatten(0, 1)[:, None], size)
+    return mask.expand(spec.batch_size, -1, -1, -1).flatten(0, 1)[:, None]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -99,13 +88,30 @@ def band_or_mask(spec: MaskSpec) -> Tensor | Band | None:
 #
 #   documents   0 0 1 1 1 | 3 3 3 3 3      two rows of five tokens, three documents
 #   starts      0 2 5 5   | 0 5 5 5        per row, filled up with the row's length (data.packing.document_starts)
-#   cu_seqlens  0 2 5 5 5 10 10 10 10      all rows end to end; two equal numbers are an empty document, which costs
-#                                          nothing
+#   cu_seqlens  0 2 5 5 5 5 10 10 10 10 10   all rows end to end, each with its end; two equal numbers are an empty
+#                                            document, which costs nothing
 #   padding         . . a b c | d e f g h      real tokens come first in their row, padding is a document of its own
 #   cu_seqlens      0 3 5 10 10
 #   static cache    a b c . . | d e f . .      three tokens written, room for five; one query a row
 #   of the keys     0 3 5 8 10
 #   of the queries  0 1 1 2 2                  so nobody asks the room that is left
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Where each document begins among the queries and among the keys, rows laid end to end.
+
+    cu_queries, cu_keys (documents + 1,) int32: cumulative lengths. window: tokens seen to the left and right; -1 = all.
+    query_order, key_order: in which order the B * T and B * S tokens are laid, with padding last in each row.
+    real_queries (B, T): which queries are real tokens. All three are None without padding.
+    """
+
+    cu_queries: Tensor
+    cu_keys: Tensor
+    window: tuple[int, int]
+    query_order: Tensor | None = None
+    key_order: Tensor | None = None
+    real_queries: Tensor | None = None
 
 
 def flash(
@@ -116,21 +122,19 @@ def flash(
     if q.is_cuda:
         use_flash(kernel)
     if not isinstance(mask, Sequences):
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        with torch_attention.sdpa_kernel(torch_attention.SDPBackend.FLASH_ATTENTION):
             return fused(q, k, v, mask, dropout)
     from torch.nn.attention.varlen import varlen_attn  # loads the compiler, which takes a second
 
-    B, H, T, D = q.shape
-    out_dtype = v.dtype
-    q, k, v = in_kernel_dtype(q, k, v)
-    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B * T, H, D), (B * S, H_kv, D)
+    (B, H, T, D), S, out_dtype = q.shape, k.shape[2], v.dtype
+    if not TAKES_GROUPS:
+        k, v = repeat_kv(k, H // k.shape[1]), repeat_kv(v, H // v.shape[1])
+    grouped: dict[str, Any] = {"enable_gqa": k.shape[1] != H} if TAKES_GROUPS else {}
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in in_kernel_dtype(q, k, v))  # (B * T, H, D), (B * S, H_kv, D)
     if mask.query_order is not None:
         q, k, v = q[mask.query_order], k[mask.key_order], v[mask.key_order]
-    extra: dict[str, Any] = {"enable_gqa": k.shape[1] != H} if TAKES_GROUPS else {}
-    if not TAKES_GROUPS:
-        k, v = (repeat_kv(x.transpose(0, 1)[None], H // x.shape[1])[0].transpose(0, 1) for x in (k, v))
-    lengths = (mask.cu_queries, mask.cu_keys, mask.max_queries, mask.max_keys)
-    out = varlen_attn(q, k, v, *lengths, window_size=mask.window, **extra)
+    # T and S are upper bounds of a document's length, which is enough for the kernel
+    out = varlen_attn(q, k, v, mask.cu_queries, mask.cu_keys, T, S, window_size=mask.window, **grouped)
     assert isinstance(out, Tensor)
     if mask.query_order is not None:
         out = torch.empty_like(out).index_copy(0, mask.query_order, out)
@@ -142,9 +146,8 @@ def flash(
 
 def lengths_or_mask(spec: MaskSpec) -> Sequences | Tensor | None:
     """What the flash kernel of this device reads; None where its causal flag says it all."""
-    if spec.all_visible:
-        return None
-    return boolean_mask(spec) if spec.query_positions.device.type == "cpu" else sequences(spec)
+    on_cpu = spec.query_positions.device.type == "cpu"
+    return boolean_mask(spec) if on_cpu or spec.all_visible else sequences(spec)
 
 
 def sequences(spec: MaskSpec) -> Sequences:
@@ -152,38 +155,32 @@ def sequences(spec: MaskSpec) -> Sequences:
     in a row begins a new document here. A window counts real tokens, so padding must stand at an end of the row.
 
     Each row begins with its documents. Behind them is what nobody may see, as one document more: padding, and the room
-    of a static cache. So shapes are fixed, and nothing is read back from the GPU: an upper bound of a length is enough
-    for the kernel, which aligns the queries and keys of a document at their ends.
+    of a static cache. So shapes are fixed, and nothing is read back from the GPU. The kernel aligns the queries and
+    keys of a document at their ends.
     """
-    B, T, S = spec.batch_size, len(spec.query_positions), len(spec.key_positions)
+    B, real = spec.batch_size, spec.real_keys
     window = (-1 if spec.sliding_window is None else spec.sliding_window - 1, 0)
+    real_keys = (spec.key_positions <= spec.query_positions[-1]).expand(B, -1)  # not the room of a static cache
+    if real is not None:
+        real_keys = real_keys & not_padding(real)
+    real_queries = real_keys[:, spec.query_positions - spec.key_positions[0]]
     if spec.document_ids is None:
-        starts = torch.zeros(B, 1, dtype=torch.int32, device=spec.query_positions.device)
+        starts = torch.zeros(B, 1, dtype=torch.int32, device=real_keys.device)
     else:
         starts = spec.document_starts if spec.document_starts is not None else find_starts(spec.document_ids)
-    written = spec.key_positions <= spec.query_positions[-1]  # not the room of a static cache
-    if spec.attention_mask is None:
-        if S == T:
-            return Sequences(_cumulative(starts, T), _cumulative(starts, S), T, S, window)
-        queries, keys = starts.new_full((B, 1), T), written.sum().expand(B, 1)
-        return Sequences(_cumulative(starts, T, queries), _cumulative(starts, S, keys), T, S, window)
-    real_keys = spec.attention_mask.bool() & written
-    real_queries = real_keys[:, spec.query_positions - spec.key_positions[0]]
-    if spec.document_ids is not None:  # a document begins behind the real tokens before it
-        starts = F.pad(real_keys.cumsum(1), (1, 0)).gather(1, starts.long())
-    queries, keys = (real.sum(1, keepdim=True) for real in (real_queries, real_keys))
-    order = (_real_first(real_queries), _real_first(real_keys))
-    return Sequences(_cumulative(starts, T, queries), _cumulative(starts, S, keys), T, S, window, *order, real_queries)
+        starts = F.pad(real_keys.cumsum(1), (1, 0)).gather(1, starts.long())  # behind the real tokens before it
+    lengths = _cumulative(starts, real_queries), _cumulative(starts, real_keys)
+    if real is None:
+        return Sequences(*lengths, window)
+    return Sequences(*lengths, window, _real_first(real_queries), _real_first(real_keys), real_queries)
 
 
-def _cumulative(starts: Tensor, length: int, end: Tensor | None = None) -> Tensor:
-    """Of rows of `length` tokens end to end: where each document begins, and the end of the last, as the kernel reads
-    it. end (B, 1): where a row has one document more, of what nobody may see.
-    """
-    if end is not None:
-        starts = torch.cat((starts, end), dim=1)
-    rows = torch.arange(len(starts), device=starts.device)[:, None] * length
-    return F.pad((starts + rows).flatten(), (0, 1), value=len(starts) * length).int()
+def _cumulative(starts: Tensor, real: Tensor) -> Tensor:
+    """Where each document begins when rows stand end to end, and the end of the last: starts (B, N), real (B, n)."""
+    rows, length = real.shape
+    starts = torch.cat((starts, real.sum(1, keepdim=True)), dim=1)  # behind them, what nobody may see
+    starts = starts + torch.arange(rows, device=real.device)[:, None] * length
+    return F.pad(starts.flatten(), (0, 1), value=rows * length).int()
 
 
 def _real_first(real: Tensor) -> Tensor:
@@ -195,8 +192,7 @@ def _real_first(real: Tensor) -> Tensor:
 def find_starts(document_ids: Tensor) -> Tensor:
     """Where documents begin in each row, filled up with T, for batches that do not say it: (B, T) -> (B, N).
 
-    Waits for the GPU once, to learn N, the most of a row. A compiled model must know shapes in advance: there N is T,
-    as if every token could begin a document.
+    Waits for the GPU once, to learn N, the most of a row. A compiled model must know shapes in advance: there N is T.
     """
     T = document_ids.shape[1]
     begins = F.pad(document_ids[:, 1:] != document_ids[:, :-1], (1, 0), value=True)
@@ -211,7 +207,6 @@ def find_starts(document_ids: Tensor) -> Tensor:
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | Tensor | None, dropout: float) -> Tensor:
-    """FlexAttention over a block mask; grouped heads go to the kernel as they are. Dropout is refused earlier."""
     if not isinstance(mask, BlockMask):
         return fused(q, k, v, mask, dropout)
     kernel = flex_kernel_compiled() if q.is_cuda and not torch.compiler.is_compiling() else flex_kernel
@@ -223,26 +218,24 @@ def flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | Tensor | None, dropo
 
 
 def block_mask(spec: MaskSpec) -> BlockMask | Tensor | None:
-    """The same predicates as in `boolean_mask`, asked for one (row, query, key) at a time.
-
-    For a single query there are no blocks to skip: it returns the boolean mask, and `flex` leaves the work to sdpa.
-    """
-    if len(spec.query_positions) == 1:
+    """The same predicates as in `boolean_mask`, asked for one (row, query, key) at a time."""
+    if len(spec.query_positions) == 1:  # there are no blocks to skip
         return boolean_mask(spec)
+    real, documents = spec.real_keys, spec.document_ids
 
     def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         asks, answers = spec.query_positions[query], spec.key_positions[key]
         allowed = causal(asks, answers)
         if spec.sliding_window is not None:
             allowed = allowed & within_window(asks, answers, spec.sliding_window)
-        if spec.attention_mask is not None:
-            allowed = allowed & not_padding(spec.attention_mask[row, key])
-        if spec.document_ids is not None:
-            allowed = allowed & same_document(spec.document_ids[row, query], spec.document_ids[row, key])
+        if real is not None:
+            allowed = allowed & not_padding(real[row, key])
+        if documents is not None:
+            allowed = allowed & same_document(documents[row, query], documents[row, key])
         return allowed
 
-    rows_differ = spec.attention_mask is not None or spec.document_ids is not None
-    rows, queries, keys = spec.batch_size if rows_differ else None, len(spec.query_positions), len(spec.key_positions)
+    rows = None if real is None and documents is None else spec.batch_size  # None: all rows alike
+    queries, keys = len(spec.query_positions), len(spec.key_positions)
     return create_block_mask(visible, rows, None, queries, keys, device=spec.query_positions.device)
 
 

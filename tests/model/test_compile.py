@@ -11,7 +11,7 @@ from data.packing import document_starts
 from model.attention import eager
 from model.backends.choice import BACKENDS
 from model.backends.kernels import block_mask, flex_kernel_compiled
-from model.generation import generate
+from model.generation import FewRows, generate
 from model.kv_cache import StaticCache
 from model.masks import MaskSpec, boolean_mask
 from tests import varlen_kernel
@@ -158,7 +158,7 @@ def test_prompts_of_every_length_share_the_compiled_step(padded, monkeypatch):
     """Through `generate`, as it is used; the cache has room for 64 tokens whatever the lengths are."""
     lm, counter = random_model(tiny_config()), CompileCounter()
     compiled = torch.compile(lambda lm, *a, **k: lm(*a, **k), backend=counter, fullgraph=True, dynamic=False)
-    monkeypatch.setattr("model.compiled_decoding.compiled_step", lambda kind: compiled)
+    monkeypatch.setattr("model.generation.compiled_step", lambda kind: compiled)
     for length in (3, 5, 8):
         ids = torch.randint(0, 192, (2, length))
         real = torch.ones(2, length).long() if padded else None
@@ -177,6 +177,15 @@ def test_really_compiled_decoding_gives_the_same_tokens(changes):
     compiled = generate(lm, prompt, 20, temperature=0, kv_cache="static", compile=True)
     assert torch.equal(compiled, generate(lm, prompt, 20, temperature=0))
     assert torch.equal(generate(lm, prompt, 20, temperature=0, kv_cache="static", compile=True), compiled)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 24), (1, 24), (4, 1, 24), (2, 3, 24), (40, 24)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_of_few_rows_are_those_of_a_linear_layer(shape, bias):
+    layer, x = torch.nn.Linear(24, 40, bias=bias), torch.randn(shape)
+    with torch.no_grad(), FewRows():
+        product = layer(x)
+    torch.testing.assert_close(product, layer(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow

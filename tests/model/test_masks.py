@@ -12,7 +12,7 @@ from data.packing import document_starts
 from model.attention import eager
 from model.backends.choice import BACKENDS
 from model.backends.kernels import flash, sequences
-from model.masks import MaskSpec, boolean_mask, real_tokens
+from model.masks import MaskSpec, boolean_mask
 from tests.conftest import random_model, tiny_config
 from tests.model import reference
 
@@ -44,9 +44,9 @@ def test_predicates_combine_to_the_boolean_mask(data):
 
 
 def test_a_static_cache_may_be_longer_than_the_attention_mask():
-    real = torch.tensor([[0, 1, 1]])
-    assert real_tokens(real, torch.arange(5)).tolist() == [[0, 1, 1, 1, 1]]
-    assert real_tokens(real, torch.arange(1, 3)).tolist() == [[1, 1]]
+    places, real = torch.arange(5), torch.tensor([[0, 1, 1]])
+    assert MaskSpec(places, places, 1, real).real_keys.tolist() == [[0, 1, 1, 1, 1]]
+    assert MaskSpec(places[2:3], places[1:3], 1, real).real_keys.tolist() == [[1, 1]]
 
 
 def loop_over_documents(q, k, v, cu_q, cu_k, max_q, max_k, *, window_size, enable_gqa=False):
@@ -133,7 +133,7 @@ def test_a_model_learns_the_same_from_lengths_as_from_a_mask(monkeypatch, told, 
 
 def test_a_document_never_continues_in_the_next_row():
     ids, places = torch.tensor([[0, 0, 1, 1], [1, 1, 2, 2]]), torch.arange(4)
-    assert sequences(MaskSpec(places, places, 2, None, ids)).cu_keys.tolist() == [0, 2, 4, 6, 8]
+    assert sequences(MaskSpec(places, places, 2, None, ids)).cu_keys.tolist() == [0, 2, 4, 4, 6, 8, 8]
 
 
 def test_starts_are_filled_up_to_a_power_of_two():
@@ -143,7 +143,7 @@ def test_starts_are_filled_up_to_a_power_of_two():
     assert starts.tolist() == [[*range(0, 20, 2), *[20] * 6], [0, *[20] * 15]]
     places = torch.arange(20)
     spec = MaskSpec(places, places, 2, None, ids, document_starts=torch.from_numpy(starts))
-    assert sequences(spec).cu_keys.tolist() == [*range(0, 20, 2), *[20] * 6, 20, *[40] * 16]
+    assert sequences(spec).cu_keys.tolist() == [*range(0, 20, 2), *[20] * 8, *[40] * 17]
     assert document_starts(ids[:, :3].numpy()).shape == (2, 8)
 
 

@@ -100,10 +100,9 @@ def stream(
     kv_cache: dynamic | static | offloaded | int8; None reads all tokens again at every token. Or a cache of an earlier
     call: what it holds of the same beginning is not read again, and it is emptied if it holds something else.
     compile: torch.compile the step of one token. It needs kv_cache="static" and pays off over many tokens.
-    log_probs: a list to which each step adds (B * n,) float32, ln of the probability with which its token was drawn:
-    after repetition penalty, temperature, top_k, top_p and min_p, that is, of the policy that sampled. For the model's
-    own probabilities sample with temperature 1 and no filter. 0 where nothing was drawn: at temperature 0 and behind a
-    row's stop. watch: called with the model's own logits (B * n, V), float32, before each token is drawn.
+    log_probs: a list to which each step adds (B * n,) float32, ln of the probability with which its token was drawn,
+    after temperature and filters; 0 where nothing was drawn: at temperature 0 and behind a row's stop.
+    watch: called with the model's own logits (B * n, V), float32, before each token is drawn.
 
     Raises ValueError for an empty prompt and settings out of range.
     """
@@ -112,9 +111,6 @@ def stream(
     count, longest = input_ids.shape[1], lm.config.max_position_embeddings
     if count > longest:
         raise ValueError(f"the prompt has {count} tokens, more than max_position_embeddings ({longest}): shorten it")
-    if max_new_tokens < 0 or num_return_sequences < 1:
-        wrong = f"max_new_tokens ({max_new_tokens}) and num_return_sequences ({num_return_sequences})"
-        raise ValueError(f"{wrong} must be at least 0 and 1")
     if attention_mask is not None and not attention_mask[:, -1].all():
         raise ValueError("attention_mask ends in padding: pad on the left")
     if compile and kv_cache != "static" and not isinstance(kv_cache, StaticCache):
@@ -128,14 +124,13 @@ def stream(
     stop = torch.tensor([int(i) for i in stop_ids], dtype=torch.long, device=device)
     generator = torch.Generator(device=device)
     generator.manual_seed(seed) if seed is not None else generator.seed()
-    width = count + min(max_new_tokens, longest - count)  # tokens in the end
+    width = min(count + max_new_tokens, longest)  # tokens in the end
     cache = _cache_for(lm, input_ids, width, attention_mask, kv_cache)
-    is_static, columns = isinstance(cache, StaticCache), width
-    if isinstance(cache, StaticCache):
-        # every mask is as wide as the cache, so that prompts of all lengths share compiled code
-        columns = cache.capacity
-        if columns < width:
-            raise ValueError(f"the static cache has room for {columns} tokens, and {width} are needed")
+    # with a static cache every mask is as wide as that, so that prompts of all lengths share compiled code
+    is_static = isinstance(cache, StaticCache)
+    columns = cache.capacity if isinstance(cache, StaticCache) else width
+    if columns < width:
+        raise ValueError(f"the static cache has room for {columns} tokens, and {width} are needed")
 
     stopped, seen = None, cache.length if cache is not None else 0
     written = F.pad(input_ids, (0, columns - count))
@@ -190,18 +185,12 @@ def _cache_for(
     if isinstance(kv_cache, str):
         capacity = min(-(-width // STATIC_BLOCK) * STATIC_BLOCK, lm.config.max_position_embeddings)
         return make_cache(kv_cache, lm.config, len(input_ids), capacity, next(lm.parameters()))
-    if kv_cache is None:
-        return None
-    read = kv_cache.token_ids
-    if read is None or attention_mask is not None or len(read) != len(input_ids):
-        kv_cache.clear()
-        return kv_cache
-    both = min(read.shape[1], input_ids.shape[1] - 1)  # at least one token is read, for its logits
-    same = (read[:, :both] == input_ids[:, :both]).all(dim=0).long().cumprod(dim=0)
-    try:
-        kv_cache.crop(int(same.sum()))
-    except ValueError:  # a sliding window has forgotten what would be needed
-        kv_cache.clear()
+    if kv_cache is not None:
+        read, same = kv_cache.token_ids, 0
+        if read is not None and attention_mask is None and len(read) == len(input_ids):
+            both = min(read.shape[1], input_ids.shape[1] - 1)  # at least one token is read, for its logits
+            same = int((read[:, :both] == input_ids[:, :both]).all(dim=0).long().cumprod(dim=0).sum())
+        kv_cache.crop(same)
     return kv_cache
 
 
@@ -210,9 +199,8 @@ def _last_logits(
     lm: LanguageModel, ids: Tensor, cache: KVCache | None, compiled: bool, given: dict[str, Tensor]
 ) -> Tensor:
     """The logits of the next token (rows, V) in float32, in evaluation mode; the model's mode is restored."""
-    forward = partial(compiled_step(ids.device.type), lm) if compiled else lm
-    was_training = lm.training
-    if was_training:
+    forward, was_training = partial(compiled_step(ids.device.type), lm) if compiled else lm, lm.training
+    if was_training:  # not always: it visits every module
         lm.eval()
     try:
         return forward(ids, kv_cache=cache, logits_to_keep=1, **given)[:, -1].float()
@@ -224,10 +212,8 @@ def _last_logits(
 def next_token(
     logits: Tensor, seen_ids: Tensor, sampling: Sampling, generator: torch.Generator
 ) -> tuple[Tensor, Tensor | None]:
-    """Draw the next token of every row: logits (B, V), the ids so far (B, T) -> ids (B,), probabilities (B, V).
-
-    The probabilities are those that the ids were drawn from, up to a factor; None at temperature 0, where nothing is
-    drawn. Raises ValueError for logits without a largest one: NaN, or infinity.
+    """Draw the next token of every row: logits (B, V), the ids so far (B, T) -> ids (B,), and the probabilities (B, V)
+    that they were drawn from, up to a factor; None at temperature 0. Raises ValueError for NaN and infinity.
     """
     if not bool(logits.amax(dim=-1).isfinite().all()):  # NaN anywhere makes the maximum NaN
         raise ValueError("the model's logits are non-finite: its weights are damaged, or its training diverged")
@@ -288,9 +274,8 @@ def compiled_step(kind: str) -> Callable[..., Tensor]:
 class FewRows(TorchFunctionMode):
     """`with FewRows():` every F.linear on a CPU with at most FEW rows is computed in another way.
 
-    PyTorch's library call for one row times a matrix took four times as long as memory needs on an AMD processor
-    (EXPERIMENTS.md). Inside a compiled model (x * w).sum() becomes one loop that reads each weight once. It adds in
-    another order, so the last bits differ: that is why only compiled decoding does this.
+    PyTorch's library call for one row took four times as long as memory needs (EXPERIMENTS.md). Compiled, (x * w).sum()
+    becomes one loop that reads each weight once. It adds in another order, so eager decoding keeps the library's bits.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -299,10 +284,8 @@ class FewRows(TorchFunctionMode):
             rows = x.numel() // x.shape[-1]
             is_plain = type(weight) in (Tensor, nn.Parameter)  # quantised weights bring their own product
             if rows <= FEW and x.device.type == "cpu" and is_plain:
-                if rows == 1:
-                    product = (x.unsqueeze(-2) * weight).sum(dim=-1)
-                else:  # the tall weight in front: it made a step of 16 rows a fifth faster
-                    columns = x.reshape(-1, x.shape[-1]).T.contiguous()
-                    product = (weight @ columns).T.contiguous().view(*x.shape[:-1], -1)
+                product = (x.unsqueeze(-2) * weight).sum(dim=-1) if rows == 1 else None
+                if product is None:  # the tall weight in front: it made a step of 16 rows a fifth faster
+                    product = (weight @ x.flatten(0, -2).T.contiguous()).T.contiguous().view(*x.shape[:-1], -1)
                 return product if bias is None else product + bias
         return function(*args, **(kwargs or {}))

@@ -10,9 +10,9 @@ One interface (`KVCache`), and these ways to keep them, by the names that `gener
 
 A server has sequences that come and go: model/paged_cache.py.
 
-The mask asks a cache where its keys are (`key_positions`). Size: 2 * H_kv * D numbers per token and layer. Where
-attention makes keys and values from a latent (model/latent_attention.py), the latents (B, 1, T, kv_lora_rank) stand in
-the place of keys, and the rotary part (B, 1, T, qk_rope_head_dim) in that of values: their sum, per token and layer.
+Size: 2 * H_kv * D numbers per token and layer. Where attention makes keys and values from a latent
+(model/latent_attention.py), latents (B, 1, T, kv_lora_rank) stand in the place of keys, and the rotary part (B, 1, T,
+qk_rope_head_dim) in that of values.
 """
 
 from __future__ import annotations
@@ -70,16 +70,18 @@ class KVCache:
         self._length += count
 
     def crop(self, length: int) -> None:
-        """Forget every token after the first `length`. Raises ValueError where a window has forgotten too much."""
-        for layer, window in enumerate(self.windows):
-            if window is not None and self.first.get(layer, 0) > max(0, length - window + 1):
-                raise ValueError(f"layer {layer} keeps {window} tokens only and cannot go back to token {length}")
+        """Forget every token after the first `length`; all of them where a window has forgotten what it would see."""
+        windows = ((self.first.get(layer, 0), window) for layer, window in enumerate(self.windows))
+        if any(window is not None and first > max(0, length - window + 1) for first, window in windows):
+            length = 0
         self._length = max(0, min(self._length, length))
+        if not self._length:
+            self.buffers, self.first = {}, {}
         self.token_ids = None if self.token_ids is None else self.token_ids[:, : self._length]
 
     def clear(self) -> None:
         """Forget everything."""
-        self.buffers, self.first, self._length, self.token_ids = {}, {}, 0, None
+        self.crop(0)
 
     def repeat_interleave(self, times: int) -> None:
         """Every row becomes `times` rows, next to each other: several continuations of one prompt."""
@@ -116,8 +118,7 @@ class KVCache:
 class OffloadedCache(KVCache):
     """Layers wait in (pinned) CPU memory; the GPU holds the one that computes. On a CPU it is the dynamic cache.
 
-    A token waits for the copies, because a GPU reads its own memory a hundred times as fast as the CPU's. To fetch a
-    layer while the one before it computes would hide only the shorter part.
+    A token waits for the copies: a GPU reads its own memory a hundred times as fast as the CPU's.
     """
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,9 +135,8 @@ class QuantisedCache(KVCache):
 
         scale = largest |number| / 127        kept = round(number / scale)        given back: kept * scale
 
-    One scale for each token and head, because the size of keys differs from head to head and from token to token. What
-    is given back is off by half a scale at most. The numbers become floats again for every token that is read: bytes
-    are saved, time is not. With 2 bits, and keys that share a scale over tokens: Liu et al. 2024, KIVI (2402.02750).
+    One scale for each token and head, between which the size of keys differs. The numbers become floats again for every
+    token that is read: bytes are saved, time is not. With 2 bits: Liu et al. 2024, KIVI (arXiv 2402.02750).
     """
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,11 +206,8 @@ class StaticCache(KVCache):
 
     def crop(self, length: int) -> None:
         self._position.clamp_(max=max(0, length))
-        self._length, self.has_room = self.length, self.length > 0
-        super().crop(length)
-
-    def clear(self) -> None:
-        self.crop(0)
+        self.has_room = self.length > 0
+        self.token_ids = None if self.token_ids is None else self.token_ids[:, : self.length]
 
     def repeat_interleave(self, times: int) -> None:
         super().repeat_interleave(times)
@@ -219,9 +216,9 @@ class StaticCache(KVCache):
 
 def make_cache(kind: str, config: ModelConfig, batch_size: int, capacity: int, like: Tensor) -> KVCache:
     """An empty cache for a batch; `like` has the device and dtype of keys. Raises ValueError for an unknown kind."""
-    if kind == "static":
-        return StaticCache(config, batch_size, capacity, like.device, like.dtype)
-    kinds = {"dynamic": KVCache, "offloaded": OffloadedCache, "int8": QuantisedCache}
-    if kind not in kinds:
+    growing = {"dynamic": KVCache, "offloaded": OffloadedCache, "int8": QuantisedCache}
+    if kind in growing:
+        return growing[kind](config)
+    if kind != "static":
         raise ValueError(f"cache ({kind!r}) is unknown: use dynamic, static, offloaded or int8")
-    return kinds[kind](config)
+    return StaticCache(config, batch_size, capacity, like.device, like.dtype)

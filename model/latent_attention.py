@@ -20,10 +20,8 @@ the latent, because a rotation stands between query and key: so a few numbers ca
     q_nope_h · (K_h c) = (K_hᵀ q_nope_h) · c        Σ_j w_j (V_h c_j) = V_h (Σ_j w_j c_j)
 
 K and V move over to the query and to the output, and what is left is MQA: H queries, one key (c, k_rot), one value c.
-
-The plain form makes keys and values of the cached latents. It is what transformers computes, to the last bit, with a
-cache and without. The absorbed form adds in another order: the same within rounding. It serves one token at a time
-behind a cache; `attention.absorbs = False` (for attention in lm.attention_modules()) switches it off.
+The plain form is what transformers computes, to the last bit, with a cache and without. The absorbed form adds in
+another order; `attention.absorbs = False` (for attention in lm.attention_modules()) switches it off.
 
 DeepSeek-AI 2024, DeepSeek-V2 (arXiv 2405.04434), section 2.1 and appendix C; 2024, DeepSeek-V3 (2412.19437).
 """
@@ -102,8 +100,7 @@ class LatentAttention(nn.Module):
         return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """RoPE. Pairs are numbers of two halves; rope_interleave: neighbours, a b a b -> a a b b."""
-        if self.interleaved:
+        if self.interleaved:  # pairs are neighbours, not numbers of two halves: a b a b -> a a b b
             x = torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1)
         return apply_rotary(x, cos, sin) if self.rotates else x
 

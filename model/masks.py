@@ -12,7 +12,7 @@ only `document_ids` separate documents. They are never guessed from positions th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.nn.functional as F
@@ -91,6 +91,21 @@ class MaskSpec:
     all_visible: bool = False
     document_starts: Tensor | None = None
 
+    def of_layers(self, windows: Sequence[int | None], cache: KVCache | None) -> dict[int | None, MaskSpec]:
+        """This, with keys and window of each kind of layer, by its window. windows: of every layer."""
+        specs: dict[int | None, MaskSpec] = {}
+        count = len(self.query_positions)
+        plain = self.attention_mask is None and self.document_ids is None and (cache is None or not cache.has_room)
+        for layer, window in enumerate(windows):
+            if window not in specs:
+                keys = self.query_positions
+                if cache is not None:
+                    keys = cache.key_positions(layer, count, keys.device)
+                fits = window is None or len(keys) < window or (count == 1 and len(keys) <= window)
+                causal_alone = plain and fits and count in (1, len(keys))
+                specs[window] = replace(self, key_positions=keys, sliding_window=window, all_visible=causal_alone)
+        return specs
+
     @property
     def real_keys(self) -> Tensor | None:
         """The columns of attention_mask that belong to these keys: (B, S); None = all are real tokens."""
@@ -99,32 +114,6 @@ class MaskSpec:
         to_come = len(self.key_positions) - self.attention_mask.shape[1]  # room of a static cache; causality hides it
         mask = F.pad(self.attention_mask, (0, max(0, to_come)), value=1)
         return mask if mask.shape[1] == len(self.key_positions) else mask[:, self.key_positions]
-
-
-def mask_specs(
-    windows: Sequence[int | None],
-    positions: Tensor,
-    batch_size: int,
-    cache: KVCache | None = None,
-    attention_mask: Tensor | None = None,
-    document_ids: Tensor | None = None,
-    document_starts: Tensor | None = None,
-) -> dict[int | None, MaskSpec]:
-    """One MaskSpec for each kind of layer, by its window. windows: of every layer; positions (T,): of the queries."""
-    specs: dict[int | None, MaskSpec] = {}
-    for layer, window in enumerate(windows):
-        if window in specs:
-            continue
-        count, keys = len(positions), positions
-        if cache is not None:
-            keys = cache.key_positions(layer, count, positions.device)
-        fits = window is None or len(keys) < window or (count == 1 and len(keys) <= window)
-        plain = attention_mask is None and document_ids is None and (count == 1 or count == len(keys))
-        all_visible = fits and plain and (cache is None or not cache.has_room)
-        specs[window] = MaskSpec(
-            positions, keys, batch_size, attention_mask, document_ids, window, all_visible, document_starts
-        )
-    return specs
 
 
 def boolean_mask(spec: MaskSpec) -> Tensor | None:

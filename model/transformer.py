@@ -26,7 +26,7 @@ from model.feed_forward import FeedForward
 from model.kv_cache import KVCache
 from model.lora_config import Adapters
 from model.loss import IGNORED, compute_dtype, cross_entropy_sum
-from model.masks import Mask, mask_specs, mean_keys
+from model.masks import Mask, MaskSpec, mean_keys
 from model.norm import make_norm
 from model.rope import RotaryEmbedding
 
@@ -167,10 +167,11 @@ class Decoder(nn.Module):
         T, device = input_ids.shape[1], input_ids.device
         # places in the sequence, cached tokens included
         positions = torch.arange(T, device=device) if kv_cache is None else kv_cache.positions(T, device)
-        specs = mask_specs(
-            self.config.windows, positions, len(input_ids), kv_cache, attention_mask, document_ids, document_starts
+        spec = MaskSpec(
+            positions, positions, len(input_ids), attention_mask, document_ids, document_starts=document_starts
         )
         self.check_backend(device, document_ids is not None, attention_mask is not None or kv_cache is not None)
+        specs = spec.of_layers(self.config.windows, kv_cache)
         masks = {window: BACKENDS[self.backend].mask(spec) for window, spec in specs.items()}
         position_ids = positions[None] if position_ids is None else position_ids
         real = None  # which tokens are not padding (B, T), None: all; only experts, which are balanced, ask

@@ -39,10 +39,7 @@ def blocked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float
 
 
 class _Blocked(torch.autograd.Function):
-    """q (B, H, T, D), k and v (B, H_kv, T, D), bias (B or 1, 1, T, T) or None -> (B, H, T, D) in bfloat16.
-
-    Values may have another size than keys; then the output has theirs.
-    """
+    """q (B, H, T, D), k and v (B, H_kv, T, D), bias (B or 1, 1, T, T) or None -> (B, H, T, D) in bfloat16."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -73,8 +70,8 @@ class _Blocked(torch.autograd.Function):
             row_grads.append(score_grad @ keys[:, :end])
         q_grad = _as_heads(torch.cat(row_grads, dim=1), (batch, heads, length, head_dim)) * head_dim**-0.5
         k_grad, v_grad = (x.view(batch, kv_heads, length, -1) for x in (key_grad, value_grad))
-        q_grad, k_grad, v_grad = (x.to(d) for x, d in zip((q_grad, k_grad, v_grad), ctx.dtypes, strict=True))
-        return q_grad, k_grad, v_grad, None
+        of_q, of_k, of_v = ctx.dtypes
+        return q_grad.to(of_q), k_grad.to(of_k), v_grad.to(of_v), None
 
 
 def _blocks(length: int) -> list[tuple[int, int]]:

@@ -180,8 +180,6 @@ def test_generation_ends_where_the_context_does(lm, prompt):
         ({"top_k": 0}, "top_k"),
         ({"min_p": 2.0}, "min_p"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
-        ({"max_new_tokens": -1}, "max_new_tokens"),
-        ({"num_return_sequences": 0}, "num_return_sequences"),
         ({"kv_cache": "paged"}, r"cache \('paged'\) is unknown: use dynamic, static, offloaded"),
         ({"compile": True}, 'compile needs kv_cache="static"'),
         ({"attention_mask": torch.eye(6)[:2].long()}, "pad on the left"),

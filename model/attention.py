@@ -28,11 +28,12 @@ from torch import Tensor, nn
 
 from model.config import ModelConfig
 from model.kv_cache import KVCache
+from model.loss import compute_dtype
 from model.masks import Mask
 from model.norm import HeadsNorm, RMSNorm
 from model.rope import apply_rotary
 
-QK_NORM_GAIN = 1.5
+QK_NORM_GAIN = 1.5  # with 1, no score exceeds sqrt(D), which is too flat to look at one token alone
 MIMETIC_STRENGTH = 0.7  # of what is copied, beside the token itself
 
 # attend(q, k, v, mask, dropout) -> output (B, H, T, D); the mask is of the kind that this backend reads
@@ -86,8 +87,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) 
     2022, arXiv 2205.14135). Without a mask it is causal; grouped heads go in as they are.
     """
     (batch, heads, queries, head_dim), (kv_heads, keys) = q.shape, k.shape[1:3]
-    shape, out_dtype = (*q.shape[:3], v.shape[3]), v.dtype
-    groups = heads // kv_heads
+    shape, out_dtype, groups = (*q.shape[:3], v.shape[3]), v.dtype, heads // kv_heads
     with torch.autocast(q.device.type, enabled=False):
         q, k, v = in_kernel_dtype(q, k, v)
         if queries == 1 < keys and groups > 1:  # decoding: the queries of a group become rows of one head
@@ -96,9 +96,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) 
             # no fast kernel of a GPU takes grouped heads here; PyTorch would fall back to the formula
             k, v, groups = repeat_kv(k, groups), repeat_kv(v, groups), 1
         is_causal = mask is None and queries > 1
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, enable_gqa=groups > 1
-        )
+        out = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal, enable_gqa=groups > 1)
     return out.reshape(shape).to(out_dtype)
 
 
@@ -106,11 +104,7 @@ def in_kernel_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Te
     """One dtype for all three; under autocast, RoPE leaves q and k in float32 and v in bfloat16. On a GPU it is
     autocast's, on a CPU float32, where PyTorch's kernel is two to three times faster than in bfloat16 (EXPERIMENTS.md).
     """
-    kind = q.device.type
-    if kind == "cpu":
-        dtype = torch.promote_types(q.dtype, torch.float32)
-    else:
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else v.dtype
+    dtype = torch.promote_types(q.dtype, torch.float32) if q.device.type == "cpu" else compute_dtype(v)
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
@@ -173,9 +167,6 @@ class Attention(nn.Module):
 
     def reset_parameters(self) -> None:
         """Random q, k and v; a zero output projection, so that the layer adds nothing at first; zero biases.
-
-        With QK-norm at a gain of 1, no score exceeds sqrt(D), which is too flat to look at one token alone: the norms
-        start at QK_NORM_GAIN.
 
         mimetic: keys begin as the queries of the first head that they serve, and what a head writes as what it reads.
         So heads look at tokens like their own and copy them before anything is learned, as trained heads do (Trockman &

@@ -40,25 +40,25 @@ class KVCache:
         # of each layer: keys and values, or what stands for them, (B, heads, room, size); and the position in slot 0
         self.buffers: dict[int, list[Tensor]] = {}
         self.first: dict[int, int] = {}
-        self._length = 0
+        self._length: int | Tensor = 0
 
     @property
     def length(self) -> int:
         """Tokens read so far."""
-        return self._length
+        return int(self._length)
 
     @property
     def nbytes(self) -> int:
         """Bytes of what is kept: 2 * B * H_kv * D * bytes per number, times the tokens of every layer."""
-        return sum(x.nbytes for i in self.buffers for x in self._between(i, self._kept_from(i), self._length))
+        return sum(x.nbytes for i in self.buffers for x in self._between(i, self._kept_from(i), self.length))
 
     def positions(self, count: int, device: torch.device) -> Tensor:
         """Places in the sequence of the next `count` tokens: (count,)."""
-        return torch.arange(self._length, self._length + count, device=device)
+        return torch.arange(count, device=device) + self._length
 
     def key_positions(self, layer: int, count: int, device: torch.device) -> Tensor:
         """Places of the keys that `update` will return for the next `count` tokens: (S,)."""
-        return torch.arange(self._kept_from(layer), self._length + count, device=device)
+        return torch.arange(self._kept_from(layer), self.length + count, device=device)
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k and v (B, H_kv, T, D); returns what the T queries may see (B, H_kv, S, D). See `advance`."""
@@ -74,10 +74,10 @@ class KVCache:
         windows = ((self.first.get(layer, 0), window) for layer, window in enumerate(self.windows))
         if any(window is not None and first > max(0, length - window + 1) for first, window in windows):
             length = 0
-        self._length = max(0, min(self._length, length))
+        self._length = max(0, min(self.length, length))
         if not self._length:
             self.buffers, self.first = {}, {}
-        self.token_ids = None if self.token_ids is None else self.token_ids[:, : self._length]
+        self.token_ids = None if self.token_ids is None else self.token_ids[:, : self.length]
 
     def clear(self) -> None:
         """Forget everything."""
@@ -91,7 +91,7 @@ class KVCache:
     def _kept_from(self, layer: int) -> int:
         """The first position that a query to come may still see."""
         window = self.windows[layer] if self.windows else None
-        return 0 if window is None else max(0, self._length - window + 1)
+        return 0 if window is None else max(0, self.length - window + 1)
 
     def _between(self, layer: int, start: int, end: int) -> list[Tensor]:
         """Positions start … end - 1 of every buffer of a layer, without a copy."""
@@ -100,7 +100,7 @@ class KVCache:
 
     def _append(self, layer: int, *new: Tensor, pinned: bool = False) -> list[Tensor]:
         """Write T tokens behind those of every buffer of a layer; returns what their queries may see of each."""
-        first, start, end = self._kept_from(layer), self._length, self._length + new[0].shape[2]
+        first, start, end = self._kept_from(layer), self.length, self.length + new[0].shape[2]
         room = self.buffers[layer][0].shape[2] if layer in self.buffers else 0
         # new memory if this is full, or far larger than its window since a long prompt was read
         if end - self.first.get(layer, 0) > room or room > end - first + 2 * self.block_size:
@@ -166,17 +166,14 @@ class StaticCache(KVCache):
         for layer in range(config.num_hidden_layers):
             shapes = [(batch_size, heads, capacity, size) for heads, size in config.cache_shapes]
             self.buffers[layer] = [torch.zeros(shape, device=device, dtype=dtype) for shape in shapes]
-        self._position = torch.zeros((), dtype=torch.long, device=device)
-        self._stay_in_place()
+        self._length = torch.zeros((), dtype=torch.long, device=device)
+        self.repeat_interleave(1)
 
-    def _stay_in_place(self) -> None:
-        """Tell the compiler that these tensors keep their addresses, so that a CUDA graph need not copy them."""
-        for tensor in (*(buffer for layer in self.buffers.values() for buffer in layer), self._position):
+    def repeat_interleave(self, times: int) -> None:
+        super().repeat_interleave(times)
+        # tell the compiler that these tensors keep their addresses, so that a CUDA graph need not copy them
+        for tensor in (*(buffer for layer in self.buffers.values() for buffer in layer), self._length):
             torch._dynamo.mark_static_address(tensor)
-
-    @property
-    def length(self) -> int:
-        return int(self._position)
 
     @property
     def nbytes(self) -> int:
@@ -187,7 +184,7 @@ class StaticCache(KVCache):
         if not torch.compiler.is_compiling() and self.length + count > self.capacity:
             needed = f"{self.length} + {count} are needed: make it with a larger capacity"
             raise ValueError(f"the static cache has room for {self.capacity} tokens, and {needed}")
-        return torch.arange(count, device=device) + self._position
+        return super().positions(count, device)
 
     def key_positions(self, layer: int, count: int, device: torch.device) -> Tensor:
         return torch.arange(self.capacity if self.has_room else count, device=device)
@@ -195,23 +192,19 @@ class StaticCache(KVCache):
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = self.buffers[layer]
         k, v = k.to(keys.dtype), v.to(values.dtype)  # under autocast they may differ
-        positions = torch.arange(k.shape[2], device=k.device) + self._position
+        positions = super().positions(k.shape[2], k.device)
         keys.index_copy_(2, positions, k)
         values.index_copy_(2, positions, v)
         return (keys, values) if self.has_room else (k, v)
 
     def advance(self, count: int) -> None:
-        self._position += count
+        super().advance(count)
         self.has_room = True  # a first part is computed as without a cache
 
     def crop(self, length: int) -> None:
-        self._position.clamp_(max=max(0, length))
+        torch.as_tensor(self._length).clamp_(max=max(0, length))
         self.has_room = self.length > 0
         self.token_ids = None if self.token_ids is None else self.token_ids[:, : self.length]
-
-    def repeat_interleave(self, times: int) -> None:
-        super().repeat_interleave(times)
-        self._stay_in_place()
 
 
 def make_cache(kind: str, config: ModelConfig, batch_size: int, capacity: int, like: Tensor) -> KVCache:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from model.attention import fused
+from model.loss import compute_dtype
 
 BLOCK = 64  # queries
 LONGEST = 1024
@@ -26,11 +27,10 @@ HIDDEN = -1e30  # a score whose weight is zero
 
 def blocked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """The signature of `eager`. Products in bfloat16, the softmax in float32."""
-    kind, length = q.device.type, q.shape[2]
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else v.dtype
+    length, dtype = q.shape[2], compute_dtype(v)
     if dtype != torch.bfloat16 or dropout or not 1 < length <= LONGEST or k.shape[2] != length:
         return fused(q, k, v, mask, dropout)
-    with torch.autocast(kind, enabled=False):
+    with torch.autocast(q.device.type, enabled=False):
         bias = None if mask is None else torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, HIDDEN)
         out = _Blocked.apply(q, k, v, bias)
         if mask is not None:  # a row that may attend to nothing gets zeros

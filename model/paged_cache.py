@@ -35,15 +35,12 @@ class OutOfBlocks(RuntimeError):
 
 @dataclass
 class Table:
-    """One sequence: its tokens that were read or are about to be, its blocks, and how many tokens the blocks hold.
+    """One sequence."""
 
-    slots: where each of its tokens is, or will be, in the memory of a layer: int64, as many as its blocks hold.
-    """
-
-    token_ids: list[int]
+    token_ids: list[int]  # that were read or are about to be
     blocks: list[int]
-    slots: Tensor
-    length: int = 0
+    slots: Tensor  # where each of its tokens is, or will be, in the memory of a layer: as many as its blocks hold
+    length: int = 0  # tokens that were read
     keys: list[bytes] = field(default_factory=list)  # of its blocks that are full
 
 
@@ -54,8 +51,6 @@ class PagedCache:
     """
 
     def __init__(self, config: ModelConfig, blocks: int, like: Tensor, block_size: int = 16):
-        if blocks < 1 or block_size < 1:
-            raise ValueError(f"blocks ({blocks}) and block_size ({block_size}) must be 1 or more")
         self.config, self.block_size = config, block_size
         self.layers = [
             [like.new_zeros(blocks * block_size, heads, size) for heads, size in config.cache_shapes]
@@ -114,8 +109,7 @@ class PagedCache:
             if not self.users[block]:
                 is_known = key is not None and self.known.get(key) == block
                 self.unused[block] = key if is_known else None
-                if not is_known:
-                    self.unused.move_to_end(block, last=False)
+                self.unused.move_to_end(block, last=is_known)
         table.blocks, table.keys, table.length = [], [], 0
 
     def view(self, tables: Sequence[Table], count: int) -> PagedView:

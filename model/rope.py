@@ -121,14 +121,11 @@ def inverse_frequencies(head_dim: int, rope_theta: float, scaling: RopeScaling |
     inv_freq = 1.0 / wavelengths
     if scaling is None:
         return inv_freq, 1.0
-    factor, trained = scaling.factor, scaling.original_max_position_embeddings
+    factor, trained = scaling.factor, scaling.original_max_position_embeddings or 0
     if scaling.rope_type == "linear":
         return inv_freq / factor, 1.0
-    assert trained is not None
     if scaling.rope_type == "llama3":
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        assert low is not None
-        assert high is not None
+        low, high = scaling.low_freq_factor or 0.0, scaling.high_freq_factor or 0.0
         turn = 2 * math.pi / inv_freq  # tokens until the pair has turned once
         kept = (trained / turn - low) / (high - low)
         between = (1 - kept) * inv_freq / factor + kept * inv_freq

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from model.attention import AttentionFunction, eager
-from model.backends.blocked import blocked
-from model.backends.kernels import block_mask, chunks_or_mask, flash, flex, lengths_or_mask, sdpa, sequences, use_flash
+from model.backends import kernels
 from model.config import ModelConfig
 from model.masks import Mask, MaskSpec, boolean_mask
 
@@ -70,7 +69,7 @@ def _flash_limits(here: Situation, kernel: str | None = None) -> str | None:
         return f"is not for a GPU of compute capability {generation}"
     if kernel in GPUS:
         try:
-            use_flash(kernel)
+            kernels.use_flash(kernel)
         except (ImportError, OSError, RuntimeError, ValueError) as error:  # a package of its own, perhaps not installed
             return f"does not start ({error})"
     return None
@@ -106,14 +105,15 @@ class Backend:
 # AttentionImplementation lists the names once more, because a JSON Schema needs them written out
 BACKENDS: dict[str, Backend] = {
     "eager": Backend(eager),
-    "flash": Backend(flash, lengths_or_mask, _flash_limits),
-    "flex": Backend(flex, block_mask, _flex_limits),
-    "flash3": Backend(partial(flash, kernel="FA3"), lengths_or_mask, partial(_flash_limits, kernel="FA3")),
-    "flash4": Backend(partial(flash, kernel="FA4"), lengths_or_mask, partial(_flash_limits, kernel="FA4")),
-    "sdpa": Backend(sdpa, chunks_or_mask),
-    "blocked": Backend(blocked, boolean_mask, _blocked_limits),
-    "varlen": Backend(flash, sequences, partial(_flash_limits, kernel="varlen")),
+    "flash": Backend(kernels.flash, kernels.lengths_or_mask, _flash_limits),
+    "flex": Backend(kernels.flex, kernels.block_mask, _flex_limits),
+    "sdpa": Backend(kernels.sdpa, kernels.chunks_or_mask),
+    "blocked": Backend(kernels.blocked, boolean_mask, _blocked_limits),
+    "varlen": Backend(kernels.flash, kernels.sequences, partial(_flash_limits, kernel="varlen")),
 }
+for name, kernel in (("flash3", "FA3"), ("flash4", "FA4")):
+    limits = partial(_flash_limits, kernel=kernel)
+    BACKENDS[name] = Backend(partial(kernels.flash, kernel=kernel), kernels.lengths_or_mask, limits)
 
 
 def why_not(name: str, here: Situation) -> str | None:

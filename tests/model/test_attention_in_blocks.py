@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from model.attention import eager
-from model.backends import blocked as blocked_attention
-from model.backends.blocked import blocked
-from model.backends.kernels import FEWEST, SMALLEST, chunks_or_mask, sdpa
+from model.backends import kernels
+from model.backends.kernels import FEWEST, SMALLEST, blocked, chunks_or_mask, sdpa
 from model.masks import MaskSpec, boolean_mask
 
 HALF = torch.bfloat16
@@ -70,7 +69,7 @@ def test_where_chunks_do_not_serve_the_mask_is_written_out(other):
 @pytest.mark.parametrize(("length", "block"), [(20, 8), (24, 8), (5, 8), (150, 64), (9, 1)])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_blocked_is_as_near_to_float32_as_eager_in_bfloat16_is(kind, length, block, kv_heads, monkeypatch):
-    monkeypatch.setattr(blocked_attention, "BLOCK", block)
+    monkeypatch.setattr(kernels, "BLOCK", block)
     tensors = inputs(length, kv_heads=kv_heads)
     real = torch.arange(length)[None] >= torch.tensor([[0], [length // 3]])  # left padding in the second row
     changes = {
@@ -86,7 +85,7 @@ def test_blocked_is_as_near_to_float32_as_eager_in_bfloat16_is(kind, length, blo
 
 
 def test_a_row_that_sees_nothing_is_zero_in_every_block(monkeypatch):
-    monkeypatch.setattr(blocked_attention, "BLOCK", 8)
+    monkeypatch.setattr(kernels, "BLOCK", 8)
     real = torch.arange(20)[None] >= torch.tensor([[10], [20]])
     out, *grads = results(blocked, inputs(20, dtype=HALF), boolean_mask(spec(20, attention_mask=real)))
     assert (out[0, :, :10] == 0).all()
@@ -100,8 +99,8 @@ def test_a_row_that_sees_nothing_is_zero_in_every_block(monkeypatch):
     ids=str,
 )
 def test_what_blocked_is_not_for_goes_to_pytorchs_kernel(changes, monkeypatch):
-    monkeypatch.setattr(blocked_attention, "LONGEST", changes.get("longest", 1024))
-    monkeypatch.setattr(blocked_attention._Blocked, "apply", lambda *_: pytest.fail("computed in blocks"))
+    monkeypatch.setattr(kernels, "LONGEST", changes.get("longest", 1024))
+    monkeypatch.setattr(kernels._Blocked, "apply", lambda *_: pytest.fail("computed in blocks"))
     q, k, v = inputs(20, dtype=changes.get("dtype", HALF))
     q = q[:, :, -changes.get("queries", 20) :]
     places = torch.arange(20)

@@ -1,7 +1,5 @@
 """Masks: each form that a backend wants says the same as the predicates asked one pair at a time."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +8,6 @@ from hypothesis import strategies as st
 
 from data.packing import document_starts
 from model.attention import eager
-from model.backends.choice import BACKENDS
 from model.backends.kernels import flash, sequences
 from model.masks import MaskSpec, boolean_mask
 from tests.conftest import random_model, tiny_config
@@ -110,25 +107,6 @@ def test_lengths_say_the_same_as_the_boolean_mask(data):
     if real is not None:  # padding as a query is left out altogether, so it is zero
         expected = expected * real[:, None, cached : cached + length, None]
     assert torch.allclose(out, expected, atol=1e-12)
-
-
-@pytest.mark.parametrize("changes", [{}, {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}])
-@pytest.mark.parametrize("told", [True, False], ids=["starts given", "starts found"])
-def test_a_model_learns_the_same_from_lengths_as_from_a_mask(monkeypatch, told, changes):
-    """Loss and every gradient of packed rows, in float64: the formula under a mask, and lengths."""
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", loop_over_documents)
-    monkeypatch.setitem(BACKENDS, "varlen", replace(BACKENDS["varlen"], limits=None))  # it would refuse a CPU
-    lm = random_model(tiny_config(**changes)).double().train()
-    ids = torch.randint(0, 192, (3, 21))
-    documents = torch.randint(0, 5, (3, 21)).sort().values
-    starts = torch.from_numpy(document_starts(documents.numpy())) if told else None
-    found = []
-    for backend in ("eager", "varlen"):
-        lm.set_attn_implementation(backend)
-        loss, _ = lm(ids, labels=ids, document_ids=documents, document_starts=starts)
-        found.append([loss, *torch.autograd.grad(loss, list(lm.parameters()))])
-    for exact, ours in zip(*found, strict=True):
-        assert torch.allclose(ours, exact, rtol=1e-9, atol=1e-9)
 
 
 def test_a_document_never_continues_in_the_next_row():

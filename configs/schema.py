@@ -16,9 +16,14 @@ from configs.files import resolve
 
 
 class Section(BaseModel):
-    """A part of a config: an unknown key is an error, nothing is converted, nothing changes afterwards."""
+    """A part of a config: an unknown key is an error, nothing is converted, nothing changes afterwards.
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    A string below a key describes it, for docs/configuration.md and the comments of configs/base.yaml.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class Tag(Enum):

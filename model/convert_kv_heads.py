@@ -30,7 +30,6 @@ from configs.files import read_checkpoint
 from model.attention import Attention
 from model.checkpoint import load, read_config, read_tokenizer_files, save_new
 from model.config import ModelConfig
-from model.families import fitting_family
 from model.transformer import LanguageModel
 
 
@@ -69,9 +68,9 @@ def _convert_rows(rows: Tensor, present: int, wanted: int) -> Tensor:
 
 def check_head_count(config: ModelConfig, wanted: int) -> None:
     """Raises ValueError unless every query head keeps one key/value head, made of whole old ones."""
-    heads, present, family = config.num_attention_heads, config.kv_heads, fitting_family(config)
+    heads, present = config.num_attention_heads, config.kv_heads
     allowed = [n for n in range(1, heads + 1) if heads % n == 0 and (present % n == 0 or n % present == 0)]
-    if config.attention == "mla" or (family is not None and family.model_type == "gpt2"):
+    if config.attention == "mla" or (config.loadable_elsewhere and config.position_embedding == "learned"):  # gpt2
         allowed = [present]  # every query head has a key and a value of its own there
     if wanted not in allowed:
         raise ValueError(

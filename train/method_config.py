@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from configs.command import InputError
 from configs.schema import PathText, RunKeys, Section, Tag
-from model.lora_config import LoraConfig
+from model.config import LoraConfig
 
 SCRIPTS = {"dpo": "train.dpo", "grpo": "train.grpo", "distill": "train.distill"}  # section -> the script that reads it
 

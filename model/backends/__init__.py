@@ -13,7 +13,6 @@ Tested on a CPU: eager, sdpa, flash, blocked, flex (forward). Trained with on a 
 varlen. Not tested yet: flash3, flash4.
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 AttentionImplementation = Literal["auto", "eager", "flash", "flex", "flash3", "flash4", "sdpa", "blocked", "varlen"]
-NO_SUCH_BACKEND = f"must be one of {', '.join(get_args(AttentionImplementation))} (docs/attention.md)"

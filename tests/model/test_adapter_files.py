@@ -13,8 +13,8 @@ from configs.command import InputWarning
 from configs.files import DamagedFile
 from model import load, save
 from model.checkpoint import base_of
+from model.config import LoraConfig
 from model.lora import adapted, add_adapters, load_adapters, merge, weights_hash
-from model.lora_config import LoraConfig
 from tests.conftest import random_model, tiny_config
 from tests.model.export_models import GPT2
 

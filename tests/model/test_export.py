@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM
 
 from configs.command import InputError
 from model import load, save
+from model.config import LoraConfig
 from model.export import TARGETS, export, main
 from model.lora import add_adapters, weights_hash
-from model.lora_config import LoraConfig
 from tests.model.export_models import model, save_with_tokenizer
 from tests.train.checkpoints import training
 
@@ -69,10 +69,10 @@ def test_the_card_of_the_last_checkpoint_has_what_the_report_shows(tmp_path):
     assert "Before you publish" not in text
     assert text.endswith(
         "## Figures\n\n```\nvalidation loss 5.1\n```\n\nA sample, as the model wrote it:\n\n```\nOnce\n```\n\n"
-        "![loss](pictures/loss.png)\n\n![all](pictures/heads.png)\n"
+        "![loss](loss.png)\n\n![all](heads.png)\n"
     )
-    assert (tmp_path / "hub/pictures/heads.png").read_bytes() == b"heads"
-    assert sorted(file.name for file in (tmp_path / "hub/pictures").iterdir()) == ["heads.png", "loss.png"]
+    assert (tmp_path / "hub/heads.png").read_bytes() == b"heads"
+    assert sorted(file.name for file in (tmp_path / "hub").glob("*.png")) == ["heads.png", "loss.png"]
 
 
 def test_figures_of_another_checkpoint_are_left_out(tmp_path):
@@ -80,7 +80,7 @@ def test_figures_of_another_checkpoint_are_left_out(tmp_path):
     (folder / "result.json").write_text('{"step": 2, "summary": ["validation loss 5.1"]}')
     export(folder, "hub-folder", tmp_path / "hub")
     assert "## Figures" not in (tmp_path / "hub/README.md").read_text()
-    assert not (tmp_path / "hub/pictures").exists()
+    assert not list((tmp_path / "hub").glob("*.png"))
 
 
 def test_adapters_become_one_model(tmp_path):

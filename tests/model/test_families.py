@@ -16,7 +16,7 @@ from eval.attention.capture import capture
 from eval.attention.controls import ablated
 from model import LanguageModel, ModelConfig, load, save
 from model.convert_kv_heads import convert_kv_heads
-from model.families import NoFamily, all_families, family_of
+from model.families import FAMILIES, NoFamily, family_of
 from model.kv_cache import CACHES, make_cache
 from tests.attack.mutations import WRONG
 from tests.conftest import random_model, tiny_config
@@ -165,7 +165,7 @@ def test_it_is_the_model_of_transformers_in_both_directions(tmp_path, family, nu
 
 
 def test_every_family_has_its_parts_here():
-    assert {*PARTS, "headlight"} == {family.model_type for family in all_families()}
+    assert {*PARTS, "headlight"} == {family.model_type for family in FAMILIES}
 
 
 # what stops transformers itself at its own defaults: no head_dim, a padding token outside of a small vocabulary, and
@@ -351,10 +351,6 @@ def test_a_damaged_config_of_headlight_is_refused(tmp_path, change, message):
     fields = json.loads(file.read_text())
     file.write_text(json.dumps(fields | change))
     with pytest.raises(ValueError, match=f"config.json: .*{message}"):
-        load(tmp_path)
-    del fields["hidden_size"]
-    file.write_text(json.dumps(fields))
-    with pytest.raises(ValueError, match="config.json: hidden_size is missing"):
         load(tmp_path)
 
 

@@ -18,9 +18,8 @@ from data.chat import segments
 from data.reading.records import Conversation, Message
 from data.words import pre_tokenizer
 from model import generate
-from model.export import export
+from model.export import WORDS, export
 from model.families import family_of
-from model.gguf_file import WORDS
 from tests.conftest import random_model, tiny_config
 from tests.model.export_models import GPT2, LLAMA, SENTENCES, WRITTEN, model, save_with_tokenizer, taught, tokenizer
 

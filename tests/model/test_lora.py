@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from model import LanguageModel
+from model.config import LoraConfig
 from model.lora import adapted, add_adapters, merge, remove_adapters, without_adapters
-from model.lora_config import LoraConfig
 from tests.conftest import GPT2, random_model, tiny_config
 
 IDS = torch.arange(24).view(2, 12)

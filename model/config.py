@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.schema import Section, Tag
+from configs.loader import Section, Tag
 from model.backends import AttentionImplementation
 from model.rope import RopeScaling
 

@@ -85,15 +85,15 @@ def _stored_names(lm: LanguageModel) -> list[str]:
 def new_directory(out: Path) -> Iterator[Path]:
     """For commands: a directory beside `out` to write into. At the end it becomes `out`; after an error it disappears.
 
-    Raises InputError if it cannot be written.
+    Raises InputError if `out` exists, and if it cannot be written.
     """
+    if os.path.lexists(out):
+        raise InputError(f"--out: {out} exists: choose another name")
     target = out.resolve()
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        if target.exists():
-            target.rmdir()  # empty; Windows renames onto nothing that exists
         temporary.rename(target)
     except (OSError, SafetensorError) as error:
         raise InputError(f"--out: {out} cannot be written: {error}") from None
@@ -102,7 +102,7 @@ def new_directory(out: Path) -> Iterator[Path]:
 
 
 def save_new(lm: LanguageModel, others: dict[str, bytes], out: Path) -> None:
-    """For commands: save a model, with these files beside it, in a directory that is not there yet, or empty."""
+    """For commands: save a model, with these files beside it, in a directory that is not there yet."""
     with new_directory(out) as directory:
         save(lm, directory)
         for name, raw in others.items():

@@ -10,15 +10,13 @@ A checkpoint is a Hugging Face model directory as it is, so transformers and vLL
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import BaseModel, Field
 
 from configs.command import InputError, exit_on_bad_input
 from configs.files import ADAPTER, CARD, STATE, TRAINING, is_adapter, read_checkpoint, read_json, read_text
@@ -47,8 +45,6 @@ def export(source: Path, target: str, out: Path) -> str:
 
     `out` appears whole or not at all. Raises InputError, also if something is there already.
     """
-    if os.path.lexists(out):
-        raise InputError(f"--out: {out} exists: choose another name")
     return read_checkpoint(source, lambda directory: TARGETS[target](directory, out))
 
 
@@ -231,32 +227,6 @@ RULES = {  # steps of a tokenizer.json -> llama.cpp's name; SmolLM and GPT-2 had
 }
 
 
-class _Added(BaseModel):
-    id: int = Field(ge=0)
-    content: str
-    special: bool = False
-
-
-class _Bpe(BaseModel):
-    type: Literal["BPE"]
-    vocab: dict[str, int]
-    merges: list[str | list[str]]
-    byte_fallback: Literal[False] | None = False
-    ignore_merges: Literal[False] | None = False
-
-
-class _Tokenizer(BaseModel):
-    model: _Bpe
-    added_tokens: list[_Added] = []
-    normalizer: dict[str, Any] | None = None
-    pre_tokenizer: dict[str, Any] | None = None
-
-
-class _Settings(BaseModel):
-    add_bos_token: bool = False
-    chat_template: str | None = None
-
-
 def _read_tokenizer(directory: Path, vocab_size: int) -> dict[str, Any]:
     """What GGUFWriter's `add_…` take. Raises InputError for a tokenizer whose ids would be others in llama.cpp, which
     knows rules of splitting by name (`tokenizer.ggml.pre`).
@@ -264,31 +234,31 @@ def _read_tokenizer(directory: Path, vocab_size: int) -> dict[str, Any]:
     Ids that no token has (rows of the embedding that are left over) are unused tokens.
     """
     file = directory / "tokenizer.json"
-    kind = read_json(file).get("model")
-    if isinstance(kind, dict) and kind.get("type") == "WordLevel":
-        raise InputError(f"{file}: GGUF: llama.cpp has no WordLevel tokenizer, as `char` makes it: train with bpe")
-    tokenizer: _Tokenizer = read_json(file, _Tokenizer)
-    rule = tokenizer.pre_tokenizer or {}
-    steps = tuple(map(_kind, rule.get("pretokenizers", []) if rule.get("type") == "Sequence" else [rule]))
+    fields = read_json(file)
+    bpe, rule = fields["model"], fields.get("pre_tokenizer") or {}
+    if bpe.get("type") != "BPE" or bpe.get("byte_fallback") or bpe.get("ignore_merges"):
+        raise InputError(f"{file}: GGUF: llama.cpp has no tokenizer of this kind (as `char` makes it): train with bpe")
+    steps = tuple(map(_kind, rule["pretokenizers"] if rule.get("type") == "Sequence" else [rule]))
     if steps == ("digits", "bytes"):
         raise InputError(f"{file}: GGUF: llama.cpp has no tokenizer of single bytes (`byte`): train with bpe")
-    if tokenizer.normalizer is not None or steps not in RULES:
+    if fields.get("normalizer") is not None or steps not in RULES:
         raise InputError(f"{file}: GGUF: llama.cpp has no name for how this tokenizer splits text, so ids would differ")
-    by_id = {number: (token, NORMAL) for token, number in tokenizer.model.vocab.items()}
-    by_id |= {each.id: (each.content, CONTROL if each.special else USER_DEFINED) for each in tokenizer.added_tokens}
+    by_id = {number: (token, NORMAL) for token, number in bpe["vocab"].items()}
+    for token in fields.get("added_tokens", []):
+        by_id[token["id"]] = (token["content"], CONTROL if token["special"] else USER_DEFINED)
     if (last := max(by_id, default=0)) >= vocab_size:
         raise InputError(f"{file}: has id {last}, and the model {vocab_size} ids: they do not belong together")
     rows = [by_id.get(number, (f"[PAD{number}]", UNUSED)) for number in range(vocab_size)]
     file, template = directory / "tokenizer_config.json", directory / "chat_template.jinja"
-    settings: _Settings = read_json(file, _Settings) if file.is_file() else _Settings()
-    chat_template = read_text(template) if template.is_file() else settings.chat_template
+    settings = read_json(file) if file.is_file() else {}
+    chat_template = read_text(template) if template.is_file() else settings.get("chat_template")
     return {
         "tokenizer_model": "gpt2",  # byte-level BPE
         "tokenizer_pre": RULES[steps],
         "token_list": [token for token, _ in rows],
         "token_types": [kind for _, kind in rows],
-        "token_merges": [each if isinstance(each, str) else " ".join(each) for each in tokenizer.model.merges],
-        "add_bos_token": settings.add_bos_token,
+        "token_merges": [merge if isinstance(merge, str) else " ".join(merge) for merge in bpe["merges"]],
+        "add_bos_token": settings.get("add_bos_token", False),
         "chat_template": GENERATION.sub(r"{#\1 \2#}", chat_template) if chat_template else None,
     }
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from configs.files import DamagedFile, checked
-from model.config import LayerType, ModelConfig
+from model.config import EXPERT_KEYS, LayerType, ModelConfig
 from model.weight_files import (
     Tensors,
     experts_from_files,
@@ -173,11 +173,7 @@ class Family:
         if types is None:
             slides = [window is not None and self.slides(layer, fields) for layer in range(layers)]
             types = ["sliding_attention" if each else "full_attention" for each in slides]
-        if "sliding_attention" not in types:
-            return {}
-        if window is None:
-            raise ValueError("layer_types has sliding_attention, and no sliding_window is in use")
-        return {"sliding_window": window, "layer_types": types}
+        return {"sliding_window": window, "layer_types": types} if "sliding_attention" in types else {}
 
 
 def _read_rope(fields: Fields) -> Fields:
@@ -185,12 +181,10 @@ def _read_rope(fields: Fields) -> Fields:
     rope = dict(fields["rope_scaling"] or fields["rope_parameters"] or {})
     old_kind, theta = rope.pop("type", "default"), rope.pop("rope_theta", None)
     kind = rope.pop("rope_type", old_kind)
-    for name, wanted, values in (
-        ("truncate", True, [rope.pop("truncate", None)]),
-        # 1.0: RoPE turns all numbers of a head
-        ("partial_rotary_factor", 1.0, [x.pop("partial_rotary_factor", None) for x in (rope, fields)]),
-    ):
-        if any(value not in (None, wanted) for value in values):
+    # 1.0: RoPE turns all numbers of a head
+    whole = ("partial_rotary_factor", 1.0)
+    for place, name, wanted in ((rope, "truncate", True), (rope, *whole), (fields, *whole)):
+        if place.pop(name, None) not in (None, wanted):
             raise ValueError(f"rope_parameters: Headlight builds {name} {wanted} only")
     rope = {key: value for key, value in rope.items() if value is not None}
     theta = fields["rope_theta"] if theta is None else theta
@@ -200,8 +194,8 @@ def _read_rope(fields: Fields) -> Fields:
             raise ValueError(f"rope_parameters has {min(rope)!r:.60}, which its rope_type has not")
         return read
     if kind in ("yarn", "llama3"):
-        lengths = (fields.get("original_max_position_embeddings"), rope.get("original_max_position_embeddings"))
-        rope["original_max_position_embeddings"] = lengths[0] or lengths[1] or fields["max_position_embeddings"]
+        key = "original_max_position_embeddings"
+        rope[key] = fields.get(key) or rope.get(key) or fields["max_position_embeddings"]
     return read | {"rope_scaling": {"rope_type": kind, **rope}}
 
 
@@ -222,10 +216,7 @@ def _read_smollm3(fields: Fields) -> Fields:
 # ---------------------------------------------------------------------------------------------------------
 # Qwen3-MoE: Qwen3 with experts in some layers or in all; sliding windows in every layer or in none
 
-EXPERT_KEYS = (  # under these names in config.json
-    "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers", "norm_topk_prob",
-    "router_aux_loss_coef",
-)  # fmt: skip
+OF_EXPERTS = (*EXPERT_KEYS, "norm_topk_prob", "router_aux_loss_coef")
 
 
 def _experts_follow(config: ModelConfig) -> Fields:
@@ -233,19 +224,12 @@ def _experts_follow(config: ModelConfig) -> Fields:
     return {"num_experts": config.num_experts or 8} | ({"layer_types": ["sliding_attention"]} if mixed else {})
 
 
-def _write_experts(config: ModelConfig) -> Fields:
-    """transformers 4 says num_experts, 5 num_local_experts."""
-    values = config.model_dump(include={*EXPERT_KEYS, "num_experts"})
-    return values | {"num_local_experts": config.num_experts, "output_router_logits": False}
-
-
 def _read_experts(fields: Fields) -> Fields:
     """A window holds for all layers, whatever layer_types says; without experts it is a Qwen3 model."""
+    count = fields["num_local_experts"] if fields["num_experts"] is None else fields["num_experts"]
     window = fields["sliding_window"] if fields["use_sliding_window"] else None
-    values: Fields = {"sliding_window": window, "layer_types": None}  # which follows from the window
-    if count := fields["num_local_experts"] if fields["num_experts"] is None else fields["num_experts"]:
-        values |= {name: fields[name] for name in EXPERT_KEYS if fields.get(name) is not None} | {"num_experts": count}
-    return values
+    values: Fields = {"num_experts": count or None, "sliding_window": window, "layer_types": None}
+    return values if count else values | {key: ModelConfig.model_fields[key].default for key in OF_EXPERTS}
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -409,13 +393,15 @@ FAMILIES: tuple[Family, ...] = (
     ),
     # Yang et al. 2025 (arXiv 2505.09388)
     Family(
-        "qwen3_moe", "Qwen3MoeForCausalLM", words=("attention_bias",), spells=("num_experts",),
+        "qwen3_moe", "Qwen3MoeForCausalLM", words=("attention_bias", "num_experts", *OF_EXPERTS),
         follows=_experts_follow, slides=lambda layer, fields: True,
         defaults={
             "sliding_window": 4096, "num_local_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
             "norm_topk_prob": False, "router_aux_loss_coef": 0.001,
         },
-        write_own=_write_experts, read_own=_read_experts,
+        # transformers 4 says num_experts, 5 num_local_experts
+        write_own=lambda config: {"num_local_experts": config.num_experts, "output_router_logits": False},
+        read_own=_read_experts,
         to_files=experts_to_files, from_files=experts_from_files,
     ),
 )  # fmt: skip

@@ -23,10 +23,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import BaseModel, Field, FiniteFloat
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -45,12 +44,19 @@ PREFIX = "base_model.model."  # peft's wrapper around the model
 HASH = "base_sha256"
 # added rows of the embedding or the head (AddedRows): our name, and peft's
 ROWS, PEFT_ROWS = "parametrizations.weight.0.lora_rows", "token_adapter.trainable_tokens_delta"
-# what peft can do besides, which computes something else
-OTHER_KINDS = (
-    "alora_invocation_tokens alpha_pattern arrow_config fan_in_fan_out kasa_config layer_replication lora_bias "
-    "modules_to_save monteclora_config rank_pattern target_parameters use_bdlora use_dora "
-    "use_qalora use_rslora velora_config"
-).split()
+PLAIN_LORA: dict[
+    str, tuple[Any, ...]
+] = {  # the values of a key with which peft computes what is computed here; the first is its default
+    "peft_type": (None, "LORA"),
+    "bias": ("none",),
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others change the base as well
+    **dict.fromkeys(
+        "alora_invocation_tokens alpha_pattern arrow_config fan_in_fan_out kasa_config layer_replication lora_bias "
+        "modules_to_save monteclora_config rank_pattern target_parameters use_bdlora use_dora use_qalora use_rslora "
+        "velora_config".split(),
+        (None, False, {}, []),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -204,18 +210,6 @@ def remove_adapters(lm: LanguageModel, keep_rows: bool = False) -> None:
 # files: as peft writes and reads them
 
 
-class AdapterJson(BaseModel):
-    """What is read of adapter_config.json."""
-
-    peft_type: Literal["LORA"]
-    r: Annotated[int, Field(ge=1, le=4096)]
-    lora_alpha: Annotated[FiniteFloat, Field(gt=0)]
-    lora_dropout: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
-    bias: Literal["none"] = "none"
-    init_lora_weights: Literal[True, False, "gaussian", "orthogonal", "eva"] = True  # others change the base as well
-    trainable_token_indices: dict[str, list[int]] | None = None
-
-
 def weights_hash(lm: LanguageModel) -> str:
     """sha256 of all weights but adapters, by name: the same for every file that holds the same numbers."""
     digest = hashlib.sha256()
@@ -259,17 +253,19 @@ def load_adapters(lm: LanguageModel, directory: Path) -> None:
     """
     file, names = directory / ADAPTER, _tensors_in(directory)
     fields = read_json(file)
-    if other := [key for key in OTHER_KINDS if fields.get(key)]:
-        raise DamagedFile(f"{file}: {other[0]} is set, and Headlight computes plain LoRA only")
-    adapter: AdapterJson = checked(fields, str(file), AdapterJson)
-    vocab, added = lm.lm_head.out_features, adapter.trainable_token_indices or {}
+    for key, values in PLAIN_LORA.items():
+        if fields.get(key, values[0]) not in values:
+            raise DamagedFile(f"{file}: {key} is {fields[key]!r:.60}, and Headlight computes plain LoRA only")
+    added = checked(fields.get("trainable_token_indices") or {}, str(file), dict[str, list[int]])
+    vocab = lm.lm_head.out_features
     rows = sorted({row for each in added.values() for row in each})
     if rows != [*range(vocab - len(rows), vocab)]:
         wanted = f"must be the last rows, up to {vocab - 1}, as added tokens are"
         raise DamagedFile(f"{file}: trainable_token_indices {wanted}")
     check_base(directory, sha256 := weights_hash(lm))
     modules = sorted({name.partition(".lora_")[0] for name in names if ROWS not in name})  # their full names
-    sizes = {"rank": adapter.r, "alpha": adapter.lora_alpha, "dropout": adapter.lora_dropout}
+    keys = {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout"}
+    sizes = {ours: fields[theirs] for ours, theirs in keys.items() if theirs in fields}
     config = checked(sizes | {"target_modules": modules}, str(file), LoraConfig)
     try:
         add_adapters(lm, config, base_sha256=sha256, rows=rows[0] if rows else None)

@@ -374,7 +374,7 @@ def test_every_wrong_value_in_a_config_of_headlight_is_refused_or_harmless(tmp_p
         ("smollm3", {"no_rope_layers": "1010"}, "no_rope_layers"),
         ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 0}, "no_rope_layer_interval"),
         ("smollm3", {"mlp_bias": True}, "mlp_bias is True"),
-        ("smollm3", {"layer_types": ["sliding_attention"] * 4, "sliding_window": 4}, "no sliding_window is in use"),
+        ("smollm3", {"layer_types": ["sliding_attention"] * 4, "sliding_window": 4}, "so set sliding_window"),
         ("olmo2", {"sliding_window": 4}, "this model_type has none"),
         ("olmo2", {"attention_bias": "yes"}, "attention_bias"),
         ("olmo2", {"attention_bias": True}, "_proj.bias is missing"),

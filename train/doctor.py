@@ -348,7 +348,7 @@ def our_step(
     model: Any = (LanguageModel(run.model) if other is None else other).to(device.device).train()
     if other is None:
         model.set_attn_implementation(device.attention)
-        model.set_activation_checkpointing(run.train.activation_checkpointing)
+        model.model.activation_checkpointing = run.train.activation_checkpointing
     optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)]
     if not adamw:
         optimizers = build_optimizers(model, run.train.optimizer, world, device.dtype)

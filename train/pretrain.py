@@ -147,8 +147,7 @@ def build_model(
     torch.manual_seed(config.seed)
     lm = LanguageModel(config.model).to(device.device)
     lm.set_attn_implementation(device.attention)
-    if config.train.activation_checkpointing:
-        lm.set_activation_checkpointing(True)
+    lm.model.activation_checkpointing = config.train.activation_checkpointing
     if initial is not None and (added := load_initial_weights(lm, initial, tokenizer, config.lora)):
         world.say(added)
     if world.shares_model:

@@ -12,7 +12,6 @@
 Trained with on an H100: eager, sdpa, flash, flex, varlen. Not tested yet: flash3, flash4. The others also on a CPU.
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 AttentionImplementation = Literal["auto", "eager", "flash", "flex", "flash3", "flash4", "sdpa", "blocked", "varlen"]
-NO_SUCH_BACKEND = f"must be one of {', '.join(get_args(AttentionImplementation))} (docs/attention.md)"

@@ -5,8 +5,8 @@ import torch
 
 from data.tokenizer import load_tokenizer
 from model import load, save
+from model.config import LoraConfig
 from model.lora import adapted, add_adapters, weights_hash
-from model.lora_config import LoraConfig
 from tests.conftest import random_model, tiny_config
 from tests.eval.test_chat import runs, said  # noqa: F401  # fixtures
 

@@ -19,7 +19,7 @@ from model.backends.choice import BACKENDS, Situation, why_not
 from model.backends.kernels import flex_kernel_compiled
 from model.config import ModelConfig
 from model.masks import MaskSpec
-from train.machine.device import resolve_precision
+from train.device import resolve_precision
 
 
 def compare_backends(config: ModelConfig, device: torch.device, lengths: list[int], rounds: int, clock: Clock) -> None:

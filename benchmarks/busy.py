@@ -115,7 +115,7 @@ def their_speed(config: str, name: str, seconds: float) -> float:
     from model import LanguageModel
     from train.budget import with_vocabulary
     from train.config import load_run_config
-    from train.machine.device import keep_freed_memory, resolve_device
+    from train.device import keep_freed_memory, resolve_device
 
     keep_freed_memory()
     run, _ = with_vocabulary(load_run_config(config, ["data.isolate_documents=false", "model.qk_norm=false"]))

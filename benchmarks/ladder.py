@@ -27,7 +27,7 @@ from eval.language_modeling import mean_loss
 from model import LanguageModel
 from train.budget import micro_batch_rows
 from train.config import RunConfig
-from train.machine.device import Device, resolve_device
+from train.device import Device, resolve_device
 from train.optimizer import build_optimizers
 from train.pretrain import with_tokenizer
 

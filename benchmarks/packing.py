@@ -20,7 +20,7 @@ from data.packing import IGNORED, Rows, conversation_starts, labels
 from data.prepare import PreparedData, prepare
 from model import LanguageModel
 from train.config import RunConfig
-from train.machine.device import Device, resolve_device
+from train.device import Device, resolve_device
 from train.optimizer import build_optimizers
 from train.pretrain import with_tokenizer
 

@@ -48,8 +48,7 @@ def main() -> int:
     run, known = run_config(arguments)
     import torch
 
-    from train.machine.device import keep_freed_memory
-    from train.machine.hardware import machine
+    from train.device import keep_freed_memory, machine
 
     keep_freed_memory()
     device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))

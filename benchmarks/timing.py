@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from train.machine.hardware import synchronize
+from train.device import synchronize
 
 __all__ = ["CLOCKS", "Clock", "alternate", "peak_bytes", "synchronize"]
 

@@ -12,8 +12,8 @@ from configs.text import table
 from model import LanguageModel, save
 from train.budget import micro_batch_rows
 from train.config import RunConfig
+from train.device import Device, resolve_device
 from train.doctor import Step, our_step
-from train.machine.device import Device, resolve_device
 
 NOT_INSTALLED = "to compare with transformers, install that package: pip install -r requirements-dev.txt"
 

@@ -19,8 +19,8 @@ from data.prepare import prepare
 from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module, write_config
 from train.config import load_run_config
+from train.device import Device
 from train.doctor import mean_loss, random_batches
-from train.machine.device import Device
 
 CPU = torch.device("cpu")
 

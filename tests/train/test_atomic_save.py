@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from configs.command import InputError
 from tests.processes import exit_code, little_room
 from tests.train.checkpoints import training
 from tests.train.faults import at_step, bad_loss
 from tests.train.helpers import metrics, pretrain, stopped_at, write_config
 from tests.train.worlds import pretrain_rank
-from train.saving.atomic_save import SaveError, commit, damage, newest_intact, tidy
+from train.checkpoint import commit, damage, newest_intact, read_state, tidy
 
 STATE = [f"training/{name}" for name in ("optimizer.safetensors", "trainer_state.json", "manifest.json")]
 FILES = "config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json".split() + STATE
@@ -49,7 +50,7 @@ def write_checkpoint(checkpoints: Path, step: int, content: str) -> None:
         (directory / "training/trainer_state.json").write_text(json.dumps({"step": step, "best_step": step}))
         (directory / "model.safetensors").write_text(content)
 
-    commit(checkpoints, step, fill, 9, True)
+    commit(checkpoints, step, fill, 9, step)
 
 
 def content(checkpoints: Path) -> str:
@@ -79,7 +80,8 @@ def killed_at(number: int, action, *arguments) -> None:
 
 
 def find_and_settle(checkpoints: Path) -> None:
-    tidy(checkpoints, newest_intact(checkpoints), 9, True)
+    newest = newest_intact(checkpoints)
+    tidy(checkpoints, newest, 9, read_state(newest).best_step)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
@@ -119,7 +121,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_save_leaves_everything_as_it_was
     run = training(seed=3)
     run.steps(3)
     before = {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*") if path.is_file()}
-    with little_room(limit), pytest.raises(SaveError) as caught:
+    with little_room(limit), pytest.raises(InputError) as caught:
         run.save(checkpoints)
     assert before == {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*") if path.is_file()}
     assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step_00000001", "step_00000002"]
@@ -201,7 +203,7 @@ def test_a_run_continues_past_a_damaged_checkpoint_to_the_same_end(tmp_path):
     assert steps_in(checkpoints) == [4, 8, 12]
     for step in (4, 8, 12):
         (checkpoints / f"step_{step:08d}/training/manifest.json").unlink()
-    assert "no checkpoint in it is complete" in pretrain(config, code=2).stderr
+    assert "is complete: move it away" in pretrain(config, code=2).stderr
 
 
 # Which are kept, and what a run may continue
@@ -218,7 +220,7 @@ def test_which_checkpoints_are_kept(keep_last, keep_best, tmp_path):
         newest = set(range(max(1, step - keep_last + 1), step + 1))
         assert steps_in(tmp_path) == sorted(newest | ({2} if keep_best and step >= 2 else set()))
         assert (tmp_path / "latest").read_text() == f"step_{step:08d}\n"
-        assert (tmp_path / "best").exists() == (2 in steps_in(tmp_path))
+        assert (tmp_path / "best").exists() == (keep_best and step >= 2)
     if keep_best:
         assert (tmp_path / "best").read_text() == "step_00000002\n"
 

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from configs.command import InputError
 from tests.processes import start
 from tests.train.checkpoints import Training, adamw, training, world
-from train.saving.atomic_save import SaveError, newest_intact
-from train.saving.checkpoint import TrainerState, gather
+from train.checkpoint import TrainerState, gather, newest_intact
 
 OPTIMIZER = "training/optimizer.safetensors"
 pytestmark = pytest.mark.skipif(not dist.is_available() or os.name == "nt", reason="needs torch.distributed and fork")
@@ -127,7 +127,7 @@ def test_two_processes_take_over_from_one(tmp_path):
 
 def fail_to_save(rank: int, folder: Path) -> None:
     run = Training(training().lm, [], TrainerState(step=1))
-    with pytest.raises(SaveError, match="could not be written"):
+    with pytest.raises(InputError, match="could not be written"):
         run.save(folder / "file")
 
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from tests.train.helpers import REPOSITORY, pretrain, write_config
+from train import device as hardware
 from train.config import load_run_config
-from train.machine import hardware
-from train.machine.device import resolve_compile, resolve_device, resolve_precision
-from train.machine.hardware import known_faults, remember_faults
+from train.device import known_faults, remember_faults, resolve_device, resolve_precision
 
 AMD = {"cpu_name": "AMD EPYC", "avx512_bf16": True}
 
@@ -80,14 +79,6 @@ def test_auto_takes_what_is_left_and_says_why(config):
     assert resolve_device(config).attention == "eager"
 
 
-def test_a_compiler_that_failed_is_not_tried_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/c++")
-    long = load_run_config(write_config(tmp_path), ["train.max_steps=null", "train.max_minutes=999"])
-    assert resolve_compile(long, "cpu", "fp32")[0] is True
-    remember_faults({"compile cpu": "no such instruction"})
-    assert resolve_compile(long, "cpu", "fp32")[0] is False
-
-
 def test_a_gpu_that_computes_nothing_right_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -128,11 +119,7 @@ def test_a_damaged_file_knows_nothing_and_one_that_cannot_be_written_stops_nothi
 
 @pytest.mark.parametrize(
     ("place", "name", "other"),
-    [
-        (torch, "__version__", "3.0.0"),
-        (hardware, "cpu_kernels", lambda: "VSX"),
-        (hardware, "cpu_capabilities", lambda: {"cpu_name": "another"}),
-    ],
+    [(torch, "__version__", "3.0.0"), (hardware, "cpu_capabilities", lambda: {"cpu_name": "another"})],
 )
 def test_another_machine_or_version_knows_nothing_of_this_one(monkeypatch, place, name, other):
     remember_faults({"compile cpu": "no"})
@@ -144,14 +131,15 @@ def test_another_machine_or_version_knows_nothing_of_this_one(monkeypatch, place
 # memory, peaks
 
 
-def test_the_limit_of_a_container_counts(tmp_path):
-    assert hardware.container_limit(tmp_path) == float("inf")
+def test_the_limit_of_a_container_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(hardware, "CGROUP", tmp_path)
+    assert hardware.memory_of("cpu")[1] == "all RAM"
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory/memory.limit_in_bytes").write_text("9000\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert hardware.container_limit(tmp_path) == 9000
+    assert hardware.memory_of("cpu") == (9000, "the limit of its container")
     (tmp_path / "memory.max").write_text("1000\n")
-    assert hardware.container_limit(tmp_path) == 1000
+    assert hardware.memory_of("cpu")[0] == 1000
 
 
 @pytest.mark.parametrize(
@@ -176,7 +164,7 @@ def test_peaks_by_name(monkeypatch, name, peak):
 # freed memory stays with the process: seen by the page faults of a process that asks for the same block again
 FAULTS = """
 import resource, sys, torch
-from train.machine.device import keep_freed_memory
+from train.device import keep_freed_memory
 if sys.argv[1] == "kept" and not keep_freed_memory():
     print("not here"); sys.exit()
 def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

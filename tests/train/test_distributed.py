@@ -1,10 +1,12 @@
 """DDP and FSDP2 on two processes (gloo): the same run as one process, and what goes wrong is said once."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,12 +17,11 @@ from eval import language_modeling
 from eval.attention import snapshots
 from tests.train.helpers import REPOSITORY, metrics, pretrain, write_config
 from tests.train.worlds import failing_on_rank_1, pretrain_rank, run_world, trace
-from train.config import load_run_config
-from train.machine import distributed
-from train.machine.distributed import SharedMemory, processes, wrap
+from train import processes as distributed
+from train.checkpoint import damage
 from train.optimizer import orthogonalize
 from train.pretrain import main  # noqa: F401
-from train.saving.atomic_save import damage
+from train.processes import SharedMemory
 
 TIED = {"tie_word_embeddings": True}
 
@@ -103,41 +104,6 @@ def test_a_capture_that_fails_in_one_process_stops_the_hook_in_all_and_none_wait
     said = config.with_name("rank0.txt").read_text()
     assert said.count("warning: the attention hook is off from here: RuntimeError: it failed in another process") == 1
     assert "finished at step 12" in said
-
-
-def gradients_of_rank(config, folder, through_wrapper: bool) -> None:
-    """The gradients of a step's own half of the rows, as each process has them afterwards."""
-    from data.prepare import prepare
-    from train.objective import TextBatches
-    from train.pretrain import with_tokenizer
-
-    run = load_run_config(config)
-    data = prepare(run.data, folder / "runs")
-    run = with_tokenizer(run, data.tokenizer)
-    with processes("ddp", "cpu") as world:
-        torch.manual_seed(0)
-        from model import LanguageModel
-
-        lm = LanguageModel(run.model)
-        forward = wrap(lm, world, torch.device("cpu"))
-        batch = TextBatches(run, data).batches.batch(0, world.rank, world.size)
-        loss_sum, _ = (forward if through_wrapper else lm)(**batch.tensors)
-        (loss_sum * world.size).backward()
-        torch.save(torch.cat([p.grad.flatten() for p in lm.parameters()]), folder / f"grad{world.rank}.pt")
-        if world.size > 1:
-            dist.barrier()
-
-
-@pytest.mark.parametrize("through_wrapper", [True, False])
-def test_only_the_wrapped_forward_gives_every_process_the_gradient_of_all(tmp_path, through_wrapper):
-    """A method of the inner model trains each process on its own share only: why the loop calls `run.state.forward`."""
-    config = parallel_config(tmp_path)
-    assert run_world(1, gradients_of_rank, config, tmp_path, True) == [0]
-    alone = torch.load(tmp_path / "grad0.pt")
-    assert run_world(2, gradients_of_rank, config, tmp_path, through_wrapper) == [0, 0]
-    first, second = torch.load(tmp_path / "grad0.pt"), torch.load(tmp_path / "grad1.pt")
-    assert torch.equal(first, second) == through_wrapper
-    assert torch.allclose(first, alone, atol=1e-4, rtol=1e-4) == through_wrapper
 
 
 def test_processes_that_cannot_share_a_step_are_refused_before_anything_is_written(tmp_path):
@@ -265,18 +231,13 @@ def test_all_processes_find_the_sum_in_the_order_of_their_ranks(tmp_path, quicke
     assert set(distributed.IN_MEMORY.glob("headlight-*")) <= left
 
 
-def test_items_are_divided_without_gap_or_overlap():
-    parts = [SharedMemory(rank, SIZE).part_of(5) for rank in range(SIZE)]
-    assert parts == [(0, 1), (1, 3), (3, 5)]
-
-
-def without_room(folder: Path) -> None:
+def without_room() -> None:
     dist.init_process_group("gloo")
-    distributed._folders = lambda: [Path("/dev/full"), folder / "missing"]
-    with pytest.raises(InputError, match=r"no room for 4 MiB .* /dev/full or .*missing: set train\.processes=1"):
+    shutil.disk_usage = lambda where: SimpleNamespace(free=1000)
+    with pytest.raises(InputError, match=r"no room for 4 MiB .*: set train\.processes=1"):
         SharedMemory(dist.get_rank(), 2).add_up([torch.ones(2**18)])
     dist.destroy_process_group()
 
 
-def test_without_room_every_process_says_so(tmp_path):
-    assert run_world(2, without_room, tmp_path) == [0, 0]
+def test_without_room_every_process_says_so():
+    assert run_world(2, without_room) == [0, 0]

@@ -1,14 +1,27 @@
 """Checkpoints: a Hugging Face model directory, and in `training/` all that an exact resume needs.
 
 The files do not depend on the number of processes: tensors are whole, under their parameter's name. Only the random
-state belongs to one process (`rng.cpu.0`, `rng.cpu.1`, …). No pickle anywhere. atomic_save.py writes them safely, and
-a manifest of sha256 protects them: what is read back here was checked against it when the run looked for its start.
+state belongs to one process (`rng.cpu.0`, `rng.cpu.1`, …). No pickle anywhere.
+
+A process that is killed at any moment loses no checkpoint:
+
+    files         ->  step_X.tmp   with training/manifest.json: sizes and sha256; all of it flushed to the disk
+    step_X.tmp    ->  step_X       one rename
+    latest, best                   small files that name a checkpoint; one rename replaces each
+
+A folder counts as a checkpoint if its files are what its manifest says. That holds for step_X.tmp, too: a step that is
+saved again is complete there before the old one makes room for it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,14 +32,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from configs.command import InputError
-from configs.files import CARD, STATE, TRAINING, DamagedFile, checked, read_json
+from configs.files import CARD, MANIFEST, STATE, TRAINING, DamagedFile, checked, read_json
 from data.tokenizer import Tokenizer
 from model import LanguageModel, save
 from model.card import Progress, model_card
 from model.checkpoint import read_weights
-from train.machine.distributed import ALONE, World, full_tensor, share
-from train.saving.atomic_save import SaveError, commit, step_name
+from train.processes import ALONE, World, full_tensor, share
 
+STEPS = "step_????????"
 OPTIMIZER = "optimizer.safetensors"
 SOURCE = "source.safetensors"  # what a batch source keeps, if it keeps anything: `input_ids.0`, of process 0
 
@@ -43,23 +56,17 @@ class TrainerState:
     best_tokens: int | None = None  # held-out tokens that the best loss was measured on; None: all
     skipped: int = 0  # steps that changed no parameter
     evaluated_at: int | None = None  # step of the newest evaluation
-    at_stop: bool = False  # saved only because a signal came
     logged: dict[str, int] = field(default_factory=dict)  # bytes of each log
     wandb_id: str | None = None
     identity: dict[str, Any] | None = None  # RunConfig.identity() of the run that saved
-    resolved: dict[str, Any] = field(default_factory=dict)  # what `auto` stood for (train/machine/device.py)
+    resolved: dict[str, Any] = field(default_factory=dict)  # what `auto` stood for (train/device.py)
     breaks: list[dict[str, Any]] = field(default_factory=list)  # where that changed at a resume: {step, what}
     scaler: dict[str, int | float] | None = None  # of the losses, in fp16
-    spikes: dict[str, list[float]] = field(default_factory=lambda: {"losses": []})  # from which a spike stands out
+    recent_losses: list[float] = field(default_factory=list)  # from which a spike stands out
 
 
-def read_state(directory: Path) -> TrainerState:
-    """trainer_state.json of a checkpoint; a key that is missing there has its default. Raises InputError."""
-    file = directory / TRAINING / STATE
-    try:
-        return checked(read_json(file), str(file), TrainerState, strict=None)
-    except DamagedFile as error:
-        raise InputError(f"cannot resume: {error}; was it saved by another version of Headlight?") from None
+# ---------------------------------------------------------------------------------------------------------
+# save
 
 
 def save_checkpoint(
@@ -76,7 +83,7 @@ def save_checkpoint(
     """Write a checkpoint of this step, point `latest` (and `best`) at it, delete those that are no longer kept.
 
     kept: what this process's batch source needs to continue. Every process calls it. All return once the first one has
-    written. Raises SaveError in all of them.
+    written. Raises InputError in all of them, with the earlier checkpoints as they were, if a write fails.
     """
     weights, moments = gather(lm, optimizers, world)
     of_source = _by_rank(kept or {}, world)
@@ -92,15 +99,8 @@ def save_checkpoint(
         saved = {each.name: getattr(state, each.name) for each in fields(TrainerState)}  # not the rest of a RunState
         (directory / TRAINING / STATE).write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
 
-    problem = ""
-    if world.is_first:
-        try:
-            commit(checkpoints, state.step, fill, keep_last, keep_best)
-        except SaveError as error:
-            problem = str(error)
-    if problem := world.gather(problem)[0]:
-        raise SaveError(problem)
-    return checkpoints / step_name(state.step)
+    best_step = state.best_step if keep_best else None
+    return world.on_rank0(lambda: commit(checkpoints, state.step, fill, keep_last, best_step))
 
 
 def gather(
@@ -126,7 +126,7 @@ def gather(
     for tensors in (weights, moments):
         for name in list(tensors):
             full = full_tensor(tensors.pop(name))
-            if world.is_first:
+            if world.rank == 0:
                 tensors[name] = full.cpu().contiguous()
     random = {"rng.cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
@@ -145,6 +145,109 @@ def _prefixes(lm: LanguageModel, optimizer: torch.optim.Optimizer) -> list[tuple
     names = {id(p): name for name, p in lm.named_parameters()}
     kind = type(optimizer).__name__.lower()
     return [(p, f"{kind}.{names[id(p)]}.") for group in optimizer.param_groups for p in group["params"]]
+
+
+def commit(checkpoints: Path, step: int, fill: Callable[[Path], None], keep_last: int, best_step: int | None) -> Path:
+    """Let `fill` write its files into a directory, and make it the checkpoint of this step: all or nothing.
+
+    Raises InputError, with the earlier checkpoints as they were, if a write fails.
+    """
+    temporary = checkpoints / f"step_{step:08d}.tmp"
+    try:
+        checkpoints.mkdir(exist_ok=True)  # not its parents: a run directory that was moved away is not made again
+        shutil.rmtree(temporary, ignore_errors=True)
+        (temporary / TRAINING).mkdir(parents=True)
+        fill(temporary)
+        files = [path for path in sorted(temporary.rglob("*")) if path.is_file() and path.name != CARD]
+        manifest = {file.relative_to(temporary).as_posix(): _size_and_hash(file) for file in files}
+        (temporary / TRAINING / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+        for file in [*files, temporary / TRAINING / MANIFEST]:
+            _flush(file)
+        return tidy(checkpoints, temporary, keep_last, best_step)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InputError(
+            f"the checkpoint of step {step:,} could not be written to {checkpoints}: {reason}: free space there or "
+            "lower train.keep_last; earlier checkpoints are unchanged"
+        ) from error
+
+
+def tidy(checkpoints: Path, newest: Path, keep_last: int, best_step: int | None) -> Path:
+    """Give the newest checkpoint its name, point `latest` and `best` at what they name, and delete all but the newest
+    `keep_last` and the best one: after a save, and after a kill. Returns the newest one's path.
+
+    A later one is damaged, and stays until its step is saved again.
+    """
+    if newest.suffix == ".tmp":
+        shutil.rmtree(newest.with_suffix(""), ignore_errors=True)  # the same step, saved before
+        newest = newest.rename(newest.with_suffix(""))
+    for half_written in checkpoints.glob(STEPS + ".tmp"):
+        shutil.rmtree(half_written, ignore_errors=True)
+    best = None if best_step is None else checkpoints / f"step_{best_step:08d}"
+    complete = sorted(path for path in checkpoints.glob(STEPS) if path.name <= newest.name)
+    remaining = {*complete[-max(1, keep_last) :], best}
+    for pointer, directory in ((checkpoints / "latest", newest), (checkpoints / "best", best)):
+        if directory is not None and directory.is_dir():
+            replace_text(pointer, directory.name + "\n")
+        else:
+            pointer.unlink(missing_ok=True)
+    for directory in complete:
+        if directory not in remaining:
+            with suppress(OSError):  # renamed first: half of a checkpoint is not to be mistaken for a damaged one
+                shutil.rmtree(directory.rename(directory.with_suffix(".tmp")))
+    return newest
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Write a file so that it holds all of the text or is as before, even if the machine stops. Raises OSError."""
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    _flush(temporary)
+    temporary.replace(file)
+
+
+def _flush(file: Path) -> None:
+    with file.open("rb+") as stream:
+        os.fsync(stream.fileno())
+
+
+# ---------------------------------------------------------------------------------------------------------
+# find and load
+
+
+def newest_intact(checkpoints: Path) -> Path | None:
+    """The newest checkpoint whose files match its manifest. A newer, damaged one is reported on stderr."""
+    directories = [*checkpoints.glob(STEPS), *checkpoints.glob(STEPS + ".tmp")]
+    for directory in sorted(directories, key=lambda path: (path.stem, path.suffix), reverse=True):
+        problem = damage(directory)
+        if problem is None:
+            return directory
+        if directory.suffix == "":
+            print(f"warning: {problem}: trying the checkpoint before it", file=sys.stderr)
+    return None
+
+
+def damage(directory: Path) -> str | None:
+    """What is wrong with a checkpoint directory, in words, or None. Reads and hashes every file of its manifest."""
+    try:
+        for name, expected in read_json(directory / TRAINING / MANIFEST).items():
+            if not (directory / name).is_file() or _size_and_hash(directory / name) != expected:
+                return f"{directory / name} is damaged"
+    except (OSError, DamagedFile) as error:
+        return f"{directory} is not a complete checkpoint ({error})"
+    return None
+
+
+def _size_and_hash(file: Path) -> dict[str, object]:
+    with file.open("rb") as stream:
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+
+
+def read_state(directory: Path) -> TrainerState:
+    """trainer_state.json of a checkpoint; a key that is missing there has its default. Raises InputError."""
+    file = directory / TRAINING / STATE
+    return checked(read_json(file), str(file), TrainerState, strict=None)
 
 
 def load_checkpoint(
@@ -167,7 +270,13 @@ def load_checkpoint(
             _restore_optimizers(lm, optimizers, tensors)
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{directory}: cannot resume from here: {error}") from None
-    _restore_random_state(random, world.rank)
+    # a process that did not exist when the run was saved gets a random stream of its own, always the same one
+    digest = hashlib.sha256(random["rng.cpu.0"].numpy().tobytes() + str(world.rank).encode()).digest()
+    torch.manual_seed(int.from_bytes(digest[:7], "big"))
+    if f"rng.cpu.{world.rank}" in random:
+        torch.set_rng_state(random[f"rng.cpu.{world.rank}"])
+    if torch.cuda.is_initialized() and f"rng.cuda.{world.rank}" in random:
+        torch.cuda.set_rng_state(random[f"rng.cuda.{world.rank}"])
     world.gather(None)
     return state
 
@@ -180,27 +289,15 @@ def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimize
             # copies, because load_file's tensors share one buffer, in which they may stand unaligned
             names = [name for name in tensors if name.startswith(prefix)]
             saved = {name.removeprefix(prefix): tensors.pop(name).clone() for name in names}
-            if saved:  # of a moment this process's share; AdamW's step count is one number everywhere
-                state[number] = {
-                    key: share(value, parameter) if value.ndim == parameter.ndim else value
-                    for key, value in saved.items()
-                }
-            else:
+            if not saved:
                 raise ValueError(f"{OPTIMIZER}: {prefix[:-1]} has no state")
+            state[number] = {  # of a moment this process's share; AdamW's step count is one number everywhere
+                key: share(value, parameter) if value.ndim == parameter.ndim else value for key, value in saved.items()
+            }
         # load_state_dict puts each tensor where the optimizer wants it: fused AdamW counts steps on the device
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
     for name in sorted(tensors):
         raise ValueError(f"{OPTIMIZER}: {name} is not part of this run")
-
-
-def _restore_random_state(states: dict[str, Tensor], rank: int) -> None:
-    """A process that did not exist when the run was saved gets a random stream of its own, always the same one."""
-    digest = hashlib.sha256(states["rng.cpu.0"].numpy().tobytes() + str(rank).encode()).digest()
-    torch.manual_seed(int.from_bytes(digest[:7], "big"))
-    if f"rng.cpu.{rank}" in states:
-        torch.set_rng_state(states[f"rng.cpu.{rank}"])
-    if torch.cuda.is_initialized() and f"rng.cuda.{rank}" in states:
-        torch.cuda.set_rng_state(states[f"rng.cuda.{rank}"])
 
 
 def load_kept(directory: Path, world: World = ALONE) -> dict[str, Tensor]:

@@ -20,7 +20,8 @@ def find_initial_weights(config: RunConfig, checkpoint: Path | None) -> Path | N
     """The directory whose weights a run needs: the model that `init_from` names; None where `checkpoint` has them all.
 
     A checkpoint of a run with `lora:` holds the adapters alone, so that run needs its base wherever it begins. Raises
-    InputError unless the architecture is that of `model:`, naming the keys that differ, and for what can have no such adapters.
+    InputError unless the architecture is that of `model:`, naming the keys that differ, and for what can have no such
+    adapters.
     """
     if config.lora is not None and config.train.parallel == "fsdp2":
         raise InputError(

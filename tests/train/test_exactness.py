@@ -8,7 +8,8 @@ import torch
 from tests.train.checkpoints import edit_state
 from tests.train.helpers import metrics, write_config
 from tests.train.worlds import pretrain_rank, run_world, trace
-from train.device import Device, decided_by, differences, resolve_precision
+from train.config import RunConfig
+from train.device import Device, decided_by, differences, resolve_device, resolve_precision
 
 # 11.6 steps make an epoch of the tiny text in steps of 32 rows
 STEPS = {"max_steps": 26, "tokens_per_step": 1024, "trace": True, "checkpoint_every": 0}

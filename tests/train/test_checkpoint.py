@@ -109,7 +109,6 @@ def test_what_another_version_wrote_is_read_or_named(tmp_path):
     file.parent.mkdir()
     file.write_text('{"step": 3, "tokens": 5, "of_another_version": 1}')
     assert read_state(tmp_path) == TrainerState(step=3, tokens=5)
-    for text in ('{"step": "three"}', "[]", "{"):
-        file.write_text(text)
-        with pytest.raises(InputError, match="trainer_state.json"):
-            read_state(tmp_path)
+    file.write_text('{"step": "three"}')
+    with pytest.raises(InputError, match="trainer_state.json"):
+        read_state(tmp_path)

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from configs.command import InputError
 from tests.processes import start
-from tests.train.checkpoints import Training, adamw, training, world
-from train.checkpoint import TrainerState, gather, newest_intact
+from tests.train.checkpoints import Training, adamw, training
+from train.checkpoint import TrainerState, newest_intact
 
 OPTIMIZER = "training/optimizer.safetensors"
 pytestmark = pytest.mark.skipif(not dist.is_available() or os.name == "nt", reason="needs torch.distributed and fork")
@@ -101,28 +101,6 @@ def test_two_processes_go_on_exactly_and_one_reads_their_files(fused, tied, tmp_
 
 def theirs_norm(directory: Path) -> torch.Tensor:
     return load_file(directory / "model.safetensors")["model.norm.weight"]
-
-
-def take_over_from_one(rank: int, folder: Path) -> None:
-    run = shared(fused=False, tied=True).load(folder / "one/step_00000002")
-    weights, moments = gather(run.lm, run.optimizers, world())
-    if rank > 0:
-        assert not weights
-        assert all(name.startswith("rng.") for name in moments)
-        return
-    saved = folder / "one/step_00000002"
-    there = load_file(saved / "model.safetensors") | load_file(saved / OPTIMIZER)
-    here = weights | moments
-    assert here.keys() - there.keys() == {"rng.cpu.1"}
-    assert all(torch.equal(here[name], tensor) for name, tensor in there.items())
-    assert not torch.equal(here["rng.cpu.0"], here["rng.cpu.1"])
-
-
-def test_two_processes_take_over_from_one(tmp_path):
-    run = training("adamw")
-    run.steps(2)
-    run.save(tmp_path / "one")
-    on_two_processes(take_over_from_one, tmp_path)
 
 
 def fail_to_save(rank: int, folder: Path) -> None:

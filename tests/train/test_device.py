@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from tests.train.helpers import REPOSITORY, pretrain, write_config
+from tests.train.helpers import REPOSITORY, write_config
 from train import device as hardware
 from train.config import load_run_config
 from train.device import known_faults, remember_faults, resolve_device, resolve_precision
@@ -93,15 +93,6 @@ def test_a_run_that_has_begun_keeps_what_it_took(config):
     begun = {"device": "cpu", "precision": "bf16", "attention": "blocked", "compile": False}
     device = resolve_device(config, begun)
     assert (device.precision, device.attention, device.compile) == ("bf16", "blocked", False)
-
-
-def test_a_real_run_resumes_exactly_though_the_doctor_came(tmp_path):
-    config = write_config(tmp_path, train={"precision": "auto", "max_steps": 4, "schedule": "constant"})
-    assert "precision bf16" in pretrain(config).stdout
-    remember_faults({"precision cpu bf16": "raised"})
-    said = pretrain(config, "train.max_steps=6").stdout
-    assert "precision bf16 (auto: as this run began); attention blocked (auto: as this run began)" in said
-    assert "exact until" not in said
 
 
 @pytest.mark.parametrize("damage", ["", "[1]", '{"precision cpu bf16": 3}'])

@@ -11,7 +11,7 @@ import torch
 
 from configs.command import InputError, exit_on_bad_input
 from tests.processes import print_to, start
-from tests.train.helpers import metrics, refusal, write_config
+from tests.train.helpers import metrics, write_config
 from tests.train.worlds import pretrain_rank, run_world
 from train import run_directory
 from train.checkpoint import damage
@@ -66,19 +66,13 @@ def test_the_owner_is_named_and_a_folder_at_rest_has_no_file_of_it(tmp_path, hol
     assert not run.exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_second_start_is_refused_in_every_process_by_one_line_and_changes_nothing(size, tmp_path, holding):
+def test_a_second_start_is_refused_in_every_process_by_one_line_and_changes_nothing(tmp_path, holding):
     config, run = write_config(tmp_path, **SHORT), tmp_path / "runs/tiny"
     process = holding(run)
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    if size == 1:
-        told = refusal(config)
-    else:
-        assert run_world(2, pretrain_rank, config, []) == [2, 2]
-        told = (tmp_path / "rank0.txt").read_text()
-        assert "error" not in (tmp_path / "rank1.txt").read_text()
-    assert f"error: {run} is in use by process {process.pid} on {socket.gethostname()}, since " in told
+    assert run_world(2, pretrain_rank, config, []) == [2, 2]
+    assert f"error: {run} is in use by process {process.pid} on " in (tmp_path / "rank0.txt").read_text()
+    assert "error" not in (tmp_path / "rank1.txt").read_text()
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
@@ -96,8 +90,8 @@ def start_after(seconds: float, config: Path, output: Path) -> None:
     exit_on_bad_input(main)
 
 
-@pytest.mark.parametrize("starts", [4, pytest.param(20, marks=pytest.mark.slow)])
-def test_double_starts_have_one_owner_each(starts, tmp_path):
+def test_double_starts_have_one_owner_each(tmp_path):
+    starts = 4
     dice, figures, endings = random.Random(starts), [], []
     for number in range(starts):
         folder = tmp_path / str(number)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from configs.command import still_busy
+from configs.command import InputError, still_busy
 from configs.files import append_line
 from eval.run_files import METRICS
 from model import LanguageModel
@@ -69,16 +69,13 @@ class Meter:
         self.peak_flops = peak[0] * 1e12 * world_size if peak else None
         self.last: StepFigures | None = None  # the newest step that was read
         self._unread: list[StepFigures] = []
-        self._reset()
-
-    def _reset(self) -> None:
-        self.tokens = self.positions = 0
-        self.waited = 0.0
         self.elsewhere = {"eval_s": 0.0, "save_s": 0.0}
         self.start()
 
     def start(self) -> None:
-        """Training begins now: what came before, for example compiling, does not count."""
+        """A line begins now: what came before, for example compiling, does not count."""
+        self.tokens = self.positions = 0
+        self.waited = 0.0
         self._began = time.perf_counter() - sum(self.elsewhere.values())
 
     def seconds(self) -> float:
@@ -128,7 +125,8 @@ class Meter:
             "memory_gb": peak_memory_gb(self.device),
             **{name: round(spent, 3) for name, spent in self.elsewhere.items()},
         }
-        self._reset()
+        self.elsewhere = dict.fromkeys(self.elsewhere, 0.0)
+        self.start()
         return values | {name: value for name, value in last.values.items() if name not in values}
 
 
@@ -199,6 +197,8 @@ class Tracker:
         try:
             append_line(file, finite)
         except OSError as error:
+            if not file.parent.exists():  # nothing of what it learns from here on could be saved
+                raise InputError(f"{file.parent} was moved or deleted while a run was writing into it") from None
             if not self._disk_failed:
                 self.say(f"warning: {file} cannot be written ({error.strerror}); training continues")
             self._disk_failed = True

@@ -80,20 +80,14 @@ def test_two_processes_look_at_their_heads_and_are_scored_as_one(tmp_path, paral
     one, two = ([m for m in metrics(tmp_path / "runs" / name) if m["split"] == "val"] for name in ("one", "two"))
     assert [m["step"] for m in two] == [0, 6, 12]
     assert [m["loss"] for m in two] == pytest.approx([m["loss"] for m in one], abs=1e-5)
-    for name in ("step_00000012.png", "step_00000001.npz", "heads.png", "curves.png", "timelapse.gif", "viewer.html"):
-        assert (tmp_path / "runs/two/attention" / name).stat().st_size > 0
-    for name in ("samples.jsonl", "report.md", "checkpoints/best"):
+    for name in ("attention/viewer.html", "attention/timelapse.gif", "samples.jsonl", "report.md", "checkpoints/best"):
         assert (tmp_path / "runs/two" / name).stat().st_size > 0
     ours, theirs = (snapshots.read_all(tmp_path / "runs" / name)[0] for name in ("two", "one"))
     assert [one.step for one in ours] == [one.step for one in theirs] == [0, 1, 6, 12]
     for mine, alone in zip(ours, theirs, strict=True):
-        assert mine.scalars == pytest.approx(alone.scalars, abs=1e-3)
         for name, values in alone.scores.items():
             assert values == pytest.approx(mine.scores[name], abs=1e-3, nan_ok=True), name
-    said = config.with_name("rank0.txt").read_text()
-    assert "hook is off" not in said
-    assert said.count(f"watch it: {(tmp_path / 'runs/two/live.html').as_uri()}") == 1
-    assert "step 12 of 12" in (tmp_path / "runs/two/live.html").read_text(encoding="utf-8")
+    assert "hook is off" not in config.with_name("rank0.txt").read_text()
     assert config.with_name("rank1.txt").read_text() == ""
 
 

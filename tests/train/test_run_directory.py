@@ -11,7 +11,7 @@ import torch
 
 from configs.command import InputError, exit_on_bad_input
 from tests.processes import print_to, start
-from tests.train.helpers import metrics, write_config
+from tests.train.helpers import at_each_step, metrics, refusal, write_config
 from tests.train.worlds import pretrain_rank, run_world
 from train import run_directory
 from train.checkpoint import damage
@@ -74,6 +74,14 @@ def test_a_second_start_is_refused_in_every_process_by_one_line_and_changes_noth
     assert f"error: {run} is in use by process {process.pid} on " in (tmp_path / "rank0.txt").read_text()
     assert "error" not in (tmp_path / "rank1.txt").read_text()
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_a_run_whose_directory_goes_away_stops_with_one_line(tmp_path):
+    run = tmp_path / "runs/tiny"
+    with at_each_step(lambda running: run.rename(tmp_path / "away") if running.state.step == 3 else None):
+        said = refusal(write_config(tmp_path, train={"checkpoint_every": 100}))
+    assert said.startswith(f"error: {run} was moved or deleted while a run was writing into it")
+    assert not run.exists()
 
 
 # The same command started twice within seconds: one process trains, the other is refused, nothing is mixed

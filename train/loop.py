@@ -20,14 +20,13 @@ from torch import Tensor, nn
 
 from configs.command import InputError
 from data.batches import Batch
-from train.checkpoint import save_checkpoint
+from train.checkpoint import log_sizes, save_checkpoint
 from train.device import differences, exact_until
 from train.metrics import Counts, StepFigures, spike_median
 from train.objective import NextToken
 from train.optimizer import lr_factor, set_learning_rate
 from train.processes import add_up_gradients, full_tensor, stop_signals, sync_gradients, wrap
 from train.run import Run, losses, within_memory
-from train.run_directory import log_sizes
 
 EXIT_NON_FINITE = 3
 SMALLEST_LOSS_SCALE = 1.0

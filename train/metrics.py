@@ -168,11 +168,10 @@ class Tracker:
         self._disk_failed = False
         self._others: list[Wandb | TensorBoard] = []
         if writes and config.tracking.wandb != "disabled":
-            state.wandb_id = state.wandb_id or secrets.token_hex(4)
-            self._others.append(Wandb(config, state.wandb_id))
+            self._others.append(Wandb())
         if writes and config.tracking.tensorboard:
-            self._others.append(TensorBoard(config, state.step))
-        self._tell("start")
+            self._others.append(TensorBoard())
+        self._tell("start", config, state)
 
     def _tell(self, method: str, *arguments: Any) -> None:
         """Call a method of every other program; one that raises is off from here."""
@@ -250,17 +249,14 @@ class Wandb:
 
     name = "wandb"
 
-    def __init__(self, config: RunConfig, run_id: str):
-        self._config, self._id = config, run_id
-
-    def start(self) -> None:
+    def start(self, config: RunConfig, state: TrainerState) -> None:
         import wandb
 
-        config = self._config
+        state.wandb_id = state.wandb_id or secrets.token_hex(4)
         self._run = wandb.init(
             project=config.tracking.project,
             name=config.name,
-            id=self._id,
+            id=state.wandb_id,
             resume="allow",
             mode=config.tracking.wandb,
             dir=str(config.directory.resolve()),  # its service may have another working directory
@@ -294,14 +290,11 @@ class TensorBoard:
 
     name = "tensorboard"
 
-    def __init__(self, config: RunConfig, start_step: int):
-        self._folder, self._start_step = config.directory / "tensorboard", start_step
-
-    def start(self) -> None:
+    def start(self, config: RunConfig, state: TrainerState) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         # what a run that was killed wrote beyond its last checkpoint is replaced
-        self._writer = SummaryWriter(self._folder, purge_step=self._start_step + 1)
+        self._writer = SummaryWriter(config.directory / "tensorboard", purge_step=state.step + 1)
 
     def log(self, values: dict[str, Any], step: int) -> None:
         for name, value in values.items():

@@ -70,13 +70,11 @@ class BatchSource:
     """Subclass it and write `batch`. rows_per_batch: rows of a step, over all processes; row_length: in tokens.
 
     notes: what the run says about it before it starts; "" = nothing. joined: what becomes of the rows of
-    data.sequence_length tokens that make one row, where these are several. steps_per_batch: steps that learn from the
-    same batch.
+    data.sequence_length tokens that make one row, where these are several.
     """
 
     rows_per_batch: int
     row_length: int
-    steps_per_batch: int = 1
     notes: str = ""
     joined: str = "into one"
 

@@ -29,6 +29,7 @@ from eval.hooks.registry import Hooks
 from model import LanguageModel
 from train import report
 from train.budget import check_memory
+from train.checkpoint import find_start, open_for, own
 from train.config import RunConfig, add_trust_option, load_run_config
 from train.device import Device, keep_freed_memory, resolve_device
 from train.init_from import find_initial_weights, load_initial_weights
@@ -39,7 +40,6 @@ from train.objective import MakeObjective, NextToken, TextBatches
 from train.optimizer import build_optimizers
 from train.processes import World, check_shares, number_of_processes, on_processes, processes, shard
 from train.run import Run, resume
-from train.run_directory import find_start, open_for, own
 
 
 def main() -> int:

@@ -21,13 +21,12 @@ from eval.hooks import EvalEvent
 from eval.hooks.registry import Hooks
 from model import LanguageModel
 from train.budget import micro_batch_rows
-from train.checkpoint import TrainerState, load_checkpoint, load_kept
+from train.checkpoint import Start, TrainerState, check_contents, load_checkpoint, load_kept
 from train.config import RunConfig
 from train.device import Device, decided_by
 from train.metrics import Meter, Tracker
 from train.objective import BatchSource, Figures, Forward, Objective
 from train.processes import World
-from train.run_directory import Start, check_contents
 
 Result = TypeVar("Result")
 

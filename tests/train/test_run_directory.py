@@ -13,10 +13,9 @@ from configs.command import InputError, exit_on_bad_input
 from tests.processes import print_to, start
 from tests.train.helpers import at_each_step, metrics, refusal, write_config
 from tests.train.worlds import pretrain_rank, run_world
-from train import run_directory
-from train.checkpoint import damage
+from train import checkpoint
+from train.checkpoint import LOCK, OWNER, damage, own
 from train.pretrain import main
-from train.run_directory import CARD, LOCK, own
 
 SHORT = {"train": {"max_steps": 4, "checkpoint_every": 2}, "eval": {"every": 0}}
 
@@ -49,7 +48,7 @@ def holding(tmp_path):
 
 def take_and_leave(directory: Path) -> None:
     with own(directory):
-        assert {path.name for path in directory.iterdir()} == {CARD, LOCK}
+        assert {path.name for path in directory.iterdir()} == {OWNER, LOCK}
 
 
 def test_the_owner_is_named_and_a_folder_at_rest_has_no_file_of_it(tmp_path, holding):
@@ -92,7 +91,7 @@ DOUBLE = {"model": {"hidden_dropout": 0.1}, "train": {"max_steps": 80, "checkpoi
 def start_after(seconds: float, config: Path, output: Path) -> None:
     torch.set_num_threads(1)
     print_to(output)
-    run_directory.PATIENCE_S = 0.1  # or the second one waits until so short a run is over
+    checkpoint.PATIENCE_S = 0.1  # or the second one waits until so short a run is over
     time.sleep(seconds)
     sys.argv = ["pretrain", str(config)]
     exit_on_bad_input(main)

@@ -12,8 +12,8 @@ import pytest
 
 from tests.train.helpers import REPOSITORY, metrics, pretrain, write_config
 from train import sweep
+from train.checkpoint import LOCK, own
 from train.config import load_run_config
-from train.run_directory import LOCK, own
 from train.sweep import plan, split_values
 
 KEY = "model.num_key_value_heads"

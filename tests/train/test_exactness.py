@@ -14,7 +14,6 @@ from train.device import Device, decided_by, differences, resolve_device, resolv
 # 11.6 steps make an epoch of the tiny text in steps of 32 rows
 STEPS = {"max_steps": 26, "tokens_per_step": 1024, "trace": True, "checkpoint_every": 0}
 CASES = {
-    "muon": {},
     "adamw, warm-up, cosine": {
         "train": {"optimizer": {"name": "adamw", "lr": 2e-3}, "warmup_steps": 5, "schedule": "cosine"}
     },

@@ -130,7 +130,7 @@ def resolve_precision(wanted: str, kind: str, earlier: str | None = None) -> tup
         return wanted, "asked for"
     if earlier is not None and lacks(earlier, kind) is None:
         return earlier, AS_BEFORE
-    fastest, has = "fp32", cpu_capabilities()
+    fastest, has = "fp32", torch.cpu.get_capabilities()
     if kind == "cuda":
         fastest = "fp16" if lacks("bf16", kind) else "bf16"
         reason = "this GPU lacks bf16" if lacks("bf16", kind) else "this GPU has bf16"
@@ -236,9 +236,6 @@ def resolve_attention(
 # up in another order, and so does what `auto` stands for. A run that is resumed there continues, and says that it is
 # exact no longer.
 
-NAMES = {"world_size": "processes", "micro_batch_size": "rows at a time", "torch": "PyTorch", "cpu": "processor"}
-NAMES |= {"kernels": "PyTorch's kernels for"}
-
 
 def decided_by(device: Device, rows: int, world_size: int) -> dict[str, Any]:
     """What the last bits depend on, on this machine: what `auto` stands for, and what computes."""
@@ -255,7 +252,7 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     changed = [key for key in now if key in before and before[key] != now[key]]
     if "device" in changed:  # on another kind of device everything is different
         changed = ["device"]
-    return "; ".join(f"{NAMES.get(key, key)} {now[key]} (before: {before[key]})" for key in changed)
+    return "; ".join(f"{key} {now[key]} (before: {before[key]})" for key in changed)
 
 
 def exact_until(ended: dict[str, Any]) -> str:
@@ -270,14 +267,9 @@ def exact_until(ended: dict[str, Any]) -> str:
 # what this machine has
 
 
-def cpu_capabilities() -> dict[str, Any]:
-    """What PyTorch knows about the processor: its name, and avx2, amx_bf16, … -> whether it has these instructions."""
-    return dict(torch.cpu.get_capabilities())
-
-
 def processor() -> dict[str, Any]:
     """What the sums of a CPU depend on: PyTorch, the processor, and the instructions that kernels are for."""
-    has, names = cpu_capabilities(), ("MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+    has, names = torch.cpu.get_capabilities(), ("MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
     limits = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
     return {
         "torch": torch.__version__,
@@ -290,7 +282,7 @@ def machine(device: torch.device) -> str:
     """The GPU, or the processor and the number of threads, in words."""
     if device.type == "cuda":
         return torch.cuda.get_device_name()
-    name = cpu_capabilities().get("cpu_name") or platform.processor() or platform.machine()
+    name = torch.cpu.get_capabilities().get("cpu_name") or platform.processor() or platform.machine()
     return f"{name}, {torch.get_num_threads()} threads"
 
 

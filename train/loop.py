@@ -324,7 +324,7 @@ def train_to_the_end(run: Run) -> int:
 
                     state.forward = compiled(run, state.stop_signal)
                 state.forward = wrap(state.forward, run.world, run.device.device)
-                if (what := differences(state.before, state.resolved)) and run.config.max_steps is not None:
+                if state.before and run.config.max_steps and (what := differences(state.before, state.resolved)):
                     state.breaks.append({"step": state.step, "what": what})
                     run.tracker.say(exact_until(state.breaks[-1]))  # under a clock it never is
                 if state.step == 0:

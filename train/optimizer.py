@@ -128,7 +128,7 @@ class Muon(torch.optim.Optimizer):
         for matrices, parameter in zip(orthogonal.split(counts), parameters, strict=True):
             rows, columns = parameter.shape[-2:]
             step = (matrices.mT if rows > columns else matrices).reshape(parameter.shape)
-            steps.append(_local(share(step, parameter)))
+            steps.append(_local(share(step, parameter)) if isinstance(parameter, DTensor) else step)
             scales.append(lr * math.sqrt(max(1.0, rows / columns)))
         torch._foreach_mul_(steps, scales)
         if isinstance(happens, Tensor):

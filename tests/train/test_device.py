@@ -22,7 +22,7 @@ def cache(tmp_path, monkeypatch):
     """A machine of which nothing is known, and whose processor computes in bf16."""
     monkeypatch.setenv("HEADLIGHT_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    monkeypatch.setattr(hardware, "cpu_capabilities", lambda: AMD)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: AMD)
     return tmp_path / "cache"
 
 
@@ -43,7 +43,7 @@ def config(tmp_path):
     ],
 )
 def test_a_cpu_trains_in_bf16_where_that_was_measured_to_be_faster(monkeypatch, capabilities, limit, chosen):
-    monkeypatch.setattr(hardware, "cpu_capabilities", lambda: capabilities)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     if limit:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
     assert resolve_precision("auto", "cpu")[0] == chosen
@@ -110,7 +110,7 @@ def test_a_damaged_file_knows_nothing_and_one_that_cannot_be_written_stops_nothi
 
 @pytest.mark.parametrize(
     ("place", "name", "other"),
-    [(torch, "__version__", "3.0.0"), (hardware, "cpu_capabilities", lambda: {"cpu_name": "another"})],
+    [(torch, "__version__", "3.0.0"), (torch.cpu, "get_capabilities", lambda: {"cpu_name": "another"})],
 )
 def test_another_machine_or_version_knows_nothing_of_this_one(monkeypatch, place, name, other):
     remember_faults({"compile cpu": "no"})

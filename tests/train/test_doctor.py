@@ -25,7 +25,7 @@ SDPA = BACKENDS["sdpa"].compute
 def machine(tmp_path, monkeypatch):
     """A machine that is quick in bf16, of which nothing else is known. Compiling takes long and has its own test."""
     monkeypatch.setenv("HEADLIGHT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(hardware, "cpu_capabilities", lambda: {"amx_bf16": True})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
     monkeypatch.setattr(hardware, "compiler_problem", lambda kind: "left out here")
 
 

@@ -123,8 +123,8 @@ def test_on_another_machine_it_continues_and_says_once_from_where_it_is_not_exac
     ("there", "words"),
     [
         ({"a key of tomorrow": 1}, ""),
-        ({"torch": "0.1"}, f"PyTorch {torch.__version__} (before: 0.1)"),
-        ({"micro_batch_size": 16, "world_size": 2}, "rows at a time 32 (before: 16); processes 1 (before: 2)"),
+        ({"torch": "0.1"}, f"torch {torch.__version__} (before: 0.1)"),
+        ({"micro_batch_size": 16, "world_size": 2}, "micro_batch_size 32 (before: 16); world_size 1 (before: 2)"),
         ({"device": "cuda", "precision": "bf16", "attention": "flash3"}, "device cpu (before: cuda)"),  # says it all
     ],
 )

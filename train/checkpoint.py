@@ -372,13 +372,17 @@ def find_start(config: RunConfig) -> Start:
     Raises InputError if the directory belongs to another run or to no run, if resume=never meets an existing run,
     and if resume names no complete checkpoint.
     """
-    directory, newest = config.directory, None
+    directory, newest, begun_with = config.directory, None, config
     before_config = {LOCK, OWNER, "config.tmp"}  # all that a run leaves that was killed before it wrote its config
     if directory.exists() and not {path.name for path in directory.iterdir()} <= before_config:
         if config.resume == "never":
             raise InputError(f"{directory} exists and resume=never: choose another name, or resume=auto to continue")
-        if not (directory / "config.yaml").is_file():
-            raise InputError(f"{directory} exists and is not a run (config.yaml): choose another name or output_dir")
+        try:
+            begun_with = load_run_config(directory / "config.yaml")
+        except InputError as error:
+            raise InputError(
+                f"{directory} exists and is not a run: {error}: choose another name or output_dir"
+            ) from None
         newest = newest_intact(directory / "checkpoints")
         if newest is None and any((directory / "checkpoints").glob(STEPS)):
             raise InputError(f"no checkpoint in {directory} is complete: move it away to start again")
@@ -406,7 +410,7 @@ def find_start(config: RunConfig) -> Start:
         )
     is_over = checkpoint == newest and config.progress(state.step, state.seconds) >= 1
     # with another name for the text, the run continues until `check_contents` can compare the text itself
-    is_over = is_over and load_run_config(directory / "config.yaml").data.source == config.data.source
+    is_over = is_over and begun_with.data.source == config.data.source
     result = read_result(directory, lambda problem: None) or {}  # if it cannot be read, it is written again
     return Start(checkpoint, is_over and result.get("step") == state.step, state, newest)
 

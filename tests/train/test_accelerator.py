@@ -5,11 +5,9 @@ replaced by what its documentation says (tests/varlen_kernel.py). All else is th
 """
 
 import json
-import re
 from functools import partial
 
 import pytest
-import torch
 
 from tests.processes import exit_code
 from tests.train.accelerated import train_on_accelerator
@@ -77,14 +75,3 @@ def test_a_wait_that_is_put_in_on_purpose_is_found(tmp_path):
     config = config_for(tmp_path, attention="flash", precision="fp32", max_steps=6)
     waits = waits_of(config, takes_a_gradient_away_and_back)
     assert ["_to_copy", "tests/train/test_accelerator.py", "<lambda>"] in waits[-1]
-
-
-def leaves_a_tensor_on_the_cpu(run):
-    run.lm.model.norm.register_forward_hook(lambda module, inputs, output: output + torch.ones(output.shape[-1]))
-
-
-def test_a_tensor_that_was_left_on_the_cpu_is_found(tmp_path):
-    config = config_for(tmp_path, attention="eager", precision="fp32", max_steps=3)
-    assert exit_code(train_on_accelerator, config, leaves_a_tensor_on_the_cpu) == 1
-    said = config.with_name("accelerated.txt").read_text(encoding="utf-8")
-    assert re.search("expected all tensors to be on the same device, but found accel and cpu", said)

@@ -161,23 +161,6 @@ def as_command_without_memory(config: Path, overrides: list[str]) -> None:
     as_command(config, overrides)
 
 
-def test_a_function_hook_is_called_by_the_first_process_alone(tmp_path):
-    config = write_config(
-        tmp_path,
-        train={"max_steps": 4, "checkpoint_every": 0},
-        eval={"hooks": [{"name": "tests.train.test_cpu_processes:note_step", "every": 2}]},
-    )
-    code, said = command(config, TWO, "--trust-hooks")
-    assert code == 0, said
-    assert [line for line in said.splitlines() if line.startswith("hook at")] == ["hook at 2", "hook at 4"]
-
-
-def note_step(event) -> None:
-    assert event.world.size == 1
-    if event.step:
-        print("hook at", event.step)
-
-
 def numbers(tmp_path: Path, cores: int, monkeypatch, **changes) -> int:
     monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
     train = {"tokens_per_step": 4096} | changes.pop("train", {})

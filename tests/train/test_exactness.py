@@ -88,22 +88,6 @@ def test_another_cadence_of_evaluation_and_saving_after_the_stop(tmp_path):
     assert trace(tmp_path / "runs/tiny") == trace(tmp_path / "runs/whole")
 
 
-def test_what_auto_stood_for_is_kept(tmp_path):
-    """A micro-batch that had to be halved stays halved, or the sums would come out otherwise."""
-    config = write_config(tmp_path, train=STEPS)
-    assert run_world(1, pretrain_rank, config, [], 3) == [143]
-    checkpoint = tmp_path / "runs/tiny/checkpoints/step_00000004"
-    resolved = json.loads((checkpoint / "training/trainer_state.json").read_text())["resolved"]
-    chosen = {"device": "cpu", "precision": "fp32", "attention": "sdpa", "compile": False}
-    assert resolved | chosen | {"micro_batch_size": 32, "world_size": 1} == resolved
-    assert (resolved["torch"], resolved["threads"]) == (torch.__version__, 1)
-    assert resolved["kernels"] == torch.backends.cpu.get_cpu_capability()
-    assert run_world(1, pretrain_rank, config, []) == [0]
-    said = config.with_name("rank0.txt").read_text()
-    assert "attention sdpa (auto: as this run began); compile off (auto: as this run began)" in said
-    assert "exact until" not in said
-
-
 def test_on_another_machine_it_continues_and_says_once_from_where_it_is_not_exact(tmp_path):
     config = write_config(tmp_path, train=STEPS)
     assert run_world(1, pretrain_rank, config, [], 3) == [143]

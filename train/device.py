@@ -130,7 +130,7 @@ def resolve_precision(wanted: str, kind: str, earlier: str | None = None) -> tup
         return wanted, "asked for"
     if earlier is not None and lacks(earlier, kind) is None:
         return earlier, AS_BEFORE
-    fastest, has = "fp32", torch.cpu.get_capabilities()
+    fastest, has = "fp32", cpu_capabilities()
     if kind == "cuda":
         fastest = "fp16" if lacks("bf16", kind) else "bf16"
         reason = "this GPU lacks bf16" if lacks("bf16", kind) else "this GPU has bf16"
@@ -267,9 +267,14 @@ def exact_until(ended: dict[str, Any]) -> str:
 # what this machine has
 
 
+def cpu_capabilities() -> dict[str, Any]:
+    """What PyTorch knows about the processor, such as its name and amx_bf16; nothing, in versions that do not say."""
+    return getattr(torch.cpu, "get_capabilities", dict)()
+
+
 def processor() -> dict[str, Any]:
     """What the sums of a CPU depend on: PyTorch, the processor, and the instructions that kernels are for."""
-    has, names = torch.cpu.get_capabilities(), ("MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+    has, names = cpu_capabilities(), ("MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
     limits = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
     return {
         "torch": torch.__version__,
@@ -282,7 +287,7 @@ def machine(device: torch.device) -> str:
     """The GPU, or the processor and the number of threads, in words."""
     if device.type == "cuda":
         return torch.cuda.get_device_name()
-    name = torch.cpu.get_capabilities().get("cpu_name") or platform.processor() or platform.machine()
+    name = cpu_capabilities().get("cpu_name") or platform.processor() or platform.machine()
     return f"{name}, {torch.get_num_threads()} threads"
 
 

@@ -16,7 +16,7 @@ from configs.files import read_json
 from tests.processes import print_to, start
 from tests.train.helpers import write_config
 from tests.train.worlds import trace
-from train import processes as cpu_processes
+from train import processes
 from train.config import load_run_config
 from train.pretrain import main
 from train.processes import number_of_processes
@@ -130,7 +130,7 @@ def test_where_a_process_cannot_be_copied_the_others_start_anew(tmp_path, monkey
 
 
 def as_command_anew(config: Path, overrides: list[str]) -> None:
-    cpu_processes.CAN_COPY = False
+    processes.CAN_COPY = False
     as_command(config, overrides)
 
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from tests.train.helpers import REPOSITORY, write_config
-from train import device as hardware
 from train.config import load_run_config
-from train.device import known_faults, remember_faults, resolve_device, resolve_precision
+from train.device import known_faults, known_peak, memory_of, remember_faults, resolve_device, resolve_precision
 
 AMD = {"cpu_name": "AMD EPYC", "avx512_bf16": True}
 
@@ -123,14 +122,14 @@ def test_another_machine_or_version_knows_nothing_of_this_one(monkeypatch, place
 
 
 def test_the_limit_of_a_container_counts(tmp_path, monkeypatch):
-    monkeypatch.setattr(hardware, "CGROUP", tmp_path)
-    assert hardware.memory_of("cpu")[1] == "all RAM"
+    monkeypatch.setattr("train.device.CGROUP", tmp_path)
+    assert memory_of("cpu")[1] == "all RAM"
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory/memory.limit_in_bytes").write_text("9000\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert hardware.memory_of("cpu") == (9000, "the limit of its container")
+    assert memory_of("cpu") == (9000, "the limit of its container")
     (tmp_path / "memory.max").write_text("1000\n")
-    assert hardware.memory_of("cpu")[0] == 1000
+    assert memory_of("cpu")[0] == 1000
 
 
 @pytest.mark.parametrize(
@@ -148,5 +147,5 @@ def test_the_limit_of_a_container_counts(tmp_path, monkeypatch):
 def test_peaks_by_name(monkeypatch, name, peak):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
-    found = hardware.known_peak(torch.device("cuda"), torch.bfloat16)
+    found = known_peak(torch.device("cuda"), torch.bfloat16)
     assert found == (peak and (peak, name))

@@ -17,11 +17,10 @@ from eval import language_modeling
 from eval.attention import snapshots
 from tests.train.helpers import REPOSITORY, metrics, pretrain, write_config
 from tests.train.worlds import failing_on_rank_1, pretrain_rank, run_world, trace
-from train import processes as distributed
 from train.checkpoint import damage
 from train.optimizer import orthogonalize
 from train.pretrain import main  # noqa: F401
-from train.processes import SharedMemory
+from train.processes import IN_MEMORY, SharedMemory
 
 TIED = {"tie_word_embeddings": True}
 
@@ -210,7 +209,7 @@ def add_up_and_put_together(folder: Path, quickest: int) -> None:
 
 @pytest.mark.parametrize("quickest", range(SIZE))
 def test_all_processes_find_the_sum_in_the_order_of_their_ranks(tmp_path, quickest):
-    left = set(distributed.IN_MEMORY.glob("headlight-*"))
+    left = set(IN_MEMORY.glob("headlight-*"))
     assert run_world(SIZE, add_up_and_put_together, tmp_path, quickest) == [0] * SIZE
     for call in range(CALLS):
         brought = [numbers(rank, call) for rank in range(SIZE)]
@@ -222,7 +221,7 @@ def test_all_processes_find_the_sum_in_the_order_of_their_ranks(tmp_path, quicke
             torch.testing.assert_close(orthogonal, [orthogonalize(each) for each in items])
             assert all(torch.equal(mine, first) for mine, first in zip(orthogonal, found[0][1], strict=True))
             assert all(torch.equal(mine, first) for mine, first in zip(own, found[0][0], strict=True))
-    assert set(distributed.IN_MEMORY.glob("headlight-*")) <= left
+    assert set(IN_MEMORY.glob("headlight-*")) <= left
 
 
 def without_room() -> None:

@@ -31,7 +31,7 @@ def main() -> int:
     from benchmarks.timing import CLOCKS, alternate
     from benchmarks.transformers_model import in_transformers
     from data.chat import prompt_ids
-    from eval.opening import open_model
+    from eval.load_model import open_model
     from eval.questions import held_out_questions, source_of
     from model import generate, left_pad
 

@@ -37,7 +37,7 @@ def their_process(run: Path) -> Iterator[ProcessPoolExecutor]:
 def load(run: Path) -> None:
     """In the process: the run's model as transformers has it."""
     from benchmarks.transformers_model import in_transformers
-    from eval.opening import open_model
+    from eval.load_model import open_model
 
     logging.disable(logging.WARNING)  # a note for each request
     lm, tokenizer = open_model(run, "cpu")

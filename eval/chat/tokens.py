@@ -10,7 +10,7 @@ from torch import Tensor
 
 from eval.attention.capture import AttentionMaps
 from eval.chat.attention import MOST_TOKENS, capture_from
-from eval.eval_mode import evaluating
+from eval.language_modeling import evaluating
 from model import LanguageModel
 from model.generation import Sampling, stream
 
@@ -64,7 +64,7 @@ def weigh(lm: LanguageModel, ids: Sequence[int], begin: int, top: int = 8) -> li
         logits = lm(row[:, :-1], logits_to_keep=len(ids) - begin)[0].float()  # (tokens, V)
     if not bool(logits.amax(-1).isfinite().all()):
         raise ValueError("the model's logits are non-finite: its weights are damaged, or its training diverged")
-    return [_choice(token, one, top) for token, one in zip(ids[begin:], logits, strict=True)]
+    return [_choice(token, row, top) for token, row in zip(ids[begin:], logits, strict=True)]
 
 
 def _choice(token: int, logits: Tensor, top: int) -> Choice:

@@ -8,23 +8,21 @@ from pathlib import Path
 import numpy as np
 
 from eval.attention.pictures import drawing
-from eval.experts.log import STARVED, Look
+from eval.experts.log import STARVED, ExpertUse
 
 ACROSS, WIDTH, HEIGHT = 4, 330, 250  # panels in a row; pixels of one
 
 
-def shares_over_steps(looks: Sequence[Look], path: Path, title: str = "") -> Path:
-    """Draw the shares of all experts at every look as PNG or SVG. Raises ValueError for no look."""
-    if not looks:
-        raise ValueError("nothing to draw: give at least one look")
-    last = looks[-1]
+def shares_over_steps(lines: Sequence[ExpertUse], path: Path, title: str = "") -> Path:
+    """Draw the shares of all experts over training, from at least one line, as PNG or SVG."""
+    last = lines[-1]
     across = min(ACROSS, len(last.layers))
     down = -(-len(last.layers) // across)
     figure = drawing.new_figure(max(across * WIDTH, 560), down * HEIGHT + 60, layout="constrained")
     heading = " · ".join(part for part in (title, "share of the tokens of every expert, 1 = fair share") if part)
     figure.suptitle(drawing.readable(heading), x=0.01, ha="left", family=drawing.fonts(heading), parse_math=False)
     panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
-    steps, of_fair = [look.step for look in looks], np.stack([look.of_fair for look in looks])  # (looks, L, E)
+    steps, of_fair = [line.step for line in lines], np.stack([line.of_fair for line in lines])  # (lines, L, E)
     for i, axes in enumerate(panels.flat):
         if i >= len(last.layers):
             axes.remove()

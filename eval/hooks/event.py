@@ -143,3 +143,11 @@ class Hook:
     def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
         """What the run's files say about this hook, at the end. metrics: the lines of metrics.jsonl."""
         return Outcome()
+
+
+LINE = ("step", "tokens", "time_s", "split")  # what every line of metrics.jsonl has
+
+
+def figures_in(line: dict[str, Any]) -> dict[str, Any]:
+    """What a hook logged, of a line of metrics.jsonl."""
+    return {name: value for name, value in line.items() if name not in LINE}

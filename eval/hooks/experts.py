@@ -1,4 +1,4 @@
-"""Do all experts get tokens, and does the router choose well? Looked at on held-out text while the model learns."""
+"""Do all experts get tokens, and does the router choose well? Measured on held-out text while the model learns."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from configs.command import InputError
+from configs.files import append_line
 from data.batches import Batch, validation_batches
 from eval.config import EvalConfig
+from eval.experts.log import characteristic_ids, findings, in_a_line, read, use_of
+from eval.experts.picture import shares_over_steps
+from eval.experts.routing import all_alike, at_random, loss_with, routing
 from eval.hooks.event import EvalEvent, Hook, Outcome
+from eval.run_files import EXPERTS
 from model import ModelConfig
 
 TOKENS = 8192  # held-out tokens of a look
@@ -29,49 +34,35 @@ class Experts(Hook):
 
     def look(self, event: EvalEvent) -> None:
         """Every process looks at the same text, since each may hold only a share of the model; the first one writes."""
-        from eval.experts import log, loss_with, routing
-        from eval.experts.findings import in_a_line
-        from eval.experts.routing import all_alike, at_random
 
-        found = routing(event.lm, _batches(event), event.tokenizer.pad_id, event.autocast)
+        def batches() -> Iterator[Batch]:
+            packed = (event.data_config.isolate_documents, event.data_config.restart_positions)
+            return validation_batches(event.held_out, event.tokenizer, event.rows_per_batch, *packed, TOKENS)
+
+        measured = routing(event.lm, batches(), event.tokenizer.pad_id, event.autocast)
+        use = use_of(measured, event.step, event.tokens)
         labels = event.tokenizer.token_labels
-        words = [
-            [labels(x for x in ids if x >= 0) for ids in layer] for layer in log.characteristic_ids(found).tolist()
+        use.words = [
+            [labels(x for x in ids if x >= 0) for ids in layer] for layer in characteristic_ids(measured).tolist()
         ]
-        look = log.look_of(found, event.step, event.tokens).model_copy(update={"words": words})
         if event.is_last:
-            choices = {"learned": None, "random": at_random(), "all alike": all_alike}
-            loss = {
-                name: loss_with(event.lm, _batches(event), choice, event.autocast) for name, choice in choices.items()
-            }
-            look = look.model_copy(update={"loss": loss})
+            for name, choice in {"learned": None, "random": at_random(), "all alike": all_alike}.items():
+                use.loss[name] = loss_with(event.lm, batches(), choice, event.autocast)
         if event.writes:
-            log.write(event.directory, look)
-        event.say(in_a_line(look))
-        event.log("experts", {"weakest": look.of_fair.min(), "strongest": look.of_fair.max(), **look.loss})
+            append_line(event.directory / EXPERTS, use.model_dump(exclude_defaults=True))
+        event.say(in_a_line(use))
+        event.log("experts", {"weakest": use.of_fair.min(), "strongest": use.of_fair.max(), **use.loss})
 
     def finish(self, event: EvalEvent) -> None:
-        from eval.experts import log
-        from eval.experts.picture import shares_over_steps
-
-        if looks := log.read(event.directory, event.tracker.say):
-            path = shares_over_steps(looks, event.directory / PICTURE, event.directory.name)
+        if lines := read(event.directory, event.tracker.say):
+            path = shares_over_steps(lines, event.directory / PICTURE, event.directory.name)
             event.log_image("experts/shares", path)
 
     def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
-        from eval.experts import log
-        from eval.experts.findings import findings, in_a_line
-
-        looks = log.read(directory, lambda problem: None)
-        if not looks:
+        lines = read(directory, lambda problem: None)
+        if not lines:
             return Outcome()
-        last = looks[-1]
+        last = lines[-1]
         figures = {"weakest": float(last.of_fair.min()), "strongest": float(last.of_fair.max()), **last.loss}
         pictures = [(PICTURE, "how many tokens every expert gets")]
-        return Outcome({"experts": figures}, [in_a_line(last)], sections=findings(looks), pictures=pictures)
-
-
-def _batches(event: EvalEvent) -> Iterator[Batch]:
-    data = event.data_config
-    packed = (data.isolate_documents, data.restart_positions)
-    return validation_batches(event.held_out, event.tokenizer, event.rows_per_batch, *packed, TOKENS)
+        return Outcome({"experts": figures}, [in_a_line(last)], sections=findings(lines), pictures=pictures)

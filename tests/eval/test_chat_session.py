@@ -11,9 +11,7 @@ from data.chat import TRAINED, encode_conversations, prompt_ids
 from data.config import TokenizerConfig
 from data.reading.records import conversation_of
 from data.tokenizer import train_tokenizer
-from eval.chat.first_line import first_line
-from eval.chat.loops import COPIES, repeated_block
-from eval.chat.session import Conversation
+from eval.chat.session import COPIES, Conversation, first_line, goes_round
 from model import LanguageModel, generate
 from tests.conftest import random_model, tiny_config
 
@@ -257,16 +255,11 @@ def test_an_answer_that_goes_round_in_circles_is_stopped(tokenizer):
 
 def test_what_is_a_loop_and_what_is_not():
     block = list(range(7))
-    assert repeated_block([90, 91, *block * COPIES]) == 7
-    assert repeated_block([90, 91, *block * (COPIES - 1)]) == 0
-    assert repeated_block([*block * COPIES, 90]) == 0  # it found the way out
-    assert repeated_block([5] * 19) == 0  # a row of dots
-    assert repeated_block([90, *[5] * 20]) == 1
-    assert repeated_block([90, *[5, 6] * 10]) == 2
-    assert repeated_block([90, *[5, 6] * 9]) == 0
-    assert repeated_block([]) == 0
-    assert repeated_block(list(range(300))) == 0
-    assert repeated_block([*range(60)] * COPIES) == 60
+    for ids in ([90, 91, *block * COPIES], [90, *[5] * 20], [90, *[5, 6] * 10], [*range(60)] * COPIES):
+        assert goes_round(ids)
+    # too few; it found the way out; a row of dots
+    others = ([90, 91, *block * (COPIES - 1)], [*block * COPIES, 90], [5] * 19, [90, *[5, 6] * 9], [], [*range(300)])
+    assert not any(map(goes_round, others))
 
 
 def test_a_first_line_from_the_runs_own_world(tmp_path):

@@ -9,7 +9,7 @@ from statistics import mean, median, stdev
 
 import pytest
 
-from eval import decode_speed
+from eval import quantised as decode_speed
 from eval.compare import __main__ as compare
 from eval.compare import text as compare_text
 from eval.compare.runs import group, read_runs

@@ -8,8 +8,7 @@ import torch
 from data.config import TokenizerConfig
 from data.storyworld import tell
 from data.tokenizer import train_tokenizer
-from eval.floor import compare_with_floor
-from eval.language_modeling import bits_per_byte, token_bits
+from eval.language_modeling import bits_per_byte, compare_with_floor, token_bits
 from eval.samples import complete
 from model import LanguageModel
 from tests.conftest import random_model, tiny_config

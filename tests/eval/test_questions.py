@@ -4,7 +4,6 @@ import json
 import re
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 
 import pytest
 import torch
@@ -17,7 +16,17 @@ from data.storyworld.names import held_out_names, name_set
 from data.storyworld.questions import KINDS
 from data.tokenizer import train_tokenizer
 from eval import questions
-from eval.questions import Asked, ask, figures, held_out_questions, is_right, questions_in, score, table, table_by_plot
+from eval.questions import (
+    Question,
+    ask,
+    figures,
+    held_out_questions,
+    is_right,
+    questions_in,
+    score,
+    table_of_classes,
+    table_of_plots,
+)
 from model import LanguageModel
 from tests.conftest import tiny_config
 from tests.eval import scoring
@@ -27,8 +36,8 @@ command = partial(scoring.command, main=questions.main)
 SOURCE = StoryworldSource(validation_documents=12)
 
 
-def one(kind: str, said: str, reply: str, answer: str, *candidates: str) -> Asked:
-    return Asked(kind, ({"role": "user", "content": said},), reply, answer, candidates)
+def one(kind: str, said: str, reply: str, answer: str, *candidates: str) -> Question:
+    return Question(kind, ({"role": "user", "content": said},), reply, answer, candidates)
 
 
 HAS = one(
@@ -109,7 +118,9 @@ def test_held_out_conversations_can_hardly_be_guessed():
 
 def test_the_table_has_a_row_a_class():
     before, after = ([reply, "By the river."] for reply in ("?", "Tiko had it."))
-    shown = table({name: figures(score([HAS, SAW], said)) for name, said in (("before", before), ("after", after))})
+    shown = table_of_classes(
+        {name: figures(score([HAS, SAW], said)) for name, said in (("before", before), ("after", after))}
+    )
     assert [" ".join(line.split()) for line in shown.splitlines() if "---" not in line] == [
         "| class | asked | before | after | chance | best guess |",
         "| who_has | 1 | 0.0% | 100.0% | 50.0% | 100.0% |",
@@ -121,14 +132,14 @@ def test_the_table_has_a_row_a_class():
 def test_the_plot_and_class_with_the_most_wrong_replies_stand_first():
     pass_has, hide_where = replace(HAS, plot="pass"), replace(SAW, plot="hide")
     questions = [pass_has, hide_where, hide_where, replace(ALSO, plot="pass"), HAS]
-    shown = table_by_plot(questions, ["Tiko had it.", "On the hill.", "In it.", "Tiko", None])
+    shown = table_of_plots(questions, ["Tiko had it.", "On the hill.", "In it.", "Tiko", None])
     assert [" ".join(line.split()) for line in shown.splitlines() if "---" not in line] == [
         "| plot, class | asked | exact match | of all wrong replies |",
         "| hide, where | 2 | 0% | 67% |",
         "| pass, who_has | 2 | 50% | 33% |",
     ]
     assert {question.plot for question in held_out_questions(SOURCE)} > {"race", "wish"}
-    assert "100%" in table_by_plot([pass_has], ["Tiko had it."])  # and nothing is divided by no wrong reply
+    assert "100%" in table_of_plots([pass_has], ["Tiko had it."])  # and nothing is divided by no wrong reply
 
 
 # The prompt
@@ -152,10 +163,9 @@ def test_a_question_is_asked_with_the_tokens_that_came_before_its_answer_in_trai
     assert {len(question.messages) for question in asked} > {1, 3}  # later turns with what was said before
 
 
-def test_a_class_can_be_chosen_and_the_same_ones_are_held_out_whatever_is_trained_on():
-    of_all = list(held_out_questions(SOURCE))
-    assert list(held_out_questions(SOURCE, "where")) == [one for one in of_all if one.kind == "where"] != []
-    assert list(held_out_questions(SOURCE.model_copy(update={"chats": "questions", "documents": 5}))) == of_all
+def test_the_same_ones_are_held_out_whatever_is_trained_on():
+    other = SOURCE.model_copy(update={"chats": "questions", "documents": 5})
+    assert list(held_out_questions(other)) == list(held_out_questions(SOURCE)) != []
 
 
 def test_names_are_of_the_form_that_was_asked_for():
@@ -238,21 +248,18 @@ def test_a_run_is_asked_before_and_after(chat_run):
     new = [line for line in metrics(chat_run / "runs/tiny") if line["split"] == "questions_new_names"]
     assert [line["step"] for line in new] == [0, 4]
     report = (chat_run / "runs/tiny/report.md").read_text(encoding="utf-8")
-    assert table({"before": lines[0], "after": lines[1], "after, names of a new form": new[1]}) in report
+    assert table_of_classes({"before": lines[0], "after": lines[1], "after, names of a new form": new[1]}) in report
 
 
 def test_the_command_prints_the_table(chat_run, capsys):
-    code, out, _ = command(capsys, chat_run / "runs/tiny", "--documents", 6, "--class", "where", "--show", 1)
-    asked = list(islice(held_out_questions(SOURCE.model_copy(update={"validation_documents": 6}), "where"), 99))
+    checkpoint = next((chat_run / "runs/tiny/checkpoints").glob("step_*4"))  # it knows the stories of its run as well
+    code, out, _ = command(capsys, checkpoint, "--documents", 6, "--show", 1, "--by-plot")
+    asked = list(held_out_questions(SOURCE.model_copy(update={"validation_documents": 6})))
     assert code == 0
-    assert f"| where | {len(asked)} | 0.0% |" in " ".join(out.split())
+    assert f"| all | {len(asked)} | 0.0% |" in " ".join(out.split())
     assert f"right: {asked[0].reply}" in out
-    whole = command(capsys, next((chat_run / "runs/tiny/checkpoints").glob("step_*4")), "--documents", 6)[1]
-    assert "| all " in whole  # a checkpoint of the run knows its stories as well
-    assert "By plot" not in whole
-    plots = command(capsys, chat_run / "runs/tiny", "--documents", 6, "--by-plot")[1].partition("By plot")[2]
-    rows = [line.split("|")[2] for line in plots.splitlines() if "%" in line]
-    assert sum(map(int, rows)) == len(list(held_out_questions(SOURCE.model_copy(update={"validation_documents": 6}))))
+    rows = [line.split("|")[2] for line in out.partition("By plot")[2].splitlines() if "%" in line]
+    assert sum(map(int, rows)) == len(asked)
 
 
 def test_bad_input_is_one_line_and_exit_code_2(chat_run, capsys, tmp_path):
@@ -262,7 +269,6 @@ def test_bad_input_is_one_line_and_exit_code_2(chat_run, capsys, tmp_path):
     (foreign / "config.json").write_text(json.dumps({}))
     (foreign / "config.yaml").write_text("data: {source: {kind: files, path: x.txt}}\n")
     for arguments, reason in (
-        ([run, "--class", "why"], "unknown class of questions: use one of who_has, where"),
         ([run, "--documents", "0"], "--documents is '0': it must be a whole number from 1"),
         ([tmp_path / "nothing"], "is neither a run (checkpoints/latest) nor a model directory"),
         ([foreign], "data.source is of kind files: only the storyworld has known answers"),

@@ -37,7 +37,6 @@ def open_checkpoint(
     def read(directory: Path) -> tuple[LanguageModel, Tokenizer, Path]:
         return load(directory).to(device=place, dtype=dtype), load_tokenizer(directory), directory
 
-    check_quantise(quantise)
     try:
         place = choose_device(device)
     except ValueError as error:
@@ -57,7 +56,7 @@ def open_checkpoint(
 
         try:
             quantise_weights(lm, quantise)
-        except ValueError as error:
+        except (ImportError, ValueError) as error:
             raise InputError(f"--quantise {quantise}: {error}") from None
     return lm, tokenizer, directory
 
@@ -75,17 +74,6 @@ def _ends(lm: LanguageModel) -> list[int]:
     return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 
-def check_quantise(kind: str | None) -> None:
-    """Raises InputError where weights are to be quantised and torchao is missing: before anything is read."""
-    from model.quantised import check_installed
-
-    try:
-        if kind is not None:
-            check_installed()
-    except ImportError as error:
-        raise InputError(f"--quantise {kind}: {error}") from None
-
-
 def add_device_option(parser: argparse.ArgumentParser) -> None:
     """`--device` of a command line."""
     parser.add_argument(
@@ -94,10 +82,17 @@ def add_device_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_quantise_option(parser: argparse.ArgumentParser) -> None:
-    """`--quantise` of a command line."""
-    from model.quantised import WEIGHTS
+    """`--quantise` of a command line, which raises InputError where torchao is missing: before anything is read."""
+    from model.quantised import WEIGHTS, check_installed
 
-    parser.add_argument("--quantise", choices=WEIGHTS, help="fewer bits a weight; default: as the model was saved")
+    def kind(text: str) -> str:
+        try:
+            check_installed()
+        except ImportError as error:
+            raise InputError(f"--quantise {text}: {error}") from None
+        return text
+
+    parser.add_argument("--quantise", choices=WEIGHTS, type=kind, help="fewer bits a weight; default: as it was saved")
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -10,14 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, with_config
+from pydantic import ConfigDict, Field, FiniteFloat, with_config
 from typing_extensions import TypedDict
 
-from configs.files import DamagedFile, checked, read_json, read_lines
+from configs.files import DamagedFile, read_json, read_lines
 
 Warn = Callable[[str], None]
 METRICS, SAMPLES, RESULT, EXPERTS = "metrics.jsonl", "samples.jsonl", "result.json", "experts.jsonl"
-Number = FiniteFloat
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -40,16 +39,6 @@ class Sample(TypedDict):
     text: str
 
 
-class Result(BaseModel):
-    """What is read of result.json."""
-
-    step: Count | None = None
-    sample: str = ""
-    seen: str = ""
-    summary: list[str] = []
-    floor: dict[str, Number | None] = {}
-
-
 def read_metrics(run: Path, warn: Warn) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; none without the file."""
     return _read_log(run / METRICS, Metric, warn)
@@ -63,9 +52,7 @@ def read_samples(run: Path, warn: Warn) -> list[dict[str, Any]]:
 def read_result(run: Path, warn: Warn) -> dict[str, Any] | None:
     """result.json; None if there is none, or none that can be read."""
     try:
-        values = read_json(run / RESULT)
-        checked(values, str(run / RESULT), Result)
-        return values
+        return read_json(run / RESULT)
     except DamagedFile as error:
         if (run / RESULT).exists():
             warn(str(error))

@@ -1,15 +1,11 @@
-"""How does a conversation continue? In token ids, so that a turn reads only what is new in it.
-
-Messages and answers keep the ids in which they were read and written, so the key-value cache stays valid. Encoding the
-text again need not give the ids that the model drew. A chat template that writes what was said differently now (some
-leave old thoughts out) has the last word.
-"""
+"""How does a conversation continue? Its template writes all messages anew at every turn, as training had them; what the
+key-value cache holds of the same beginning is not read again."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +14,8 @@ import torch
 from configs.command import InputError
 from configs.files import is_adapter, read_checkpoint
 from configs.loader import load_config
-from data.chat import end_of_turn_ids, next_prompt_ids, prompt_ids
+from data.chat import prompt_ids
+from data.reading.records import Message
 from data.reply import Reply
 from data.tokenizer import Tokenizer, load_tokenizer
 from eval.load_model import ends_turns, open_model, run_folder, trained_length
@@ -54,10 +51,10 @@ class Turn:
 class Conversation:
     """Messages and answers, or, for a model that was not trained on chats, one text that both write.
 
-    is_chat: whether the model was trained on chats, and may end a turn by itself. It may be set.
-    turns: the ids of each turn, what ended it included. last: the Turn of the last answer, None before one. reply: that
-    answer, taken apart. thought: what came of its thoughts with the newest piece.
-    forgotten: how many of the oldest turns the last `answer` left out, since the context was full.
+    is_chat: whether the model was trained on chats, and may end a turn by itself. It may be set. turns: the messages of
+    each turn. last: the Turn of the last answer, None before one. reply: that answer, taken apart. thought: what came
+    of its thoughts with the newest piece. forgotten: how many of the oldest turns the last `answer` left out, since the
+    context was full.
     Settings may be changed between two answers. Raises ValueError for a temperature or top_p out of range.
     """
 
@@ -75,7 +72,7 @@ class Conversation:
         self.sampling = Sampling(temperature, top_p=top_p)
         self.max_new_tokens, self.seed = max_new_tokens, seed
         self.is_chat = ends_turns(lm, tokenizer)
-        self.system, self.head = "", tokenizer.first_ids
+        self.system = ""
         self.tools: tuple[dict, ...] = ()
         self.cache = KVCache(lm.config)
         self._base_ends = lm.config.eos_token_id
@@ -88,8 +85,7 @@ class Conversation:
 
     def reset(self) -> None:
         """Start again; system message and settings stay. The same questions get the same answers again."""
-        self.turns: list[list[int]] = []
-        self._messages: list[list[dict[str, str]]] = []  # of each turn
+        self.turns: list[list[Message | dict]] = []
         self.last: Turn | None = None
         self.reply, self.thought = Reply(self.tokenizer), ""
         self.forgotten, self._answered, self._document_ended = 0, 0, False
@@ -101,16 +97,10 @@ class Conversation:
 
     def set_system(self, text: str) -> None:
         """Put a system message before all turns; "" takes it away. Raises ValueError where there can be none."""
-        head, what = self.tokenizer.first_ids, "tools" if self.tools else "system message"
-        if text or self.tools:
-            if not self.is_chat:
-                raise ValueError(f"this model was trained on texts, not on chats: it has no {what}")
-            message = {"role": "system", "content": text}
-            head = prompt_ids(self.tokenizer, [message], self.tools, add_generation_prompt=False)
-        if len(head) > self.context_length // 2:
-            tokens = f"{len(head):,} tokens, and the model sees {self.context_length:,}"
-            raise ValueError(f"the {what} takes {tokens}: shorten it")
-        self.system, self.head = text, head
+        if (text or self.tools) and not self.is_chat:
+            what = "tools" if self.tools else "system message"
+            raise ValueError(f"this model was trained on texts, not on chats: it has no {what}")
+        self.system = text
 
     def use_adapters(self, run: str | Path | None) -> None:
         """Switch to the adapters (LoRA) of a run, None = none, and begin a new conversation: what is in the cache is of
@@ -136,7 +126,7 @@ class Conversation:
             self.lm.config = self.lm.config.model_copy(update={"eos_token_id": ends})
             self.is_chat = ends_turns(self.lm, self.tokenizer)
             if not self.is_chat:
-                self.system, self.head = "", self.tokenizer.first_ids
+                self.system = ""
             self.reset()
 
     def answer(self, text: str, role: str = "user") -> Generator[str, None, None]:
@@ -150,13 +140,17 @@ class Conversation:
         if not text.strip():
             what = "there is nothing to answer: type a message" if self.is_chat else "there is nothing to continue"
             raise ValueError(what)
-        if self._document_ended:
-            self.turns, self._document_ended = [], False
-        self.forgotten = self._make_room(self._ids_of(text, role))
-        new = self._ids_of(text, role)  # again: it may be the first turn now
-        del self._messages[: len(self._messages) - len(self.turns)]
+        turns, longest = [] if self._document_ended else list(self.turns), self.context_length
+        room = min(self.max_new_tokens, longest // FREE)
         message = {"role": role, "content": text}
-        prompt = self._prompt([*self.head, *chain(*self.turns), *new], message)
+        while len(prompt := self._prompt(turns, message)) + room > longest and turns:
+            del turns[0]
+        if len(prompt) >= longest:
+            raise ValueError(
+                f"that makes {len(prompt):,} tokens, and the model sees {longest:,}, its answer included: shorten it"
+            )
+        self.forgotten = 0 if self._document_ended else len(self.turns) - len(turns)
+        self.turns, self._document_ended = turns, False
         steps = stream(
             self.lm,
             torch.tensor([prompt], device=next(self.lm.parameters()).device),
@@ -167,23 +161,29 @@ class Conversation:
             kv_cache=self.cache,
         )
         self._answered += 1
-        return self._pieces(steps, prompt, new, message)
+        return self._pieces(steps, prompt, message)
 
-    def _prompt(self, ids: list[int], message: dict[str, str]) -> list[int]:
-        """These ids, if they spell what the chat template writes; otherwise what it writes."""
-        if not self.is_chat:
-            return ids or [self.tokenizer.bos_id]
-        system = [{"role": "system", "content": self.system}] if self.system or self.tools else []
-        written = prompt_ids(self.tokenizer, [*system, *chain(*self._messages), message], self.tools)
-        if self.tokenizer.decode(ids, False) != self.tokenizer.decode(written, False):
-            ids = written
-        self._check_length(len(ids))
-        return ids
+    def _prompt(self, turns: list[list[Message | dict]], message: dict) -> list[int]:
+        """The ids of all that was said, up to where the answer to this message begins; or of one text."""
+        messages = [*chain(*turns), message]
+        if self.is_chat:
+            system = [{"role": "system", "content": self.system}] if self.system or self.tools else []
+            return prompt_ids(self.tokenizer, [*system, *messages], self.tools)
+        text = ""
+        for part in messages:
+            new = part["content"] if isinstance(part, dict) else part.content
+            ends_in_word = text[-1:].isascii() and not text[-1:].isspace()  # a Chinese one needs no space
+            text += f" {new}" if text and ends_in_word and isinstance(part, dict) and new[0].isalnum() else new
+        return self.tokenizer.begin(text)
 
-    def _pieces(
-        self, steps: Iterator[Any], prompt: list[int], new: list[int], message: dict[str, str]
-    ) -> Generator[str, None, None]:
-        reused, ended = self.cache.length, "stopped"
+    def _pieces(self, steps: Iterator[Any], prompt: list[int], message: dict) -> Generator[str, None, None]:
+        held, ended = self.cache.token_ids, "stopped"
+        pairs = zip(held[0].tolist() if held is not None else [], prompt[:-1], strict=False)
+        try:
+            self.cache.crop(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        except ValueError:  # a sliding window has forgotten what would be needed
+            self.cache.clear()
+        reused = self.cache.length
         self.reply = Reply(self.tokenizer, prompt, tools=bool(self.tools), is_chat=self.is_chat)
         ids = self.reply.ids
         try:
@@ -199,40 +199,15 @@ class Conversation:
                     break
             else:
                 ended = "full" if len(prompt) + len(ids) >= self.context_length else "cut"
-            self.thought, rest = self.reply.end()
-            if self.thought or rest:
-                yield rest
         finally:
             steps.close()  # type: ignore[attr-defined]  # a generator: now the cache knows what it has read
+            self.thought, rest = self.reply.end()
             if ids or not ended:
-                # the turn ends as data.chat writes it, even if you stopped the answer
-                self.turns.append([*new, *ids, *(end_of_turn_ids(self.tokenizer) if self.is_chat else [])])
+                self.turns.append([message, self.reply.message])
                 self._document_ended = not self.is_chat and not ended
-                written = self.tokenizer.decode(ids, skip_special_tokens=False)  # the template takes it apart
-                self._messages.append([message, {"role": "assistant", "content": written}])
             self.last = Turn([*prompt, *ids], len(prompt), reused, self.cache.length - reused, ended)
-
-    def _make_room(self, new: list[int]) -> int:
-        """Forget the oldest turns until `new` and an answer fit: how many."""
-        longest, fixed = self.context_length, len(self.head) + len(new)
-        self._check_length(fixed)
-        room, before = min(self.max_new_tokens, longest // FREE), len(self.turns)
-        while self.turns and fixed + sum(map(len, self.turns)) + room > longest:
-            del self.turns[0]
-        return before - len(self.turns)
-
-    def _check_length(self, tokens: int) -> None:
-        if tokens >= self.context_length:
-            sees = f"the model sees {self.context_length:,}, its answer included"
-            raise ValueError(f"that makes {tokens:,} tokens, and {sees}: shorten it")
-
-    def _ids_of(self, text: str, role: str) -> list[int]:
-        """What stands between the last turn and the answer to this message; of a text, its next words."""
-        if self.is_chat:
-            return next_prompt_ids(self.tokenizer, role, text)
-        written = self.tokenizer.decode(self.turns[-1][-4:]) if self.turns else ""
-        between = " " if written and written[-1].isascii() and not written[-1].isspace() and text[0].isalnum() else ""
-        return self.tokenizer.encode(between + text)
+        if self.thought or rest:
+            yield rest
 
 
 def goes_round(ids: Sequence[int]) -> bool:

@@ -16,21 +16,8 @@ from eval.config import EvalConfig
 from model import LanguageModel, ModelConfig
 
 
-class Processes(Protocol):
-    """The processes of the run, as train.machine.distributed.World has them; one process is rank 0 of 1."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def shares_model(self) -> bool: ...
-    def sum(self, *numbers: int) -> list[int]: ...
-    def gather(self, value: Any) -> list[Any]: ...
-
-
 class Alone:
-    """One process that asks no other."""
+    """A world of one process: what a hook may ask of train.machine.distributed.World."""
 
     rank, size, shares_model = 0, 1, False
 
@@ -74,7 +61,7 @@ class EvalEvent:
     directory: Path
     autocast: Callable[[], AbstractContextManager]
     tracker: Tracker
-    world: Processes
+    world: Any  # train.machine.distributed.World, or Alone
     total_steps: int | None = None
     loss: float | None = None
     command: str = ""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from configs.command import InputError
 from configs.files import append_line
 from data.batches import Batch, validation_batches
+from eval.attention.pictures import drawing
 from eval.config import EvalConfig
-from eval.experts.log import characteristic_ids, findings, in_a_line, read, use_of
-from eval.experts.picture import shares_over_steps
+from eval.experts.log import STARVED, ExpertUse, characteristic_ids, findings, in_a_line, read, use_of
 from eval.experts.routing import all_alike, at_random, loss_with, routing
 from eval.hooks.event import EvalEvent, Hook, Outcome
 from eval.run_files import EXPERTS
@@ -19,6 +21,7 @@ from model import ModelConfig
 
 TOKENS = 8192  # held-out tokens of a look
 PICTURE = "experts.png"
+ACROSS, WIDTH, HEIGHT = 4, 330, 250  # panels in a row; pixels of one
 
 
 class Experts(Hook):
@@ -66,3 +69,36 @@ class Experts(Hook):
         figures = {"weakest": float(last.of_fair.min()), "strongest": float(last.of_fair.max()), **last.loss}
         pictures = [(PICTURE, "how many tokens every expert gets")]
         return Outcome({"experts": figures}, [in_a_line(last)], sections=findings(lines), pictures=pictures)
+
+
+def shares_over_steps(lines: Sequence[ExpertUse], path: Path, title: str = "") -> Path:
+    """Draw the shares of all experts over training, from at least one line, as PNG or SVG."""
+    last = lines[-1]
+    across = min(ACROSS, len(last.layers))
+    down = -(-len(last.layers) // across)
+    figure = drawing.new_figure(max(across * WIDTH, 560), down * HEIGHT + 60, layout="constrained")
+    heading = " · ".join(part for part in (title, "share of the tokens of every expert, 1 = fair share") if part)
+    figure.suptitle(drawing.readable(heading), x=0.01, ha="left", family=drawing.fonts(heading), parse_math=False)
+    panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
+    steps, of_fair = [line.step for line in lines], np.stack([line.of_fair for line in lines])  # (lines, L, E)
+    for i, axes in enumerate(panels.flat):
+        if i >= len(last.layers):
+            axes.remove()
+            continue
+        axes.axhspan(0, STARVED, color=drawing.NOTHING, lw=0)
+        axes.axhline(1, color="#888888", lw=0.8, ls="--")
+        for expert in range(last.experts):
+            style = {"color": drawing.group_colour(expert), "lw": 1.4, "marker": "o", "ms": 2.5}
+            axes.plot(steps, of_fair[:, i, expert], label=f"E{expert}", clip_on=False, **style)
+        axes.set(title=f"layer {last.layers[i]}", ylim=(0, max(2.0, 1.05 * float(of_fair.max()))))
+        axes.set_xscale("symlog", linthresh=10)
+        axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}")
+        axes.grid(alpha=0.25)
+        if i // across == down - 1:
+            axes.set_xlabel("step")
+    if last.experts <= 16:
+        handles, labels = panels[0, 0].get_legend_handles_labels()
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=min(16, last.experts), frameon=False, fontsize=8
+        )
+    return drawing.save_figure(figure, path, full_colour=True)

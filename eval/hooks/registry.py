@@ -32,9 +32,9 @@ BUILT_IN = {  # name in YAML -> module and class; imported when a run names it
     "validation": "eval.hooks.held_out:Validation",
     "questions": "eval.hooks.held_out:Questions",
     "samples": "eval.hooks.held_out:Samples",
-    "recall": "eval.hooks.held_out:Recalls",
     "attention": "eval.hooks.attention:Attention",
     "experts": "eval.hooks.experts:Experts",
+    "recall": "eval.hooks.held_out:Recalls",
 }
 ROWS = 12  # of a function's table in report.md
 

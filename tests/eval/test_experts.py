@@ -8,8 +8,8 @@ from configs.files import append_line
 from data.batches import Batch
 from eval.experts import log, loss_with, routers, routing
 from eval.experts.log import findings, in_a_line
-from eval.experts.picture import shares_over_steps
 from eval.experts.routing import Routing, all_alike, at_random
+from eval.hooks.experts import shares_over_steps
 from model.experts import MixtureOfExperts
 from tests.conftest import random_model, tiny_config
 
@@ -76,12 +76,8 @@ def test_dead_experts_are_named(lm):
     assert look.under(log.DEAD) == {0: [0, 3]}
     assert "dead: L0 E0, E3" in in_a_line(look)
     text = "\n".join(findings([look]))
+    assert in_a_line(look.model_copy(update={"share": [[0.25] * 4] * 2})).endswith("none is dead")
     assert "2 experts have less than 0.25 of a fair share of the tokens; dead: L0 E0, E3." in text
-
-
-def test_a_model_without_dead_experts_says_so(lm):
-    look = log.use_of(routing(lm, batches(), PAD), 7, 700)
-    assert in_a_line(look).endswith("none is dead")
 
 
 def test_tokens_that_tell_an_expert_from_the_others():

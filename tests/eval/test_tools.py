@@ -229,34 +229,22 @@ def test_a_model_that_calls_forever_is_stopped_and_its_last_call_is_no_reply(run
 
 
 @pytest.mark.parametrize(
-    ("opened", "text", "ended", "reply"),
+    ("text", "ended", "reply"),
     [
-        ("", "<think>⏎Hm.⏎</think>⏎⏎It is 42.", True, "It is 42."),
-        ("<think>⏎", "Hm.⏎</think>⏎⏎It is 42.", True, "It is 42."),
-        ("", "<think>⏎It is 42.", True, ""),
-        ("", "<think>⏎It is 42.", False, "…"),
-        ("", "<think>⏎Hm.⏎</think>⏎⏎It is 42.", False, "It is 42.…"),
-        ("", "It is 42.<think>⏎Or 43.⏎</think>", True, "It is 42.<think>\nOr 43.\n</think>"),
+        ("<think>⏎Hm.⏎</think>⏎⏎It is 42.", True, "It is 42."),
+        ("<think>⏎It is 42.", False, "…"),
+        ("<think>⏎Hm.⏎</think>⏎⏎It is 42.", False, "It is 42.…"),
     ],
 )
-def test_a_reply_is_what_is_said_and_not_what_is_thought(run, opened, text, ended, reply):
+def test_a_reply_is_what_is_said_and_not_what_is_thought(run, text, ended, reply):
     tokenizer = load_tokenizer(run)
-    prompt, ids = (
-        [
-            token
-            for part in re.split("(</?think>)", one.replace("⏎", "\n"))
-            if part
-            for token in encoded(tokenizer, part)
-        ]
-        for one in (opened, text)
-    )
-    written = tools.Written(prompt_ids(tokenizer, SAID[:1]) + prompt)
+    parts = re.split("(</?think>)", text.replace("⏎", "\n"))
+    ids = []
+    for part in parts:
+        ids += [tokenizer.special_id(part)] if part.startswith("<") else tokenizer.encode(part)
+    written = tools.Written(prompt_ids(tokenizer, SAID[:1]))
     written.add([*ids, tokenizer.special_id("<|im_end|>")] if ended else ids, [0.0])
     assert written.reply(tokenizer) == reply
-
-
-def encoded(tokenizer, part):
-    return [tokenizer.special_id(part)] if part.startswith("<") else tokenizer.encode(part)
 
 
 @pytest.mark.parametrize("room", range(1, 60, 3))

@@ -258,7 +258,7 @@ def table_of_plots(questions: Sequence[Question], replies: Sequence[str | None])
 def data_config_of(run: str | Path) -> DataConfig:
     """The `data:` section of a run's config.yaml. Raises InputError if there is none, or it cannot be read."""
     if (data := data_config(run)) is None:
-        raise InputError(f"{run}: there is no config.yaml of its run, so the held-out texts are unknown: name a run")
+        raise InputError(f"{run}: there is no config.yaml of its run, so the held-out stories are unknown: name a run")
     return data
 
 

@@ -123,16 +123,10 @@ def token_bits(
 
 @dataclass(frozen=True)
 class FloorComparison:
-    """Bits per byte of a model and of the generator that wrote the stories. On average no model can do better.
-
-    The second pair leaves out the invented names and the nonsense songs where they first occur: bits that only luck
-    could save. Both pairs are divided by all bytes.
-    """
+    """Bits per byte of a model and of the generator that wrote the stories. On average no model can do better."""
 
     model: float
     floor: float
-    model_without_invented: float
-    floor_without_invented: float
 
     @property
     def gap(self) -> float:
@@ -155,26 +149,8 @@ def compare_with_floor(lm: LanguageModel, tokenizer: Tokenizer, stories: Sequenc
             all_bits = token_bits(lm, tokenizer, [story.text for story in stories])
     finally:
         lm.set_attn_implementation(backend)
-    model = model_without = 0.0
-    for story, bits in zip(stories, all_bits, strict=True):
+    model = 0.0
+    for bits in all_bits:
         model += sum(bits)
-        model_without += sum(bits) - _bits_inside(story, tokenizer, bits)
     total_bytes = sum(len(story.text.encode("utf-8")) for story in stories)
-    floor = sum(story.bits for story in stories)
-    invented = sum(story.name_bits + story.song_bits for story in stories)
-    return FloorComparison(
-        model / total_bytes, floor / total_bytes, model_without / total_bytes, (floor - invented) / total_bytes
-    )
-
-
-def _bits_inside(story: Story, tokenizer: Tokenizer, bits: list[float]) -> float:
-    """The model's bits on tokens that overlap an invented name's or a song word's first occurrence."""
-    spans = story.invented_spans
-    offsets = tokenizer.backend.encode(story.text, add_special_tokens=False).offsets  # (start, end) in characters
-    inside, next_span = 0.0, 0
-    for (start, end), token in zip(offsets, bits, strict=False):
-        while next_span < len(spans) and spans[next_span][1] <= start:
-            next_span += 1
-        if next_span < len(spans) and spans[next_span][0] < end:
-            inside += token
-    return inside
+    return FloorComparison(model / total_bytes, sum(story.bits for story in stories) / total_bytes)

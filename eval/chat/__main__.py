@@ -17,12 +17,9 @@ from __future__ import annotations
 import argparse
 import io
 import shutil
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
 from configs.command import InputError, exit_on_bad_input, number, whole
 from configs.text import did_you_mean, escape, plain
@@ -167,7 +164,7 @@ class Chat:
         if count := conversation.forgotten:
             turns = "the oldest turn is" if count == 1 else f"the {count} oldest turns are"
             remark(f"(more than {conversation.context_length:,} tokens by now: {turns} forgotten)")
-        with closing(pieces), interrupts(self.is_interactive) as interrupted:
+        with closing(pieces), suppress(KeyboardInterrupt) if self.is_interactive else nullcontext():
             for piece in pieces:
                 thought += conversation.thought
                 if piece and thought:
@@ -175,8 +172,6 @@ class Chat:
                     thought = ""
                 print(piece if answer.strip() else piece.lstrip(), end="", flush=True)
                 answer += piece
-                if interrupted:
-                    break
         if answer.strip():
             print(flush=True)
         if thought:
@@ -256,25 +251,6 @@ class Chat:
 
     def help(self, rest: str) -> None:
         print(HELP, flush=True)
-
-
-@contextmanager
-def interrupts(are_noted: bool) -> Iterator[list[int]]:
-    """While inside, Ctrl-C only adds to this list: it must not strike within a forward pass, or the cache would hold
-    half a token. A second one is a KeyboardInterrupt."""
-    noted: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
-
-    def note(number: int, frame: Any) -> None:
-        noted.append(number)
-        signal.signal(signal.SIGINT, before)
-
-    if are_noted:
-        signal.signal(signal.SIGINT, note)
-    try:
-        yield noted
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 if __name__ == "__main__":

@@ -199,6 +199,9 @@ class Conversation:
                     break
             else:
                 ended = "full" if len(prompt) + len(ids) >= self.context_length else "cut"
+        except KeyboardInterrupt:  # within a forward pass: the cache may hold half a token
+            self.cache.clear()
+            raise
         finally:
             steps.close()  # type: ignore[attr-defined]  # a generator: now the cache knows what it has read
             self.thought, rest = self.reply.end()

@@ -99,17 +99,16 @@ def log_floor(event: EvalEvent, source: StoryworldSource) -> None:
 
 def floor_lines(values: dict[str, Any]) -> list[str]:
     """What `log_floor` logs, in words."""
-    left_out = [f"({values['left_out']} longer stories left out)"] if values["left_out"] else []
     if "model" not in values:
         return [f"no held-out story fits into {values['longest']} tokens, so none is compared with its entropy floor"]
-    lines = []
-    heads = (f"bits per byte, {values['documents']} whole held-out stories:", "without invented names and songs:")
-    for head, suffix in zip(heads, ("", "_without_invented"), strict=True):
-        model, floor = values[f"model{suffix}"], values[f"floor{suffix}"]
-        lines.append(f"{head:<47} {model:.4f}   floor {floor:.4f}   gap {model - floor:+.4f}")
+    model, floor = values["model"], values["floor"]
+    head = f"bits per byte, {values['documents']} whole held-out stories:"
+    lines = [f"{head:<47} {model:.4f}   floor {floor:.4f}   gap {model - floor:+.4f}"]
+    if values["left_out"]:
+        lines.append(f"({values['left_out']} longer stories left out)")
     if values.get("random_words"):
-        left_out.append("(stories alone; the validation loss and its bits per byte are of the random words as well)")
-    return lines + left_out
+        lines.append("(stories alone; the validation loss and its bits per byte are of the random words as well)")
+    return lines
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from data.chat import prompt_ids
 from data.reading.records import Message
 from data.reply import read_reply
 from data.tokenizer import Tokenizer
+from eval.load_model import add_device_option, open_model
 from model import LanguageModel, generate
 
 
@@ -55,8 +56,6 @@ def thinks(message: Message) -> str:
 
 
 def main() -> int:
-    from eval.load_model import add_device_option, open_model
-
     parser = argparse.ArgumentParser(description="Let a run continue a prompt.")
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
     parser.add_argument("prompt", nargs="?", default="", help="text to continue; default: a document's beginning")

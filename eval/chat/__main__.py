@@ -24,6 +24,7 @@ from pathlib import Path
 from configs.command import InputError, exit_on_bad_input, number, whole
 from configs.text import did_you_mean, escape, plain
 from data.reply import CALL
+from eval.chat.attention import attention_map, draw, head_to_show, look_back, read_head
 from eval.chat.session import first_line, open_conversation
 from eval.load_model import add_device_option, add_quantise_option
 from eval.tools import MOST_CALLS, SCHEMAS, respond
@@ -198,8 +199,6 @@ class Chat:
         getattr(self, name[1:])(rest.strip())
 
     def attention(self, rest: str) -> None:
-        from eval.chat.attention import attention_map, draw, head_to_show, look_back, read_head
-
         answer = look_back(self.conversation)
         layer, head, why = (*read_head(rest, answer), "") if rest else head_to_show(self.run_directory, answer)
         size = shutil.get_terminal_size((80, 24))

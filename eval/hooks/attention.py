@@ -16,11 +16,13 @@ from typing import Any
 
 from configs.command import InputError
 from eval.attention import snapshots
+from eval.attention.findings import findings, in_one_sentence, without_them
 from eval.attention.live import Live, Moment
 from eval.attention.metrics import SCORES
 from eval.attention.pictures.plots import quick_mosaic
 from eval.attention.probes import Probe, ProbeText, build_probes, read_probe_file
 from eval.attention.record import ablated, look
+from eval.attention.render import PICTURES, render
 from eval.config import EvalConfig
 from eval.hooks.event import EvalEvent, Hook, Outcome
 from model import ModelConfig
@@ -72,8 +74,6 @@ class Attention(Hook):
 
     def finish(self, event: EvalEvent) -> None:
         """Every picture of the heads, and the viewer; a few of them go to wandb."""
-        from eval.attention.render import PICTURES, render
-
         all_snapshots, problems = snapshots.read_all(event.directory)
         for problem in problems:
             event.tracker.say(f"warning: {problem}")
@@ -114,9 +114,6 @@ class Attention(Hook):
         self.live.show(event.directory, now, event.tracker.say)
 
     def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
-        from eval.attention.findings import findings, in_one_sentence, without_them
-        from eval.attention.render import PICTURES
-
         all_snapshots, _ = snapshots.read_all(directory)
         if not all_snapshots:
             return Outcome()

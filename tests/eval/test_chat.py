@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from configs.command import exit_on_bad_input
 from configs.text import columns
 from data.config import TokenizerConfig
 from data.tokenizer import load_tokenizer, train_tokenizer
@@ -26,6 +25,7 @@ from model import load, save
 from model.lora import adapted, add_adapters, weights_hash
 from model.lora_config import LoraConfig
 from tests.conftest import random_model, tiny_config
+from tests.eval.scoring import command
 from tests.eval.test_plots import snapshot
 from tests.train.helpers import REPOSITORY
 
@@ -55,12 +55,8 @@ def said(monkeypatch, capsys):
     """Run the program on lines that are piped in: exit code, stdout, stderr."""
 
     def run(*arguments, lines=()):
-        monkeypatch.setattr(sys, "argv", ["chat", *map(str, arguments)])
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        with pytest.raises(SystemExit) as stopped:
-            exit_on_bad_input(chat.main)
-        done = capsys.readouterr()
-        return stopped.value.code, done.out, done.err
+        return command(capsys, *arguments, main=chat.main)
 
     return run
 
@@ -87,9 +83,9 @@ def test_another_scaling_of_rope_answers_like_a_model_saved_with_it(runs, said, 
 
 @pytest.mark.slow
 def test_each_piped_line_is_a_turn_and_nothing_else_is_printed(runs):
-    command = [sys.executable, "-m", "eval.chat", runs / "chats", "--max-new-tokens", "6"]
+    program = [sys.executable, "-m", "eval.chat", runs / "chats", "--max-new-tokens", "6"]
     lines = "Who has the kite?\nWhere? caf\xe9\n".encode("latin-1")  # not UTF-8
-    done = subprocess.run(command, cwd=REPOSITORY, input=lines, capture_output=True, timeout=PATIENCE)
+    done = subprocess.run(program, cwd=REPOSITORY, input=lines, capture_output=True, timeout=PATIENCE)
     assert done.returncode == 0
     assert done.stderr.decode().split("\n") == ["(cut after 6 tokens: --max-new-tokens gives it more)"] * 2 + [""]
     out = done.stdout.decode()
@@ -337,14 +333,14 @@ def test_bad_input_is_one_line_and_exit_code_2(runs, said, tmp_path):
 class Terminal:
     """The program in a pseudo-terminal."""
 
-    def __init__(self, *command):
+    def __init__(self, *arguments):
         import pty
 
         self.ours, theirs = pty.openpty()
         place = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "start_new_session": True}
         environment = os.environ | {"TERM": "xterm", "PYTHONIOENCODING": "utf-8"}
-        command = [sys.executable, *map(str, command)]
-        self.process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, **place)
+        program = [sys.executable, *map(str, arguments)]
+        self.process = subprocess.Popen(program, cwd=REPOSITORY, env=environment, **place)
         os.close(theirs)
         self.screen = b""  # what came since the last `until`
 

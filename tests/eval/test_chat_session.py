@@ -13,6 +13,7 @@ from data.tokenizer import train_tokenizer
 from eval.chat.session import COPIES, Conversation, first_line, goes_round
 from model import LanguageModel, generate
 from tests.conftest import random_model, tiny_config
+from tests.eval import scoring
 
 CHAT, TEXT = [2, 5], 2  # eos_token_id of a run that was trained on chats, and on texts
 SAID = ("Who has the kite?", "And the 球?", "Who has nothing?")
@@ -36,23 +37,14 @@ def messages():
 
 def learned(vocab_size: int, ids: list[int], trained: list[bool], ends) -> LanguageModel:
     """A model that knows one row of tokens."""
-    torch.manual_seed(0)
     fields = {"vocab_size": vocab_size, "max_position_embeddings": 256, "hidden_size": 64, "eos_token_id": ends}
-    lm, input_ids = LanguageModel(tiny_config(**fields)), torch.tensor([ids])
-    labels = torch.where(torch.tensor(trained), input_ids, -100)
-    optimizer = torch.optim.AdamW(lm.parameters(), lr=1e-2)
-    for _ in range(60):
-        loss_sum, count = lm(input_ids, labels=labels)
-        (loss_sum / count).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return lm.eval()
+    return scoring.learned(tiny_config(**fields), [(ids, trained)], steps=60, lr=1e-2)
 
 
 @pytest.fixture(scope="module")
 def by_heart(tokenizer, messages):
     ((ids, flags),) = encode_conversations(tokenizer, [conversation_of({"messages": messages})])
-    return learned(tokenizer.vocab_size, ids, (flags & TRAINED).astype(bool).tolist(), CHAT)
+    return learned(tokenizer.vocab_size, ids, (flags & TRAINED).astype(bool), CHAT)
 
 
 def random_conversation(tokenizer, ends=CHAT, **changes) -> Conversation:

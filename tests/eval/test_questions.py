@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-import torch
 
 from data.chat import TRAINED, encode_conversations, prompt_ids
 from data.config import StoryworldSource, TokenizerConfig
@@ -182,16 +181,8 @@ def test_a_model_that_knows_two_conversations_by_heart_answers_all_their_questio
     assert (before.right, before.asked) == (0, 16)
 
     rows = encode_conversations(tokenizer, [conversation_of(pair) for pair in pairs])
-    optimizer = torch.optim.AdamW(lm.parameters(), lr=1e-2)
+    scoring.learned(lm, [(ids, (flags & TRAINED).astype(bool)) for ids, flags in rows], steps=100, lr=1e-2)
     lm.train()
-    for _ in range(100):
-        for ids, flags in rows:
-            input_ids = torch.tensor([ids])
-            labels = torch.where(torch.tensor(flags & TRAINED, dtype=torch.bool), input_ids, -100)
-            loss_sum, count = lm(input_ids, labels=labels)
-            (loss_sum / count).backward()
-            optimizer.step()
-            optimizer.zero_grad()
     replies = ask(lm, tokenizer, asked)
     assert score(asked, replies)["all"].right == 16, replies
     assert lm.training  # as it was found

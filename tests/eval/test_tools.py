@@ -10,7 +10,6 @@ from random import Random
 import pytest
 import torch
 
-from configs.command import exit_on_bad_input
 from data.chat import TRAINED, encode_conversations, prompt_ids
 from data.config import TokenizerConfig
 from data.reading.records import conversation_of
@@ -20,8 +19,9 @@ from eval.chat import __main__ as chat
 from eval.questions import is_right, question_of
 from eval.tools import MOST_CALLS, SCHEMAS, calculate, described, look_up, respond, sums, write_answers
 from eval.tools import __main__ as command
-from model import LanguageModel, load, save
+from model import load, save
 from tests.conftest import tiny_config
+from tests.eval import scoring
 
 STORY = 'Tiko saw a kite. "It is mine," said Belna. Tikos are birds! Did Tiko fly it? Yes.'
 CALL = {"name": "calculator", "arguments": {"expression": "6 * 7"}}
@@ -99,18 +99,11 @@ def run(tmp_path_factory):
     tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=420), texts * 9)
     record = conversation_of({"messages": [{"role": "system", "content": ""}, *SAID], "tools": list(SCHEMAS)})
     ((ids, flags),) = encode_conversations(tokenizer, [record])
-    torch.manual_seed(0)
     fields = {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": 512, "hidden_size": 64}
-    lm, input_ids = LanguageModel(tiny_config(**fields, eos_token_id=tokenizer.stop_ids)), torch.tensor([ids])
-    labels = torch.where(torch.tensor((flags & TRAINED).astype(bool)), input_ids, -100)
-    optimizer = torch.optim.AdamW(lm.parameters(), lr=5e-3)
-    for _ in range(150):
-        loss_sum, count = lm(input_ids, labels=labels)
-        (loss_sum / count).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    config = tiny_config(**fields, eos_token_id=tokenizer.stop_ids)
+    lm = scoring.learned(config, [(ids, (flags & TRAINED).astype(bool))], steps=150, lr=5e-3)
     folder = tmp_path_factory.mktemp("tools") / "run"
-    save(lm.eval(), folder)
+    save(lm, folder)
     tokenizer.save(folder)
     return folder
 
@@ -120,11 +113,8 @@ def started(monkeypatch, capsys):
     """Run a command: exit code, stdout, stderr."""
 
     def run(main, *arguments, line=""):
-        monkeypatch.setattr(sys, "argv", ["command", *map(str, arguments)])
         monkeypatch.setattr(sys, "stdin", io.StringIO(f"{line}\n"))
-        with pytest.raises(SystemExit) as stopped:
-            exit_on_bad_input(main)
-        return stopped.value.code, *capsys.readouterr()
+        return scoring.command(capsys, *arguments, main=main)
 
     return run
 

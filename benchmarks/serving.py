@@ -23,7 +23,7 @@ from statistics import median, quantiles
 
 from configs.command import InputError, exit_on_bad_input, whole
 from configs.text import table
-from eval.opening import add_device_option
+from eval.load_model import add_device_option
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from zlib import crc32
 from configs.command import InputError
 from configs.files import DamagedFile, parse_json, read_json, read_text
 from configs.loader import flatten, parse_yaml
-from eval.run_files import METRIC, METRICS, RESULT
+from eval.run_files import METRICS, RESULT, Metric
 from train.checkpoint import LOCK, OWNER
 
 MARKS = ("config.yaml", METRICS, "checkpoints/latest")  # a folder with one of them is a run
@@ -192,7 +192,7 @@ def _mark(stream: BufferedReader, offset: int) -> int:
 def _figures(raw: bytes) -> dict[str, Any] | None:
     """The numbers of one line, its step and split."""
     try:
-        line = parse_json(raw.decode("utf-8"), METRICS, METRIC)
+        line = parse_json(raw.decode("utf-8"), METRICS, Metric)
     except ValueError:
         return None
     return {key: value for key, value in line.items() if key == "split" or isinstance(value, int | float)}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from eval.attention.diagnosis import likely_cause
-from eval.eval_mode import evaluating
+from eval.language_modeling import evaluating
 from model import LanguageModel
 from model.attention import attention_scores, normalise, repeat_kv
 from model.kv_cache import KVCache

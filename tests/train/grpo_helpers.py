@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import torch
 
 from data.tokenizer import load_tokenizer
-from eval.tools.answers import Written
+from eval.tools import Written
 from model import load
 from tests.train.helpers import pretrain, write_config
 from train.config import RunConfig, load_run_config

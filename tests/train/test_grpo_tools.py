@@ -11,9 +11,8 @@ from configs.files import checkpoint_directory
 from data.batches import IGNORED
 from data.chat import prompt_ids
 from data.reply import read_reply
-from eval.tools import answers
-from eval.tools.answers import write_answers
-from eval.tools.calls import MOST_CALLS, described, respond
+from eval import tools as answers
+from eval.tools import MOST_CALLS, described, respond, write_answers
 from eval.tools.sums import sums_chat
 from tests.train.grpo_helpers import grpo_config, opened, rollouts
 from tests.train.helpers import metrics, pretrain, refusal, stopped_at, write_config

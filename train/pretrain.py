@@ -7,9 +7,6 @@ objective and another source of batches; train/sft.py only changes the config.
 
 from __future__ import annotations
 
-import re
-import sys
-import textwrap
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from functools import partial
@@ -18,9 +15,7 @@ from typing import Any
 
 import torch
 
-import configs
 from configs.command import InputError, exit_on_bad_input, survive_lost_output
-from configs.loader import fields
 from data.batches import make_rows
 from data.prepare import prepare
 from data.tokenizer import Tokenizer
@@ -152,8 +147,7 @@ def build_model(
     torch.manual_seed(config.seed)
     lm = LanguageModel(config.model).to(device.device)
     lm.set_attn_implementation(device.attention)
-    if config.train.activation_checkpointing:
-        lm.set_activation_checkpointing(True)
+    lm.model.activation_checkpointing = config.train.activation_checkpointing
     if initial is not None and (added := load_initial_weights(lm, initial, tokenizer, config.lora)):
         world.say(added)
     if world.shares_model:
@@ -183,18 +177,18 @@ def with_tokenizer(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
 # ---------------------------------------------------------------------------------------------------------
 # the command line of every script that trains
 
-METHODS = ("sft", "dpo", "grpo", "distill")  # train.sft has the configs whose names hold `sft`; train.pretrain the rest
-MOST_CHANGED = (
-    "name=mine data.source=my.txt model.num_key_value_heads=mqa model.attn_implementation=eager model.hidden_size=384 "
-    "model.num_hidden_layers=8 train.max_steps=500 train.max_minutes=10 train.tokens_per_step=16384 "
-    "train.optimizer.lr=0.01 train.device=cpu eval.every=50 init_from=runs/demo seed=1"
-).split()
-AFTERWARDS = """
+MORE_HELP = """
+What people change most:
+  name=mine seed=1 data.source=my.txt init_from=runs/demo eval.every=50
+  model.num_key_value_heads=mqa model.attn_implementation=eager model.hidden_size=384 model.num_hidden_layers=8
+  train.max_steps=500 train.tokens_per_step=16384 train.optimizer.lr=0.01 train.device=cpu
+
+All keys, a sentence each: docs/configuration.md. Every file in configs/ begins with what it trains.
+
 The run goes to runs/<name>, by default the config's name. It holds checkpoints, figures, samples, report.md and
 attention/viewer.html. live.html shows the heads while it trains. To resume after Ctrl-C, a crash or a kill, type the
 same command again. A finished run prints its result again; name=… starts another one. To train longer, raise
 train.max_steps.
-All keys, a sentence each: docs/configuration.md.
 """
 
 
@@ -203,44 +197,15 @@ def parse_command_line(
 ) -> RunConfig:
     """`configs/x.yaml [section.key=value ...]` -> RunConfig. script: whose command line it is."""
     usage = f"python -m {script} configs/x.yaml [section.key=value ...] [--trust-hooks]"
-    parser = ArgumentParser(usage=usage, description=description, formatter_class=RawDescriptionHelpFormatter)
+    form = RawDescriptionHelpFormatter
+    parser = ArgumentParser(usage=usage, description=description, epilog=MORE_HELP, formatter_class=form)
     parser.add_argument("config", nargs="?", help=f"a YAML file, for example {example.split()[0]}")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example seed=1")
     add_trust_option(parser)
-    if {"-h", "--help"}.intersection(sys.argv):
-        parser.epilog = _more_help(script.removeprefix("train."))
     arguments = parser.parse_intermixed_args()
     if arguments.config is None or "=" in Path(arguments.config).name:
-        raise InputError(f"name a config: python -m {script} {example} (--help lists the configs and the main keys)")
+        raise InputError(f"name a config: python -m {script} {example} (--help has more)")
     return load_run_config(arguments.config, arguments.overrides, trust_hooks=arguments.trust_hooks)
-
-
-def _more_help(method: str) -> str:
-    """The shipped configs of a method, what people change most, and where a run goes."""
-    own = [method] if method in METHODS else []
-    files = sorted(Path(configs.__file__).parent.glob("*.yaml"))
-    shipped = [file for file in files if [one for one in METHODS if one in file.stem] == own]
-    meanings = {".".join(path): field.description or "" for path, field in fields(RunConfig)}
-
-    def row(name: str, text: str) -> str:
-        return textwrap.fill(text, 100, initial_indent=f"  {name:<34}  ", subsequent_indent=" " * 38)
-
-    return "\n".join(
-        [
-            f"configs, of which configs/{'_'.join([*own, 'demo'])}.yaml is the one to begin with:",
-            *(row(f"configs/{file.name}", first_sentence(file)) for file in shipped),
-            "\nwhat people change most:",
-            *(row(example, meanings[example.partition("=")[0]]) for example in MOST_CHANGED),
-            AFTERWARDS.rstrip(),
-        ]
-    )
-
-
-def first_sentence(file: Path) -> str:
-    """How a shipped config introduces itself."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    end = next((number for number, line in enumerate(lines) if not line.startswith("# ") or "$schema" in line), 0)
-    return re.split(r"(?<=[.:])\s(?=[A-Z ])", " ".join(line[2:] for line in lines[:end]))[0].rstrip(":")
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from eval.chat import attention as chat_attention
 from eval.chat.attention import BLOCKS, attention_map
 from eval.chat.session import Conversation
 from model import load, save
+from model.config import LoraConfig
 from model.lora import adapted, add_adapters, weights_hash
-from model.lora_config import LoraConfig
 from tests.conftest import random_model, tiny_config
 from tests.eval.scoring import command
 from tests.eval.test_plots import snapshot

@@ -12,8 +12,8 @@ from data.config import DataConfig, TokenizerConfig
 from data.storyworld import tell
 from data.tokenizer import train_tokenizer
 from model import LanguageModel, ModelConfig
+from model.config import LoraConfig
 from model.kv_cache import KVCache
-from model.lora_config import LoraConfig
 from model.transformer import on_meta
 from tests.conftest import tiny_config
 from tests.train.helpers import refusal, write_config

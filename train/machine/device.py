@@ -170,16 +170,13 @@ def resolve_attention(
 ) -> tuple[str, str]:
     """The backend that trains, and why. Raises InputError for one that you ask for and that cannot serve this run."""
     model = config.model
-    situation = Situation(
-        device=kind,
-        dtype=dtype_of(precision),
-        head_dim=model.head_size,
-        value_dim=model.value_size,
-        num_key_value_groups=model.num_key_value_groups,
+    situation = Situation.of(
+        model,
+        kind,
+        dtype_of(precision),
         dropout=model.attention_dropout,
         gradients=True,
         documents=config.data.isolate_documents,
-        windows=model.sliding_window is not None,
         compiled=compiled,
     )
     if model.attn_implementation != "auto":

@@ -22,7 +22,7 @@ from configs.command import InputError
 from configs.files import CARD, STATE, TRAINING, DamagedFile, checked, read_json
 from data.tokenizer import Tokenizer
 from model import LanguageModel, save
-from model.card import Progress, model_card
+from model.card import model_card
 from model.checkpoint import read_weights
 from train.machine.distributed import ALONE, World, full_tensor, share
 from train.saving.atomic_save import SaveError, commit, step_name
@@ -84,8 +84,7 @@ def save_checkpoint(
     def fill(directory: Path) -> None:
         save(lm, directory, weights)
         tokenizer.save(directory, lm.config.max_position_embeddings)
-        progress = Progress(**{key: getattr(state, key) for key in Progress.model_fields})
-        (directory / CARD).write_text(model_card(checkpoints.parent.name, lm, progress), encoding="utf-8")
+        (directory / CARD).write_text(model_card(checkpoints.parent.name, lm, vars(state)), encoding="utf-8")
         save_file(moments, directory / TRAINING / OPTIMIZER)
         if of_source:
             save_file(of_source, directory / TRAINING / SOURCE)

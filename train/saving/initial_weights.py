@@ -10,7 +10,7 @@ from configs.files import is_adapter
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import LanguageModel
 from model.checkpoint import base_of, load_weights
-from model.lora_config import LoraConfig
+from model.config import LoraConfig
 from model.transformer import on_meta
 from train.config import ADDED, RunConfig, free_keys, read_start
 

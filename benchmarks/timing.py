@@ -21,8 +21,7 @@ from configs.command import InputError, whole
 from model import LanguageModel, save
 from train.budget import with_vocabulary
 from train.config import RunConfig, load_run_config
-from train.machine.device import keep_freed_memory
-from train.machine.hardware import machine, synchronize
+from train.device import keep_freed_memory, machine, synchronize
 
 Clock = Callable[[], float]
 # wall: what you wait. cpu: what all threads of this process compute; other programs on the cores do not add to it

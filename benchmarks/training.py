@@ -30,11 +30,9 @@ from configs.command import exit_on_bad_input, number
 from configs.text import table
 from train.budget import micro_batch_rows
 from train.config import RunConfig
+from train.device import Device, known_peak, resolve_device, synchronize
 from train.doctor import Step, our_step
-from train.machine.cpu_processes import number_of_processes, on_processes, processes_in_words
-from train.machine.device import Device, resolve_device
-from train.machine.distributed import ALONE, World, check_shares, processes
-from train.machine.hardware import known_peak, synchronize
+from train.processes import ALONE, World, check_shares, number_of_processes, on_processes, processes, processes_in_words
 
 COUNTED = 0.25  # share of the time after which steps count
 PROFILED = 3  # steps
@@ -77,9 +75,9 @@ def measure(run: RunConfig, device: Device, seconds: float, profile: Path | None
         times = repeat(step, seconds, device.device, clock, world)
         if profile is not None:
             trace = profile / f"{run.name or 'step'}.trace.json"
-            where_time_goes(step, device.device, trace if world.is_first else None)
+            where_time_goes(step, device.device, trace if world.rank == 0 else None)
         peak = peak_bytes(step, device.device)
-        if not world.is_first:
+        if world.rank:
             return
     states = [tensor for optimizer in optimizers for state in optimizer.state.values() for tensor in state.values()]
     lasting = sum(tensor.nbytes for tensor in [*lm.parameters(), *states])
@@ -102,7 +100,7 @@ def measure(run: RunConfig, device: Device, seconds: float, profile: Path | None
     ]
     print(table(["", run.name], rows))
     choices = list(device.notes)
-    if world.on_cores:
+    if world.memory is not None:
         choices.append(processes_in_words(world.size, torch.get_num_threads()))
     print("\n" + "\n".join(f"* {choice}" for choice in choices))
 
@@ -117,7 +115,7 @@ def repeat(step: Step, seconds: float, device: torch.device, clock: Clock, world
     while True:
         spent = clock() - began
         goes_on = spent < seconds or len(times) < 3
-        if not world.sum(int(world.is_first and goes_on))[0]:
+        if not world.sum(int(world.rank == 0 and goes_on))[0]:
             return times
         took = seconds_of(step, device, clock)
         if spent >= COUNTED * seconds or spent + took >= seconds:

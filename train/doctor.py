@@ -1,7 +1,7 @@
 """What can this machine do? `python -m train.doctor [configs/x.yaml] [section.key=value ...]`
 
 One verdict a line, as it goes, in a minute; then the settings for this config, with minutes that were measured. What is
-found wrong is kept (train/machine/hardware.py), and `auto` leaves it out from then on. Exit code 0: training will work
+found wrong is kept (train/device.py), and `auto` leaves it out from then on. Exit code 0: training will work
 here; 2: it will not, and a line says why.
 """
 
@@ -34,14 +34,22 @@ from data.packing import document_starts
 from model import LanguageModel, ModelConfig
 from model.backends.choice import BACKENDS, Situation, why_not
 from model.masks import MaskSpec
+from train import device as hardware
 from train.budget import check_memory, micro_batch_rows, size_in_words, with_vocabulary
 from train.config import RunConfig, load_run_config
-from train.machine import hardware
-from train.machine.cpu_processes import number_of_processes, on_processes, processes_in_words
-from train.machine.device import Device, dtype_of, guessed_seconds, lacks, resolve_device, resolve_kind
-from train.machine.distributed import ALONE, World, add_up_gradients, check_shares, processes
+from train.device import DTYPES, Device, guessed_seconds, lacks, resolve_device, resolve_kind
 from train.optimizer import build_optimizers
 from train.pretrain import run as pretrain
+from train.processes import (
+    ALONE,
+    World,
+    add_up_gradients,
+    check_shares,
+    number_of_processes,
+    on_processes,
+    processes,
+    processes_in_words,
+)
 
 ROOT = Path(__file__).parents[1]
 WIDTH, INDENT = 118, 32
@@ -143,7 +151,7 @@ def computes(kind: str) -> str:
     if (total := float(grad.sum())) != 1024:
         raise Unwell("FAIL", f"a small product gave {total:g}, not 1024")
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    kernels = f", kernels for {hardware.cpu_kernels()}" if kind == "cpu" else ""
+    kernels = f", kernels for {hardware.processor()['kernels']}" if kind == "cpu" else ""
     return f"{hardware.machine(torch.device(kind))}; {versions}{kernels}"
 
 
@@ -198,10 +206,10 @@ def _model_error(name: str, kind: str, packed: bool) -> float:
     exact_loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
     lm.to(kind)
     ids, documents = ids.to(kind), documents.to(kind) if documents is not None else None
-    half, before = dtype_of(name).itemsize == 2, torch.get_float32_matmul_precision()
+    half, before = DTYPES[name].itemsize == 2, torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if name == "tf32" else before)
     try:
-        with torch.autocast(kind, dtype_of(name)) if half else nullcontext():
+        with torch.autocast(kind, DTYPES[name]) if half else nullcontext():
             loss, _ = lm(ids, labels=ids, document_ids=documents)
         results = []
         for part, loss_of in ((exact, exact_loss), (lm, loss)):
@@ -220,7 +228,7 @@ def attention(name: str, kind: str, model: ModelConfig) -> str:
     faults: dict[str, str] = {}
     refused = ""
     for precision, documents in product(("fp32", "bf16", "fp16"), (False, True)):
-        here = Situation.of(model, kind, dtype_of(precision), gradients=True, documents=documents)
+        here = Situation.of(model, kind, DTYPES[precision], gradients=True, documents=documents)
         if problem := lacks(precision, kind) or why_not(name, here):
             refused = refused or problem
             continue

@@ -28,8 +28,8 @@ from eval.questions import Question, question_of, questions_in
 from eval.tools import Written, described
 from model import LanguageModel
 from train.config import RunConfig
-from train.machine.distributed import World
 from train.objective import BatchSource
+from train.processes import World
 from train.rewards import find_reward
 
 COLUMNS = ("input_ids", "labels", "drawn_log_probs", "advantages", "copies", "weights")  # of a batch

@@ -17,7 +17,7 @@ from model import LanguageModel, ModelConfig
 
 
 class Alone:
-    """A world of one process: what a hook may ask of train.machine.distributed.World."""
+    """A world of one process: what a hook may ask of train.processes.World."""
 
     rank, size, shares_model = 0, 1, False
 
@@ -61,7 +61,7 @@ class EvalEvent:
     directory: Path
     autocast: Callable[[], AbstractContextManager]
     tracker: Tracker
-    world: Any  # train.machine.distributed.World, or Alone
+    world: Any  # train.processes.World, or Alone
     total_steps: int | None = None
     loss: float | None = None
     command: str = ""

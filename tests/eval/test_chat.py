@@ -11,7 +11,6 @@ import time
 import numpy as np
 import pytest
 import torch
-from model.lora_config import LoraConfig
 
 from configs.text import columns
 from data.config import TokenizerConfig

@@ -111,9 +111,10 @@ BACKENDS: dict[str, Backend] = {
     "blocked": Backend(kernels.blocked, boolean_mask, _blocked_limits),
     "varlen": Backend(kernels.flash, kernels.sequences, partial(_flash_limits, kernel="varlen")),
 }
-for name, kernel in (("flash3", "FA3"), ("flash4", "FA4")):
-    limits = partial(_flash_limits, kernel=kernel)
-    BACKENDS[name] = Backend(partial(kernels.flash, kernel=kernel), kernels.lengths_or_mask, limits)
+BACKENDS |= {
+    name: Backend(partial(kernels.flash, kernel=kernel), kernels.lengths_or_mask, partial(_flash_limits, kernel=kernel))
+    for name, kernel in (("flash3", "FA3"), ("flash4", "FA4"))
+}
 
 
 def why_not(name: str, here: Situation) -> str | None:

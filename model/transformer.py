@@ -24,7 +24,7 @@ from model.config import ModelConfig
 from model.feed_forward import FeedForward
 from model.kv_cache import KVCache
 from model.loss import IGNORED, compute_dtype, cross_entropy_sum
-from model.masks import Mask, MaskSpec, mean_keys, real_tokens
+from model.masks import Mask, MaskSpec, mean_keys
 from model.norm import make_norm
 from model.rope import RotaryEmbedding
 
@@ -162,17 +162,19 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """-> the hidden states, and the sums of the layers' auxiliary losses by name, each summed over real tokens."""
         T, device = input_ids.shape[1], input_ids.device
-        if BACKENDS[self.backend].limits is not None:
-            # behind cached tokens the kernel needs a mask too, or lengths
-            self._check_backend(device, document_ids is not None, attention_mask is not None or kv_cache is not None)
-        cache = KVCache() if kv_cache is None else kv_cache  # an empty one: nothing but these tokens is seen
-        positions = cache.positions(T, device)  # places in the sequence, cached tokens included
-        masks = self.build_masks(positions, len(input_ids), attention_mask, (document_ids, document_starts), cache)
+        # places in the sequence, cached tokens included
+        positions = torch.arange(T, device=device) if kv_cache is None else kv_cache.positions(T, device)
+        spec = MaskSpec(
+            positions, positions, len(input_ids), attention_mask, document_ids, document_starts=document_starts
+        )
+        self.check_backend(device, document_ids is not None, attention_mask is not None or kv_cache is not None)
+        specs = spec.of_layers(self.config.windows, kv_cache)
+        masks = {window: BACKENDS[self.backend].mask(spec) for window, spec in specs.items()}
         position_ids = positions[None] if position_ids is None else position_ids
         real = None  # which tokens are not padding (B, T), None: all; only experts, which are balanced, ask
         if self.training and self.config.num_experts:
             if attention_mask is not None:
-                real = real_tokens(attention_mask, positions)
+                real = attention_mask[:, -T:]
             elif self.config.pad_token_id is not None:
                 real = input_ids != self.config.pad_token_id
 
@@ -196,34 +198,21 @@ class Decoder(nn.Module):
             auxiliary = {name: (loss * tokens).sum() for name, loss in auxiliary.items()}
         return self.norm(x), auxiliary
 
-    def build_masks(
-        self, positions: Tensor, batch_size: int, attention_mask: Tensor | None, documents: Any, cache: KVCache
-    ) -> dict[int | None, Mask]:
-        """One mask for each kind of layer, by its window, as the backend reads it. documents: (ids, starts)."""
-        count, plain = len(positions), attention_mask is None and documents[0] is None
-        masks: dict[int | None, Mask] = {}
-        for layer, window in enumerate(self.config.windows):
-            if window in masks:
-                continue
-            keys = cache.key_positions(layer, count, positions.device)
-            all_visible = plain and cache.sees_all(layer, window, count)
-            real = real_tokens(attention_mask, keys)
-            spec = MaskSpec(positions, keys, batch_size, real, documents[0], window, all_visible, documents[1])
-            masks[window] = BACKENDS[self.backend].mask(spec)
-        return masks
+    def check_backend(self, device: torch.device, documents: bool, padding: bool) -> None:
+        """Raises ValueError if the backend cannot serve this, with reason and remedy, before anything is computed.
 
-    def _check_backend(self, device: torch.device, documents: bool, padding: bool) -> None:
-        """Raises ValueError if the backend cannot serve this, with reason and remedy, before anything is computed."""
-        here = Situation(
-            device=device.type,
-            dtype=compute_dtype(self.embed_tokens.weight),
-            head_dim=self.config.head_size,
-            value_dim=self.config.value_size,
+        padding: or tokens of a cache, for which the kernel needs a mask too, or lengths.
+        """
+        if BACKENDS[self.backend].limits is None:
+            return
+        here = Situation.of(
+            self.config,
+            device.type,
+            compute_dtype(self.embed_tokens.weight),
             dropout=self.config.attention_dropout if self.training else 0.0,
             gradients=torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()),
             documents=documents,
             padding=padding,
-            windows=self.config.sliding_window is not None,
             compiled=torch.compiler.is_compiling(),
         )
         if problem := why_not(self.backend, here):

@@ -35,7 +35,7 @@ from eval.tools.calls import said_by_user
 from model import LanguageModel
 from model.loss import log_probs
 from train.config import RunConfig
-from train.machine.device import Device
+from train.device import Device
 from train.method_config import GRPOConfig
 from train.objective import Figures, Forward
 from train.pretrain import parse_command_line, run

@@ -17,7 +17,7 @@ from eval.eval_mode import evaluating
 from model import LanguageModel, load
 from model.lora import without_adapters
 from train.config import RunConfig
-from train.machine.device import Device
+from train.device import Device
 
 
 def open_reference(

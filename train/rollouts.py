@@ -29,8 +29,8 @@ from eval.tools.answers import Written
 from eval.tools.calls import described
 from model import LanguageModel
 from train.config import RunConfig
-from train.machine.distributed import World
 from train.objective import BatchSource
+from train.processes import World
 from train.rewards import find_reward
 
 COLUMNS = ("input_ids", "labels", "drawn_log_probs", "advantages", "copies", "weights")  # of a batch

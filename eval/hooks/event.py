@@ -17,7 +17,7 @@ from model import LanguageModel, ModelConfig
 
 
 class Processes(Protocol):
-    """The processes of the run, as train.machine.distributed.World has them; one process is rank 0 of 1."""
+    """The processes of the run, as train.processes.World has them; one process is rank 0 of 1."""
 
     @property
     def rank(self) -> int: ...

@@ -205,10 +205,11 @@ def calling(monkeypatch, tokenizer, text):
     turn = [tokenizer.special_id("<tool_call>"), *tokenizer.encode(f"\n{text}\n"), tokenizer.special_id("</tool_call>")]
     turn.append(tokenizer.special_id("<|im_end|>"))
 
-    def generate(lm, ids, max_new_tokens, num_return_sequences, **_):
+    def generate(lm, ids, max_new_tokens, num_return_sequences, log_probs, **_):
         rows = ids.repeat_interleave(num_return_sequences, dim=0)
         new = torch.tensor(turn[:max_new_tokens]).expand(len(rows), -1)
-        return torch.cat([rows, new], dim=1), torch.full(new.shape, -0.5)
+        log_probs += torch.full(new.shape, -0.5).unbind(dim=1)
+        return torch.cat([rows, new], dim=1)
 
     monkeypatch.setattr(answers, "generate", generate)
     return turn

@@ -1,7 +1,7 @@
 """Weights + config.json: a saved model directory IS a Hugging Face model directory.
 
 Parameter names and the order of operations are transformers', so `AutoModelForCausalLM.from_pretrained(dir)` gives
-the same logits. model/families/ has what differs between the architectures.
+the same logits. model/families.py has what differs between the architectures.
 A directory may have been written by somebody else: what is wrong in it is a DamagedFile, one line that names the file.
 """
 

@@ -44,9 +44,8 @@ PREFIX = "base_model.model."  # peft's wrapper around the model
 HASH = "base_sha256"
 # added rows of the embedding or the head (AddedRows): our name, and peft's
 ROWS, PEFT_ROWS = "parametrizations.weight.0.lora_rows", "token_adapter.trainable_tokens_delta"
-PLAIN_LORA: dict[
-    str, tuple[Any, ...]
-] = {  # the values of a key with which peft computes what is computed here; the first is its default
+# the values of a key with which peft computes what is computed here; the first is its default
+PLAIN_LORA: dict[str, tuple[Any, ...]] = {
     "peft_type": (None, "LORA"),
     "bias": ("none",),
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others change the base as well

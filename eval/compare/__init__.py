@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from configs.command import InputError
 from configs.files import STATE, TRAINING, DamagedFile, read_checkpoint, read_json, read_text
 from configs.loader import flatten, load_config
-from configs.schema import RunKeys, Tag, keys_with
 from data.tokenizer import load_tokenizer
 from eval.attention.history import copies_from
 from eval.attention.snapshots import Snapshot, read_all
@@ -160,7 +159,7 @@ def _read_run(path: Path) -> tuple[RunResult, list[str]]:
     floor = result.get("floor", {})
     snapshots, damaged = read_all(path)
     report = read_text(path / "report.md").splitlines() if (path / "report.md").is_file() else []
-    not_compared = ("seed", *keys_with(RunKeys, Tag.RUNTIME))
+    not_compared = ("seed", "name", "output_dir", "resume", "allow_mismatch", "rungs", "tracking")
     train = [line for line in lines if line["split"] == "train" and "loss" in line]
     run = RunResult(
         path=path,

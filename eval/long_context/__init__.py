@@ -38,7 +38,7 @@ from data.storyworld.lexicon import lexicon
 from data.storyworld.names import held_out_names
 from data.tokenizer import Tokenizer
 from eval.attention.capture import capture
-from eval.eval_mode import evaluating
+from eval.language_modeling import evaluating
 from model import LanguageModel
 from model.config import ModelConfig
 from model.rope import inverse_frequencies

@@ -17,7 +17,7 @@ from configs.files import checkpoint_directory
 from configs.text import markdown, table
 from eval.long_context import study
 from eval.long_context.pictures import draw_angles, draw_curves
-from eval.opening import add_device_option, data_config, open_model
+from eval.load_model import add_device_option, data_config, open_model
 
 LENGTHS, TEXTS = [128, 256, 512, 1024], 32
 SHORTEST = 16

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from eval.eval_mode import evaluating
+from eval.language_modeling import evaluating
 from model import LanguageModel
 
 NUMBERS = 1 << 24  # logits of one batch: 64 MB in float32, and as much again for their softmax

@@ -19,7 +19,7 @@ from configs.command import InputError, exit_on_bad_input, whole
 from configs.text import table as markdown_table
 from data.tokenizer import Tokenizer
 from eval.language_modeling import bits_per_byte
-from eval.opening import add_device_option, open_checkpoint, trained_length
+from eval.load_model import add_device_option, open_checkpoint, trained_length
 from eval.questions import ask, held_out_questions, is_right, source_of
 from eval.questions import score as score_answers
 from eval.tasks import accuracy_error, mean_error, text_log_probs

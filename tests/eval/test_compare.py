@@ -10,7 +10,7 @@ from statistics import mean, median, stdev
 import numpy as np
 import pytest
 
-from eval import decode_speed
+from eval import quantised as decode_speed
 from eval.attention import snapshots
 from eval.attention.snapshots import ProbeMap, Snapshot
 from eval.compare import Cost, difference, read_runs, spread

@@ -3,15 +3,14 @@
 import json
 import math
 import re
-import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 import tokenizers
 import torch
 
-from configs.command import exit_on_bad_input
 from data import load_tokenizer
 from data.config import StoryworldSource, TokenizerConfig
 from data.storyworld import parse, tell
@@ -23,8 +22,10 @@ from eval.tasks import accuracy_error, choices, mean_error, token_log_probs, win
 from eval.tasks.choices import Question, credit, joined, per_byte, storyworld_pairs
 from model import load, save
 from tests.conftest import random_model, tiny_config
+from tests.eval import scoring
 from tests.train.helpers import write_config
 
+command = partial(scoring.command, main=command_line.main)
 CLOSE = 1e-4  # nats, of a whole sentence; rounding in float32 gives up to 1e-5
 TEXTS = [
     "The cat sat on the mat, and the dog sat by the door.",
@@ -122,18 +123,6 @@ def checkpoint(request, checkpoints):
 @pytest.fixture(scope="module")
 def reference(checkpoint):
     return Reference(checkpoint)
-
-
-def command(capsys, *arguments):
-    """Exit code, standard output and standard error of `python -m eval.tasks arguments…`."""
-    before, sys.argv = sys.argv, ["tasks", *map(str, arguments)]
-    try:
-        with pytest.raises(SystemExit) as stopped:
-            exit_on_bad_input(command_line.main)
-    finally:
-        sys.argv = before
-    printed = capsys.readouterr()
-    return stopped.value.code, printed.out, printed.err
 
 
 def answer(capsys, tmp_path, *arguments):

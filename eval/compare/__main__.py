@@ -40,8 +40,8 @@ from eval.compare import (
     stages,
 )
 from eval.compare.pictures import draw
-from eval.quantised import decode_speeds
 from eval.load_model import add_device_option, open_model
+from eval.quantised import decode_speeds
 from eval.recall import half_at
 
 RUNS = "runs.json"  # in the folder of a comparison: which runs it is of

@@ -18,6 +18,7 @@ from eval.compare import Variant, same_tokenizer
 from eval.recall import half_at
 
 MARKERS = "osD^vPX*"
+LEGEND: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "fontsize": 9, "title_fontsize": 9}
 SMOOTHED_OVER = 40  # points of a training curve that are left of it
 COSTS = {  # of what histories.json has of a variant: the title of its panel
     "kv_bytes": "validation bits per byte, over cache bytes a token",
@@ -91,8 +92,7 @@ def curves(variants: Sequence[Variant], histories: Mapping[str, Any]) -> Any:
             axes.remove()
     several = any(len(variant.runs) > 1 for variant in variants)
     heading = "mean ± standard deviation; a dash and a line for each seed" if several else None
-    place = {"loc": "outside lower center", "frameon": False, "fontsize": 9, "title_fontsize": 9}
-    figure.legend(handles, labels, ncols=min(6, len(labels)), title=heading, **place)
+    figure.legend(handles, labels, ncols=min(6, len(labels)), title=heading, **LEGEND)
     return figure
 
 
@@ -191,9 +191,9 @@ def recall_over_cache(models: Sequence[Point], yours: Point | None = None) -> An
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.set_xlabel("KV-cache bytes a token (16 bits)")
         axes.grid(alpha=0.3)
+    handles, labels = left.get_legend_handles_labels()
     title = "key/value heads (number at a point: head size)"
-    look = {"loc": "lower left", "frameon": False, "fontsize": 8, "title_fontsize": 8}
-    right.legend(*left.get_legend_handles_labels(), title=title, **look)
+    figure.legend(handles, labels, ncols=len(labels), title=title, **LEGEND)
     return figure
 
 

@@ -15,9 +15,9 @@ from typing import Any
 from configs.command import InputError, exit_on_bad_input, numbers, whole
 from configs.files import checkpoint_directory
 from configs.text import markdown, table
+from eval.load_model import add_device_option, data_config, open_model
 from eval.long_context import study
 from eval.long_context.pictures import draw_angles, draw_curves
-from eval.load_model import add_device_option, data_config, open_model
 
 LENGTHS, TEXTS = [128, 256, 512, 1024], 32
 SHORTEST = 16

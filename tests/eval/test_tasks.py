@@ -448,17 +448,16 @@ def test_questions_are_those_of_eval_questions(world_run, capsys, tmp_path):
     for new_names, ending in ((False, ""), (True, ", new names")):
         asked = list(held_out_questions(source, new_names=new_names))
         known = figures(score(asked, ask(lm, tokenizer, asked)))
-        all_of_them = told["results"][f"all{ending}"]
-        assert all_of_them["questions"] == known["asked"] == len(asked)
-        assert (all_of_them["exact_match"], all_of_them["chance"]) == (known["exact_match"], known["chance"])
-        assert all_of_them["best_guess"] == known["guess"]
         share = known["exact_match"]
-        assert all_of_them["exact_match_stderr"] == pytest.approx(math.sqrt(share * (1 - share) / len(asked)))
-        said = [record for record in records if record["new_names"] is new_names]
-        assert [record["right"] for record in said] == [question.reply for question in asked]
-    code, out, _ = command(capsys, world_run, "--questions", "--limit", 2)
-    assert code == 0
-    assert "| all, new names | 2 | 0.0% ± 0.0% |" in " ".join(out.split())
+        assert told["results"][f"all{ending}"] == {
+            "questions": len(asked),
+            "exact_match": share,
+            "exact_match_stderr": pytest.approx(math.sqrt(share * (1 - share) / len(asked))),
+            "chance": known["chance"],
+            "best_guess": known["guess"],
+        }
+        answers = [record["right"] for record in records if record["new_names"] is new_names]
+        assert answers == [question.reply for question in asked]
 
 
 # Bad input
@@ -482,8 +481,6 @@ def test_bad_input_is_one_line_and_exit_code_2(checkpoints, world_run, capsys, t
 
     cases = [
         ([run, pairs, missing], f"{missing}: cannot be read"),
-        ([run, choices_, missing], f"{missing}: cannot be read"),
-        ([run, text, missing], f"{missing}: cannot be read"),
         ([run, pairs, empty], "empty.jsonl: is empty: give one record a line"),
         ([run, pairs, file("e.txt", " \n")], "e.txt: is empty: give a text"),
         ([run, pairs, tmp_path / "folder"], "the folder holds no file of these kinds: .jsonl .json .txt"),
@@ -492,19 +489,14 @@ def test_bad_input_is_one_line_and_exit_code_2(checkpoints, world_run, capsys, t
         ([run, pairs, file("p.jsonl", good + '\n["a"]')], "p.jsonl:2: "),
         ([run, pairs, file("p.jsonl", '{"sentence_good": "a"}')], "p.jsonl:1: `sentence_bad`: "),
         ([run, pairs, file("p.jsonl", good.replace('"b"', '"\\ud800"'))], "p.jsonl:1: `sentence_bad`: "),
-        ([run, pairs, file("p.jsonl", good.replace('"b"', '""'))], "p.jsonl:1: `sentence_bad`: "),
         ([run, pairs, file("p.jsonl", good + "\n" + long)], "p.jsonl:2: ending 1, with what stands before it, has 96"),
         ([run, pairs, file("p.txt", "a\nb\nc\n")], "p.txt:3: a bad sentence without its good twin"),
         ([run, pairs, file("p.txt", "a\nb\n\nc\n")], "p.txt:3: the line is empty"),
         ([run, text, file("p.txt", b"a\n\xff\n")], "p.txt:2: byte 0xff is not valid UTF-8"),
-        ([run, choices_, changed(endings=["b"])], "choice.jsonl:2: `endings`: "),
         ([run, choices_, changed(endings=["b", ""])], "choice.jsonl:2: `endings.1`: "),
         ([run, choices_, changed(label=2)], "choice.jsonl:2: `label` is 2: it must be a whole number, 0 to 1"),
-        ([run, choices_, changed(label=-1)], "choice.jsonl:2: `label` is -1: it must be"),
         ([run, choices_, changed(label=True)], "choice.jsonl:2: `label"),
         ([run, choices_, changed(ctx="a" * 94)], "choice.jsonl:2: ending 0, with what stands before it, has 96"),
-        ([tmp_path / "nothing", text, empty], "is neither a run (checkpoints/latest) nor a model directory"),
-        ([run, text, empty, "--limit", "0"], "--limit is '0': it must be a whole number from 1"),
         ([run, pairs, empty, "--stride", "4"], "--stride belongs to --text"),
         ([run, text, empty, "--window", "97"], "--window (97) must be 2 to 96, this model's max_position_embeddings"),
         ([run, text, empty, "--window", "9", "--stride", "9"], "--stride (9) must be 1 to 8, one less than the window"),

@@ -21,8 +21,7 @@ from configs.text import table
 from data.config import DataConfig, FilesSource, TokenizerConfig
 from data.prepare import prepare
 from data.storyworld import tell_many
-from data.tokenizer import train_tokenizer
-from data.words import cut
+from data.tokenizer import cut, train_tokenizer
 
 Result = TypeVar("Result")
 EXCERPT = 1 << 14  # characters, as data.prepare takes them
@@ -79,7 +78,7 @@ def main() -> int:
 def measured(text: str) -> tuple[float, float, float]:
     """Seconds of computing a megabyte: to learn from a text, to encode it, and to prepare it from a file."""
     config, megabytes = TokenizerConfig(kind="bpe"), len(text.encode()) / 1e6
-    pieces = cut(text, EXCERPT, anywhere=True)
+    pieces = cut(text, EXCERPT)
     tokenizer, learn = timed(lambda: train_tokenizer(config, pieces))
     _, encode = timed(lambda: tokenizer.encode(text))
     with tempfile.TemporaryDirectory() as folder:

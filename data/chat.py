@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data.chat_template import CHAT_TEMPLATE, PRIVATE, CannotRender, ChatTemplate, Piece
-from data.reading.pairs import Pair
-from data.reading.records import BadRecord, Conversation, Message, checked_conversation
+from data.reading.records import BadRecord, Conversation, Message, Pair, checked_conversation
 from data.tokenizer import ROLES, SPECIAL_TOKENS, Tokenizer
 
 TRAINED, MAY_END = 1, 2  # flags of a token: it is a target; a conversation may be cut after it
@@ -99,7 +98,7 @@ def _for_template(
             fields["reasoning_content"] = message.reasoning_content
         if message.tool_calls:
             calls = others.get("tool_calls")
-            ids = [one.get("id") for one in calls] if isinstance(calls, list) else [None] * len(message.tool_calls)
+            ids = [call.get("id") for call in calls] if isinstance(calls, list) else [None] * len(message.tool_calls)
             fields["tool_calls"] = [
                 {"type": "function", "function": call | {"arguments": _arguments(call["arguments"], wanted)}}
                 | ({"id": number} if number else {})
@@ -201,8 +200,8 @@ def end_of_turn_ids(tokenizer: Tokenizer) -> list[int]:
 def _behind_an_answer(tokenizer: Tokenizer, messages: list[dict], **variables: Any) -> list[int]:
     """What the template writes behind an answer, and these messages."""
     answer = f"{PRIVATE}."
-    said = [{"role": "user", "content": "."}, {"role": "assistant", "content": answer}, *messages]
-    pieces = _pieces(tokenizer.chat, checked_conversation(said), said, **variables)
+    messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": answer}, *messages]
+    pieces = _pieces(tokenizer.chat, checked_conversation(messages), messages, **variables)
     at = next((number for number, piece in enumerate(pieces) if answer in piece.text), None)
     if at is None:
         raise BadRecord("the chat template leaves answers out")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.command import InputError
-from data.reading.files import clear_errors, kind_of, opened, records
+from data.reading.files import kind_of, opened, records
 
 JSON = (".jsonl", ".json")
 
@@ -27,7 +27,7 @@ def text_of(file: Path) -> str:
     """The whole text of a file (.gz and .zst too), a byte order mark left out. Raises InputError, also for no text."""
     if not file.exists():
         raise InputError(f"{file}: there is no such file")
-    with clear_errors(file), opened(file) as stream:
+    with opened(file) as stream:
         raw = stream.read().removeprefix(b"\xef\xbb\xbf")
     try:
         text = raw.decode("utf-8")
@@ -47,7 +47,7 @@ def json_records(file: Path, limit: int | None = None) -> Iterator[tuple[str, di
     """
     check_kind(file, JSON)
     found = False
-    for record in islice(records(file, "", lambda count: None), limit):
+    for record in islice(records(file), limit):
         if record.problem:
             raise InputError(f"{record.where}: {record.problem}")
         if not isinstance(record.value, dict):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.chat_template import CHAT_TEMPLATE, PRIVATE, CannotRender, ChatTemplate, Piece
+from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate, Piece
 from data.reading.records import BadRecord, Conversation, Message, Pair, checked_conversation
 from data.tokenizer import ROLES, SPECIAL_TOKENS, Tokenizer
 
@@ -63,12 +63,8 @@ def _pieces(
     """
     tools = tools or conversation.tools
     messages = _for_template(chat, conversation.messages, given or conversation.messages, tools)
-    try:
-        pieces = chat.render(messages, tools, **variables)
-    except CannotRender as error:
-        raise BadRecord(str(error)) from None
     result: list[Piece] = []
-    for piece in pieces:
+    for piece in chat.render(messages, tools, **variables):
         thinks = len(result) > 1 and result[-1].text == "<think>" and result[-2].block is None
         if thinks and piece.block is not None and piece.text.startswith("\n"):
             result.append(piece._replace(text="\n"))
@@ -120,8 +116,7 @@ def encode_conversations(
     """(ids, flags) of each conversation; flags is a uint8 array of TRAINED and MAY_END, one per token."""
     rendered = [segments(conversation, tokenizer.our_chat) for conversation in conversations]
     result = []
-    encoded = tokenizer.encode_pieces([[(text, special) for text, special, _ in pieces] for pieces in rendered])
-    for pieces, (ids, piece_of) in zip(rendered, encoded, strict=True):
+    for pieces, (ids, piece_of) in zip(rendered, tokenizer.encode_pieces(rendered), strict=True):
         given = np.array([piece.flags for piece in pieces], dtype=np.uint8)
         flags = given[piece_of] & TRAINED
         for number in np.flatnonzero(given & MAY_END):
@@ -210,4 +205,4 @@ def _behind_an_answer(tokenizer: Tokenizer, messages: list[dict], **variables: A
 
 
 def _encoded(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[int]:
-    return tokenizer.encode_pieces([[(text, special) for text, special, _ in pieces]])[0][0].tolist()
+    return tokenizer.encode_pieces([pieces])[0][0].tolist()

@@ -22,6 +22,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from pydantic import BaseModel, model_validator
 
+from data.reading.records import BadRecord
+
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
 # Part of what makes prepared data itself. Raise it when a conversation gets other ids (data/chat.py included) and
 # record the new digest; tests/data/test_versions.py says which. A comment needs no new version.
@@ -58,7 +60,7 @@ class Settings(BaseModel):
         return {"named_tokens": tokens, "chat_template": templates}
 
 
-class CannotRender(ValueError):
+class CannotRender(BadRecord):
     """A chat template refuses a conversation, or is none. The message is the template's own."""
 
 

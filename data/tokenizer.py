@@ -162,8 +162,8 @@ class Tokenizer:
         """
         return [*self.first_ids, *self.encode(text)] or [self.bos_id]
 
-    def encode_pieces(self, texts: Sequence[Sequence[tuple[str, bool]]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Texts of pieces (text, whether it is one special token) -> (ids, the piece that each id ends in), uint32.
+    def encode_pieces(self, texts: Sequence[Sequence[Any]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Texts of pieces (.text, .special: it is one special token) -> (ids, the piece that each id ends in), uint32.
 
         A text is encoded once and whole. In one whose pieces can be encoded apart no token reaches across a joint.
         """
@@ -172,12 +172,12 @@ class Tokenizer:
         joined, ends = [], []
         for text in texts:
             parts = []
-            for (piece, special), (_, next_special) in zip(text, [*text[1:], ("", True)], strict=True):
-                if special:
-                    self.special_id(piece)  # raises InputError if there is no such token
-                    parts.append(spelled[piece])
+            for piece, behind in itertools.zip_longest(text, text[1:]):
+                if piece.special:
+                    self.special_id(piece.text)  # raises InputError if there is no such token
+                    parts.append(spelled[piece.text])
                 else:  # special tokens are joints anyway
-                    parts.append(piece if next_special else piece + joint)
+                    parts.append(piece.text if behind is None or behind.special else piece.text + joint)
             joined.append("".join(parts))
             ends.append(np.cumsum([len(part) for part in parts]))
         result = []
@@ -294,12 +294,12 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         characters = {character for text in (*HEADERS, *texts) for character in text}
         vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *sorted(characters)])}
         backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
-        backend.pre_tokenizer = _characters_alone()
+        backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), behavior="isolated")
         backend.decoder = decoders.Fuse()
         backend.add_special_tokens(SPECIAL_TOKENS)
     else:
         backend = tokenizers.Tokenizer(models.BPE())
-        backend.pre_tokenizer = pre_tokenizer() if config.kind == "bpe" else _bytes_alone()
+        backend.pre_tokenizer = pre_tokenizer(has_words=config.kind == "bpe")
         backend.decoder = decoders.ByteLevel()
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         size = round_up(config.vocab_size or DEFAULT_VOCAB_SIZE)
@@ -313,27 +313,17 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     return Tokenizer(_with_reserved(backend))
 
 
-def pre_tokenizer() -> pre_tokenizers.PreTokenizer:
-    """Text -> words of at most LONGEST characters, as bytes."""
+def pre_tokenizer(has_words: bool = True) -> pre_tokenizers.PreTokenizer:
+    """Text -> words of at most LONGEST characters, as bytes. has_words: False leaves all but digits together."""
     some = f"{{1,{LONGEST}}}"
     space = rf"\s{some}(?!\S)|\s{some}"
     words = rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}{some}| ?\p{{N}}{some}| ?[^\s\p{{L}}\p{{N}}]{some}|{space}"
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.Split(tokenizers.Regex(words), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-
-
-def _characters_alone() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), behavior="isolated")
-
-
-def _bytes_alone() -> pre_tokenizers.PreTokenizer:
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    parts = [
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.Split(tokenizers.Regex(words), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+    return pre_tokenizers.Sequence(parts if has_words else [parts[0], parts[2]])
 
 
 def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:

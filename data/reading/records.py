@@ -134,7 +134,7 @@ def checked_conversation(messages: Sequence[Message | dict], tools: Any = ()) ->
     """Messages in any of the known spellings -> a Conversation, which needs no answer yet. Raises BadRecord."""
     if not messages:
         raise BadRecord("holds no messages: give one of the user and one of the assistant, or leave it out")
-    checked, lists_of_tools = [], [_tools(tools)]
+    checked, lists_of_tools = [], [_named(tools, "`tools`", "function schemas")]
     for number, message in enumerate(messages, 1):
         try:
             checked.append(_message(message if isinstance(message, dict) else asdict(message)))
@@ -289,7 +289,7 @@ def _calls(raw: Any) -> tuple[dict, ...]:
     """Tool calls, with or without OpenAI's {"function": …} around each -> {"name", "arguments"} each."""
     calls = _parsed(raw, "`tool_calls`")
     result = []
-    for call in _unwrapped([calls] if isinstance(calls, dict) else calls, "`tool_calls`", "calls"):
+    for call in _named([calls] if isinstance(calls, dict) else calls, "`tool_calls`", "calls"):
         arguments = call.get("arguments")
         if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
             arguments = {}
@@ -299,13 +299,8 @@ def _calls(raw: Any) -> tuple[dict, ...]:
     return tuple(result)
 
 
-def _tools(raw: Any) -> tuple[dict, ...]:
-    """Function schemas, with or without OpenAI's {"type": "function", "function": …} around each."""
-    return tuple(_unwrapped(raw, "`tools`", "function schemas"))
-
-
-def _unwrapped(raw: Any, what: str, of_what: str) -> list[dict]:
-    """A list of objects with a name each, without a {"function": …} around them, that can be written as JSON."""
+def _named(raw: Any, what: str, of_what: str) -> tuple[dict, ...]:
+    """Objects with a name each, without OpenAI's {"function": …} around them, that can be written as JSON."""
     named = []
     for given in _list(raw, what, of_what):
         function = given["function"] if isinstance(given, dict) and given.get("function") else given
@@ -316,12 +311,12 @@ def _unwrapped(raw: Any, what: str, of_what: str) -> list[dict]:
         _text(json.dumps(named, ensure_ascii=False) if named else "", what)
     except (TypeError, RecursionError) as error:
         raise BadRecord(f"{what} cannot be written as JSON: {error}") from None
-    return named
+    return tuple(named)
 
 
 def _tools_in(fields: dict) -> tuple[dict, ...]:
     """The tools that a record or a message lists."""
-    return _only([_tools(fields.get(name) or ()) for name in TOOLS])
+    return _only([_named(fields.get(name) or (), "`tools`", "function schemas") for name in TOOLS])
 
 
 def _only(lists_of_tools: list[tuple[dict, ...]]) -> tuple[dict, ...]:

@@ -34,7 +34,7 @@ from eval.attention.probes import probe_from_text
 from eval.attention.record import look
 from eval.attention.snapshots import Snapshot, file_of, read
 from eval.config import AttentionConfig
-from eval.experts.in_viewer import for_viewer
+from eval.experts.log import for_viewer
 from eval.experts.log import read as read_experts
 from serve.errors import ApiError
 from serve.events import event

@@ -20,9 +20,8 @@ from typing import Any, TypeVar
 from configs.command import InputError
 from configs.files import DamagedFile, checkpoint_directory, is_adapter
 from data.tokenizer import Tokenizer
-from eval.chat.adapters import Adapters
 from eval.chat.session import Conversation
-from eval.opening import open_checkpoint
+from eval.load_model import open_checkpoint
 from model import LanguageModel
 from model.checkpoint import base_of
 from serve.errors import ApiError
@@ -120,7 +119,7 @@ class Workbench:
             lm, tokenizer, directory = open_checkpoint(place, self.library.device)
             conversation = Conversation(lm, tokenizer)
             if adapter is not None:
-                Adapters(conversation, [f"adapter={adapter}"])
+                conversation.use_adapters(adapter)
             found, run = Name(name.run, _step(directory), name.adapter), self.library.runs()[name.run]
             self._opened[key] = Opened(found, run, lm, tokenizer, conversation.is_chat)
         self._opened.move_to_end(key)

@@ -31,12 +31,11 @@ from model import LanguageModel, generate, left_pad
 from model.checkpoint import read_config
 from model.loss import CHUNK, CHUNK_ELSEWHERE
 from train.config import RunConfig
-from train.machine.cpu_processes import joined
-from train.machine.device import Device
-from train.machine.distributed import ALONE, World
+from train.device import Device
 from train.method_config import DistillConfig
 from train.objective import CPU, BatchSource, Figures, Forward, TextBatches
 from train.pretrain import parse_command_line, run
+from train.processes import ALONE, World, joined
 from train.reference import open_reference
 
 

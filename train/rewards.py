@@ -12,17 +12,17 @@ from collections.abc import Callable, Sequence
 
 from configs.command import InputError
 from configs.text import escape
-from eval.questions import Asked, is_right
+from eval.questions import Question, is_right
 
-Reward = Callable[[Asked, str], float]
+Reward = Callable[[Question, str], float]
 
 
-def exact_match(question: Asked, reply: str) -> float:
+def exact_match(question: Question, reply: str) -> float:
     """1 for the right reply to the letter, 0 for every other."""
     return float(is_right(question, reply))
 
 
-def contains_answer(question: Asked, reply: str) -> float:
+def contains_answer(question: Question, reply: str) -> float:
     """1 where the short answer stands anywhere in the reply, whatever else does. It can be gamed."""
     return float(question.answer.casefold() in reply.casefold())
 
@@ -47,7 +47,7 @@ def find_reward(name: str) -> Reward:
     return reward
 
 
-def rewards_of(reward: Reward, questions: Sequence[Asked], replies: Sequence[str]) -> list[float]:
+def rewards_of(reward: Reward, questions: Sequence[Question], replies: Sequence[str]) -> list[float]:
     """The reward of each reply. Raises InputError, with the number of the row, for a reward that fails there."""
     values = []
     for row, (question, reply) in enumerate(zip(questions, replies, strict=True)):

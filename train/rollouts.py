@@ -24,19 +24,18 @@ from data.prepare import PreparedData
 from data.reading.documents import documents
 from data.reading.world import talk_about
 from data.reply import CALL
-from eval.questions import Asked, question_of, questions_in
-from eval.tools.answers import Written
-from eval.tools.calls import described
+from eval.questions import Question, question_of, questions_in
+from eval.tools import Written, described
 from model import LanguageModel
 from train.config import RunConfig
-from train.machine.distributed import World
 from train.objective import BatchSource
+from train.processes import World
 from train.rewards import find_reward
 
 COLUMNS = ("input_ids", "labels", "drawn_log_probs", "advantages", "copies", "weights")  # of a batch
 FIGURE = "figure "  # before the name of a figure, in a checkpoint
 ATTEMPTS = 1000  # to find a question that fits
-Draw = Callable[[Random], Asked | None]  # None: there is no question in what was drawn
+Draw = Callable[[Random], Question | None]  # None: there is no question in what was drawn
 
 
 class AnswerBatches(BatchSource):
@@ -88,7 +87,7 @@ class AnswerBatches(BatchSource):
             figures = {name[len(FIGURE) :]: float(kept[name]) for name in kept if name.startswith(FIGURE)}
             self.drawn = int(kept["step"]), Batch(tensors, kept["row_ids"].tolist(), figures)
 
-    def question(self, k: int, number: int) -> tuple[Asked, list[int]]:
+    def question(self, k: int, number: int) -> tuple[Question, list[int]]:
         """Question `number` of step k, and its prompt's ids."""
         rng = Random(f"question {self.seed} {k} {number}")
         for _ in range(ATTEMPTS):
@@ -159,7 +158,7 @@ def questions_to_draw(data: DataConfig) -> Draw:
     def conversation(index: int) -> dict[str, Any]:
         return talk_about(world, index, "train", repeats=False)
 
-    def draw(rng: Random) -> Asked | None:
+    def draw(rng: Random) -> Question | None:
         questions = list(questions_in(conversation(rng.randrange(world.documents))))
         return rng.choice(questions) if questions else None
 

@@ -26,10 +26,10 @@ import yaml
 
 from configs.command import InputError, exit_on_bad_input, survive_lost_output, usable_cores, whole
 from configs.loader import flatten
+from train.checkpoint import find_start, own
 from train.config import RunConfig, add_trust_option, load_run_config
-from train.machine.signals import stop_signals
 from train.method_config import script_of
-from train.saving.run_directory import Owner, find_start
+from train.processes import stop_signals
 
 REASONS = {2: " (bad input)", 3: " (its loss became non-finite)"}
 
@@ -145,8 +145,7 @@ def main() -> int:
     given = parser.parse_intermixed_args()
     runs = plan(given.config, given.overrides, given.seeds, trust_hooks=given.trust_hooks)
     out = given.out or runs[0].folder
-    with Owner(out) as owner:
-        owner.take()
+    with own(out):
         survive_lost_output()
         waiting = [run for run in runs if not find_start(run.config).finished]
         variants = {run.label: " ".join(run.changes) or f"the baseline, {given.config}" for run in runs}
@@ -170,10 +169,8 @@ def main() -> int:
         paths = [run.config.directory for run in runs if run.config.name not in failed]
         notes = [f"{name} is left out: exit code {code}{REASONS.get(code, '')}" for name, code in failed.items()]
         if paths:
-            comparison = compare(paths, out, decode=not given.skip_decode, notes=notes)
-            for warning in comparison.warnings:
-                print(f"warning: {warning}", file=sys.stderr)
-            print(f"\n{comparison.short}\n\nall rows, figures and heads: {comparison.file}")
+            print()
+            compare(paths, out, decode=not given.skip_decode, notes=notes)
         return 3 if 3 in failed.values() else next((code if code > 0 else 128 - code for code in failed.values()), 0)
 
 

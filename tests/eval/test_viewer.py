@@ -9,8 +9,7 @@ from PIL import Image
 
 from eval.attention.snapshots import ProbeMap
 from eval.attention.viewer import write_viewer
-from eval.experts.in_viewer import MOST, for_viewer
-from eval.experts.log import Look
+from eval.experts.log import MOST, Look, for_viewer
 from tests.eval.viewer_helpers import causal, chromium, opened, snapshot
 
 pytestmark = pytest.mark.slow  # a browser: in `make test-all`

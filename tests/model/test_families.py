@@ -16,7 +16,7 @@ from eval.attention.capture import capture
 from eval.attention.controls import ablated
 from model import LanguageModel, ModelConfig, load, save
 from model.convert_kv_heads import convert_kv_heads
-from model.families import NoFamily, all_families, family_of
+from model.families import FAMILIES, NoFamily, family_of
 from model.kv_cache import CACHES, make_cache
 from tests.attack.mutations import WRONG
 from tests.conftest import random_model, tiny_config
@@ -101,7 +101,7 @@ def drawn(family: str, number: int) -> ModelConfig:
     if chosen.get("sliding_window") and family not in SAME_WINDOWS:
         mixed = ["sliding_attention", "full_attention"]
         chosen["layer_types"] = draw.choice([None, mixed, mixed[::-1], ["full_attention", *mixed[:1] * 3]])
-    return tiny_config(num_hidden_layers=4, **chosen)
+    return tiny_config(num_hidden_layers=4, hidden_dropout=0.1, attention_dropout=0.2, **chosen)
 
 
 def same(ours: LanguageModel, theirs, ids: torch.Tensor) -> None:
@@ -165,7 +165,7 @@ def test_it_is_the_model_of_transformers_in_both_directions(tmp_path, family, nu
 
 
 def test_every_family_has_its_parts_here():
-    assert {*PARTS, "headlight"} == {family.model_type for family in all_families()}
+    assert {*PARTS, "headlight"} == {family.model_type for family in FAMILIES}
 
 
 # what stops transformers itself at its own defaults: no head_dim, a padding token outside of a small vocabulary, and
@@ -335,29 +335,6 @@ def test_with_loadable_elsewhere_false_it_is_saved_for_headlight_alone(tmp_path,
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"norm_position": "between"}, "norm_position`: .*'before' or 'after'"),
-        ({"part_of_tomorrow": 1}, "part_of_tomorrow"),
-        ({"hidden_size": None}, "hidden_size"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.factor"),
-        ({"num_attention_heads": 3}, "num_attention_heads"),
-    ],
-)
-def test_a_damaged_config_of_headlight_is_refused(tmp_path, change, message):
-    save(random_model(tiny_config(**ONLY_HERE)), tmp_path)
-    file = tmp_path / "config.json"
-    fields = json.loads(file.read_text())
-    file.write_text(json.dumps(fields | change))
-    with pytest.raises(ValueError, match=f"config.json: .*{message}"):
-        load(tmp_path)
-    del fields["hidden_size"]
-    file.write_text(json.dumps(fields))
-    with pytest.raises(ValueError, match="config.json: hidden_size is missing"):
-        load(tmp_path)
-
-
 @pytest.mark.parametrize("field", ModelConfig.model_fields)
 def test_every_wrong_value_in_a_config_of_headlight_is_refused_or_harmless(tmp_path, field):
     save(random_model(tiny_config(**ONLY_HERE)), tmp_path)
@@ -378,14 +355,13 @@ def test_every_wrong_value_in_a_config_of_headlight_is_refused_or_harmless(tmp_p
         ("smollm3", {"no_rope_layers": "1010"}, "no_rope_layers"),
         ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 0}, "no_rope_layer_interval"),
         ("smollm3", {"mlp_bias": True}, "mlp_bias is True"),
-        ("smollm3", {"layer_types": ["sliding_attention"] * 4, "sliding_window": 4}, "no sliding_window is in use"),
+        ("smollm3", {"layer_types": ["sliding_attention"] * 4, "sliding_window": 4}, "so set sliding_window"),
         ("olmo2", {"sliding_window": 4}, "this model_type has none"),
         ("olmo2", {"attention_bias": "yes"}, "attention_bias"),
         ("olmo2", {"attention_bias": True}, "_proj.bias is missing"),
         ("qwen2", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ("ministral", {"attention_bias": True}, "attention_bias is True"),
         ("qwen3_moe", {"num_experts_per_tok": 9}, r"num_experts_per_tok \(9\) must not be above num_experts"),
-        ("qwen3_moe", {"num_experts": 100_000}, r"experts.\d+.down_proj.weight is missing"),
         ("qwen3_moe", {"num_experts": 5}, "experts.4.down_proj.weight is missing"),
         ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
         ("qwen3_moe", {"mlp_only_layers": [9]}, "mlp_only_layers names layer 9"),

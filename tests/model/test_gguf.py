@@ -1,6 +1,5 @@
 """`model.export --to gguf`: the file holds this model and this tokenizer, and what llama.cpp lacks is refused."""
 
-import builtins
 import json
 import os
 import subprocess
@@ -16,11 +15,10 @@ from transformers import AutoModelForCausalLM
 from configs.command import InputError
 from data.chat import segments
 from data.reading.records import Conversation, Message
-from data.words import pre_tokenizer
+from data.tokenizer import pre_tokenizer
 from model import generate
-from model.export import export
+from model.export import WORDS, export
 from model.families import family_of
-from model.gguf_file import WORDS
 from tests.conftest import random_model, tiny_config
 from tests.model.export_models import GPT2, LLAMA, SENTENCES, WRITTEN, model, save_with_tokenizer, taught, tokenizer
 
@@ -149,7 +147,7 @@ REFUSED = {
     "yarn": ({"rope_scaling": WRITTEN["qwen3, yarn"]["rope_scaling"] | {"beta_fast": 8.0}}, "bpe", "yarn is written"),
     "llama3": (LLAMA | {"rope_scaling": {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 16,
                "low_freq_factor": 1.0, "high_freq_factor": 4.0}}, "bpe", "llama3 .rope_scaling. is not written"),
-    "char": ({"vocab_size": 128}, "char", "llama.cpp has no WordLevel tokenizer"),
+    "char": ({"vocab_size": 128}, "char", "has no tokenizer of this kind"),
     "byte": ({"vocab_size": 320}, "byte", "llama.cpp has no tokenizer of single bytes"),
 }  # fmt: skip
 
@@ -181,19 +179,6 @@ def test_a_tokenizer_that_splits_otherwise_is_refused(tmp_path, part, change):
     file.write_text(json.dumps(told))
     with pytest.raises(InputError, match="has no name for how this tokenizer splits text"):
         export(tmp_path / "model", "gguf", tmp_path / "out")
-
-
-def test_without_the_library_it_is_said_what_to_install(tmp_path, monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *rest):
-        if name == "gguf":
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InputError, match="which is not installed: pip install gguf$"):
-        export(save_with_tokenizer(model(), tmp_path / "model"), "gguf", tmp_path / "out")
 
 
 @pytest.mark.slow

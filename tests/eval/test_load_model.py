@@ -1,0 +1,97 @@
+"""Opening a model: one function for every command; which device `auto` is, and what cannot be opened."""
+
+import shutil
+
+import pytest
+import torch
+
+from configs.command import InputError
+from data import load_tokenizer
+from data.config import TokenizerConfig
+from data.tokenizer import train_tokenizer
+from eval.load_model import open_model
+from model import load, save
+from model.backends.choice import choose_device
+from tests.conftest import random_model, tiny_config
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), iter(["a fox"]))
+    folder = tmp_path_factory.mktemp("opening")
+    save(random_model(tiny_config(vocab_size=tokenizer.vocab_size)), folder / "fits")
+    tokenizer.save(folder / "fits")
+    save(random_model(tiny_config(vocab_size=64)), folder / "other")
+    tokenizer.save(folder / "other")
+    return folder
+
+
+def has(monkeypatch, gpus=0, mps=False):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "mps", "wanted", "expected"),
+    [
+        (2, False, "auto", "cuda"),
+        (2, False, "cuda:1", "cuda:1"),
+        (1, False, "cpu", "cpu"),
+        (0, True, "auto", "mps"),
+        (0, False, "auto", "cpu"),
+    ],
+)
+def test_auto_takes_a_gpu_if_there_is_one(monkeypatch, gpus, mps, wanted, expected):
+    has(monkeypatch, gpus, mps)
+    assert choose_device(wanted) == torch.device(expected)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("cuda", r"--device cuda: not available here: use auto or one of: cpu$"),
+        ("mps", "not available here"),
+        ("meta", "not available here"),
+        ("gpu", "--device gpu: not available here"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(monkeypatch, wanted, message):
+    has(monkeypatch)
+    with pytest.raises(InputError, match=message):
+        open_model("nowhere", wanted)
+    has(monkeypatch, gpus=2)
+    with pytest.raises(InputError, match=r"--device cuda:2: not available here: use auto or one of: cuda, cpu"):
+        open_model("nowhere", "cuda:2")
+
+
+def test_the_model_is_the_saved_one_in_evaluation_mode(directory):
+    lm, tokenizer = open_model(directory / "fits", "cpu")
+    ids = torch.tensor([tokenizer.encode("a fox")])
+    assert torch.equal(lm(ids), load(directory / "fits")(ids))
+    assert not lm.training
+    assert tokenizer.sha256() == load_tokenizer(directory / "fits").sha256()
+
+
+def test_the_files_that_name_a_checkpoint_are_followed(directory, tmp_path):
+    """`checkpoints/latest` looks like a directory's name, and people give it."""
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("latest", "best"):
+        (tmp_path / "checkpoints" / name).write_text("step_00000001\n")
+    shutil.copytree(directory / "fits", tmp_path / "checkpoints/step_00000001")
+    for path in (tmp_path / "checkpoints/latest", tmp_path / "checkpoints/best", tmp_path):
+        assert load_tokenizer(path).sha256() == load_tokenizer(directory / "fits").sha256()
+        assert torch.equal(open_model(path, "cpu")[0].lm_head.weight, load(directory / "fits").lm_head.weight)
+
+
+def test_weights_get_the_dtype_asked_for(directory):
+    lm, tokenizer = open_model(directory / "fits", "cpu", torch.bfloat16)
+    assert {weight.dtype for weight in lm.parameters()} == {torch.bfloat16}
+    assert lm(torch.tensor([tokenizer.encode("a fox")])).isfinite().all()
+
+
+def test_what_is_not_a_model_or_not_of_its_tokenizer_is_bad_input(directory, tmp_path):
+    with pytest.raises(InputError, match=str(tmp_path.name)):
+        open_model(tmp_path)
+    with pytest.raises(InputError, match="they do not belong together"):
+        open_model(directory / "other")

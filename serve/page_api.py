@@ -40,7 +40,7 @@ from serve.errors import ApiError
 from serve.events import event
 from serve.limits import COOKIE, Limits, token, within
 from serve.run_folder import RunFolder, Tail, settings, tail
-from serve.workbench import Name, Workbench, checkpoints_of
+from serve.workbench import ModelAsked, Workbench, checkpoints_of
 
 POLICY = (  # scripts, styles and answers of this server alone; no script within the page
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
@@ -156,7 +156,7 @@ def router(folder: RunFolder, bench: Workbench, limits: Limits) -> APIRouter:
         few = np.linspace(0, len(steps) - 1, min(len(steps), MOST_CHECKPOINTS)).round().astype(int)
 
         def looked() -> list[Snapshot]:
-            return [_look(bench, Name(name, steps[place]), asked.text) for place in few]
+            return [_look(bench, ModelAsked(run=name, step=steps[place]), asked.text) for place in few]
 
         looks = await within(bench.do(looked), limits.seconds)
         frames = {
@@ -181,7 +181,7 @@ def _without_maps(file: Path, written: int) -> Snapshot:
     return viewer.without_weights(read(file))
 
 
-def _look(bench: Workbench, name: Name, text: str) -> Snapshot:
+def _look(bench: Workbench, name: ModelAsked, text: str) -> Snapshot:
     opened = bench.find(name)
     try:
         probe = probe_from_text(opened.tokenizer, text, opened.context_length)

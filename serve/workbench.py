@@ -15,7 +15,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from configs.command import InputError
 from configs.files import DamagedFile, checkpoint_directory, is_adapter
@@ -28,24 +30,27 @@ from serve.errors import ApiError
 from serve.library import Library
 
 Result = TypeVar("Result")
+NameText = Annotated[str, StringConstraints(min_length=1, max_length=300)]
 MOST_MODELS = 2  # in memory, beside those of the library
 MOST_WAITING = 32  # jobs; more get status 429
 
 
-@dataclass(frozen=True)
-class Name:
+class ModelAsked(BaseModel):
     """Which model: a run, one of its checkpoints (None: the newest), a run with adapters for it (None: none)."""
 
-    run: str
-    step: int | None = None
-    adapter: str | None = None
+    model_config = ConfigDict(extra="forbid")
+
+    run: NameText
+    step: Annotated[int, Field(ge=0)] | None = None
+    adapter: NameText | None = None
 
 
 @dataclass(frozen=True)
 class Opened:
     """A model to look into. is_chat: it was trained on chats, and may end a turn by itself."""
 
-    name: Name
+    step: int | None
+    adapter: str | None
     run: Path
     lm: LanguageModel
     tokenizer: Tokenizer
@@ -91,7 +96,7 @@ class Workbench:
             return None
         return next((name for name, path in runs.items() if base.is_relative_to(path.resolve())), None)
 
-    def find(self, name: Name) -> Opened:
+    def find(self, name: ModelAsked) -> Opened:
         """The model, loaded if need be. For the worker's thread. Raises ApiError: 404 for an unknown name, 503."""
         runs = self.library.runs()
         if name.run not in runs:
@@ -111,7 +116,7 @@ class Workbench:
         except (InputError, DamagedFile, OSError) as error:
             raise ApiError(503, str(error), "server_error") from None
 
-    def _loaded(self, name: Name, place: Path, adapter: Path | None) -> Opened:
+    def _loaded(self, name: ModelAsked, place: Path, adapter: Path | None) -> Opened:
         key = (_identity(place), adapter and _identity(adapter))
         if key not in self._opened:
             while len(self._opened) >= MOST_MODELS:
@@ -120,8 +125,8 @@ class Workbench:
             conversation = Conversation(lm, tokenizer)
             if adapter is not None:
                 conversation.use_adapters(adapter)
-            found, run = Name(name.run, _step(directory), name.adapter), self.library.runs()[name.run]
-            self._opened[key] = Opened(found, run, lm, tokenizer, conversation.is_chat)
+            run, step = self.library.runs()[name.run], _step(directory)
+            self._opened[key] = Opened(step, name.adapter, run, lm, tokenizer, conversation.is_chat)
         self._opened.move_to_end(key)
         return self._opened[key]
 

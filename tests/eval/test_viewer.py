@@ -9,7 +9,7 @@ from PIL import Image
 
 from eval.attention.snapshots import ProbeMap
 from eval.attention.viewer import write_viewer
-from eval.experts.log import MOST, Look, for_viewer
+from eval.experts.log import MOST, ExpertUse, for_viewer
 from tests.eval.viewer_helpers import causal, chromium, opened, snapshot
 
 pytestmark = pytest.mark.slow  # a browser: in `make test-all`
@@ -508,7 +508,9 @@ SHARES = {0: [[0.5, 0.25, 0.2, 0.05], [0.25] * 4], 10: [[0.4, 0.3, 0.298, 0.002]
 def experts(browser, tmp_path):
     """The tab of experts of a run with two looks at them, beside a run without any."""
     weight = [[0.6, 0.5, 0.4, None], [0.7, 0.6, 0.5, 0.4]]
-    looks = [Look(step=s, tokens=1000 * s, layers=[1, 3], share=share, weight=weight) for s, share in SHARES.items()]
+    looks = [
+        ExpertUse(step=s, tokens=1000 * s, layers=[1, 3], share=share, weight=weight) for s, share in SHARES.items()
+    ]
     words = [[["the", "<b>fox</b>"], ["a"], [], ["\u202eb"]], [["one"], ["two"], ["three"], ["four"]]]
     looks[1] = looks[1].model_copy(update={"words": words, "loss": {"learned": 2.0, "random": 2.75}})
     runs = [("dense", [snapshot(5)]), ("moe", [snapshot(0), snapshot(10)])]
@@ -518,7 +520,7 @@ def experts(browser, tmp_path):
 
 
 def test_a_long_log_of_many_experts_keeps_its_first_and_last_look():
-    many = [Look(step=s, tokens=0, layers=[0], share=[[1 / 500] * 500], weight=[[None] * 500]) for s in range(100)]
+    many = [ExpertUse(step=s, tokens=0, layers=[0], share=[[1 / 500] * 500], weight=[[None] * 500]) for s in range(100)]
     steps = [one["step"] for one in for_viewer(many)["steps"]]
     assert (steps[0], steps[-1]) == (0, 99)
     assert len(steps) == MOST // 500 < 100

@@ -68,7 +68,7 @@ class Workbench:
         self.library = library
         self._opened: OrderedDict[tuple[Any, Any], Opened] = OrderedDict()
         self._worker = ThreadPoolExecutor(1, "workbench")
-        self._waiting = 0
+        self._waiting = set[object]()
         self._lock = asyncio.Lock()
 
     def choices(self) -> list[dict[str, Any]]:
@@ -149,15 +149,16 @@ class Workbench:
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         """One job after the other. Raises ApiError 429."""
-        if self._waiting >= MOST_WAITING:
-            message = f"{self._waiting} requests are waiting: try again later"
+        if len(self._waiting) >= MOST_WAITING:
+            message = f"{len(self._waiting)} requests are waiting: try again later"
             raise ApiError(429, message, "rate_limit_error", "rate_limit_exceeded")
-        self._waiting += 1
+        me = object()
+        self._waiting.add(me)
         try:
             async with self._lock:
                 yield
         finally:
-            self._waiting -= 1
+            self._worker.submit(self._waiting.discard, me)  # a job that was given up may still be at work
 
 
 def _with_clear_errors(job: Callable[[], Result]) -> Result:

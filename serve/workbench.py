@@ -138,7 +138,8 @@ class Workbench:
     async def each(self, steps: Callable[[], Iterator[Result]]) -> AsyncGenerator[Result]:
         """What the job yields, as it comes. Closing the iterator ends the job after its present step."""
         async with self._turn():
-            loop, iterator = asyncio.get_running_loop(), steps()
+            loop = asyncio.get_running_loop()
+            iterator = await loop.run_in_executor(self._worker, partial(_with_clear_errors, steps))
             following = partial(_with_clear_errors, lambda: next(iterator, None))
             try:
                 while (one := await loop.run_in_executor(self._worker, following)) is not None:

@@ -52,7 +52,7 @@ function drawAttention(pane) {
     return;
   }
   box.setAttribute("aria-activedescendant", pane.tokens[here].id);
-    pane.tokens.forEach((token, i) => {
+  pane.tokens.forEach((token, i) => {
     token.setAttribute("aria-selected", i === here);
     const weight = i <= here ? head.weight(here, i) : head.weight(i, here);
     token.style.backgroundColor = shade(i <= here ? "--looks" : "--seen", weight);
@@ -98,7 +98,7 @@ function letGo() {
 function moveToken(number, by) {
   const { length } = panes[number].tokens;
   const before = state.token?.view === number ? state.token.place : by > 0 ? -1 : length;
-  const place = Math.max(0, Math.min(length - 1, before + by));
+  const place = clamp(before + by, 0, length - 1);
   state.pinned = false;
   point(number, place);
   state.pinned = true;

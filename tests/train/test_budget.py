@@ -183,15 +183,15 @@ def show(monkeypatch, capsys, *arguments, code: int = 0) -> str:
 def test_the_command_prints_tables_and_writes_nothing(tmp_path, monkeypatch, capsys):
     path = write_config(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    overrides = ["model.num_key_value_heads=1"]
-    text = show(monkeypatch, capsys, path, *overrides, "--memory-gb", 80, "--tflops", 1e-6, "--mfu", 0.25)
+    overrides = ["model.num_key_value_heads=1", "train.max_steps=12000"]
+    text = show(monkeypatch, capsys, path, *overrides, "--memory-gb", 80, "--tflops", 0.001, "--mfu", 0.25)
     run, _ = with_vocabulary(load_run_config(path, overrides))
     assert f"{LanguageModel(run.model).num_parameters():,}" in text
     assert "MQA (1) *" in text
     (line,) = [
-        line for line in text.splitlines() if "minutes at 25% (assumed: --mfu) of 1e-06 TFLOPS (--tflops)" in line
+        line for line in text.splitlines() if "minutes at 25% (assumed: --mfu) of 0.001 TFLOPS (--tflops)" in line
     ]
-    seconds = run.max_steps * run.train.tokens_per_step * on_meta(run.model).flops_per_token(32) / (1e-6 * 1e12 * 0.25)
+    seconds = run.max_steps * run.train.tokens_per_step * on_meta(run.model).flops_per_token(32) / (0.001 * 1e12 * 0.25)
     assert float(line.split("|")[-2].replace(",", "")) == pytest.approx(seconds / 60, abs=0.05)
     assert max(map(len, text.splitlines())) <= 120
     assert sorted(tmp_path.rglob("*")) == before
@@ -209,8 +209,8 @@ def test_planning_for_a_gpu_that_is_not_here_and_for_a_cpu(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--mfu", "1.5"], "--mfu is '1.5': it must be a number above 0 and up to 1"),
-        (["--memory-gb", "0"], "--memory-gb is '0': it must be a number above 0"),
+        (["--mfu", "1.5"], "--mfu is '1.5': it must be a number from 0.001 to 1"),
+        (["--memory-gb", "0"], "--memory-gb is '0': it must be a number from 0.001"),
         (["--tflops", "nan"], "--tflops is 'nan'"),
         (["model.hiden_size=3"], "did you mean `model.hidden_size`"),
     ],

@@ -172,7 +172,7 @@ class _WithText(Section):
         try:
             re.compile(pattern or "")
         except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"is not a regular expression: {error}") from None
+            raise ValueError(f"document_start is not a regular expression: {error}") from None
         return pattern
 
 

@@ -198,8 +198,8 @@ def main() -> int:
     options = {"memory-gb": "memory of the device, 1 GB = 1e9 bytes; default: ask it"}
     options["tflops"] = "peak of the device; default: known for some GPUs, and a guess on a CPU"
     for name, words in options.items():
-        parser.add_argument(f"--{name}", type=number(f"--{name}", 0, above=True), help=words)
-    mfu = number("--mfu", 0, 1, above=True)
+        parser.add_argument(f"--{name}", type=number(f"--{name}", 0.001), help=words)
+    mfu = number("--mfu", 0.001, 1)
     parser.add_argument("--mfu", type=mfu, default=0.4, help="share of the peak that training reaches; default 0.4")
     arguments = parser.parse_intermixed_args()
     run, known = with_vocabulary(load_run_config(arguments.config, arguments.overrides))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import torch
 
@@ -21,13 +22,15 @@ from train.machine.device import Device
 
 
 def open_reference(
-    config: RunConfig, tokenizer: Tokenizer, device: Device, path: str, key: str = "init_from"
+    config: RunConfig, tokenizer: Tokenizer, device: Device, key: Literal["init_from", "distill.teacher"] = "init_from"
 ) -> LanguageModel:
-    """The model of a run or a model directory, to be asked and never trained. Call it under torch.no_grad.
+    """The model that `key` of the config names, to be asked and never trained. Call it under torch.no_grad.
 
-    key: of the config, for messages. Raises InputError for what cannot be loaded, for another tokenizer than the run's
+    Raises InputError for what cannot be loaded, for another tokenizer than the run's
     (the same ids would stand for other text), and for rows longer than it can read.
     """
+    path = config.distill.teacher if config.distill and key == "distill.teacher" else config.init_from
+    assert path is not None  # check_script
     if config.train.parallel == "fsdp2":
         raise InputError(
             "train.parallel: under fsdp2 no process has the whole head, which the loss asks in chunks: use ddp"

@@ -1,7 +1,7 @@
 """Which attention backend serves here, and what does `auto` choose? Which device computes?
 
 A backend that you ask for and that cannot serve is an error that says why: only `auto` falls back. Whether a kernel
-computes the right numbers on your machine is what train.doctor tries (`worst_error`); `auto` avoids what it found.
+computes the right numbers on your machine is what train.doctor tries; `auto` avoids what it found.
 """
 
 from __future__ import annotations
@@ -146,33 +146,6 @@ def choose_attention(here: Situation, avoid: Mapping[str, str] | None = None) ->
             return name, reason + rejected
         rejected += f"; not {name}: {problem}"
     return "eager", "the formula itself, which is the slowest" + rejected
-
-
-def worst_error(name: str, here: Situation) -> float:
-    """How far a backend is from the formula in float64: the largest error of its output and of its gradients, each as a
-    share of the largest entry. Two rows of 192 tokens. Raises whatever the kernel raises. For train.doctor.
-    """
-    length, kv_heads, generator = 192, 2, torch.Generator().manual_seed(0)
-    shapes = [(kv_heads * here.num_key_value_groups, here.head_dim), (kv_heads, here.head_dim)]
-    shapes += [(kv_heads, here.value_dim or here.head_dim)]
-    inputs = [torch.randn(2, heads, length, size, generator=generator).to(here.dtype) for heads, size in shapes]
-    results = []
-    for backend, device, dtype in (("eager", "cpu", torch.float64), (name, here.device, here.dtype)):
-        places = torch.arange(length, device=device)
-        documents = (places[None] // 70).expand(2, length) if here.documents else None
-        spec = MaskSpec(places, places, 2, None, documents, 50 if here.windows else None, not here.masked)
-        q, k, v = leaves = [x.to(device, dtype).requires_grad_(here.gradients) for x in inputs]
-        out = BACKENDS[backend].compute(q, k, v, BACKENDS[backend].mask(spec), 0.0)
-        above = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape).to(out.dtype).to(device)
-        grads = torch.autograd.grad(out, leaves, above) if here.gradients else ()
-        results.append([x.detach().cpu().double() for x in (out, *grads)])
-    errors = [(computed - exact).abs().max() / exact.abs().max() for exact, computed in zip(*results, strict=True)]
-    return float(torch.stack(errors).max())  # NaN, if the kernel gave one
-
-
-def allowed_error(dtype: torch.dtype) -> float:
-    """Of `worst_error`: some ten times what the rounding of this dtype costs."""
-    return 5e-2 if dtype in HALF else 1e-3
 
 
 def choose_device(wanted: str = "auto") -> torch.device:

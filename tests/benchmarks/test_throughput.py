@@ -3,19 +3,15 @@
 import dataclasses
 import itertools
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.ladder import Rung, WithAllLogits, rungs
 from benchmarks.profile import class_of
-from benchmarks.throughput import parse_arguments, run_config
 from benchmarks.timing import alternate, peak_bytes
 from benchmarks.transformers_model import gpt2_like, in_transformers
 from configs.command import InputError
-from data.prepare import prepare
 from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module, write_config
 from train.config import load_run_config
@@ -168,19 +164,6 @@ def test_a_configs_training_steps_are_measured_and_profiled(tmp_path, processes)
     assert any(event.get("name") == "aten::mm" for event in events)
     shares = [float(cells[1].strip("%")) for cells in rows.values() if len(cells) == 3 and cells[1].endswith("%")]
     assert sum(shares) == pytest.approx(100, abs=4)
-
-
-def test_the_model_measured_has_the_vocabulary_of_the_prepared_data(tmp_path, monkeypatch):
-    """A text too small for the ids that it asks for; before it is prepared, the number is called an estimate."""
-    path = write_config(tmp_path, data={"tokenizer": {"kind": "bpe", "vocab_size": 1024}})
-    monkeypatch.setattr(sys, "argv", ["throughput", str(path)])
-    planned, known = run_config(parse_arguments())
-    assert planned.model.vocab_size == 1024
-    assert "an estimate" in known
-    prepared = prepare(planned.data, Path(planned.output_dir), show_progress=False)
-    measured, known = run_config(parse_arguments())
-    assert measured.model.vocab_size == prepared.tokenizer.vocab_size < 1024
-    assert "prepared data" in known
 
 
 @pytest.mark.parametrize(

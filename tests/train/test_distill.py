@@ -131,7 +131,7 @@ def test_a_stopped_run_goes_on_exactly(tmp_path, teacher, on_policy):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["distill=null"], "distill.teacher: name the run to learn from, for example distill.teacher=runs/demo"),
+        (["distill=null"], "distill: is null: train.distill needs this section"),
         (["distill.teacher=nowhere"], "distill.teacher: nowhere: is neither a run"),
         (["data.sequence_length=600", "train.tokens_per_step=600", "model.max_position_embeddings=600"], "at once"),
     ],

@@ -213,8 +213,8 @@ def test_pairs_that_cannot_be_trained_on_are_counted_once(tmp_path, base, reason
 @pytest.mark.parametrize(
     ("changes", "script", "message"),
     [
-        (["data.records=conversations"], main, "data.records is conversations, but fine-tuning needs pairs"),
-        (["init_from=null"], main, "init_from: fine-tuning starts from a trained model: name a run"),
+        (["data.records=conversations"], main, "data.records is conversations, and train.dpo needs pairs"),
+        (["init_from=null"], main, "init_from: train.dpo starts from a trained model"),
         (["train.tokens_per_step=96"], main, "times 2, for both answers of a pair: use 192 or 384"),
         (["train.parallel=fsdp2"], main, "train.parallel: "),
         ([], pretrain_main, "train.pretrain knows nothing of `data.records: pairs`: use python -m train.dpo"),

@@ -21,7 +21,7 @@ from tests.train.worlds import trace
 from train import grpo
 from train.grpo import GRPO, advantages, policy_loss, spread
 from train.method_config import GRPOConfig
-from train.rewards import contains_answer, exact_match
+from train.rollouts import contains_answer, exact_match
 
 HERE = "tests.train.grpo_helpers"
 
@@ -310,7 +310,7 @@ def test_a_stop_between_steps_on_the_same_answers_changes_nothing(run, compiles,
         ([f"grpo.reward={HERE}:infinite"], "returned inf for row 0, question"),
         (["grpo.group_size=3"], "times grpo.group_size (3): use "),
         (["grpo=null"], "grpo: is null: train.grpo needs this section"),
-        (["init_from=null"], "init_from: fine-tuning starts from a trained model"),
+        (["init_from=null"], "init_from: train.grpo starts from a trained model"),
         (["data.source.recall={}"], "data.source.recall: train.grpo asks in conversations, and these are facts"),
         (["grpo.max_new_tokens=500"], "data.sequence_length (512): no question fits beside grpo.max_new_tokens (500)"),
     ],

@@ -159,8 +159,8 @@ def test_where_no_trained_token_is_left_a_run_ends_in_a_line(chat, split):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data": {"records": "text"}}, "data.records is text, but fine-tuning needs conversations"),
-        ({"init_from": None}, "init_from: fine-tuning starts from a trained model: name a run"),
+        ({"data": {"records": "text"}}, "data.records is text, and train.sft needs conversations"),
+        ({"init_from": None}, "init_from: train.sft starts from a trained model"),
         ({"init_from": "nowhere"}, "init_from: "),
         ({"turns": [("user", "Hello?"), ("user", "Anybody?")]}, "assistant"),
     ],

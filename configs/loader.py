@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 
 from configs.command import InputError
 from configs.files import read_text, resolve
-from configs.schema import fields
 from configs.text import did_you_mean, shortened
 
 KeyPath = tuple[str, ...]
@@ -89,6 +90,58 @@ def parse_yaml(text: str, where: str) -> Any:
 def dump_yaml(values: Any) -> str:
     """The text of values, mappings in their order, which YAML 1.1 and 1.2 read back as these values."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# what the sections of a config are made of
+
+
+class Section(BaseModel):
+    """A part of a config: an unknown key is an error, nothing is converted, nothing changes afterwards."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Tag(Enum):
+    """Whether a run of the same name may have another value of a key. A section's tag holds for the keys in it; a key
+    without one, and in none, may change."""
+
+    IDENTITY = "no: it makes a run what it is"
+    RUNTIME = "yes, though its section says no: where it computes, or filled in by what is compared itself"
+
+
+def fields(schema: type[BaseModel], prefix: KeyPath = ()) -> Iterator[tuple[KeyPath, FieldInfo]]:
+    """Every key path of a section with its field, sections before what they hold; of a union, all members."""
+    for name, info in schema.model_fields.items():
+        yield (*prefix, name), info
+        for part in _sections_in(info.annotation):
+            yield from fields(part, (*prefix, name))
+
+
+def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _sections_in(part)
+
+
+def identity_keys(schema: type[BaseModel]) -> frozenset[str]:
+    """The dotted keys that make a run what it is."""
+    tags: dict[KeyPath, Tag | None] = {}
+    for path, info in fields(schema):
+        own = (tag for tag in info.metadata if isinstance(tag, Tag))
+        tags[path] = next(own, tags.get(path[:-1]))
+    return frozenset(".".join(path) for path, tag in tags.items() if tag is Tag.IDENTITY)
+
+
+def _expanded(text: str) -> str:
+    try:
+        return str(resolve(text, "no file has such a name")) if text else text
+    except InputError as error:
+        raise ValueError(str(error)) from None
+
+
+PathText = Annotated[str, AfterValidator(_expanded)]  # `~` is a home
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.schema import PathText, Section, Tag
+from configs.loader import PathText, Section, Tag
 
 Split = Literal["train", "validation"]
 Name = Annotated[str, Field(min_length=1)]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from configs.schema import PathText, Section
+from configs.loader import PathText, Section
 
 Step = Annotated[int, Field(ge=0)]
 Layer = Annotated[int, Field(ge=0)]

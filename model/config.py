@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from configs.schema import Section, Tag
+from configs.loader import Section, Tag
 from model.backends import NO_SUCH_BACKEND, AttentionImplementation
 from model.rope import RopeScaling
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from configs.schema import Section
+from configs.loader import Section
 
 MOST_RANK = 4096
 

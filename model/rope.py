@@ -18,7 +18,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from configs.schema import Section
+from configs.loader import Section
 
 SCALINGS = ("none", "linear", "yarn")  # what a trained model may be read with
 KEYS = {  # which keys of rope_scaling each kind has

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import unicodedata
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,15 +11,25 @@ from pydantic import Field, model_validator
 
 from configs.command import InputError
 from configs.files import read_checkpoint
-from configs.loader import LoadedConfig, dump_yaml, flatten, load_config, validate
-from configs.schema import PathText, Section, Tag, keys_with, problem_of_name
+from configs.loader import (
+    LoadedConfig,
+    PathText,
+    Section,
+    Tag,
+    dump_yaml,
+    flatten,
+    identity_keys,
+    load_config,
+    validate,
+)
 from configs.text import shortened
 from data.config import DataConfig
 from eval.config import EvalConfig
 from model.checkpoint import read_config
 from model.config import ModelConfig
 from model.families import NoFamily, family_of
-from train.method_config import Methods
+from model.lora_config import LoraConfig
+from train.method_config import DistillConfig, DPOConfig, GRPOConfig
 
 
 class OptimizerConfig(Section):
@@ -117,9 +128,60 @@ class TrainConfig(Section):
     )
 
 
-class RunConfig(Methods):
+class TrackingConfig(Section):
+    """The `tracking:` section; metrics.jsonl is always written."""
+
+    wandb: Literal["offline", "online", "disabled"] = Field(
+        "offline", description="offline: written to disk, for `wandb sync` later | online | disabled."
+    )
+    project: str = Field("headlight", description="Name of the project in wandb.")
+    tensorboard: bool = Field(False, description="Write event files for TensorBoard, in the run's directory.")
+
+
+class RunConfig(Section):
     """One run. The key `extends` is resolved before."""
 
+    name: str = Field(
+        "",
+        description="Name of the run and of its directory, in letters, digits, spaces and `_ . + = -`. "
+        "Empty = the YAML file's name.",
+    )
+    output_dir: PathText = Field("runs", description="Folder that holds all run directories, and the prepared data.")
+    seed: Annotated[int, Tag.IDENTITY] = Field(
+        0, ge=0, lt=2**63, description="Decides all random choices: first weights, order of the rows, dropout."
+    )
+    resume: PathText = Field(
+        "auto",
+        description="auto: continue the run of this name | never: refuse a directory that exists | or a checkpoint "
+        "directory to continue from.",
+    )
+    allow_mismatch: bool = Field(False, description="true: continue a run although its data or settings have changed.")
+    rungs: dict[str, dict[str, Any]] | None = Field(
+        None,
+        description="Variants for train.sweep: a name, and the keys that it changes. train.pretrain takes no notice: "
+        "it trains the config itself, the baseline.",
+        examples=[{"learned-positions": {"model.position_embedding": "learned"}}],
+    )
+    tracking: TrackingConfig = Field(TrackingConfig(), description="Where figures go, besides metrics.jsonl.")
+
+    dpo: Annotated[DPOConfig | None, Tag.IDENTITY] = Field(
+        None,
+        description="Learning from pairs of answers, with train.dpo. null = its defaults.",
+        examples=[{"beta": 0.1, "loss": "sigmoid", "label_smoothing": 0.0}],
+    )
+    lora: Annotated[LoraConfig | None, Tag.IDENTITY] = Field(
+        None, description="Train small adapters beside the frozen matrices of init_from. null = train every matrix."
+    )
+    distill: Annotated[DistillConfig | None, Tag.IDENTITY] = Field(
+        None,
+        description="Learning from another model's probabilities, with train.distill.",
+        examples=[{"teacher": "runs/demo", "beta": 0.0, "temperature": 1.0, "hard_share": 0.1}],
+    )
+    grpo: Annotated[GRPOConfig | None, Tag.IDENTITY] = Field(
+        None,
+        description="Reinforcement learning on sampled answers, with train.grpo.",
+        examples=[{"reward": "exact_match", "group_size": 8}],
+    )
     init_from: Annotated[PathText | None, Tag.IDENTITY] = Field(
         None,
         description="Start from the weights of this run or model directory, with its shape and its tokenizer. null = "
@@ -162,6 +224,10 @@ class RunConfig(Methods):
                 raise ValueError(
                     f"{key} ({share}) must divide the {rows} rows of a step (tokens_per_step / sequence_length)"
                 )
+        if self.lora is not None and self.init_from is None:
+            raise ValueError(
+                "lora trains beside the matrices of a trained model: set init_from, for example init_from=runs/demo"
+            )
         if (self.model.num_experts or 0) > 1 and self.model.num_experts_per_tok == 1 and self.model.norm_topk_prob:
             raise ValueError(
                 "model.norm_topk_prob makes the weights of a token's experts add up to 1. With num_experts_per_tok 1 "
@@ -209,7 +275,7 @@ class RunConfig(Methods):
 
 LIMITS = ("max_steps", "max_tokens", "max_minutes")
 DEFAULT_STEPS = 1000
-IDENTITY = frozenset(keys_with(RunConfig, Tag.IDENTITY)).difference(keys_with(RunConfig, Tag.RUNTIME))
+IDENTITY = identity_keys(RunConfig)
 
 
 def load_run_config(path: str | Path, overrides: list[str] | None = None, *, trust_hooks: bool = True) -> RunConfig:
@@ -243,6 +309,14 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
         return config._check_across_sections()  # type: ignore[operator]  # learned positions may be fewer than the rows are long
     except ValueError as error:
         raise InputError(f"init_from: {error}") from None
+
+
+def problem_of_name(name: str) -> str:
+    """What is wrong with the name of a run, "" for nothing. It must do as a folder's name on every system."""
+    is_plain = all(c in " _.+=-" or unicodedata.category(c)[0] in "LMN" for c in name)  # letters, their marks, numbers
+    if is_plain and 0 < len(name.encode()) <= 200 and name[0] not in " .-+=" and name[-1] not in " .":
+        return ""
+    return "must be 1 to 100 letters, digits, spaces and _ . + = -, begin with a letter or digit and not end in a dot"
 
 
 def _refuse_foreign_code(loaded: LoadedConfig, config: RunConfig) -> None:

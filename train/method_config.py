@@ -1,17 +1,16 @@
-"""The sections of the methods that come after pretraining: each is null, which is off, or holds the method's keys.
+"""The sections of the methods that come after pretraining: each is null in RunConfig, which is off, or holds its keys.
 
-A method adds its section and its script here, and its default (null) to configs/base.yaml.
+A method adds its section and its script here, and its section to RunConfig.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from configs.command import InputError
-from configs.schema import PathText, RunKeys, Section, Tag
-from model.lora_config import LoraConfig
+from configs.loader import PathText, Section
 
 METHODS = {  # the scripts after train.pretrain: their section, and what data.records must be ("" = it does not matter)
     "train.sft": ("", "conversations"),
@@ -127,37 +126,6 @@ class GRPOConfig(Section):
     kl: float = Field(
         0.0, ge=0, description="Weight of the KL divergence from the model of init_from. 0 = that model is not opened."
     )
-
-
-class Methods(RunKeys):
-    """What RunConfig (train/config.py) inherits."""
-
-    dpo: Annotated[DPOConfig | None, Tag.IDENTITY] = Field(
-        None,
-        description="Learning from pairs of answers, with train.dpo. null = its defaults.",
-        examples=[{"beta": 0.1, "loss": "sigmoid", "label_smoothing": 0.0}],
-    )
-    lora: Annotated[LoraConfig | None, Tag.IDENTITY] = Field(
-        None, description="Train small adapters beside the frozen matrices of init_from. null = train every matrix."
-    )
-    distill: Annotated[DistillConfig | None, Tag.IDENTITY] = Field(
-        None,
-        description="Learning from another model's probabilities, with train.distill.",
-        examples=[{"teacher": "runs/demo", "beta": 0.0, "temperature": 1.0, "hard_share": 0.1}],
-    )
-    grpo: Annotated[GRPOConfig | None, Tag.IDENTITY] = Field(
-        None,
-        description="Reinforcement learning on sampled answers, with train.grpo.",
-        examples=[{"reward": "exact_match", "group_size": 8}],
-    )
-
-    @model_validator(mode="after")
-    def _check_methods(self) -> Methods:
-        if self.lora is not None and getattr(self, "init_from", None) is None:
-            raise ValueError(
-                "lora trains beside the matrices of a trained model: set init_from, for example init_from=runs/demo"
-            )
-        return self
 
 
 def script_of(config: Any) -> str:

@@ -20,7 +20,7 @@ import torch
 
 import configs
 from configs.command import InputError, exit_on_bad_input, survive_lost_output
-from configs.schema import fields
+from configs.loader import fields
 from data.batches import make_rows
 from data.prepare import prepare
 from data.tokenizer import Tokenizer

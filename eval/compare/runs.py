@@ -25,7 +25,6 @@ from configs.files import (
     read_text,
 )
 from configs.loader import flatten, load_config
-from configs.schema import RunKeys, Tag, keys_with
 from eval.run_files import read_metrics, read_result
 
 if TYPE_CHECKING:
@@ -178,7 +177,7 @@ def read_run(path: Path) -> tuple[RunResult, list[str]]:
     if not {"seed", "train.tokens_per_step", "model.num_hidden_layers"} <= settings.keys():
         raise InputError(f"{path}/config.yaml: is not the resolved config of a run: give a run's directory")
     checked(settings, f"{path}/config.yaml", Needed)
-    not_compared = ("seed", *keys_with(RunKeys, Tag.RUNTIME))
+    not_compared = ("seed", "name", "output_dir", "resume", "allow_mismatch", "rungs", "tracking")
     lines = read_metrics(path, problems.append)
     train = [line for line in lines if line["split"] == "train" and "loss" in line]
     val = [line for line in lines if line["split"] == "val" and {"loss", "bits_per_byte"} <= line.keys()]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from configs.schema import fields
+from configs.loader import fields
 from model import LanguageModel
 from tests.train.helpers import metrics, pretrain, write_config
 from train.config import RunConfig, load_run_config

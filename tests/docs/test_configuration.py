@@ -9,11 +9,9 @@ import pytest
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from configs.loader import flatten, load_config
-from configs.schema import RunKeys, fields
+from configs.loader import fields, flatten, load_config
 from train import documentation
 from train.config import RunConfig
-from train.method_config import Methods
 
 PAGE = Path("docs/configuration.md")
 BASE = Path("configs/base.yaml")
@@ -84,7 +82,7 @@ def test_base_yaml_has_every_key_that_a_person_sets_and_draws_the_choice_of_head
     derived = {"intermediate_size", "head_dim", "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}
     set_there = {".".join(key) for key in load_config(BASE).origins}
     keys = {path for path, _ in fields(RunConfig) if path[:2] != ("data", "source") and "rope_scaling" not in path[:-1]}
-    methods = set(Methods.model_fields) - set(RunKeys.model_fields)  # a section that is null has no keys
+    methods = {"dpo", "lora", "distill", "grpo"}  # a section that is null has no keys
     keys = {path for path in keys if path[0] not in methods or len(path) == 1}
     wanted = {".".join(path) for path in keys if path[:2] != ("eval", "hooks")} | {"data.source", "eval.hooks"}
     assert wanted - set_there == {f"model.{key}" for key in derived} - set_there | {"name", "resume"}

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from unittest import mock
 
-from configs.schema import fields
+from configs.loader import fields
 from eval.attention.probes import ProbeFile
 from tests.docs.page import ROOT
 from train.config import RunConfig

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.profile import PROFILED, profile_steps, take
+from benchmarks.step import Step, our_step
 from benchmarks.timing import Clock, peak_bytes, synchronize
 from configs.text import table
 from train.budget import micro_batch_rows
 from train.config import RunConfig
-from train.doctor import Step, our_step
 from train.machine.cpu_processes import number_of_processes, on_processes, processes_in_words
 from train.machine.device import Device, resolve_device
 from train.machine.distributed import ALONE, World, check_shares, processes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
+from benchmarks.step import Step, our_step
 from benchmarks.timing import Clock, alternate
 from benchmarks.training import seconds_of
 from configs.command import InputError
@@ -12,7 +13,6 @@ from configs.text import table
 from model import LanguageModel, save
 from train.budget import micro_batch_rows
 from train.config import RunConfig
-from train.doctor import Step, our_step
 from train.machine.device import Device, resolve_device
 
 NOT_INSTALLED = "to compare with transformers, install that package: pip install -r requirements-dev.txt"

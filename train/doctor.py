@@ -14,36 +14,34 @@ import math
 import platform
 import tempfile
 import textwrap
-import time
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import partial
-from itertools import cycle, product
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from configs.command import InputError, exit_on_bad_input
 from configs.text import table
-from data.packing import document_starts
+from eval.run_files import read_metrics
 from model import LanguageModel, ModelConfig
 from model.backends.choice import BACKENDS, Situation, why_not
 from model.masks import MaskSpec
-from train.budget import check_memory, micro_batch_rows, size_in_words, with_vocabulary
+from model.transformer import on_meta
+from train.budget import check_memory, size_in_words, with_vocabulary
 from train.config import RunConfig, load_run_config
 from train.machine import hardware
-from train.machine.cpu_processes import number_of_processes, on_processes, processes_in_words
+from train.machine.cpu_processes import number_of_processes, processes_in_words
 from train.machine.device import Device, dtype_of, guessed_seconds, lacks, resolve_device, resolve_kind
-from train.machine.distributed import ALONE, World, add_up_gradients, check_shares, processes
-from train.optimizer import build_optimizers
+from train.machine.distributed import World, check_shares
 from train.pretrain import run as pretrain
 
-ROOT = Path(__file__).parents[1]
+BASE, DEMO = (Path(__file__).parents[1] / f"configs/{name}.yaml" for name in ("base", "demo"))
 WIDTH, INDENT = 118, 32
 # of the length of a model's gradient: several times what was measured on a CPU (4e-7, 2e-2, 2e-3), far below what a
 # wrong number makes; tf32 has the digits of fp16
@@ -51,16 +49,23 @@ ALLOWED = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 1e-1, "fp16": 2e-2}
 # of the largest entry of what attention computes: some ten times what rounding costs
 ALLOWED_ATTENTION = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
 SMALL = ModelConfig(vocab_size=192, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
-STEPS = 4  # of the run that is stopped and resumed
-TINY = """
-data.source.documents=40 data.source.validation_documents=4 data.tokenizer={"kind":"byte"} data.sequence_length=64
+STEPS = 4  # of each run here
+QUIET = """
+data.source={"kind":"storyworld","documents":200,"validation_documents":8} data.tokenizer={"kind":"byte"}
+train.checkpoint_every=0 train.compile=false train.log_every=1 eval.hooks=[] tracking.wandb=disabled
+"""
+TINY = f"""{QUIET} data.sequence_length=64 train.tokens_per_step=256 train.schedule=constant
 model.hidden_size=32 model.num_hidden_layers=2 model.num_attention_heads=2 model.num_key_value_heads=1
-model.max_position_embeddings=64 model.hidden_dropout=0.1 train.tokens_per_step=256 train.schedule=constant
-train.checkpoint_every=0 train.compile=false eval.hooks=[] tracking.wandb=disabled
+model.max_position_embeddings=64 model.hidden_dropout=0.1
+"""
+TEXT_ALONE = """
+init_from=null lora=null dpo=null distill=null grpo=null rungs=null data.records=text data.rows_joined=1
+model.vocab_size=null model.bos_token_id=null model.eos_token_id=null model.pad_token_id=null
+train.max_tokens=null train.max_minutes=null train.micro_batch_size=auto
 """
 BUSY = 0.1  # share of the cores that other programs may use
 CLEARLY = 1.1  # times as fast: less is noise
-TIMED_S = 2.0  # seconds of a step that is timed
+TIMED_S = 2.0  # seconds that a timed step may take, as a guess
 
 
 class Unwell(Exception):
@@ -76,8 +81,7 @@ class Unwell(Exception):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Say what this machine can do, in a minute.")
-    demo = str(ROOT / "configs/demo.yaml")
-    parser.add_argument("config", nargs="?", default=demo, help="a YAML file; default: configs/demo.yaml")
+    parser.add_argument("config", nargs="?", default=str(DEMO), help="a YAML file; default: configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example train.precision=fp32")
     arguments = parser.parse_intermixed_args()
     run, _ = with_vocabulary(load_run_config(arguments.config, arguments.overrides))
@@ -272,20 +276,16 @@ def compiling(kind: str) -> str:
     return "something small was compiled, and has the same gradients"
 
 
+# ---------------------------------------------------------------------------------------------------------
+# real runs: is a stopped one exact, and how long does a step take?
+
+
 def save_and_resume(kind: str, precision: str) -> str:
     """Train a tiny run, whole and in two halves: every weight must come out equal to the last bit."""
     with tempfile.TemporaryDirectory(prefix="headlight-doctor-", ignore_cleanup_errors=True) as folder:
-        overrides = [f"output_dir={folder}", f"train.device={kind}", f"train.precision={precision}", *TINY.split()]
+        overrides = [*TINY.split(), f"output_dir={folder}", f"train.device={kind}", f"train.precision={precision}"]
         for name, steps in (("whole", STEPS), ("halves", STEPS // 2), ("halves", STEPS)):
-            config = load_run_config(
-                ROOT / "configs/base.yaml", [*overrides, f"name={name}", f"train.max_steps={steps}"]
-            )
-            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-                code = pretrain(config, "train.doctor")
-            if code > 128:
-                raise KeyboardInterrupt
-            if code:
-                raise Unwell("FAIL", f"a run of {steps} steps ended with exit code {code}")
+            train_quietly(BASE, [*overrides, f"name={name}", f"train.max_steps={steps}"])
         whole, halves = (Path(folder, name, f"checkpoints/step_{STEPS:08}") for name in ("whole", "halves"))
         files = ("model.safetensors", "training/optimizer.safetensors")
         if all((whole / file).read_bytes() == (halves / file).read_bytes() for file in files):
@@ -295,92 +295,38 @@ def save_and_resume(kind: str, precision: str) -> str:
     raise Unwell("note", f"works, but not to the last bit: kernels of {kind} add up in changing order")
 
 
-# ---------------------------------------------------------------------------------------------------------
-# how long does a step take? Real steps are timed, on random tokens: no text is read, and no run directory made
-
-DOCUMENT = 150  # tokens; about as long as a story, where documents are isolated
-DIFFERENT = 4  # steps, before their tokens come again: a router of experts sends other tokens elsewhere
-Step = Callable[[], object]
-
-
-def random_batches(run: RunConfig, rows: int, rows_at_once: int, device: torch.device) -> list[dict[str, Tensor]]:
-    """The micro-batches of one step, rows (rows_at_once, data.sequence_length)."""
-    ids = torch.randint(0, run.model.vocab_size or 0, (rows, run.data.sequence_length))
-    tensors = {"input_ids": ids, "labels": ids}
-    if run.data.isolate_documents:
-        tensors["document_ids"] = (torch.rand(ids.shape) < 1 / DOCUMENT).cumsum(1)
-        tensors["document_starts"] = torch.from_numpy(document_starts(tensors["document_ids"].numpy()))
-    parts = range(0, rows, rows_at_once)
-    return [{name: x[i : i + rows_at_once].to(device) for name, x in tensors.items()} for i in parts]
-
-
-def our_step(
-    run: RunConfig,
-    device: Device,
-    rows: int,
-    compiled: bool = False,
-    adamw: bool = False,
-    world: World = ALONE,
-    other: nn.Module | None = None,
-) -> tuple[Step, Any, list[torch.optim.Optimizer]]:
-    """A step of this many rows as training takes it, the model, its optimizers.
-
-    adamw: fused AdamW, whatever the config says. world: the processes that take it together, with these rows each.
-    other: a model of transformers, which is trained instead.
-    """
-    torch.manual_seed(run.seed)
-    model: Any = (LanguageModel(run.model) if other is None else other).to(device.device).train()
-    if other is None:
-        model.set_attn_implementation(device.attention)
-        model.set_activation_checkpointing(run.train.activation_checkpointing)
-    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)]
-    if not adamw:
-        optimizers = build_optimizers(model, run.train.optimizer, world, device.dtype)
-    rows_at_once = min(rows, micro_batch_rows(run, device, world.size))
-    steps = cycle([random_batches(run, rows, rows_at_once, device.device) for _ in range(DIFFERENT)])
-    forward = torch.compile(model, dynamic=False) if compiled else model
-
-    def step() -> None:
-        batches = next(steps)
-        for batch in batches:
-            with device.autocast():
-                loss = mean_loss(forward(**batch)) / (len(batches) * world.size)
-            loss.backward()
-        if world.memory is not None:
-            add_up_gradients(model, world.memory)
-        nn.utils.clip_grad_norm_(model.parameters(), run.train.grad_clip or math.inf)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-    return step, model, optimizers
-
-
-def mean_loss(output: Any) -> Tensor:
-    """Of a batch, from what LanguageModel returns, its sum and count, or a model of transformers."""
-    return output[0] / output[1] if isinstance(output, tuple) else output.loss
-
-
 def time_step(run: RunConfig, device: Device) -> float:
-    """Seconds of a step, taken by as many processes as a run would start."""
-    return on_processes(number_of_processes(run), partial(_time_step, run, device))
+    """Seconds of a step of this config: some real steps are taken, on stories in bytes.
+
+    A step that would take long is extended from fewer of its rows, and from the vocabulary of bytes to that of the
+    config by its FLOPs.
+    """
+    kind, length, number = device.device.type, run.data.sequence_length, number_of_processes(run)
+    rows = run.rows_per_step // number
+    rows = min(rows, max(1, int(TIMED_S / guessed_seconds(run, length, kind, device.precision))))
+    with tempfile.TemporaryDirectory(prefix="headlight-doctor-", ignore_cleanup_errors=True) as folder:
+        config = Path(folder, "config.yaml")
+        config.write_text(run.to_yaml(), encoding="utf-8")
+        overrides = [*QUIET.split(), *TEXT_ALONE.split(), f"output_dir={folder}", "name=timed", f"train.device={kind}"]
+        overrides += [f"train.precision={device.precision}", f"model.attn_implementation={device.attention}"]
+        overrides += [f"train.max_steps={STEPS}", f"train.tokens_per_step={rows * number * length}"]
+        timed = train_quietly(config, [*overrides, f"train.processes={number}"])
+        lines = read_metrics(timed.directory, lambda problem: None)
+    speed = max(line["tokens_per_s"] for line in lines if line["split"] == "train")
+    flops = [on_meta(model).flops_per_token(length) for model in (run.model, with_vocabulary(timed)[0].model)]
+    return run.train.tokens_per_step / speed * flops[0] / flops[1]
 
 
-def _time_step(run: RunConfig, device: Device) -> float:
-    """What each process does. A step that takes long is extended from as many of its rows as TIMED_S is enough for."""
-    with processes(run.train.parallel, run.train.device) as world:
-        all_rows = run.rows_per_step // world.size
-        a_row = guessed_seconds(run, run.data.sequence_length, device.device.type, device.precision)
-        rows = max(1, min(all_rows, int(TIMED_S / a_row)))
-        step, *_ = our_step(run, device, rows, world=world)
-        times = []
-        for _ in range(3):  # the first one warms up
-            hardware.synchronize(device.device)
-            before = time.perf_counter()
-            step()
-            hardware.synchronize(device.device)
-            times.append(time.perf_counter() - before)
-        return min(times) * all_rows / rows
+def train_quietly(path: Path, overrides: list[str]) -> RunConfig:
+    """A run of which nothing is printed; its config. Raises Unwell if it fails."""
+    config = load_run_config(path, overrides)
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        code = pretrain(config, "train.doctor")
+    if code > 128:
+        raise KeyboardInterrupt
+    if code:
+        raise Unwell("FAIL", f"a run of {config.max_steps} steps ended with exit code {code}")
+    return config
 
 
 def recommendation(run: RunConfig, timings: list[tuple[Device, float]], others: float) -> str:

@@ -9,13 +9,13 @@ import torch
 
 from benchmarks.ladder import Rung, WithAllLogits, rungs
 from benchmarks.profile import class_of
+from benchmarks.step import mean_loss, random_batches
 from benchmarks.timing import alternate, peak_bytes
 from benchmarks.transformers_model import gpt2_like, in_transformers
 from configs.command import InputError
 from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module, write_config
 from train.config import load_run_config
-from train.doctor import mean_loss, random_batches
 from train.machine.device import Device
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import torch
 from model.backends.choice import BACKENDS, Backend
 from model.masks import boolean_mask
 from tests.processes import run_module
-from tests.train.helpers import REPOSITORY, write_config
+from tests.train.helpers import REPOSITORY, metrics, write_config
 from train import doctor
 from train.config import load_run_config
 from train.doctor import Unwell, recommendation
@@ -232,18 +232,19 @@ def test_the_quicker_is_recommended_with_its_minutes(config, auto, other, chosen
     assert "| 90.0 |" in re.sub(" +", " ", recommendation(by_clock, [timing("bf16", 2.0)], 0.0))
 
 
-@pytest.mark.parametrize(("processes", "share"), [(1, 1), (2, 1), (1, 4)])
-def test_a_step_is_timed_by_the_processes_of_a_run_or_extended_from_fewer_rows(config, monkeypatch, processes, share):
-    """On a clock on which a row takes a second: 32 rows take 32 seconds, or 16 if two processes share them."""
-    overrides = ["train.tokens_per_step=1024", "train.precision=fp32", "model.vocab_size=320"]
-    run = load_run_config(config, [*overrides, f"train.processes={processes}"])
-    now, make = [0.0], doctor.our_step
+@pytest.mark.parametrize("share", [1, 4])
+def test_a_step_is_timed_in_a_real_run_and_extended_from_fewer_rows(config, monkeypatch, share):
+    """As the meter of that run says; the vocabulary of bytes is smaller than that of the config."""
+    run = load_run_config(config, ["train.tokens_per_step=1024", "train.precision=fp32", "model.vocab_size=640"])
+    real, speeds = doctor.train_quietly, []
 
-    def counted(run, device, rows, **options):
-        step, *others = make(run, device, rows, **options)
-        return lambda: (step(), now.__setitem__(0, now[0] + rows)), *others
+    def quietly(*arguments):
+        timed = real(*arguments)
+        assert timed.train.tokens_per_step == 1024 // share
+        speeds.extend(line["tokens_per_s"] for line in metrics(timed.directory, without_clocks=False))
+        return timed
 
-    monkeypatch.setattr(doctor, "our_step", counted)
-    monkeypatch.setattr(doctor.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(doctor, "train_quietly", quietly)
     monkeypatch.setattr(doctor, "guessed_seconds", lambda *of: doctor.TIMED_S * share / 32)
-    assert doctor.time_step(run, resolve_device(run)) == 32 / processes
+    seconds = doctor.time_step(run, resolve_device(run))
+    assert 1.1 * 1024 / max(speeds) < seconds < 2 * 1024 / max(speeds)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from eval.opening import open_model
 from model import load
 from model.export import export
-from tests.train.helpers import metrics, pretrain, write_config
+from tests.train.helpers import metrics, pretrain, refusal, write_config
 from tests.train.worlds import pretrain_rank, run_world, trace
 
 LORA = {"rank": 4, "dropout": 0.1}
@@ -46,7 +46,6 @@ def test_a_run_saves_adapters_alone_and_opens_with_its_base(tmp_path, base):
     named = json.loads((checkpoint / "adapter_config.json").read_text())["base_model_name_or_path"]
     peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(named), checkpoint).merge_and_unload()
     assert torch.equal(lm(ids), peft(ids).logits)
-    assert "model beside which they were trained" in (checkpoint / "README.md").read_text()
     export(run, "merged", tmp_path / "merged")
     assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids).logits, lm(ids))
     pretrain(write_config(tmp_path, name="on", init_from=str(run), train={"max_steps": 1}))  # all of it, merged
@@ -89,11 +88,7 @@ def test_it_resumes_beside_the_base_it_began_with_and_no_other(tmp_path, base):
     ("overrides", "message"),
     [
         (["init_from=null"], "lora trains beside the matrices of a trained model: set init_from"),
-        (
-            ["lora.target_modules=[query]"],
-            "lora: target_modules: no linear layer of the blocks is named 'query': use",
-        ),
-        (["lora.rank=100"], r"lora: rank (100) is larger than the smaller side (32) of model.layers.0.self_attn"),
+        (["lora.target_modules=[query]"], "lora: target_modules: no linear layer of the blocks is named 'query': use"),
         (["train.parallel=fsdp2"], "lora: train.parallel is fsdp2"),
         (["model.rope_scaling={rope_type: linear, factor: 2.0}"], "init_from: rope_scaling is "),
         (["init_from=ADAPTERS"], "holds adapters, and adapters need a whole model: merge them first with"),
@@ -104,8 +99,6 @@ def test_what_cannot_be_is_said_in_a_line_before_anything_is_written(tmp_path, b
     if overrides == ["init_from=ADAPTERS"]:
         pretrain(config, "name=first")
         overrides = [f"init_from={tmp_path / 'runs/first'}"]
-    done = pretrain(config, *overrides, code=2)
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    assert message in refusal(config, *overrides)
     assert not (tmp_path / "runs/ad/config.yaml").exists()
     assert not (tmp_path / "runs/ad/checkpoints").exists()

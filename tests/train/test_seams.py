@@ -13,7 +13,8 @@ import torch.nn.functional as F
 
 from data.batches import Batch
 from model import generate
-from tests.train.helpers import metrics, pretrain, stopped_at, write_config
+from tests.train.exactly import check_that_a_stopped_run_goes_on_exactly
+from tests.train.helpers import metrics, pretrain, write_config
 from tests.train.worlds import pretrain_rank, run_world, trace
 from train.objective import BatchSource
 from train.pretrain import parse_command_line, run
@@ -97,13 +98,8 @@ def test_pairs_on_two_processes_go_on_exactly(tmp_path):
 
 def test_text_that_the_model_writes_itself_resumes_exactly(tmp_path):
     config = write_config(tmp_path, train=TRACED, eval={"hooks": []}, model={"hidden_dropout": 0.1})
-    pretrain(config, "name=whole", script=rollouts)
-    with stopped_at(4):
-        pretrain(config, script=rollouts, code=143)
-    pretrain(config, script=rollouts)
-    whole = trace(tmp_path / "runs/whole")
-    assert trace(tmp_path / "runs/tiny") == whole
-    assert len({line["batch"] for line in whole}) == 6  # the weights changed what was written
+    whole = check_that_a_stopped_run_goes_on_exactly(config, rollouts)
+    assert len({line["batch"] for line in trace(whole)}) == 6  # the weights changed what was written
 
 
 def drawing(event):

@@ -106,12 +106,9 @@ def kl(p: Tensor, q: Tensor) -> Tensor:
 
 
 def open_distillation(config: RunConfig, data: PreparedData, lm: LanguageModel, device: Device) -> Distillation:
-    """A `MakeObjective`. Raises InputError for a teacher of another tokenizer or vocabulary."""
+    """A `MakeObjective`. Raises InputError for a teacher of another tokenizer."""
     assert config.distill is not None  # check_script
     teacher = open_reference(config, data.tokenizer, device, "distill.teacher")
-    here, there = lm.lm_head.out_features, teacher.lm_head.out_features
-    if here != there:
-        raise InputError(f"distill.teacher: {config.distill.teacher} has {there:,} logits a token, this model {here:,}")
     if teacher.config.head_size != lm.config.head_size or teacher.config.attention != lm.config.attention:
         teacher.set_attn_implementation("sdpa")  # which reads every shape; the student's was chosen for its own
     return Distillation(config.distill, lm, teacher)

@@ -56,12 +56,8 @@ class Rollouts(AnswerBatches):
         answers = self.sample(k, lm, questions)
 
         # 2. What each is worth. If a reward fails, all processes stop.
-        rewards, problem = [], ""
-        try:
-            replies = [answer.reply(self.tokenizer) for answer in answers]
-            rewards = rewards_of(self.reward, [question for question, _ in questions for _ in range(size)], replies)
-        except InputError as error:
-            problem = str(error)
+        replies = [answer.reply(self.tokenizer) for answer in answers]
+        rewards, problem = rewards_of(self.reward, [asked for asked, _ in questions for _ in range(size)], replies)
         counts = [(sum(answer.own), answer.calls, answer.errors) for answer in answers]
         problems, all_rewards, all_counts = zip(*self.world.gather((problem, rewards, counts)), strict=True)
         if any(problems):

@@ -26,8 +26,8 @@ def open_reference(
 ) -> LanguageModel:
     """The model that `key` of the config names, to be asked and never trained. Call it under torch.no_grad.
 
-    Raises InputError for what cannot be loaded, for another tokenizer than the run's
-    (the same ids would stand for other text), and for rows longer than it can read.
+    Raises InputError for what cannot be loaded, for another tokenizer than the run's (the same ids would stand for
+    other text), and for rows longer than it can read.
     """
     path = config.distill.teacher if config.distill and key == "distill.teacher" else config.init_from
     assert path is not None  # check_script

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
@@ -92,21 +91,10 @@ def write(run: Run) -> None:
     page += [f"![{title}]({path})\n" for path, title in pictures if (directory / path).is_file()]
     page += ["## Made with", "", f"`python -m {run.script}` from {code(f'{directory}/config.yaml')}, "]
     page += [f"torch {torch.__version__}, Python {platform.python_version()}, {markdown(machine(run.device.device))}; "]
-    page += [f"{commit()}{date.today().isoformat()}.", ""]
+    page += [f"{date.today().isoformat()}.", ""]
     plot_loss(metrics, directory / "loss.png")
     (directory / "report.md").write_text("\n".join(page), encoding="utf-8")
     replace_text(directory / RESULT, json.dumps(figures, indent=2) + "\n")  # with it, the run is finished
-
-
-def commit() -> str:
-    """Headlight's own commit, as "commit 1a2b3c4-dirty, "; "" without git, and where it is installed."""
-    root = Path(__file__).parents[1]
-    if (root / ".git").exists():
-        with suppress(OSError):
-            command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
-            described = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
-            return f"commit {described.stdout.strip()}, " if described.stdout else ""
-    return ""
 
 
 def summary(directory: Path) -> str:
@@ -125,11 +113,9 @@ def summary(directory: Path) -> str:
 
 def plot_loss(metrics: list[dict[str, Any]], path: Path) -> None:
     """Training and validation loss against tokens seen."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from eval.attention.pictures.drawing import new_figure
 
-    figure = Figure(figsize=(7, 4), dpi=110)  # margins by hand: a layout engine draws everything twice
-    FigureCanvasAgg(figure)
+    figure = new_figure(770, 440)  # margins by hand: a layout engine draws everything twice
     axes = figure.add_axes((0.12, 0.12, 0.86, 0.84))
     for split, style in (("train", {"lw": 0.8, "alpha": 0.6}), ("val", {"ls": "none", "marker": "o"})):
         chosen = [m for m in metrics if m["split"] == split and m.get("loss") is not None]

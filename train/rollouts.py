@@ -206,8 +206,8 @@ def find_reward(name: str) -> Reward:
         raise InputError(f"grpo.reward: {name} cannot be imported: {type(error).__name__}: {error}") from None
 
 
-def rewards_of(reward: Reward, questions: Sequence[Asked], replies: Sequence[str]) -> list[float]:
-    """The reward of each reply. Raises InputError, with the number of the row, for a reward that fails there."""
+def rewards_of(reward: Reward, questions: Sequence[Asked], replies: Sequence[str]) -> tuple[list[float], str]:
+    """The reward of each reply, and what is wrong with the first that has none; "" = nothing."""
     values = []
     for row, (question, reply) in enumerate(zip(questions, replies, strict=True)):
         try:
@@ -216,8 +216,9 @@ def rewards_of(reward: Reward, questions: Sequence[Asked], replies: Sequence[str
         except Exception as error:  # it is a user's code
             problem = f"raised {type(error).__name__}: {error}"
         if problem:
-            raise InputError(
-                f"grpo.reward {problem} for row {row}, question {escape(question.messages[-1]['content'][-120:])!r}, "
-                f"reply {escape(reply[:120])!r}: it must return a finite number; this step is not taken"
+            text = question.messages[-1]["content"][-120:]
+            return values, (
+                f"grpo.reward {problem} for row {row}, question {escape(text)!r}, reply {escape(reply[:120])!r}: it "
+                "must return a finite number; this step is not taken"
             )
-    return values
+    return values, ""

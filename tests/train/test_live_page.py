@@ -110,12 +110,27 @@ def test_a_run_that_stops_says_so_on_its_page_and_the_resumed_one_leaves_the_sam
         assert without_clock_and_maps(resumed) == without_clock_and_maps(never_stopped)
 
 
-def test_the_command_that_continues_is_the_one_that_was_typed(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["python -m train.pretrain", "configs/small.yaml", "name=a b"])
-    assert typed("train.pretrain") == "python -m train.pretrain configs/small.yaml 'name=a b'"
-    for name, value in {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": "4"}.items():
+@pytest.mark.parametrize(
+    ("arguments", "environment", "command"),
+    [
+        (
+            ["python -m train.pretrain", "configs/small.yaml", "name=a b"],
+            {},
+            "python -m train.pretrain configs/small.yaml 'name=a b'",
+        ),
+        (["/x/pytest", "-q"], {}, "python -m train.pretrain"),
+        (
+            ["python -m train.pretrain", "a.yaml"],
+            {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": "4"},
+            "torchrun --nproc_per_node=4 -m train.pretrain a.yaml",
+        ),
+    ],
+)
+def test_the_command_that_continues_is_the_one_that_was_typed(monkeypatch, arguments, environment, command):
+    monkeypatch.setattr("sys.argv", arguments)
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert typed("train.pretrain") == "torchrun --nproc_per_node=4 -m train.pretrain configs/small.yaml 'name=a b'"
+    assert typed("train.pretrain") == command
 
 
 def test_a_page_that_cannot_be_written_is_said_once_and_stops_nothing(tmp_path, no_pictures):

@@ -214,6 +214,15 @@ def test_a_foreign_directory_is_fine_tuned_and_talked_to(tmp_path, shape, vocabu
     pretrain(config, "train.max_steps=1", f"init_from={run}", "lora=null", "name=on", script=main)  # merged
 
 
+def test_rows_are_added_without_changing_what_was_there(tmp_path):
+    foreign, rows = foreign_directory(tmp_path / "foreign", "llama", "exact")
+    lm, ids = load(foreign), torch.arange(40)[None]
+    before = lm(ids)
+    lm.add_rows(rows + 20)
+    torch.testing.assert_close(lm(ids)[..., :rows], before)  # a product of another size may round otherwise
+    torch.testing.assert_close(lm(ids)[..., rows:], before.mean(-1, keepdim=True).expand(-1, -1, 20))
+
+
 def test_training_on_takes_shape_and_tokenizer_from_the_directory_unless_the_yaml_says_otherwise(tmp_path):
     """A config that was written for another model: with init_from on the command line its shape and tokenizer yield."""
     foreign, _ = foreign_directory(tmp_path / "foreign", "smollm2", "exact")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import subprocess
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
@@ -81,6 +82,11 @@ def write(run: Run) -> None:
     figures["sample"] = "".join(outcome.sample for outcome in outcomes)
     figures["seen"] = " ".join(outcome.seen for outcome in outcomes if outcome.seen)
 
+    commit, root = "", Path(__file__).parents[1]
+    if (root / ".git").exists():  # Headlight is not installed, but a clone
+        with suppress(OSError):  # no git
+            describe = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+            commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
     page = [f"# {markdown(run.config.name)}", "", fenced(opening(run)), ""]
     page += ["## Result", "", fenced("\n".join(figures["summary"])), ""]
     if figures["sample"]:
@@ -91,7 +97,7 @@ def write(run: Run) -> None:
     page += [f"![{title}]({path})\n" for path, title in pictures if (directory / path).is_file()]
     page += ["## Made with", "", f"`python -m {run.script}` from {code(f'{directory}/config.yaml')}, "]
     page += [f"torch {torch.__version__}, Python {platform.python_version()}, {markdown(machine(run.device.device))}; "]
-    page += [f"{date.today().isoformat()}.", ""]
+    page += [f"{f'commit {commit}, ' if commit else ''}{date.today().isoformat()}.", ""]
     plot_loss(metrics, directory / "loss.png")
     (directory / "report.md").write_text("\n".join(page), encoding="utf-8")
     replace_text(directory / RESULT, json.dumps(figures, indent=2) + "\n")  # with it, the run is finished

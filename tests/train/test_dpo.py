@@ -17,6 +17,7 @@ from model.lora_config import LoraConfig
 from tests.train.exactly import check_that_a_stopped_run_goes_on_exactly
 from tests.train.foreign import foreign_directory
 from tests.train.helpers import metrics, pretrain, refusal, write_config
+from tests.train.worlds import pretrain_rank, run_world, trace
 from train.config import load_run_config
 from train.dpo import PairSource, Preference, answer_log_probs, main, preference_loss
 from train.method_config import DPOConfig
@@ -43,7 +44,7 @@ def pair_config(folder, base, records=None, **sections):
     data = {"source": {"kind": "files", "path": str(folder / "pairs.jsonl")}, "records": "pairs", "sequence_length": 96}
     data |= sections.pop("data", {})
     train = {"tokens_per_step": 768, "max_steps": 6, "checkpoint_every": 3, "trace": True} | sections.pop("train", {})
-    model = {"hidden_dropout": 0.1, "max_position_embeddings": 128}
+    model = {"hidden_dropout": 0.1, "max_position_embeddings": 128} | sections.pop("model", {})
     return write_config(
         folder, name="dpo", init_from=str(base), data=data, model=model, train=train, eval={"hooks": []}, **sections
     )
@@ -73,6 +74,19 @@ def test_the_chosen_answers_win(tmp_path, base):
 
 def test_a_stopped_run_goes_on_exactly(tmp_path, base):
     check_that_a_stopped_run_goes_on_exactly(pair_config(tmp_path, base), main)
+
+
+def test_pairs_on_two_processes_go_on_exactly(tmp_path, base):
+    """Stopped in the fifth step and gone on with: the same losses and gradients to the last bit, and, but for rounding,
+    those of one process."""
+    config = pair_config(tmp_path, base, model={"hidden_dropout": 0.0})
+    assert run_world(2, pretrain_rank, config, ["name=whole"], None, main) == [0, 0]
+    assert run_world(2, pretrain_rank, config, [], 4, main) == [143, 143]
+    assert run_world(2, pretrain_rank, config, [], None, main) == [0, 0]
+    assert trace(tmp_path / "runs/dpo") == trace(tmp_path / "runs/whole")
+    pretrain(config, "name=alone", script=main)
+    alone, two = ([float.fromhex(line["loss"]) for line in trace(tmp_path / "runs" / n)] for n in ("alone", "whole"))
+    assert two == pytest.approx(alone, rel=1e-3)
 
 
 def opened(config, base, **settings):

@@ -134,10 +134,9 @@ def main() -> int:
 
 def computes(kind: str) -> str:
     """Whether the device computes at all."""
-    ones = torch.ones(8, 8, device=kind, requires_grad=True)
-    (grad,) = torch.autograd.grad((ones @ ones).sum(), ones)
-    if (total := float(grad.sum())) != 1024:
-        raise Unwell("FAIL", f"a small product gave {total:g}, not 1024")
+    ones = torch.ones(8, 8, device=kind)
+    if (total := float((ones @ ones).sum())) != 512:
+        raise Unwell("FAIL", f"a small product gave {total:g}, not 512")
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
     kernels = f", kernels for {hardware.cpu_kernels()}" if kind == "cpu" else ""
     return f"{hardware.machine(torch.device(kind))}; {versions}{kernels}"
@@ -298,14 +297,14 @@ def time_step(run: RunConfig, device: Device) -> float:
 
 
 def train_quietly(path: Path, overrides: list[str]) -> RunConfig:
-    """A run of which nothing is printed; its config. Raises Unwell if it fails."""
+    """A run of which nothing is printed; its config. Raises InputError if it fails."""
     config = load_run_config(path, overrides)
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         code = pretrain(config, "train.doctor")
     if code > 128:
         raise KeyboardInterrupt
     if code:
-        raise Unwell("FAIL", f"a run of {config.max_steps} steps ended with exit code {code}")
+        raise InputError(f"a run of {config.max_steps} steps ended with exit code {code}")
     return config
 
 

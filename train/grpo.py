@@ -57,7 +57,9 @@ class Rollouts(AnswerBatches):
 
         # 2. What each is worth. If a reward fails, all processes stop.
         replies = [answer.reply(self.tokenizer) for answer in answers]
-        rewards, problem = rewards_of(self.reward, [asked for asked, _ in questions for _ in range(size)], replies)
+        rewards, problem = rewards_of(
+            self.reward, [question for question, _ in questions for _ in range(size)], replies
+        )
         counts = [(sum(answer.own), answer.calls, answer.errors) for answer in answers]
         problems, all_rewards, all_counts = zip(*self.world.gather((problem, rewards, counts)), strict=True)
         if any(problems):
@@ -130,8 +132,8 @@ class GRPO:
         figures = {"entropy": -old, "clip_share": clipped.float()}  # E[-ln p] of what is drawn is the entropy
         if self.reference is not None:
             with torch.no_grad():
-                there = self.log_probs(self.reference, self.reference, ids, labels)
-            figures["kl"] = divergence(new, there)
+                reference = self.log_probs(self.reference, self.reference, ids, labels)
+            figures["kl"] = divergence(new, reference)
             loss = loss + self.settings.kl * figures["kl"]
         of_answers = (batch["copies"] / is_answer.sum(1))[:, None] * is_answer  # an answer's tokens weigh 1 together
         summed = {name: (value.detach() * of_answers).sum() for name, value in figures.items()}

@@ -36,11 +36,11 @@ def open_reference(
             "train.parallel: under fsdp2 no process has the whole head, which the loss asks in chunks: use ddp"
         )
     try:
-        there, lm = read_checkpoint(path, lambda directory: (load_tokenizer(directory), load(directory)))
+        its_tokenizer, lm = read_checkpoint(path, lambda directory: (load_tokenizer(directory), load(directory)))
     except (OSError, ValueError) as error:
         raise InputError(f"{key}: {error}") from None
     added = tokenizer.vocab_size - lm.lm_head.out_features
-    if added < 0 or tokenizer.tokens_beyond(there) is None:
+    if added < 0 or tokenizer.tokens_beyond(its_tokenizer) is None:
         raise InputError(
             f"{key}: {path} has another tokenizer than this run, so the same ids stand for other text: name a model "
             "with the same tokenizer"

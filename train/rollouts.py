@@ -126,10 +126,10 @@ class AnswerBatches(BatchSource):
         counts = torch.tensor([len(rows) for rows in copies]) * differ.any()
         lengths = torch.tensor([sum(answers[row].own) for row in first])  # tools' tokens weigh nothing
         everywhere = self.world.gather((int(counts.sum()), int((counts * lengths).sum())))
-        kept, tokens = (sum(each) for each in zip(*everywhere, strict=True))
+        all_answers, all_tokens = map(sum, zip(*everywhere, strict=True))  # of all processes
         per_token = {
             "sequence": 1 / lengths,
-            "token": torch.full_like(counts, kept / max(1, tokens), dtype=torch.float32),
+            "token": torch.full_like(counts, all_answers / max(1, all_tokens), dtype=torch.float32),
             "fixed": torch.full_like(counts, 1 / self.settings.max_new_tokens, dtype=torch.float32),
         }[self.settings.mean]
         ids, labels, drawn = [], [], []

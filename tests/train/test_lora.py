@@ -11,8 +11,10 @@ from transformers import AutoModelForCausalLM
 from eval.opening import open_model
 from model import load
 from model.export import export
+from tests.train.exactly import check_that_a_stopped_run_goes_on_exactly
 from tests.train.helpers import metrics, pretrain, refusal, write_config
-from tests.train.worlds import pretrain_rank, run_world, trace
+from tests.train.worlds import pretrain_rank, run_world
+from train.pretrain import main
 
 LORA = {"rank": 4, "dropout": 0.1}
 
@@ -54,20 +56,10 @@ def test_a_run_saves_adapters_alone_and_opens_with_its_base(tmp_path, base):
     assert before == {file: file.read_bytes() for file in base.rglob("*") if file.is_file()}
 
 
-@pytest.mark.slow
-def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path, base):
-    train = {"max_steps": 12, "trace": True, "checkpoint_every": 0, "optimizer": {"name": "adamw", "lr": 0.01}}
-    config = config_in(tmp_path, base, train=train)
-    assert run_world(1, pretrain_rank, config, ["name=whole"]) == [0]
-    for stop in (1, 6):
-        assert run_world(1, pretrain_rank, config, [], stop - 1) == [143]
-    assert run_world(1, pretrain_rank, config, []) == [0]
-    whole = trace(tmp_path / "runs/whole")
-    assert trace(tmp_path / "runs/ad") == whole
-    assert len(whole) == 12
-    for name in ("adapter_model.safetensors", "training/optimizer.safetensors"):
-        ours, theirs = (tmp_path / "runs" / run / "checkpoints/step_00000012" / name for run in ("ad", "whole"))
-        assert ours.read_bytes() == theirs.read_bytes(), name
+@pytest.mark.parametrize("step", [0, 5])
+def test_a_stopped_run_goes_on_exactly(tmp_path, base, step):
+    train = {"max_steps": 8, "trace": True, "checkpoint_every": 0, "optimizer": {"name": "adamw", "lr": 0.01}}
+    check_that_a_stopped_run_goes_on_exactly(config_in(tmp_path, base, train=train), main, step)
 
 
 def test_it_resumes_beside_the_base_it_began_with_and_no_other(tmp_path, base):

@@ -137,8 +137,7 @@ def test_a_step_is_smaller_where_the_text_does_not_fill_it(chat):
     assert all(line["loss"] for line in metrics(folder / "runs/few") if line["split"] == "train")
 
 
-@pytest.mark.parametrize("split", ["train", "validation"])
-def test_where_no_trained_token_is_left_a_run_ends_in_a_line(chat, split):
+def test_where_no_trained_token_is_left_a_run_ends_in_a_line(chat):
     """An answer of weight 0, and one behind a long question: cut after the first, nothing is left to train on."""
     folder, config = chat
     messages = [
@@ -149,10 +148,9 @@ def test_where_no_trained_token_is_left_a_run_ends_in_a_line(chat, split):
     ]
     late = folder / "late.jsonl"
     late.write_text((json.dumps({"messages": messages}) + "\n") * 40)
-    paths = {"train": (late, folder / "chat.jsonl"), "validation": (folder / "chat.jsonl", late)}[split]
-    source = f"{{kind: files, path: {paths[0]}, validation_path: {paths[1]}}}"
-    said = refusal(config, f"name=no-{split}", f"data.source={source}", "train.tokens_per_step=1536", script=main)
-    assert f"has an answer to train on within a row of 192 tokens, {split} part: raise it" in said
+    source = f"data.source={{kind: files, path: {late}, validation_path: {folder / 'chat.jsonl'}}}"
+    message = refusal(config, "name=none", source, "train.tokens_per_step=1536", script=main)
+    assert "has an answer to train on within a row of 192 tokens, train part: raise it" in message
 
 
 @pytest.mark.parametrize(

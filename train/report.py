@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from configs.files import DamagedFile, read_name
+from configs.files import DamagedFile, read_json, read_lines, read_name
 from configs.text import code, fenced, markdown
 from data.batches import too_long
 from data.packing import ConversationRows
 from data.prepare import describe
 from eval.attention.render import VIEWER
-from eval.run_files import RESULT, read_metrics, read_result
+from eval.run_files import METRICS, RESULT
 from train.machine.cpu_processes import processes_in_words
 from train.machine.device import exact_until
 from train.machine.hardware import machine
@@ -65,7 +65,7 @@ def write(run: Run) -> None:
     if not run.world.is_first:
         return
     directory, state = run.config.directory, run.state
-    metrics = read_metrics(directory, lambda problem: run.tracker.say(f"warning: {problem}"))
+    metrics = read_lines(directory / METRICS, lambda problem: run.tracker.say(f"warning: {problem}"))
     outcomes = list(run.hooks.outcomes(directory, metrics, run.tracker.say))
     train = [line for line in metrics if line["split"] == "train"]
     speed = median_high([line["tokens_per_s"] for line in train if line.get("tokens_per_s") is not None] or [0.0])
@@ -105,7 +105,7 @@ def write(run: Run) -> None:
 
 def summary(directory: Path) -> str:
     """The report of a finished run: a sample, the figures, where every file is, and what was seen."""
-    result = read_result(directory, lambda problem: None) or {}
+    result = read_json(directory / RESULT)
     viewer, checkpoint = directory / "attention" / VIEWER, directory / "checkpoints"
     with suppress(DamagedFile):
         checkpoint /= read_name(checkpoint / "latest")
@@ -119,9 +119,11 @@ def summary(directory: Path) -> str:
 
 def plot_loss(metrics: list[dict[str, Any]], path: Path) -> None:
     """Training and validation loss against tokens seen."""
-    from eval.attention.pictures.drawing import new_figure
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    figure = new_figure(770, 440)  # margins by hand: a layout engine draws everything twice
+    figure = Figure(figsize=(7, 4), dpi=110)  # margins by hand: a layout engine draws everything twice
+    FigureCanvasAgg(figure)
     axes = figure.add_axes((0.12, 0.12, 0.86, 0.84))
     for split, style in (("train", {"lw": 0.8, "alpha": 0.6}), ("val", {"ls": "none", "marker": "o"})):
         chosen = [m for m in metrics if m["split"] == split and m.get("loss") is not None]

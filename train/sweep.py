@@ -74,7 +74,7 @@ def plan(path: str, arguments: Sequence[str], seeds: int, *, trust_hooks: bool =
 
     # of one swept key the baseline is named after its value, so that the same run serves every sweep of that key
     own = flatten(base.model_dump()).get(*swept) if len(swept) == 1 else None
-    variants = [("" if own is None else _slug(json.dumps(own)), list[str]())]
+    variants = [("" if own is None else _slug(json.dumps(own, ensure_ascii=False)), list[str]())]
     for key, values in swept.items():
         prefix = f"{key.rpartition('.')[2]}-" if len(swept) > 1 else ""
         variants += [(prefix + (_slug(value) or "value"), [f"{key}={value}"]) for value in values]

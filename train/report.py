@@ -105,7 +105,8 @@ def write(run: Run) -> None:
 
 def summary(directory: Path) -> str:
     """The report of a finished run: a sample, the figures, where every file is, and what was seen."""
-    result = read_json(directory / RESULT)
+    written = (directory / RESULT).is_file()  # not yet, where another process than the first comes here
+    result = read_json(directory / RESULT) if written else {}
     viewer, checkpoint = directory / "attention" / VIEWER, directory / "checkpoints"
     with suppress(DamagedFile):
         checkpoint /= read_name(checkpoint / "latest")

@@ -60,14 +60,11 @@ lint: $(VENV)/ready
 	$(VENV)/bin/lint-imports
 
 bench: $(VENV)/ready
-	$(RUN) -m benchmarks.throughput
-	$(RUN) -m benchmarks.throughput --versus transformers
-	$(RUN) -m benchmarks.throughput --ladder --skip compile
+	$(RUN) -m benchmarks.training
+	$(RUN) -m benchmarks.training --versus transformers
+	$(RUN) -m benchmarks.decoding --versus transformers
+	$(RUN) -m benchmarks.decoding --kv-heads 8,2,1
 	$(RUN) -m benchmarks.busy
-	$(RUN) -m benchmarks.throughput --attention
-	$(RUN) -m benchmarks.throughput --decode --versus transformers
-	$(RUN) -m benchmarks.throughput configs/base.yaml --packing
-	$(RUN) -m benchmarks.preparing
 
 # Two stamps, each written last, so that an interrupted install starts again. installed: what running needs.
 # ready: what tests, notebooks and benchmarks need as well.

@@ -3,8 +3,8 @@
 #   quick     at most eight minutes on an H100: does everything work there, and how fast is configs/124m.yaml?
 #   real      five minutes of configs/ten_minutes.yaml, on the text of $TEXT
 #   correct   the tests that need CUDA, and every attention backend against float64
-#   speed     training: attention backends, sizes, transformers beside ours; writing
-#   answers   configs/reader.yaml, questions, GRPO, rollouts
+#   speed     training: attention backends, sizes, transformers beside ours; decoding
+#   answers   configs/reader.yaml, questions, GRPO
 #   ladder    from a beginner's loop upwards, on the text of $TEXT
 # Without a part: quick. Most of the time goes into compiling, a minute or more for each shape, so run nothing beside.
 # --dry-run runs the same commands of quick and real on a CPU, with tiny sizes, so that no minute of a GPU is lost to a
@@ -41,7 +41,7 @@ measure() { # name, seconds at most, command …; EXPECTED=2 before it: this exi
 }
 
 throughput() { # name, arguments …
-    measure "$1" "${LIMIT_S:-240}" "$PYTHON" -m benchmarks.throughput "${@:2}" --seconds "${STEPS_S:-8}"
+    measure "$1" "${LIMIT_S:-240}" "$PYTHON" -m benchmarks.training "${@:2}" --seconds "${STEPS_S:-8}"
 }
 
 quick() { # the limits make eight minutes together; one shape is compiled
@@ -98,22 +98,19 @@ speed() { # each backend on packed documents, which 124m.yaml isolates; then siz
     throughput 124m_one_text configs/124m.yaml "${rows[@]}" data.isolate_documents=false
     throughput 26m configs/26m.yaml
     throughput 26m_rows configs/26m.yaml train.micro_batch_size=128
-    measure versus_transformers 300 "$PYTHON" -m benchmarks.throughput configs/26m.yaml --versus transformers
-    measure decode 300 "$PYTHON" -m benchmarks.throughput --decode --versus transformers --rounds 3
-    measure attention 300 "$PYTHON" -m benchmarks.throughput --attention --rounds 5 --lengths 1024 4096
+    measure versus_transformers 300 "$PYTHON" -m benchmarks.training configs/26m.yaml --versus transformers
+    measure decoding 300 "$PYTHON" -m benchmarks.decoding --batches 1,16,128 --versus transformers --rounds 3
 }
 
 answers() {
     measure reader 600 "$PYTHON" -m train.pretrain configs/reader.yaml tracking.wandb=disabled
     measure reader_sft 900 "$PYTHON" -m train.sft configs/reader_sft.yaml tracking.wandb=disabled
     measure questions 60 "$PYTHON" -m eval.questions runs/reader_sft
-    measure rollouts 120 "$PYTHON" -m benchmarks.rollouts runs/reader_sft --device cuda
     measure grpo 300 "$PYTHON" -m train.grpo configs/grpo_reader.yaml tracking.wandb=disabled train.max_steps=100
 }
 
 ladder() {
-    measure ladder 900 "$PYTHON" -m benchmarks.throughput configs/26m.yaml --ladder \
-        "data.source={kind: files, path: $TEXT}" --seconds 10
+    measure ladder 900 "$PYTHON" -m train.sweep configs/speed_ladder.yaml "data.source={kind: files, path: $TEXT}"
 }
 
 for part in "$@"; do

@@ -1,19 +1,29 @@
-"""How fast does it write? Tokens a second of greedy decoding: without a cache, with each one, and transformers'."""
+"""How fast does it write, and when does sharing keys pay? `python -m benchmarks.decoding [config] [key=value …]`
+
+Greedy decoding with random weights in float32: tokens/s without a cache and with each one.
+
+    --versus transformers    its `generate` on the same weights, in turns
+    --kv-heads 8,2,1         instead: the first token behind a context, and the next one, for each number of key/value
+                             heads, beside what the machine could do at most (measured first):
+                             first = operations / rate; next = (bytes of weights + bytes of the cache) / bandwidth
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
-from benchmarks.timing import alternate, synchronize
-from benchmarks.transformers_model import in_transformers
+from benchmarks.timing import CLOCKS, Clock, alternate, command_line, in_transformers, measured_config, seconds_of
+from configs.command import InputError, exit_on_bad_input, numbers, whole
 from configs.text import table
 from model import LanguageModel, generate
 from model.config import ModelConfig
+from model.kv_cache import KVCache
+from model.quantised import weight_bytes
 
 PROMPT = 32
 WAYS: dict[str, dict] = {
@@ -23,37 +33,30 @@ WAYS: dict[str, dict] = {
     "static, compiled": {"kv_cache": "static", "compile": True},
     "offloaded": {"kv_cache": "offloaded"},
 }
+READ = 2**28  # bytes of the array that measures the bandwidth: larger than a processor's caches are, mostly
+SIDE = 1024  # of the matrices that measure the rate
+LONGEST_PROMPT = 8192  # tokens of a batch that are read to measure the first token; more take minutes
 
 
-def compare_decoding(config: ModelConfig, device: torch.device, rounds: int, versus_transformers: bool) -> None:
-    """Print tokens/s for batches of 1 and 16, and with and without a cache where the sequence is longer."""
-    lm = random_weights(config).to(device)
-    longest = config.max_position_embeddings - PROMPT
-    print(f"{config.in_words()}, vocabulary {config.vocab_size:,}, prompt {PROMPT}, greedy, fp32")
-    rows = []
-    for batch, new_tokens in ((1, min(256, longest)), (16, min(256, longest)), (1, min(512, longest))):
-        ids = torch.randint(0, lm.lm_head.out_features, (batch, PROMPT), device=device)
-        calls: dict[str, Callable[[], Tensor]] = {
-            name: partial(generate, lm, ids, new_tokens, temperature=0, stop_ids=(), **settings)
-            for name, settings in WAYS.items()
-            if not (name == "no cache" and batch > 1)
-        }
-        if versus_transformers:
-            calls["transformers"] = theirs(lm, ids, new_tokens, device)
-        first, outputs = {}, {}
-        for name, call in calls.items():
-            first[name], outputs[name] = first_call(call, device)
-        seconds = alternate(calls, rounds, device, patience_s=240)
-        for name, took in seconds.items():
-            others = [seconds.get(other) for other in ("transformers", "no cache")]
-            against = [f"{other / took:.2f}x" if other else "" for other in others]
-            # two likely tokens may swap places under another kernel, and then the rest differs
-            same = (outputs[name] == outputs["dynamic"]).float().mean().item()
-            label, speed = f"batch {batch}, {new_tokens} new: {name}", f"{batch * new_tokens / took:,.0f}"
-            rows.append([label, speed, *against, f"{first[name] - took:,.1f}", f"{same:.0%}"])
-        print(f"  batch {batch}, {new_tokens} tokens done", flush=True)
-    header = ["", "tokens/s", "against transformers", "against no cache", "extra s, first call", "same tokens"]
-    print("\n" + table(header, rows))
+def main() -> int:
+    parser = command_line(__doc__, rounds=5)
+    for option, default, meaning in (
+        ("--batches", [1, 16], "rows at once"),
+        ("--kv-heads", [], "numbers of key/value heads"),
+        ("--contexts", [128, 512, 2048], "with --kv-heads: tokens before the one that is written"),
+    ):
+        listed = f" ({','.join(map(str, default))})" if default else ""
+        read = numbers(option, 1)
+        parser.add_argument(option, type=read, default=default, metavar="N,N", help=f"{meaning}{listed}")
+    parser.add_argument("--tokens", type=whole("--tokens", 1), default=256, help="new ones of an answer (256)")
+    given = parser.parse_intermixed_args()
+    run, device = measured_config(given)
+    print(f"{run.model.in_words()}, greedy, float32")
+    if given.kv_heads:
+        compare_kv_heads(run.model, device, given.kv_heads, given.batches, given.contexts, given.rounds, given.clock)
+    else:
+        compare_caches(run.model, device, given.batches, given.tokens, given.rounds, bool(given.versus), given.clock)
+    return 0
 
 
 def random_weights(config: ModelConfig) -> LanguageModel:
@@ -66,19 +69,122 @@ def random_weights(config: ModelConfig) -> LanguageModel:
     return lm
 
 
-def theirs(lm: LanguageModel, ids: Tensor, new_tokens: int, device: torch.device) -> Callable[[], Tensor]:
-    """transformers' generate on the identical weights."""
-    other = in_transformers(lm)
-    other.to(device.type)
-    other.generation_config.eos_token_id, other.generation_config.pad_token_id = None, 0
-    real = torch.ones_like(ids)
-    return torch.no_grad()(lambda: other.generate(ids, attention_mask=real, max_new_tokens=new_tokens, do_sample=False))
+def compare_caches(
+    config: ModelConfig, device: torch.device, batches: list[int], tokens: int, rounds: int, versus: bool, clock: str
+) -> None:
+    """Print tokens/s; without a cache only one row at a time."""
+    lm, new_tokens = random_weights(config).to(device), min(tokens, config.max_position_embeddings - PROMPT)
+    rows = []
+    for batch in batches:
+        ids = torch.randint(0, lm.lm_head.out_features, (batch, PROMPT), device=device)
+        calls: dict[str, Callable[[], Tensor]] = {
+            name: partial(generate, lm, ids, new_tokens, temperature=0, stop_ids=(), **settings)
+            for name, settings in WAYS.items()
+            if not (name == "no cache" and batch > 1)
+        }
+        if versus:
+            other = in_transformers(lm).to(device)
+            other.generation_config.eos_token_id, other.generation_config.pad_token_id = None, 0
+            real = torch.ones_like(ids)
+            theirs = partial(other.generate, ids, attention_mask=real, max_new_tokens=new_tokens, do_sample=False)
+            calls["transformers"] = torch.no_grad()(theirs)
+        first = {name: seconds_of(call, device) for name, call in calls.items()}
+        outputs = {name: call() for name, call in calls.items()}
+        seconds = alternate(calls, rounds, device, 240, CLOCKS[clock])
+        for name, took in seconds.items():
+            others = [seconds.get(other) for other in ("transformers", "no cache")]
+            against = [f"{other / took:.2f}x" if other else "" for other in others]
+            # two likely tokens may swap places under another kernel, and then the rest differs
+            same = (outputs[name] == outputs["dynamic"]).float().mean().item()
+            label, speed = f"batch {batch}, {new_tokens} new: {name}", f"{batch * new_tokens / took:,.0f}"
+            rows.append([label, speed, *against, f"{first[name] - took:,.1f}", f"{same:.0%}"])
+        print(f"  batch {batch} done", flush=True)
+    header = ["", "tokens/s", "against transformers", "against no cache", "extra s, first call", "same tokens"]
+    print("\n" + table(header, rows))
 
 
-def first_call(call: Callable[[], Tensor], device: torch.device) -> tuple[float, Tensor]:
-    """Seconds of the first call, compilation included, and its tokens."""
-    synchronize(device)
-    before = time.perf_counter()
-    output = call()
-    synchronize(device)
-    return time.perf_counter() - before, output
+def compare_kv_heads(
+    config: ModelConfig,
+    device: torch.device,
+    kv_heads: list[int],
+    batches: list[int],
+    contexts: list[int],
+    rounds: int,
+    clock: str,
+) -> None:
+    """Print milliseconds of the first and of the next token, measured and predicted. What takes longer than predicted
+    is the program: Python, small kernels, copies. Raises InputError."""
+    bandwidth, rate = machine_limits(device, rounds, CLOCKS[clock])
+    print(f"this machine: {bandwidth / 1e9:.1f} GB/s, {rate / 1e9:.0f} GFLOP/s", flush=True)
+    rows = []
+    for batch in batches:
+        for context in sorted(contexts):
+            models = {f"{heads}": random_weights(shaped(config, heads, context + 1)).to(device) for heads in kv_heads}
+            caches = {heads: filled(lm, batch, context) for heads, lm in models.items()}
+            steps = {heads: partial(next_token, lm, caches[heads], batch) for heads, lm in models.items()}
+            after = alternate(steps, rounds, device, clock=CLOCKS[clock])
+            first: dict[str, float] = {}
+            if batch * context <= LONGEST_PROMPT:
+                reads = {heads: partial(first_token, lm, batch, context) for heads, lm in models.items()}
+                first = alternate(reads, rounds, device, clock=CLOCKS[clock])
+            most = after[max(models, key=int)]
+            for heads, lm in models.items():
+                held = caches[heads].nbytes
+                operations = batch * context * lm.flops_per_token(context, training=False)
+                figures = [
+                    f"{1e3 * first[heads]:,.1f}" if first else "–",
+                    f"{1e3 * operations / rate:,.1f}",
+                    f"{1e3 * after[heads]:,.2f}",
+                    f"{1e3 * (weight_bytes(lm) + held) / bandwidth:,.2f}",
+                    f"{after[heads] / most:.2f}",
+                ]
+                rows.append([f"{batch} x {context:,}", heads, f"{held / 1e6:,.1f}", *figures])
+    header = ["batch x context", "H_kv", "cache, MB", "first, ms", "predicted", "next, ms", "predicted", "next, share"]
+    print("\n" + table(header, rows))
+
+
+def machine_limits(device: torch.device, rounds: int, clock: Clock) -> tuple[float, float]:
+    """Bytes read a second, and floating-point operations a second: read a large array, multiply two matrices."""
+    ones, side = torch.ones(READ // 4, device=device), torch.randn(SIDE, SIDE, device=device)
+    calls: dict[str, Callable[[], object]] = {"read": ones.sum, "multiply": partial(torch.mm, side, side)}
+    seconds = alternate(calls, rounds, device, clock=clock)
+    return READ / seconds["read"], 2 * SIDE**3 / seconds["multiply"]
+
+
+def shaped(config: ModelConfig, kv_heads: int, positions: int) -> ModelConfig:
+    """The same model with this many key/value heads, for texts of this many tokens. Raises InputError."""
+    changes = {"num_key_value_heads": kv_heads, "max_position_embeddings": positions}
+    try:
+        return ModelConfig.model_validate(config.model_dump() | changes)
+    except ValidationError as error:
+        raise InputError(f"--kv-heads {kv_heads}: {error.errors()[0]['msg']}") from None
+
+
+def filled(lm: LanguageModel, batch: int, context: int) -> KVCache:
+    """A cache that holds random keys and values, as if a prompt of `context` tokens had been read."""
+    cache, like = KVCache(lm.config), next(lm.parameters())
+    for layer in range(lm.config.num_hidden_layers):
+        k, v = (torch.randn(batch, heads, context, size, device=like.device) for heads, size in lm.config.cache_shapes)
+        cache.update(layer, k, v)
+    cache.advance(context)
+    return cache
+
+
+@torch.inference_mode()
+def first_token(lm: LanguageModel, batch: int, context: int) -> Tensor:
+    """Read a prompt, and choose the token behind it."""
+    ids = torch.ones(batch, context, dtype=torch.long, device=next(lm.parameters()).device)
+    return lm(ids, kv_cache=KVCache(lm.config), logits_to_keep=1).argmax(-1)
+
+
+@torch.inference_mode()
+def next_token(lm: LanguageModel, cache: KVCache, batch: int) -> Tensor:
+    """Read one token behind what the cache holds, and choose the next; the cache is as before afterwards."""
+    ids, before = torch.ones(batch, 1, dtype=torch.long, device=next(lm.parameters()).device), cache.length
+    chosen = lm(ids, kv_cache=cache, logits_to_keep=1).argmax(-1)
+    cache.crop(before)
+    return chosen
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

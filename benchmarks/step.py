@@ -14,9 +14,9 @@ from data.packing import document_starts
 from model import LanguageModel
 from train.budget import micro_batch_rows
 from train.config import RunConfig
-from train.machine.device import Device
-from train.machine.distributed import ALONE, World, add_up_gradients
+from train.device import Device
 from train.optimizer import build_optimizers
+from train.processes import ALONE, World, add_up_gradients
 
 DOCUMENT = 150  # tokens; about as long as a story, where documents are isolated
 DIFFERENT = 4  # steps, before their tokens come again: a router of experts sends other tokens elsewhere
@@ -52,7 +52,7 @@ def our_step(
     model: Any = (LanguageModel(run.model) if other is None else other).to(device.device).train()
     if other is None:
         model.set_attn_implementation(device.attention)
-        model.set_activation_checkpointing(run.train.activation_checkpointing)
+        model.model.activation_checkpointing = run.train.activation_checkpointing
     optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)]
     if not adamw:
         optimizers = build_optimizers(model, run.train.optimizer, world, device.dtype)

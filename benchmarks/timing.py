@@ -1,21 +1,59 @@
-"""How do we measure fairly on a noisy machine? What is compared takes turns within one run, and medians are printed."""
+"""How do we measure fairly on a noisy machine? What is compared takes turns within one run, and medians are printed.
+
+Here is what every benchmark shares: the command line, the clocks, and transformers' model with our weights.
+"""
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from train.machine.hardware import synchronize
-
-__all__ = ["CLOCKS", "Clock", "alternate", "peak_bytes", "synchronize"]
+from configs.command import InputError, whole
+from model import LanguageModel, save
+from train.budget import with_vocabulary
+from train.config import RunConfig, load_run_config
+from train.device import keep_freed_memory, machine, synchronize
 
 Clock = Callable[[], float]
 # wall: what you wait. cpu: what all threads of this process compute; other programs on the cores do not add to it
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
+BASE = Path(__file__).parents[1] / "configs" / "base.yaml"
+
+
+def command_line(description: str | None, rounds: int) -> argparse.ArgumentParser:
+    """The options of a benchmark of a config: which one, how often, by which clock, beside whom."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, formatter_class=form)
+    parser.add_argument("config", nargs="?", default=BASE, help="a YAML file; default: configs/base.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example train.device=cuda")
+    parser.add_argument("--versus", choices=["transformers"], help="beside transformers' model with the same weights")
+    parser.add_argument("--rounds", type=whole("--rounds", 1), default=rounds, help=f"turns of each ({rounds})")
+    parser.add_argument(
+        "--clock", choices=CLOCKS, default="wall", help="cpu: the time of this process alone; OMP_NUM_THREADS=1"
+    )
+    return parser
+
+
+def measured_config(given: argparse.Namespace) -> tuple[RunConfig, torch.device]:
+    """The config with its vocabulary, and where it computes; printed, with the machine. Raises InputError."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that counts memory announces itself otherwise
+    run, known = with_vocabulary(load_run_config(given.config, given.overrides))
+    on_gpu = run.train.device == "cuda" or (run.train.device == "auto" and torch.cuda.is_available())
+    device = torch.device("cuda" if on_gpu else "cpu")
+    if given.clock == "cpu" and (on_gpu or torch.get_num_threads() > 1):
+        raise InputError("--clock cpu measures a single thread: set OMP_NUM_THREADS=1 and train.device=cpu")
+    keep_freed_memory()
+    print(f"{machine(device)}, torch {torch.__version__}\nvocabulary {run.model.vocab_size:,}: {known}", flush=True)
+    return run, device
 
 
 def alternate(
@@ -35,14 +73,19 @@ def alternate(
     began = clock()
     for _ in range(rounds):
         for name, call in candidates.items():
-            synchronize(device)
-            before = clock()
-            call()
-            synchronize(device)
-            seconds[name].append(clock() - before)
+            seconds[name].append(seconds_of(call, device, clock))
         if clock() - began > patience_s:
             break
-    return {name: statistics.median(found) for name, found in seconds.items()}
+    return {name: statistics.median(turns) for name, turns in seconds.items()}
+
+
+def seconds_of(call: Callable[[], object], device: torch.device, clock: Clock = time.perf_counter) -> float:
+    """Seconds of one call, the GPU's work included."""
+    synchronize(device)
+    before = clock()
+    call()
+    synchronize(device)
+    return clock() - before
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
@@ -61,3 +104,20 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
     changes = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     held = itertools.accumulate(event.nbytes() for event in sorted(changes, key=lambda event: event.start_ns()))
     return max(held, default=0)
+
+
+def in_transformers(lm: LanguageModel, **options: Any) -> Any:
+    """transformers' model with identical weights, read from the directory that Headlight saves.
+
+    options: of `from_pretrained`. Raises InputError if the package is not installed.
+    """
+    try:
+        from transformers import AutoModelForCausalLM
+        from transformers.utils.logging import disable_progress_bar
+    except ImportError:
+        raise InputError("to compare with transformers: pip install -r requirements-dev.txt") from None
+
+    disable_progress_bar()
+    with tempfile.TemporaryDirectory() as directory:
+        save(lm, directory)
+        return AutoModelForCausalLM.from_pretrained(directory, **options)

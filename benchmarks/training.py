@@ -1,34 +1,71 @@
-"""How fast does a config train here? Whole steps on random tokens, in as many processes as a run of it."""
+"""How fast does a config train here? `python -m benchmarks.training [config] [section.key=value …]`
+
+Whole steps on random tokens, in as many processes as a run starts: tokens/s, MFU, memory, and what auto chose.
+
+    --profile [DIR]          also a trace to look into, and where the time of a step goes
+    --versus transformers    its model with the same weights in turns with ours, plain and compiled, with fused AdamW
+"""
 
 from __future__ import annotations
 
+import re
 import statistics
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from benchmarks.profile import PROFILED, profile_steps, take
 from benchmarks.step import Step, our_step
-from benchmarks.timing import Clock, peak_bytes, synchronize
+from benchmarks.timing import (
+    CLOCKS,
+    Clock,
+    alternate,
+    command_line,
+    in_transformers,
+    measured_config,
+    peak_bytes,
+    seconds_of,
+)
+from configs.command import exit_on_bad_input, number
 from configs.text import table
 from train.budget import micro_batch_rows
 from train.config import RunConfig
-from train.machine.cpu_processes import number_of_processes, on_processes, processes_in_words
-from train.machine.device import Device, resolve_device
-from train.machine.distributed import ALONE, World, check_shares, processes
-from train.machine.hardware import known_peak
+from train.device import Device, known_peak, resolve_device, synchronize
+from train.processes import ALONE, World, check_shares, number_of_processes, on_processes, processes, processes_in_words
 
 COUNTED = 0.25  # share of the time after which steps count
+PROFILED = 3  # steps
+CLASSES = {  # an operator belongs to the first class whose pattern is in its name
+    "matrix products": r"aten::(mm|addmm|linear)|mkldnn_(_)?linear|gemm|cutlass|nvjet|cublas",
+    "batched matrix products (attention, Muon)": r"aten::(bmm|baddbmm)",
+    "attention kernels": r"attention|flash|fmha|cudnn_generated|flex",
+    "optimizer": r"_fused_adam|_foreach|multi_tensor|Optimizer",
+    "compiled loops": r"cpp_fused|triton_",
+    "softmax and loss": r"softmax|logsumexp|cross_entropy|nll|gather|scatter",
+    "copies and casts": r"aten::(copy_|_to_copy|cat|clone|contiguous|fill_|zero_|stack)|[Mm]em(cpy|set)|CatArray",
+    "embedding": r"embedding|index",
+    "element by element, rest": "",
+}
 
 
-def measure_training(run: RunConfig, seconds: float, profile: Path | None, clock: Clock) -> None:
-    """Print speed, share of the peak, memory and what `auto` chose; with `profile`, where the time goes as well."""
+def main() -> int:
+    parser = command_line(__doc__, rounds=5)
+    parser.add_argument("--seconds", type=number("--seconds", 0.01), default=30.0, help="to measure for (30)")
+    parser.add_argument("--profile", nargs="?", const="", metavar="DIR", help="write a trace; default: output_dir")
+    given = parser.parse_intermixed_args()
+    run, _ = measured_config(given)
+    clock = CLOCKS[given.clock]
+    if given.versus:
+        compare(run, given.rounds, clock)
+        return 0
     device = resolve_device(run)  # before the processes start: it may ask the machine
-    on_processes(number_of_processes(run), partial(_measure, run, device, seconds, profile, clock))
+    folder = None if given.profile is None else Path(given.profile or run.output_dir)
+    on_processes(number_of_processes(run), partial(measure, run, device, given.seconds, folder, clock))
+    return 0
 
 
-def _measure(run: RunConfig, device: Device, seconds: float, profile: Path | None, clock: Clock) -> None:
+def measure(run: RunConfig, device: Device, seconds: float, profile: Path | None, clock: Clock) -> None:
     """What each process does; the first one prints."""
     with processes(run.train.parallel, run.train.device) as world:
         check_shares(run, world)
@@ -37,14 +74,12 @@ def _measure(run: RunConfig, device: Device, seconds: float, profile: Path | Non
         first = seconds_of(step, device.device, clock)
         times = repeat(step, seconds, device.device, clock, world)
         if profile is not None:
-            if world.is_first:
-                print(profile_steps(step, device.device, profile, run.name) + "\n")
-            else:
-                take(step, PROFILED)
+            trace = profile / f"{run.name or 'step'}.trace.json"
+            where_time_goes(step, device.device, trace if world.rank == 0 else None)
         peak = peak_bytes(step, device.device)
-        if not world.is_first:
+        if world.rank:
             return
-    states = [tensor for one in optimizers for state in one.state.values() for tensor in state.values()]
+    states = [tensor for optimizer in optimizers for state in optimizer.state.values() for tensor in state.values()]
     lasting = sum(tensor.nbytes for tensor in [*lm.parameters(), *states])
     tokens, median = run.rows_per_step * length, statistics.median(times)
     flops_per_s = lm.flops_per_token(length) * tokens / median
@@ -61,23 +96,13 @@ def _measure(run: RunConfig, device: Device, seconds: float, profile: Path | Non
         [f"weights and optimizer state{each}, MB", f"{lasting / 1e6:,.1f}"],
         [f"a step's fullest moment{each}, beyond them, MB", f"{peak / 1e6:,.1f}"],
         ["parameters", f"{lm.num_parameters():,}"],
-        ["vocabulary", f"{run.model.vocab_size:,}"],
         ["rows a forward pass × length", f"{micro_batch_rows(run, device, world.size)} × {length}"],
     ]
     print(table(["", run.name], rows))
     choices = list(device.notes)
-    if world.on_cores:
+    if world.memory is not None:
         choices.append(processes_in_words(world.size, torch.get_num_threads()))
     print("\n" + "\n".join(f"* {choice}" for choice in choices))
-
-
-def seconds_of(step: Step, device: torch.device, clock: Clock) -> float:
-    """Seconds of one step, the GPU's work included."""
-    synchronize(device)
-    before = clock()
-    step()
-    synchronize(device)
-    return clock() - before
 
 
 def repeat(step: Step, seconds: float, device: torch.device, clock: Clock, world: World = ALONE) -> list[float]:
@@ -90,8 +115,73 @@ def repeat(step: Step, seconds: float, device: torch.device, clock: Clock, world
     while True:
         spent = clock() - began
         goes_on = spent < seconds or len(times) < 3
-        if not world.sum(int(world.is_first and goes_on))[0]:
+        if not world.sum(int(world.rank == 0 and goes_on))[0]:
             return times
         took = seconds_of(step, device, clock)
         if spent >= COUNTED * seconds or spent + took >= seconds:
             times.append(took)
+
+
+def where_time_goes(step: Step, device: torch.device, trace: Path | None) -> None:
+    """Take PROFILED steps; write a Chrome trace of them, and print the share of each class of operators.
+
+    trace: its file; None in the other processes, which only take the steps.
+    """
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profiler:
+        for _ in range(PROFILED):
+            step()
+        synchronize(device)
+    if trace is None:
+        return
+    trace.parent.mkdir(parents=True, exist_ok=True)
+    profiler.export_chrome_trace(str(trace))
+    attribute = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    spent: dict[str, float] = defaultdict(float)
+    largest: dict[str, tuple[float, str]] = {}
+    for event in profiler.key_averages():
+        ms = getattr(event, attribute) / 1e3 / PROFILED
+        kind = next(kind for kind, pattern in CLASSES.items() if re.search(pattern, event.key))
+        spent[kind] += ms
+        largest[kind] = max(largest.get(kind, (0.0, "")), (ms, event.key))
+    total = sum(spent.values())
+    rows = [
+        [kind, f"{ms:,.1f}", f"{ms / total:.0%}", largest[kind][1][:50]]
+        for kind, ms in sorted(spent.items(), key=lambda item: -item[1])
+        if ms > 0.001 * total
+    ]
+    print(f"{trace}: open it in chrome://tracing or ui.perfetto.dev\n")
+    print(table(["operators", "ms a step", "share", "the largest of them"], rows) + "\n")
+
+
+def compare(run: RunConfig, rounds: int, clock: Clock) -> None:
+    """Print ours and theirs in turn: the same architecture, rows, AdamW and precision; compiled too, unless
+    train.compile is false."""
+    run = run.model_copy(update={"data": run.data.model_copy(update={"isolate_documents": False})})
+    device = resolve_device(run)
+    rows, length = micro_batch_rows(run, device), run.data.sequence_length
+    steps: dict[str, Step] = {}
+    for compiled in (False, True) if run.train.compile else (False,):
+        name = ", compiled" if compiled else ""
+        steps[f"Headlight{name}"], lm, _ = our_step(run, device, rows, compiled, adamw=True)
+        other = in_transformers(lm, attn_implementation="sdpa")
+        other.config.use_cache = False
+        steps[f"transformers{name}"] = our_step(run, device, rows, compiled, adamw=True, other=other)[0]
+    first = {name: seconds_of(step, device.device, clock) for name, step in steps.items()}
+    seconds = alternate(steps, rounds, device.device, patience_s=60.0 * rounds, clock=clock)
+    measure, tokens = list(steps)[-1], rows * length
+    lines = [
+        [name, f"{tokens / took:,.0f}", f"{1e3 * took:,.1f}", f"{seconds[measure] / took:.2f}", f"{first[name]:.1f}"]
+        for name, took in seconds.items()
+    ]
+    print(
+        f"{tokens:,} tokens a step, rows of {length}, {device.precision}, attention {device.attention}, "
+        f"forward + backward + clip + fused AdamW, medians of {rounds} alternating steps"
+    )
+    print(table(["", "tokens/s", "ms a step", f"ratio to {measure}", "first step, s"], lines))
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

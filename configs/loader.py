@@ -97,9 +97,14 @@ def dump_yaml(values: Any) -> str:
 
 
 class Section(BaseModel):
-    """A part of a config: an unknown key is an error, nothing is converted, nothing changes afterwards."""
+    """A part of a config: an unknown key is an error, nothing is converted, nothing changes afterwards.
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    A string below a key describes it, in docs/configuration.md and in the comments of configs/base.yaml.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class Tag(Enum):

@@ -125,27 +125,18 @@ class EvalConfig(Section):
             raise ValueError(f"hooks: {twice[0]} is named twice: name it once, and give more steps with `early`")
         return hooks
 
-    @field_validator("temperature")
-    @classmethod
-    def _check_temperature(cls, temperature: float) -> float:
-        if 0 < temperature < 1e-6:
-            raise ValueError(f"temperature ({temperature}) must be 0, always the most likely token, or {1e-6:g}")
-        return temperature
-
     def cadences(self) -> dict[str, Cadence]:
         """When every hook runs, by its name, in the order in which they run."""
-        return {hook.name: self._cadence(hook) for hook in map(_named, self.hooks)}
-
-    def _cadence(self, hook: HookConfig) -> Cadence:
-        if hook.name == "attention":
-            every = self.attention.every if hook.every is None else hook.every
-            early = self.attention.early if hook.early is None else hook.early
-            is_on = every > 0 or bool(hook.early)  # eval.attention.every = 0 is off; a hook's own steps still count
-            return Cadence(every, tuple(early) if is_on else (), at_the_end=is_on)
-        first = [0] if hook.name == "questions" else []  # also before the first step
-        return Cadence(
-            self.every if hook.every is None else hook.every, tuple(first if hook.early is None else hook.early)
-        )
+        cadences = {}
+        for hook in map(_named, self.hooks):
+            every, early = self.every, [0] if hook.name == "questions" else []  # also before the first step
+            is_on = True
+            if hook.name == "attention":
+                every, early = self.attention.every, self.attention.early
+                is_on = bool(every if hook.every is None else hook.every) or bool(hook.early)  # every: 0 is off
+            every, early = every if hook.every is None else hook.every, early if hook.early is None else hook.early
+            cadences[hook.name] = Cadence(every, tuple(early) if is_on else (), at_the_end=is_on)
+        return cadences
 
 
 def _named(hook: str | HookConfig) -> HookConfig:

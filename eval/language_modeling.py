@@ -1,23 +1,40 @@
-"""How well does it predict a text? Loss over batches, bits per byte, and the bits of whole documents."""
+"""How well does it predict a text? Loss over batches, bits of whole documents; and how far they are above the entropy
+floor: the built-in world knows the entropy of its own stories."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from configs.command import InputError, is_out_of_memory
 from data.batches import Batch
 from data.tokenizer import Tokenizer
-from eval.eval_mode import evaluating
 from model import LanguageModel
+
+if TYPE_CHECKING:
+    from data.storyworld import Story
 
 
 class OutOfStep(InputError):
     """One process cannot continue and the others would wait for it forever: the run must end."""
+
+
+@contextmanager
+def evaluating(lm: nn.Module) -> Iterator[None]:
+    """Within this context lm is in evaluation mode; afterwards it is in its old mode."""
+    was_training = lm.training
+    lm.eval()
+    try:
+        yield
+    finally:
+        lm.train(was_training)
 
 
 def mean_loss(
@@ -52,25 +69,21 @@ def loss_sums(
     must end.
     """
     device = next(lm.parameters()).device
-    found = []
     with evaluating(lm), autocast():
-        for batch in batches:
-            found.append(_loss_sum(lm, batch.to(device), may_retry))
-    return found
+        return [_loss_sum(lm, batch.to(device), may_retry) for batch in batches]
 
 
 def _loss_sum(lm: LanguageModel, batch: Batch, may_retry: bool) -> list[tuple[float, int]]:
+    rows = len(batch.row_ids)
     try:
         loss_sum, count = lm(**batch.tensors)
         return [(float(loss_sum), int(count))]
     except RuntimeError as error:
-        rows = len(batch.row_ids)
         if is_out_of_memory(error) and not may_retry:
             raise OutOfStep(f"out of memory while evaluating {rows} rows: lower train.micro_batch_size") from None
         if not is_out_of_memory(error) or rows == 1:
             raise
-    halves = batch.split(-(-len(batch.row_ids) // 2))
-    return [part for half in halves for part in _loss_sum(lm, half, may_retry)]
+    return [part for half in batch.split(-(-rows // 2)) for part in _loss_sum(lm, half, may_retry)]
 
 
 def bits_per_byte(loss: float, predicted_tokens: int, text_bytes: int) -> float:
@@ -102,3 +115,42 @@ def token_bits(
         for row, i in enumerate(chosen):
             result[i] = bits[row, : len(documents[i]) - 1].tolist()
     return result
+
+
+# ---------------------------------------------------------------------------------------------------------
+# the entropy floor
+
+
+@dataclass(frozen=True)
+class FloorComparison:
+    """Bits per byte of a model and of the generator that wrote the stories. On average no model can do better."""
+
+    model: float
+    floor: float
+
+    @property
+    def gap(self) -> float:
+        """Bits per byte above the floor."""
+        return self.model - self.floor
+
+
+def fitting(lm: LanguageModel, tokenizer: Tokenizer, stories: Sequence[Story]) -> list[Story]:
+    """Those that the model reads whole, with a token before and one behind."""
+    longest = lm.config.max_position_embeddings
+    return [story for story in stories if len(tokenizer.encode(story.text)) + 2 <= longest]
+
+
+def compare_with_floor(lm: LanguageModel, tokenizer: Tokenizer, stories: Sequence[Story]) -> FloorComparison:
+    """The model's bits on whole stories, beside the entropy of the choices that made them. Computed in float32."""
+    backend = lm.attn_implementation
+    lm.set_attn_implementation("sdpa")
+    try:
+        with torch.autocast(next(lm.parameters()).device.type, enabled=False):
+            all_bits = token_bits(lm, tokenizer, [story.text for story in stories])
+    finally:
+        lm.set_attn_implementation(backend)
+    model = 0.0
+    for bits in all_bits:
+        model += sum(bits)
+    total_bytes = sum(len(story.text.encode("utf-8")) for story in stories)
+    return FloorComparison(model / total_bytes, sum(story.bits for story in stories) / total_bytes)

@@ -18,65 +18,45 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from configs.command import InputError, exit_on_bad_input, whole
 from configs.text import table
-from eval.opening import add_device_option, data_config, open_model
-
-if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
-    from torch import Tensor
-
-    from data.config import StoryworldSource
-    from data.tokenizer import Tokenizer
-    from eval.attention.probes import Probe
-    from model import LanguageModel
+from data.config import StoryworldSource
+from data.storyworld import tell
+from data.tokenizer import Tokenizer
+from eval.attention.capture import capture
+from eval.attention.controls import copy_gain
+from eval.attention.probes import Probe, probe_from_text, repeated_probe, stories_probe
+from eval.language_modeling import compare_with_floor, fitting
+from eval.load_model import add_device_option, data_config, open_model
+from eval.questions import ask, held_out_questions, score
+from model import LanguageModel, generate
+from model.kv_cache import make_cache
+from model.quantised import weight_bytes
 
 TEXT = "Once there was a fox. The fox saw a bird, and the bird saw the fox."  # where there are no stories
 HEADER = ["", "weights, bytes", "cache, bytes a token", "tokens/s", "gap", "copy gain", "exact match", "drift"]
 # name -> dtype, weights, cache
-VARIANTS: dict[str, tuple[str, str | None, str]] = {
-    "float32": ("float32", None, "dynamic"),
-    "bfloat16": ("bfloat16", None, "dynamic"),
-    "int8 weights": ("float32", "int8", "dynamic"),
-    "int4 weights": ("float32", "int4", "dynamic"),
-    "int8 cache": ("float32", None, "int8"),
+VARIANTS: dict[str, tuple[torch.dtype, str | None, str]] = {
+    "float32": (torch.float32, None, "dynamic"),
+    "bfloat16": (torch.bfloat16, None, "dynamic"),
+    "int8 weights": (torch.float32, "int8", "dynamic"),
+    "int4 weights": (torch.float32, "int4", "dynamic"),
+    "int8 cache": (torch.float32, None, "int8"),
 }
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """What every row is measured on. source: of the stories and questions; None for other texts. asks: whether there
-    are questions. maps: the probe whose attention is compared, and that attention in float32."""
-
-    tokenizer: Tokenizer
-    source: StoryworldSource | None
-    asks: bool
-    documents: int
-    copied: Probe | None
-    seen: Probe
-    maps: Tensor
-
-
-@dataclass(frozen=True)
-class Figures:
-    """A row of the table but for its speed."""
-
-    weights: int
-    cache: float
-    gap: float | None
-    gain: float | None
-    exact: float | None
-    drift: float
+DECODED, PROMPT, ROUNDS = 128, 16, 5  # tokens that are decoded, and of their prompt; how often
 
 
 @contextmanager
 def reading_through(lm: LanguageModel, cache: str) -> Iterator[None]:
     """Inside, every forward pass without a cache reads through a new one of this kind, and so sees what it keeps."""
-    from model.kv_cache import make_cache
 
     def add_cache(module: Any, args: tuple, given: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         if given.get("kv_cache") is None:
@@ -92,86 +72,96 @@ def reading_through(lm: LanguageModel, cache: str) -> Iterator[None]:
         handle.remove()
 
 
-def measure(lm: LanguageModel, cache: str, held_out: HeldOut) -> Figures:
-    """One row: the model as it is, read through a cache of this kind."""
-    from data.storyworld import tell
-    from eval.attention.controls import copy_gain
-    from eval.floor import compare_with_floor, fitting
-    from eval.questions import ask, held_out_questions, score
-    from model.quantised import weight_bytes
+def decode_speeds(
+    models: dict[str, LanguageModel],
+    rounds: int = ROUNDS,
+    caches: Mapping[str, str] | None = None,
+    clock: Callable[[], float] | None = None,
+) -> dict[str, float]:
+    """Tokens/s of greedy decoding with a key-value cache, one row: medians of `rounds` turns, all models in each.
 
-    tokenizer, source, gap, exact = held_out.tokenizer, held_out.source, None, None
-    with reading_through(lm, cache):
-        gain = copy_gain(lm, held_out.copied) if held_out.copied is not None else None
-        drift = 0.5 * (maps_of(lm, held_out.seen) - held_out.maps).abs().sum(-1).mean().item()
-        if source is not None:
-            stories = [tell(source.seed, i, "validation", source.level) for i in range(held_out.documents)]
-            read = fitting(lm, tokenizer, stories)
-            gap = compare_with_floor(lm, tokenizer, read).gap if read else None
-    if source is not None and held_out.asks:
-        of_some = source.model_copy(update={"validation_documents": held_out.documents})
-        questions = list(held_out_questions(of_some))
-        exact = score(questions, ask(lm, tokenizer, questions, kv_cache=cache))["all"].exact_match
-    return Figures(weight_bytes(lm), cache_bytes(lm, cache), gap, gain, exact, drift)
+    caches: the kind of cache of a model that does not have the dynamic one. clock: seconds, wall-clock by default.
 
-
-def maps_of(lm: LanguageModel, probe: Probe) -> Tensor:
-    """Attention on a probe: (layer, B, head, query, key)."""
-    from eval.attention.capture import capture
-
-    return capture(lm, probe.for_model(next(lm.parameters()).device)["input_ids"]).weights
+    Alternating, so that whatever else the machine does slows all of them alike.
+    """
+    clock = clock or time.perf_counter
+    longest = min(lm.config.max_position_embeddings for lm in models.values())
+    prompt = min(PROMPT, longest // 2)
+    new = min(DECODED, longest - prompt)
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    for turn in range(rounds + 1):
+        for name, lm in models.items():
+            ids = torch.arange(prompt, device=next(lm.parameters()).device)[None]
+            before = clock()
+            try:
+                kind = (caches or {}).get(name, "dynamic")
+                generate(lm, ids, new, temperature=0, stop_ids=(), kv_cache=kind).cpu()  # waits for a GPU
+            except ValueError as error:
+                raise InputError(f"{name}: {error}") from None
+            if turn:  # the first one only warms up
+                seconds[name].append(clock() - before)
+    return {name: new / median(times) for name, times in seconds.items()}
 
 
 def cache_bytes(lm: LanguageModel, cache: str, tokens: int = 8) -> float:
     """Bytes that a token takes in a cache, counted after a few."""
-    import torch
-
-    from model.kv_cache import make_cache
-
     like = next(lm.parameters())
-    kept = make_cache(cache, lm.config, 1, tokens, like)
+    filled = make_cache(cache, lm.config, 1, tokens, like)
     with torch.no_grad():
-        lm(torch.zeros(1, tokens, dtype=torch.long, device=like.device), kv_cache=kept)
-    return kept.nbytes / tokens
+        lm(torch.zeros(1, tokens, dtype=torch.long, device=like.device), kv_cache=filled)
+    return filled.nbytes / tokens
 
 
-def held_out_of(run: str, lm: LanguageModel, tokenizer: Tokenizer, documents: int) -> HeldOut:
-    """What the rows are measured on; lm is the model in float32, whose attention the others are compared with."""
-    from data.config import StoryworldSource
-    from eval.attention.probes import probe_from_text, repeated_probe, stories_probe
+class HeldOut:
+    """What every row is measured on: stories and questions of the run's world, copies of random tokens, and a probe
+    whose attention is compared with that in float32."""
 
-    config, longest = data_config(run), lm.config.max_position_embeddings
-    source = config.source if config is not None and isinstance(config.source, StoryworldSource) else None
-    if source is not None and source.recall is not None:
-        source = None
-    seen = stories_probe(tokenizer, source, longest) if source is not None else None
-    seen = seen or probe_from_text(tokenizer, TEXT, longest)
-    asks = config is not None and config.records != "text"
-    return HeldOut(tokenizer, source, asks, documents, repeated_probe(tokenizer, 2, longest), seen, maps_of(lm, seen))
+    def __init__(self, run: str, lm: LanguageModel, tokenizer: Tokenizer, documents: int):
+        """lm: the model in float32."""
+        config, longest = data_config(run), lm.config.max_position_embeddings
+        self.world: StoryworldSource | None = None
+        if config is not None and isinstance(config.source, StoryworldSource) and config.source.recall is None:
+            self.world = config.source.model_copy(update={"validation_documents": documents})
+        self.asks = self.world is not None and config is not None and config.records != "text"
+        self.tokenizer = tokenizer
+        self.copied = repeated_probe(tokenizer, 2, longest)
+        stories = stories_probe(tokenizer, self.world, longest) if self.world is not None else None
+        self.probe = stories or probe_from_text(tokenizer, TEXT, longest)
+        self.maps = maps_of(lm, self.probe)
+
+    def measure(self, lm: LanguageModel, cache: str) -> list[str]:
+        """gap, copy gain, exact match and drift of the model as it is, read through a cache of this kind."""
+        gap = gain = exact = None
+        with reading_through(lm, cache):
+            gain = copy_gain(lm, self.copied) if self.copied is not None else None
+            drift = 0.5 * (maps_of(lm, self.probe) - self.maps).abs().sum(-1).mean().item()
+            if (world := self.world) is not None:
+                stories = [tell(world.seed, i, "validation", world.level) for i in range(world.validation_documents)]
+                short_enough = fitting(lm, self.tokenizer, stories)
+                gap = compare_with_floor(lm, self.tokenizer, short_enough).gap if short_enough else None
+        if self.world is not None and self.asks:
+            questions = list(held_out_questions(self.world))
+            exact = score(questions, ask(lm, self.tokenizer, questions, kv_cache=cache))["all"].exact_match
+        shown = ((gap, "+.4f"), (gain, ".3f"), (exact, ".1%"), (drift, ".4f"))
+        return ["–" if value is None else format(value, form) for value, form in shown]
 
 
-def rows_of(found: dict[str, Figures], speeds: dict[str, float]) -> Iterator[Sequence[Any]]:
-    """The lines of the table."""
-
-    def shown(value: float | None, form: str) -> str:
-        return "–" if value is None else format(value, form)
-
-    for name, one in found.items():
-        quality = [shown(one.gap, "+.4f"), shown(one.gain, ".3f"), shown(one.exact, ".1%"), f"{one.drift:.4f}"]
-        yield [name, f"{one.weights:,}", f"{one.cache:,.0f}", f"{speeds[name]:,.0f}", *quality]
+def maps_of(lm: LanguageModel, probe: Probe) -> Tensor:
+    """Attention on a probe: (layer, B, head, query, key)."""
+    return capture(lm, probe.for_model(next(lm.parameters()).device)["input_ids"]).weights
 
 
 def main() -> int:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m eval.quantised", description=__doc__, formatter_class=form)
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
-    for option, most, default, meaning in (
-        ("--documents", 10**6, 50, "held-out stories, and conversations with questions"),
-        ("--rounds", 1000, 5, "how often each is timed"),
-    ):
-        parser.add_argument(
-            option, type=whole(option, 1, most), default=default, metavar="N", help=f"{meaning} ({default})"
-        )
+    parser.add_argument(
+        "--documents",
+        type=whole("--documents", 1, 10**6),
+        default=50,
+        metavar="N",
+        help="held-out stories, and conversations with questions (50)",
+    )
     parser.add_argument(
         "--clock",
         choices=["wall", "cpu"],
@@ -180,28 +170,26 @@ def main() -> int:
     )
     add_device_option(parser)
     given = parser.parse_args()
-    import torch
-
-    from eval.decode_speed import decode_speeds
-
     models: dict[str, LanguageModel] = {}
-    held_out, found = None, {}
+    held_out, qualities = None, {}
     for name, (dtype, weights, cache) in VARIANTS.items():
         try:
-            lm, tokenizer = open_model(given.run, given.device, getattr(torch, dtype), weights)
+            lm, tokenizer = open_model(given.run, given.device, dtype, weights)
         except InputError as error:
             if not models:
                 raise
             print(f"{name} left out: {error}", flush=True)  # no torchao, or no layer that it could change
             continue
-        if held_out is None:
-            held_out = held_out_of(given.run, lm, tokenizer, given.documents)
-        models[name] = lm
-        found[name] = measure(lm, cache, held_out)
+        held_out = held_out or HeldOut(given.run, lm, tokenizer, given.documents)
+        models[name], qualities[name] = lm, held_out.measure(lm, cache)
         print(f"{name} measured", flush=True)
     clock = time.process_time if given.clock == "cpu" else time.perf_counter
-    speeds = decode_speeds(models, given.rounds, {name: VARIANTS[name][2] for name in models}, clock)
-    print(f"\n{table(HEADER, rows_of(found, speeds))}")
+    speeds = decode_speeds(models, ROUNDS, {name: VARIANTS[name][2] for name in models}, clock)
+    rows = []
+    for name, lm in models.items():
+        sizes = [f"{weight_bytes(lm):,}", f"{cache_bytes(lm, VARIANTS[name][2]):,.0f}"]
+        rows.append([name, *sizes, f"{speeds[name]:,.0f}", *qualities[name]])
+    print(f"\n{table(HEADER, rows)}")
     return 0
 
 

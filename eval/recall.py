@@ -1,24 +1,24 @@
 """Does it recall what it has just read? Held-out documents of facts and questions, every answer of which is known.
 
-An answer is right when each of its tokens is the likeliest one, given all text before it. `asked` finds the tokens of
-the questions; eval/hooks/recall.py counts while a model learns, eval/lookups.py looks at the heads.
+An answer is right when each of its tokens is the likeliest one, given all text before it. The hook `recall` counts
+while a model learns, eval/lookups.py looks at the heads.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from data.config import StoryworldSource
 from data.storyworld import Recall, recall
 from data.storyworld.recall import Asked
-
-if TYPE_CHECKING:  # torch takes seconds to import, and the comparison of runs needs only half_at
-    from torch import Tensor
-
-    from data.tokenizer import Tokenizer
-    from model import LanguageModel
+from data.tokenizer import Tokenizer
+from eval.language_modeling import evaluating
+from model import LanguageModel
 
 DOCUMENTS = 64  # of an evaluation
 HALF = 0.5  # the phase change: the first evaluation with more right answers than this share
@@ -43,42 +43,34 @@ def held_out(source: StoryworldSource, tokenizer: Tokenizer, documents: int = DO
     if source.recall is None:
         raise ValueError("data.source.recall is null: this source asks nothing")
     shape = source.recall.model_dump()
-    made = [recall(source.seed, index, held_out=True, **shape) for index in range(documents)]
-    return exam(made, tokenizer, source.recall.people)
+    texts = [recall(source.seed, index, held_out=True, **shape) for index in range(documents)]
+    return exam(texts, tokenizer, source.recall.people)
 
 
 def exam(documents: list[Recall], tokenizer: Tokenizer, people: int) -> Exam:
     """Documents of equally many words as rows of tokens, padded on the right."""
-    import torch
-
-    rows, words, found = [], [], []
+    rows, words, row_of, answers = [], [], [], []
+    questions: list[Asked] = []
     for row, document in enumerate(documents):
-        pieces = tokenizer.encode_many([f" {word}" for word in document.words])
         row_ids, spans = [tokenizer.bos_id], []
-        for piece in pieces:
+        for piece in tokenizer.encode_many([f" {word}" for word in document.words]):
             spans.append((len(row_ids), len(row_ids) + len(piece) - 1))
             row_ids += piece
-        rows.append(row_ids)
+        rows.append(torch.tensor(row_ids))
         words.append(spans)
-        found += [(row, question) for question in document.questions]
-    width = max(map(len, rows))
-    ids = torch.tensor([row_ids + [tokenizer.pad_id] * (width - len(row_ids)) for row_ids in rows])
-    spans_of = [words[row][question.word] for row, question in found]
-    first, last = torch.tensor(spans_of).T
-    return Exam(
-        ids, [question for _, question in found], torch.tensor([row for row, _ in found]), first, last, words, people
-    )
+        questions += document.questions
+        row_of += [row] * len(document.questions)
+        answers += [spans[question.word] for question in document.questions]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_id)
+    first, last = torch.tensor(answers).T
+    return Exam(ids, questions, torch.tensor(row_of), first, last, words, people)
 
 
+@torch.no_grad()
 def right(lm: LanguageModel, of: Exam) -> Tensor:
     """Which of the questions are answered right: (questions,) bool."""
-    import torch
-
-    from eval.eval_mode import evaluating
-
-    device = next(lm.parameters()).device
-    with evaluating(lm), torch.no_grad():
-        likeliest = lm(of.ids.to(device)).argmax(-1).cpu()  # (B, T)
+    with evaluating(lm):
+        likeliest = lm(of.ids.to(next(lm.parameters()).device)).argmax(-1).cpu()  # (B, T)
     agrees = torch.ones_like(of.ids, dtype=torch.bool)
     agrees[:, 1:] = likeliest[:, :-1] == of.ids[:, 1:]
     wrong_until = (~agrees).long().cumsum(1)  # (B, T)
@@ -93,25 +85,21 @@ def figures(of: Exam, answers: Tensor) -> dict[str, float]:
     """
     groups: dict[str, list[bool]] = defaultdict(list)
     for question, is_right in zip(of.questions, answers.tolist(), strict=True):
-        sorts = ["accuracy", question.kind, f"distance_{_up_to(question.distance)}"]
+        next_power_of_two = 1 << (question.distance - 1).bit_length()
+        sorts = ["accuracy", question.kind, f"distance_{next_power_of_two}"]
         if question.kind == "several":
             sorts.append(f"needs_{question.needs}")
         for sort in sorts:
             groups[sort].append(is_right)
-    shares = {sort: sum(found) / len(found) for sort, found in sorted(groups.items(), key=_order)}
+
+    def order(sort: str) -> tuple[str, int]:
+        name, _, number = sort.partition("_")
+        return name, int(number or 0)
+
+    shares = {sort: sum(groups[sort]) / len(groups[sort]) for sort in sorted(groups, key=order)}
     return {"accuracy": shares.pop("accuracy"), **shares, "chance": 1 / of.people}
 
 
-def half_at(looks: list[dict[str, Any]]) -> int | None:
+def half_at(lines: list[dict[str, Any]]) -> int | None:
     """The step of the phase change, from lines with `step` and `accuracy`; None where there is none."""
-    return next((look["step"] for look in looks if look["accuracy"] > HALF), None)
-
-
-def _up_to(distance: int) -> int:
-    """The next power of two."""
-    return 1 << (distance - 1).bit_length()
-
-
-def _order(group: tuple[str, list[bool]]) -> tuple[str, int]:
-    sort, _, number = group[0].partition("_")
-    return sort, int(number or 0)
+    return next((line["step"] for line in lines if line["accuracy"] > HALF), None)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+
+import torch
 
 from configs.command import InputError, exit_on_bad_input, number, whole
 from data.chat import prompt_ids
 from data.reading.records import Message
 from data.reply import read_reply
 from data.tokenizer import Tokenizer
-from eval.opening import add_device_option, open_model
-
-if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
-    from model import LanguageModel
+from eval.load_model import add_device_option, open_model
+from model import LanguageModel, generate
 
 
 def complete(
@@ -34,10 +33,6 @@ def complete(
     of ids is taken as it is.
     Raises InputError for a prompt that fills the context.
     """
-    import torch
-
-    from model import generate
-
     if not isinstance(prompt, str):
         ids = prompt
     elif chat and prompt:
@@ -47,17 +42,9 @@ def complete(
     longest = lm.config.max_position_embeddings
     if len(ids) >= longest:
         raise InputError(f"the prompt has {len(ids)} tokens, the context {longest}: shorten it")
-    device = next(lm.parameters()).device
-    output = generate(
-        lm,
-        torch.tensor([ids], device=device),
-        max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        stop_ids=tokenizer.stop_ids,
-        seed=seed,
-    )
-    written = output[0].tolist()
+    row = torch.tensor([ids], device=next(lm.parameters()).device)
+    sampling = (temperature, None, top_p)
+    written = generate(lm, row, max_new_tokens, *sampling, stop_ids=tokenizer.stop_ids, seed=seed)[0].tolist()
     if chat and prompt:
         return read_reply(tokenizer, written[len(ids) :], ids).message
     return Message("assistant", tokenizer.decode(written))
@@ -75,24 +62,21 @@ def main() -> int:
     parser.add_argument("--chat", action="store_true", help="the prompt is a question: print the answer")
     parser.add_argument("--max-new-tokens", type=whole("--max-new-tokens", 0), default=200)
     parser.add_argument(
-        "--temperature",
-        type=number("--temperature", 0),
-        default=0.8,
-        help="0 = always the likeliest token",
+        "--temperature", type=number("--temperature", 0), default=0.8, help="0 = always the likeliest token"
     )
     parser.add_argument("--top-p", type=number("--top-p", 1e-6, 1), default=0.95)
     parser.add_argument("--seed", type=whole("--seed", 0), default=0)
     add_device_option(parser)
     given = parser.parse_intermixed_args()
     lm, tokenizer = open_model(given.run, given.device)
+    options = (given.max_new_tokens, given.temperature, given.top_p, given.seed)
     try:
-        options = (given.max_new_tokens, given.temperature, given.top_p, given.seed)
-        said = complete(lm, tokenizer, given.prompt, *options, chat=given.chat)
+        reply = complete(lm, tokenizer, given.prompt, *options, chat=given.chat)
     except ValueError as error:
         raise InputError(str(error)) from None
-    if said.reasoning_content:
-        print(thinks(said), file=sys.stderr)
-    print(said.content)
+    if reply.reasoning_content:
+        print(thinks(reply), file=sys.stderr)
+    print(reply.content)
     return 0
 
 

@@ -28,11 +28,12 @@ from torch import Tensor, nn
 
 from model.config import ModelConfig
 from model.kv_cache import KVCache
+from model.loss import compute_dtype
 from model.masks import Mask
 from model.norm import HeadsNorm, RMSNorm
 from model.rope import apply_rotary
 
-QK_NORM_GAIN = 1.5
+QK_NORM_GAIN = 1.5  # with 1, no score exceeds sqrt(D), which is too flat to look at one token alone
 MIMETIC_STRENGTH = 0.7  # of what is copied, beside the token itself
 
 # attend(q, k, v, mask, dropout) -> output (B, H, T, D); the mask is of the kind that this backend reads
@@ -86,8 +87,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) 
     2022, arXiv 2205.14135). Without a mask it is causal; grouped heads go in as they are.
     """
     (batch, heads, queries, head_dim), (kv_heads, keys) = q.shape, k.shape[1:3]
-    shape, out_dtype = (*q.shape[:3], v.shape[3]), v.dtype
-    groups = heads // kv_heads
+    shape, out_dtype, groups = (*q.shape[:3], v.shape[3]), v.dtype, heads // kv_heads
     with torch.autocast(q.device.type, enabled=False):
         q, k, v = in_kernel_dtype(q, k, v)
         if queries == 1 < keys and groups > 1:  # decoding: the queries of a group become rows of one head
@@ -96,30 +96,21 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) 
             # no fast kernel of a GPU takes grouped heads here; PyTorch would fall back to the formula
             k, v, groups = repeat_kv(k, groups), repeat_kv(v, groups), 1
         is_causal = mask is None and queries > 1
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, enable_gqa=groups > 1
-        )
+        out = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal, enable_gqa=groups > 1)
     return out.reshape(shape).to(out_dtype)
 
 
 def in_kernel_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One dtype for all three; under autocast, RoPE leaves q and k in float32 and v in bfloat16.
-
-    On a GPU that is autocast's dtype. On a CPU it is float32: PyTorch's kernel is two to three times faster there than
-    in bfloat16 (EXPERIMENTS.md).
+    """One dtype for all three; under autocast, RoPE leaves q and k in float32 and v in bfloat16. On a GPU it is
+    autocast's, on a CPU float32, where PyTorch's kernel is two to three times faster than in bfloat16 (EXPERIMENTS.md).
     """
-    kind = q.device.type
-    if kind == "cpu":
-        dtype = torch.promote_types(q.dtype, torch.float32)
-    else:
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else v.dtype
+    dtype = torch.promote_types(q.dtype, torch.float32) if q.device.type == "cpu" else compute_dtype(v)
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
 class Attention(nn.Module):
     """Project, normalise, rotate, attend, project back. Shapes: B batch, T tokens, H heads, D head_dim."""
 
-    optimizer_group = "matrix"
     part = "attention"
 
     def __init__(self, config: ModelConfig, layer_index: int):
@@ -130,7 +121,7 @@ class Attention(nn.Module):
         self.divides = config.scale_attn_weights
         self.mimetic = config.initialization == "mimetic"
         self.attention_dropout = config.attention_dropout
-        # the choice; in a model, LanguageModel.set_attn_implementation makes it, and model/backends has more
+        # the choice; LanguageModel.set_attn_implementation makes it in a model, and model/backends has more
         self.attend: AttentionFunction = fused if config.attn_implementation == "flash" else eager
         self.recorder: Recorder | None = None
         query_size = config.num_attention_heads * self.head_dim
@@ -142,12 +133,12 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_bias)
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
-        if config.qk_norm == "whole":  # one norm over all heads of a token, as in OLMo 2
-            self.q_norm = HeadsNorm(query_size, config.rms_norm_eps, QK_NORM_GAIN)
-            self.k_norm = HeadsNorm(kv_size, config.rms_norm_eps, QK_NORM_GAIN)
-        elif config.qk_norm:  # one that every head shares, as in Qwen3
-            self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, QK_NORM_GAIN)
-            self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, QK_NORM_GAIN)
+        if config.qk_norm:
+            # one norm over all heads of a token, as in OLMo 2, or one that every head shares, as in Qwen3
+            whole = config.qk_norm == "whole"
+            norm, eps = (HeadsNorm if whole else RMSNorm), config.rms_norm_eps
+            self.q_norm = norm(query_size if whole else self.head_dim, eps, QK_NORM_GAIN)
+            self.k_norm = norm(kv_size if whole else self.head_dim, eps, QK_NORM_GAIN)
 
     def forward(
         self,
@@ -177,9 +168,6 @@ class Attention(nn.Module):
     def reset_parameters(self) -> None:
         """Random q, k and v; a zero output projection, so that the layer adds nothing at first; zero biases.
 
-        With QK-norm at a gain of 1, no score exceeds sqrt(D), which is too flat to look at one token alone: the norms
-        start at QK_NORM_GAIN.
-
         mimetic: keys begin as the queries of the first head that they serve, and what a head writes as what it reads.
         So heads look at tokens like their own and copy them before anything is learned, as trained heads do (Trockman &
         Kolter 2023, arXiv 2305.09828).
@@ -187,10 +175,9 @@ class Attention(nn.Module):
         q, k, v, out = self.q_proj, self.k_proj, self.v_proj, self.o_proj
         for projection in (q, k, v):
             nn.init.normal_(projection.weight, std=1 / math.sqrt(projection.in_features))
-        nn.init.zeros_(out.weight)
-        for projection in (q, k, v, out):
-            if projection.bias is not None:
-                nn.init.zeros_(projection.bias)
+        for zeros in (out.weight, q.bias, k.bias, v.bias, out.bias):
+            if zeros is not None:
+                nn.init.zeros_(zeros)
         for norm in (self.q_norm, self.k_norm):
             if isinstance(norm, RMSNorm):
                 norm.reset_parameters()

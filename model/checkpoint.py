@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import psutil
 import torch
@@ -32,7 +32,7 @@ from configs.files import (
     read_json,
 )
 from model.config import ModelConfig
-from model.families import MISTRAL, Family, all_families, family_named, family_of
+from model.families import Family, family_in, family_of
 from model.transformer import LanguageModel, on_meta
 from model.weight_files import check_tensors, read_tensors, warn_of_non_finite
 
@@ -85,15 +85,15 @@ def _stored_names(lm: LanguageModel) -> list[str]:
 def new_directory(out: Path) -> Iterator[Path]:
     """For commands: a directory beside `out` to write into. At the end it becomes `out`; after an error it disappears.
 
-    Raises InputError if it cannot be written.
+    Raises InputError if `out` exists, and if it cannot be written.
     """
+    if os.path.lexists(out):
+        raise InputError(f"--out: {out} exists: choose another name")
     target = out.resolve()
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        if target.exists():
-            target.rmdir()  # empty; Windows renames onto nothing that exists
         temporary.rename(target)
     except (OSError, SafetensorError) as error:
         raise InputError(f"--out: {out} cannot be written: {error}") from None
@@ -102,7 +102,7 @@ def new_directory(out: Path) -> Iterator[Path]:
 
 
 def save_new(lm: LanguageModel, others: dict[str, bytes], out: Path) -> None:
-    """For commands: save a model, with these files beside it, in a directory that is not there yet, or empty."""
+    """For commands: save a model, with these files beside it, in a directory that is not there yet."""
     with new_directory(out) as directory:
         save(lm, directory)
         for name, raw in others.items():
@@ -157,21 +157,11 @@ def read_config(directory: Path) -> ModelConfig:
     """
     if is_adapter(directory) and not (directory / "config.json").is_file():
         return read_config(base_of(directory))
-    family, fields = _family_in(directory)
-    file = directory / "generation_config.json"
-    if file.is_file() and (ends := read_json(file, _Generation).eos_token_id) is not None:
-        fields["eos_token_id"] = ends
-    return family.read(fields, directory / "config.json")
-
-
-def _family_in(directory: Path) -> tuple[Family, dict[str, Any]]:
-    """The family of a model directory, and its config.json."""
-    file = directory / "config.json"
+    file, generation = directory / "config.json", directory / "generation_config.json"
     fields = read_json(file)
-    if (family := family_named(fields.get("model_type"))) is None:
-        known = ", ".join(each.model_type for each in (*all_families(), MISTRAL))
-        raise DamagedFile(f"{file}: model_type is {fields.get('model_type')!r:.60}; Headlight builds {known}")
-    return family, fields
+    if generation.is_file() and (ends := read_json(generation, _Generation).eos_token_id) is not None:
+        fields["eos_token_id"] = ends
+    return family_in(fields, file).read(fields, file)
 
 
 def load_weights(lm: LanguageModel, directory: Path) -> None:
@@ -214,8 +204,8 @@ def read_weights(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
 
 def _tensors_of(lm: LanguageModel, directory: Path) -> tuple[dict[str, Tensor], Family]:
     """The tensors of a directory under the names of its family: those of the model, all and no others."""
-    family, _ = _family_in(directory)
-    tensors, state = read_tensors(directory / WEIGHTS, family.current), lm.state_dict()
+    family, state = family_in(read_json(directory / "config.json"), directory / "config.json"), lm.state_dict()
+    tensors = read_tensors(directory / WEIGHTS, family.current)
     expected = family.to_files({name: torch.empty(state[name].shape, device="meta") for name in _stored_names(lm)})
     check_tensors(tensors, {name: list(x.shape) for name, x in expected.items()}, directory / WEIGHTS)
     return tensors, family

@@ -6,13 +6,12 @@ is refused with what would work. Everything behind reads plain numbers.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, model_validator
 
 from configs.loader import Section, Tag
-from model.backends import NO_SUCH_BACKEND, AttentionImplementation
+from model.backends import AttentionImplementation
 from model.rope import RopeScaling
 
 Activation = Literal["silu", "gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]  # as transformers names them
@@ -45,207 +44,193 @@ class ModelConfig(Section):
     Raises pydantic.ValidationError (a ValueError) that names the field and the values that work.
     """
 
-    vocab_size: Annotated[int | None, Tag.RUNTIME] = Field(
-        None, ge=1, description="Number of different tokens. The tokenizer sets it."
-    )
-    hidden_size: int = Field(
-        256, ge=1, description="Width of the network: how many numbers stand for a token inside it."
-    )
-    intermediate_size: int | None = Field(
-        None, ge=1, description="Inner width of feed-forward layers. null = 8/3 of hidden_size, ungated 4 times."
-    )
-    gated_mlp: bool = Field(
-        True, description="true: feed-forward layers of three matrices, one a gate (SwiGLU) | false: two, as in GPT-2."
-    )
-    hidden_act: Activation = Field(
-        "silu", description="Function between the matrices: silu | gelu_new (GPT-2) | gelu | gelu_pytorch_tanh | relu."
-    )
-    mlp_bias: bool = Field(
-        False, description="Add a learned vector to the output of each matrix of the feed-forward layers."
-    )
-    num_experts: int | None = Field(
-        None, ge=1, description="Mixture of experts: feed-forward parts; a router picks a few a token. null = one."
-    )
-    num_experts_per_tok: int = Field(2, ge=1, description="Experts that a token goes to.")
-    moe_intermediate_size: int | None = Field(
-        None, ge=1, description="Inner width of an expert. null = a token costs what it costs without experts."
-    )
-    norm_topk_prob: bool = Field(
-        True, description="true: the weights of a token's experts add up to 1. Several experts need it, one forbids it."
-    )
-    router_aux_loss_coef: float = Field(
-        0.01, ge=0, description="How strongly the load-balancing loss makes the router use all experts. 0 = not at all."
-    )
-    decoder_sparse_step: int = Field(
-        1, ge=1, description="Every how many layers there are experts: 1 = in all, 2 = in every second."
-    )
-    mlp_only_layers: list[Annotated[int, Field(ge=0)]] = Field(
-        [], description="Layers without experts, counted from 0."
-    )
-    num_hidden_layers: int = Field(6, ge=1, le=10_000, description="Number of layers.")
-    num_attention_heads: int = Field(
-        8, ge=1, description="Query heads in a layer. Each one learns to look at the text in its own way."
-    )
+    vocab_size: Annotated[int | None, Tag.RUNTIME] = Field(None, ge=1)
+    """Number of different tokens. The tokenizer sets it."""
+    hidden_size: int = Field(256, ge=1)
+    """Width of the network: how many numbers stand for a token inside it."""
+    intermediate_size: int | None = Field(None, ge=1)
+    """Inner width of feed-forward layers. null = 8/3 of hidden_size, ungated 4 times."""
+    gated_mlp: bool = True
+    """true: feed-forward layers of three matrices, one a gate (SwiGLU) | false: two, as in GPT-2."""
+    hidden_act: Activation = "silu"
+    """Function between the matrices: silu | gelu_new (GPT-2) | gelu | gelu_pytorch_tanh | relu."""
+    mlp_bias: bool = False
+    """Add a learned vector to the output of each matrix of the feed-forward layers."""
+    num_experts: int | None = Field(None, ge=1)
+    """Mixture of experts: feed-forward parts; a router picks a few a token. null = one."""
+    num_experts_per_tok: int = Field(2, ge=1)
+    """Experts that a token goes to."""
+    moe_intermediate_size: int | None = Field(None, ge=1)
+    """Inner width of an expert. null = a token costs what it costs without experts."""
+    norm_topk_prob: bool = True
+    """true: the weights of a token's experts add up to 1. Several experts need it, one forbids it."""
+    router_aux_loss_coef: float = Field(0.01, ge=0)
+    """How strongly the load-balancing loss makes the router use all experts. 0 = not at all."""
+    decoder_sparse_step: int = Field(1, ge=1)
+    """Every how many layers there are experts: 1 = in all, 2 = in every second."""
+    mlp_only_layers: list[Annotated[int, Field(ge=0)]] = Field([])
+    """Layers without experts, counted from 0."""
+    num_hidden_layers: int = Field(6, ge=1, le=10_000)
+    """Number of layers."""
+    num_attention_heads: int = Field(8, ge=1)
+    """Query heads in a layer. Each one learns to look at the text in its own way."""
     num_key_value_heads: KeyValueHeads = Field(
         "gqa",
         description="Key/value heads, which the query heads share: mha = one per query head | gqa = about a quarter, "
         "never 1 and never all | mqa = 1 | or any divisor of num_attention_heads.",
     )
-    head_dim: int | None = Field(
-        None, ge=2, description="Size of one head, an even number. null = hidden_size / num_attention_heads."
-    )
-    attention: Literal["heads", "mla"] = Field(
-        "heads", description="heads: num_key_value_heads keys and values | mla: every head makes its own from a latent."
-    )
-    kv_lora_rank: int | None = Field(
-        None, ge=1, description="mla: size of the cached latent. null = 4 x head_dim, at most half of hidden_size."
-    )
-    q_lora_rank: int | None = Field(
-        None, ge=1, description="mla: size of a latent for the queries as well. null = none."
-    )
-    qk_nope_head_dim: int | None = Field(
-        None, ge=1, description="mla: numbers of a key without RoPE. null = head_dim - qk_rope_head_dim."
-    )
-    qk_rope_head_dim: int | None = Field(
-        None, ge=2, description="mla: numbers of a key with RoPE, cached once for all heads. null = half of head_dim."
-    )
-    v_head_dim: int | None = Field(None, ge=1, description="mla: size of a value. null = head_dim.")
-    rope_interleave: bool | None = Field(
-        None, description="mla: RoPE turns neighbours together (true, null) or numbers of two halves (false)."
-    )
+    head_dim: int | None = Field(None, ge=2)
+    """Size of one head, an even number. null = hidden_size / num_attention_heads."""
+    attention: Literal["heads", "mla"] = "heads"
+    """heads: num_key_value_heads keys and values | mla: every head makes its own from a latent."""
+    kv_lora_rank: int | None = Field(None, ge=1)
+    """mla: size of the cached latent. null = 4 x head_dim, at most half of hidden_size."""
+    q_lora_rank: int | None = Field(None, ge=1)
+    """mla: size of a latent for the queries as well. null = none."""
+    qk_nope_head_dim: int | None = Field(None, ge=1)
+    """mla: numbers of a key without RoPE. null = head_dim - qk_rope_head_dim."""
+    qk_rope_head_dim: int | None = Field(None, ge=2)
+    """mla: numbers of a key with RoPE, cached once for all heads. null = half of head_dim."""
+    v_head_dim: int | None = Field(None, ge=1)
+    """mla: size of a value. null = head_dim."""
+    rope_interleave: bool | None = None
+    """mla: RoPE turns neighbours together (true, null) or numbers of two halves (false)."""
     qk_norm: bool | Literal["whole"] = Field(
         True,
-        description="Normalise every query and key, as Qwen3 does: higher learning rates stay stable. whole: all heads "
-        "of a token together, as OLMo 2 does.",
+        description="Normalise every query and key, as Qwen3 does: higher learning rates stay stable. whole: all "
+        "heads of a token together, as OLMo 2 does.",
     )
-    attention_bias: bool = Field(
-        False, description="Add a learned vector to queries, keys, values and the output of attention."
-    )
-    qkv_bias: bool = Field(False, description="Add a learned vector to queries, keys and values, as Qwen2 does.")
-    scale_attn_weights: bool = Field(
-        True, description="Divide scores by the square root of head_dim. false = not, to see what that is for."
-    )
-    norm_position: Literal["before", "after"] = Field(
-        "before", description="Normalise what goes into a part of a layer | after: what comes out, as in OLMo 2."
-    )
+    attention_bias: bool = False
+    """Add a learned vector to queries, keys, values and the output of attention."""
+    qkv_bias: bool = False
+    """Add a learned vector to queries, keys and values, as Qwen2 does."""
+    scale_attn_weights: bool = True
+    """Divide scores by the square root of head_dim. false = not, to see what that is for."""
+    norm_position: Literal["before", "after"] = "before"
+    """Normalise what goes into a part of a layer | after: what comes out, as in OLMo 2."""
     position_embedding: Literal["rope", "learned", "none"] = Field(
         "rope",
         description="How the model knows where a token stands: rope = queries and keys are rotated | learned = a "
-        "vector for every position is added to the token's, as in GPT-2 | none = from the causal mask alone.",
+        "vector for every position is added to the token's, as in GPT-2 | none = from the causal mask "
+        "alone.",
     )
-    no_rope_layers: list[Flag] | None = Field(
-        None,
-        min_length=1,
-        description="Which layers rotate: 1 = with RoPE, 0 = without, as in SmolLM3. A shorter list is repeated. "
-        "null = all.",
-        examples=[[1, 1, 1, 0]],
-    )
-    max_position_embeddings: int = Field(
-        512, ge=1, description="Longest text in tokens, in training and in generation."
-    )
-    rope_theta: float = Field(
-        10000.0, gt=1, le=1e12, description="Base of RoPE, which tells the model where a token stands."
-    )
+    no_rope_layers: list[Flag] | None = Field(None, min_length=1, examples=[[1, 1, 1, 0]])
+    """Which layers rotate: 1 = with RoPE, 0 = without, as in SmolLM3. A shorter list is repeated. null = all."""
+    max_position_embeddings: int = Field(512, ge=1)
+    """Longest text in tokens, in training and in generation."""
+    rope_theta: float = Field(10000.0, gt=1, le=1e12)
+    """Base of RoPE, which tells the model where a token stands."""
     rope_scaling: RopeScaling | None = Field(
         None,
-        description="Stretch RoPE to texts longer than those of training. null = do not.",
         examples=[
             {"rope_type": "linear", "factor": 4.0},
             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
         ],
     )
-    sliding_window: int | None = Field(
-        None, ge=1, description="Tokens that a sliding_attention layer sees, its own included. null = no window."
-    )
+    """Stretch RoPE to texts longer than those of training. null = do not."""
+    sliding_window: int | None = Field(None, ge=1)
+    """Tokens that a sliding_attention layer sees, its own included. null = no window."""
     layer_types: list[LayerType] | None = Field(
         None,
-        description="Kind of each layer: full_attention or sliding_attention. A shorter list is repeated. "
-        "null = all sliding if sliding_window is set, else all full.",
         examples=[["sliding_attention", "full_attention"]],
+        description="Kind of each layer: full_attention or sliding_attention. A shorter list is repeated. null = all "
+        "sliding if sliding_window is set, else all full.",
     )
-    norm: Literal["rmsnorm", "layernorm"] = Field(
-        "rmsnorm", description="rmsnorm: scale a token to one size (Llama) | layernorm: with mean and bias (GPT-2)."
-    )
-    rms_norm_eps: float = Field(1e-6, ge=1e-30, le=1, description="Keeps the norm from dividing by zero.")
-    tie_word_embeddings: bool = Field(
-        False, description="true: embedding and head share one matrix: smaller, but it learns to copy later."
-    )
-    attention_dropout: float = Field(
-        0.0, ge=0, lt=1, description="Share of attention weights set to zero at random in training."
-    )
-    hidden_dropout: float = Field(
-        0.0, ge=0, lt=1, description="Share of the embedding's and the layers' output set to zero in training."
-    )
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    """rmsnorm: scale a token to one size (Llama) | layernorm: with mean and bias (GPT-2)."""
+    rms_norm_eps: float = Field(1e-06, ge=1e-30, le=1)
+    """Keeps the norm from dividing by zero."""
+    tie_word_embeddings: bool = False
+    """true: embedding and head share one matrix: smaller, but it learns to copy later."""
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of attention weights set to zero at random in training."""
+    hidden_dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of the embedding's and the layers' output set to zero in training."""
     initialization: Literal["random", "mimetic"] = Field(
         "random",
-        description="First weights of attention: random, and its output zero | mimetic: keys equal queries and outputs "
-        "mirror values, so that heads look at like tokens and copy them. Then they learn to copy sooner.",
+        description="First weights of attention: random, and its output zero | mimetic: keys equal queries and "
+        "outputs mirror values, so that heads look at like tokens and copy them. Then they learn to copy "
+        "sooner.",
     )
-    loadable_elsewhere: bool = Field(
-        True, description="true: parts of one architecture of transformers | false: any, for Headlight alone."
-    )
+    loadable_elsewhere: bool = True
+    """true: parts of one architecture of transformers | false: any, for Headlight alone."""
     attn_implementation: Annotated[AttentionImplementation, Tag.RUNTIME] = Field(
         "auto",
         description="Code that computes attention (same numbers, other speed): auto | eager (the formula) | flash | "
         "flex. docs/attention.md has the others.",
     )
-    bos_token_id: Annotated[TokenId | None, Tag.RUNTIME] = Field(
-        None, description="First token of every document. The tokenizer sets it."
-    )
-    eos_token_id: Annotated[TokenId | list[TokenId] | None, Tag.RUNTIME] = Field(
-        None, description="Last token of a document, or a list: of a document and of a turn. The tokenizer sets it."
-    )
-    pad_token_id: Annotated[TokenId | None, Tag.RUNTIME] = Field(
-        None, description="Token that fills up short rows. The tokenizer sets it."
-    )
-
-    @field_validator("attn_implementation", mode="before")
-    @classmethod
-    def _check_backend(cls, name: Any) -> Any:
-        if name not in get_args(AttentionImplementation):
-            raise PydanticCustomError("no_such_backend", NO_SUCH_BACKEND)
-        return name
+    bos_token_id: Annotated[TokenId | None, Tag.RUNTIME] = None
+    """First token of every document. The tokenizer sets it."""
+    eos_token_id: Annotated[TokenId | list[TokenId] | None, Tag.RUNTIME] = None
+    """Last token of a document, or a list: of a document and of a turn. The tokenizer sets it."""
+    pad_token_id: Annotated[TokenId | None, Tag.RUNTIME] = None
+    """Token that fills up short rows. The tokenizer sets it."""
 
     @model_validator(mode="after")
     def _resolve(self) -> ModelConfig:
         """Write out what follows from other keys, so that a resolved config shows every value; refuse the rest."""
-        values, hidden = self.__dict__, self.hidden_size  # the config is frozen for everybody else
-        if self.attention == "mla":
-            values |= self._latent_sizes()
-        if self.head_dim is None:
-            values["head_dim"] = self._part_of_hidden()
+        values = self.__dict__  # the config is frozen for everybody else
+        hidden, heads, layers = self.hidden_size, self.num_attention_heads, self.num_hidden_layers
+        is_mla, position = self.attention == "mla", self.position_embedding
+        for keys, switch, is_on in (
+            (LATENT_KEYS, "attention: mla", is_mla),
+            (EXPERT_KEYS, "num_experts", self.num_experts is not None),
+            (("no_rope_layers", "rope_scaling"), "position_embedding: rope", position == "rope"),
+        ):
+            for key in keys:
+                if not is_on and getattr(self, key) != type(self).model_fields[key].default:
+                    raise ValueError(f"{key} is for {switch}: set that, or leave {key} out")
+
+        # attention
+        nope, rotary = self.qk_nope_head_dim, self.qk_rope_head_dim  # None but for mla
+        if self.head_dim is None and nope is not None and rotary is not None:
+            values["head_dim"] = nope + rotary
+        elif self.head_dim is None:
+            if hidden % heads:
+                raise ValueError(f"num_attention_heads ({heads}) must divide hidden_size ({hidden}), or set head_dim")
+            values["head_dim"] = hidden // heads
+        values["num_key_value_heads"] = kv_heads_of(self.num_key_value_heads, heads)
+        if is_mla:
+            self._resolve_latent()
+        elif self.kv_heads < 1 or heads % self.kv_heads:
+            use = ", ".join(map(str, divisors(heads)))
+            raise ValueError(
+                f"num_key_value_heads ({self.kv_heads}) must divide num_attention_heads ({heads}): use {use}"
+            )
+        if position == "rope" and self.rotary_size % 2:
+            key, size = "qk_rope_head_dim" if is_mla else "head_dim", self.rotary_size
+            raise ValueError(
+                f"{key} ({size}) must be even, RoPE rotates pairs: change num_attention_heads, or use {size + 1}"
+            )
+
+        # kinds of layers: a pattern is repeated
+        if self.layer_types is None:
+            values["layer_types"] = ["full_attention" if self.sliding_window is None else "sliding_attention"]
+        for key in ("layer_types", "no_rope_layers"):
+            if (pattern := values[key]) is not None:
+                if not pattern or layers % len(pattern):
+                    wanted = "give a pattern whose length divides that"
+                    raise ValueError(f"{key} has {len(pattern)} entries for {layers} layers: {wanted}")
+                values[key] = pattern * (layers // len(pattern))
+        if 0 not in (self.no_rope_layers or []):
+            values["no_rope_layers"] = None  # all of them: as without this key
+        elif not any(self.rotates):
+            raise ValueError("no_rope_layers leaves no layer with RoPE: use position_embedding: none instead")
+        slides = "sliding_attention" in (self.layer_types or [])
+        if slides and self.sliding_window is None:
+            raise ValueError("layer_types has sliding_attention, so set sliding_window: the tokens such a layer sees")
+        if self.sliding_window is not None and not slides:
+            raise ValueError(f"sliding_window ({self.sliding_window}) is set, but no layer is of sliding_attention")
+
+        # the feed-forward part
         if self.intermediate_size is None:
             values["intermediate_size"] = -(-hidden * 8 // (3 * 32)) * 32 if self.gated_mlp else 4 * hidden
-        if self.num_experts is not None and self.moe_intermediate_size is None:  # a token costs what it costs without
-            width, chosen = values["intermediate_size"], self.num_experts_per_tok
-            values["moe_intermediate_size"] = -(-width // (EXPERT_MULTIPLE * chosen)) * EXPERT_MULTIPLE
-        values["num_key_value_heads"] = kv_heads_of(self.num_key_value_heads, self.num_attention_heads)
-        kinds = ["full_attention" if self.sliding_window is None else "sliding_attention"]
-        values["layer_types"] = self._per_layer("layer_types", kinds if self.layer_types is None else self.layer_types)
-        if self.no_rope_layers is not None:
-            flags = self._per_layer("no_rope_layers", self.no_rope_layers)
-            values["no_rope_layers"] = flags if 0 in flags else None  # all of them: as without this key
-        self._check_heads()
-        self._check_layers()
-        self._check_experts()
+        if self.num_experts is not None:
+            self._resolve_experts(self.num_experts)
         return self
 
-    def _part_of_hidden(self) -> int:
-        """The size of a head where head_dim is left open."""
-        hidden, heads = self.hidden_size, self.num_attention_heads
-        if hidden % heads:
-            raise ValueError(f"num_attention_heads ({heads}) must divide hidden_size ({hidden}), or set head_dim")
-        return hidden // heads
-
-    def _per_layer(self, key: str, pattern: list[Any]) -> list[Any]:
-        """A pattern, once for each layer."""
-        count, layers = len(pattern), self.num_hidden_layers
-        if not count or layers % count:
-            raise ValueError(f"{key} has {count} entries for {layers} layers: give a pattern whose length divides that")
-        return pattern * (layers // count)
-
-    def _latent_sizes(self) -> dict[str, Any]:
-        """The sizes of multi-head latent attention (model/latent_attention.py) that follow from the others.
+    def _resolve_latent(self) -> None:
+        """Multi-head latent attention (model/latent_attention.py).
 
             head_dim   =  qk_nope_head_dim + qk_rope_head_dim        size of a query and of a key
             v_head_dim                                               size of a value
@@ -253,75 +238,40 @@ class ModelConfig(Section):
 
         DeepSeek-V2 (arXiv 2405.04434) takes kv_lora_rank = 4 and qk_rope_head_dim = 1/2 of a head.
         """
-        head, nope, rotary = self.head_dim, self.qk_nope_head_dim, self.qk_rope_head_dim
-        if head is None:
-            head = self._part_of_hidden() if nope is None or rotary is None else nope + rotary
+        head, nope, rotary = self.head_size, self.qk_nope_head_dim, self.qk_rope_head_dim
         if rotary is None:
             rotary = max(2, head // 4 * 2) if nope is None else head - nope
-        follows = {
-            "head_dim": head,
-            "kv_lora_rank": max(1, min(4 * head, self.hidden_size // 2)),
-            "qk_nope_head_dim": head - rotary,
-            "qk_rope_head_dim": rotary,
-            "v_head_dim": head,
-            "rope_interleave": True,
-        }
-        sizes = {key: value for key, value in follows.items() if getattr(self, key) is None}
-        return sizes if "qk_norm" in self.model_fields_set else sizes | {"qk_norm": False}
-
-    def _check_heads(self) -> None:
-        heads, kv_heads, head_dim, rotary = self.num_attention_heads, self.kv_heads, self.head_size, self.rotary_size
-        if kv_heads < 1 or heads % kv_heads:
-            use = ", ".join(map(str, divisors(heads)))
-            raise ValueError(f"num_key_value_heads ({kv_heads}) must divide num_attention_heads ({heads}): use {use}")
-        if self.attention_bias and self.qkv_bias:
-            raise ValueError("attention_bias has the biases of qkv_bias and one more: set one of them to false")
-        if rotary % 2 and self.position_embedding == "rope":
-            name = "head_dim" if self.attention == "heads" else "qk_rope_head_dim"
-            raise ValueError(
-                f"{name} ({rotary}) must be even, RoPE rotates pairs: change num_attention_heads, or use {rotary + 1}"
-            )
-        if self.attention == "heads":
-            if unused := [key for key in LATENT_KEYS if getattr(self, key) is not None]:
-                raise ValueError(f"{unused[0]} is a key of attention: mla: set attention: mla, or leave it out")
-            return
-        nope = self.qk_nope_head_dim or 0
-        if nope < 1 or nope + rotary != head_dim:
+        if nope is None:
+            nope = head - rotary
+        if nope < 1 or nope + rotary != head or rotary < 1:
             parts = f"qk_nope_head_dim ({nope}) + qk_rope_head_dim ({rotary})"
-            raise ValueError(f"head_dim ({head_dim}) must be {parts}, both above 0: leave one of the three out")
+            raise ValueError(f"head_dim ({head}) must be {parts}, both above 0: leave one of the three out")
+        follows = {
+            "kv_lora_rank": max(1, min(4 * head, self.hidden_size // 2)), "qk_nope_head_dim": nope,
+            "qk_rope_head_dim": rotary, "v_head_dim": head, "rope_interleave": True,
+        }  # fmt: skip
+        self.__dict__.update({key: value for key, value in follows.items() if getattr(self, key) is None})
+        if "qk_norm" not in self.model_fields_set:
+            self.__dict__["qk_norm"] = False
         for key, wanted, why in (
             ("qk_norm", False, "normalises its latents instead"),
             ("scale_attn_weights", True, "always divides its scores"),
             ("qkv_bias", False, "has the biases of attention_bias only"),
-            ("num_key_value_heads", heads, "makes keys and values for every head"),
+            ("num_key_value_heads", self.num_attention_heads, "makes keys and values for every head"),
             ("initialization", "random", "has no matrix of keys that could equal the queries"),
         ):
             if (value := getattr(self, key)) != wanted:
                 raise ValueError(f"{key} ({value}): attention: mla {why}: set {key}: {str(wanted).lower()}")
 
-    def _check_layers(self) -> None:
-        slides, position = "sliding_attention" in (self.layer_types or []), self.position_embedding
-        if slides and self.sliding_window is None:
-            raise ValueError("layer_types has sliding_attention, so set sliding_window: the tokens such a layer sees")
-        if self.sliding_window is not None and not slides:
-            raise ValueError(f"sliding_window ({self.sliding_window}) is set, but no layer is of sliding_attention")
-        for key in ("no_rope_layers", "rope_scaling"):
-            if position != "rope" and getattr(self, key) is not None:
-                raise ValueError(f"{key} is for position_embedding: rope, not {position}: leave it out")
-        if position == "rope" and not any(self.rotates):
-            raise ValueError("no_rope_layers leaves no layer with RoPE: use position_embedding: none instead")
-
-    def _check_experts(self) -> None:
-        if self.num_experts is None:
-            for key in EXPERT_KEYS:
-                if getattr(self, key) != type(self).model_fields[key].default:
-                    raise ValueError(f"{key} is set, and there are no experts: set num_experts, or leave {key} out")
-            return
-        chosen, step, multiple = self.num_experts_per_tok, self.decoder_sparse_step, EXPERT_MULTIPLE
+    def _resolve_experts(self, count: int) -> None:
+        chosen, multiple = self.num_experts_per_tok, EXPERT_MULTIPLE
+        if self.moe_intermediate_size is None:  # a token costs what it costs without experts
+            width = self.intermediate_size or 0
+            self.__dict__["moe_intermediate_size"] = -(-width // (multiple * chosen)) * multiple
         if not self.gated_mlp or self.mlp_bias:
             raise ValueError("experts have a gate and no bias: set gated_mlp=true and mlp_bias=false")
-        if chosen > self.num_experts:
-            raise ValueError(f"num_experts_per_tok ({chosen}) must not be above num_experts ({self.num_experts})")
+        if chosen > count:
+            raise ValueError(f"num_experts_per_tok ({chosen}) must not be above num_experts ({count})")
         for key in ("hidden_size", "moe_intermediate_size"):
             if (size := getattr(self, key)) % multiple:
                 more = -(-size // multiple) * multiple
@@ -329,7 +279,9 @@ class ModelConfig(Section):
         if (last := max(self.mlp_only_layers, default=0)) >= self.num_hidden_layers:
             raise ValueError(f"mlp_only_layers names layer {last}: the layers are 0 to {self.num_hidden_layers - 1}")
         if not any(self.has_experts):
-            raise ValueError(f"decoder_sparse_step ({step}) and mlp_only_layers leave no layer with experts")
+            raise ValueError(
+                f"decoder_sparse_step ({self.decoder_sparse_step}) and mlp_only_layers leave no layer with experts"
+            )
 
     # What may be left open in YAML and is always there in a built config.
 
@@ -424,3 +376,16 @@ def kv_heads_of(toggle: int | str, heads: int) -> int:
 def divisors(number: int) -> list[int]:
     """All of them, 1 and the number included."""
     return [d for d in range(1, number + 1) if number % d == 0]
+
+
+class LoraConfig(Section):
+    """LoRA (Hu et al. 2021, arXiv 2106.09685): train two thin matrices beside each frozen one. Needs init_from."""
+
+    rank: int = Field(8, ge=1, le=4096)
+    """Rows of A and columns of B: how many directions a matrix may change in."""
+    alpha: float = Field(16.0, gt=0)
+    """What the adapters compute is multiplied by alpha / rank."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of the adapters' input that is set to zero at random in training."""
+    target_modules: list[str] | None = Field(None, min_length=1, examples=[["q_proj", "v_proj"]])
+    """Names of the matrices that get adapters. null = every linear layer of the blocks."""

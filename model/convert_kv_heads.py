@@ -8,17 +8,15 @@ of the steps. More heads: each head's rows are repeated, which computes the same
              k2, k3 -> (k2 + k3) / 2                   k1 -> k1, k1
 
 What QK-norm changes: without it a key is linear in x, RoPE included, so the pooled head's score is the mean of the
-scores that the query had with each head of the group. With it, the mean is taken before the norm. `k_norm.weight` is
-one gain per head_dim, shared by all heads, so there is nothing to pool. The norm brings the mean of keys that disagree,
-which is short, back to full length. But a head with longer raw keys now outweighs the others, while before the norm
-removed that length. With qk_norm: whole, `k_norm.weight` has a gain for every head, and is pooled like the keys. The
-norm then divides by the size of the pooled keys, so there is no equality to state.
+scores that the query had with each head of the group. With it, the mean is taken before the norm. The norm brings the
+mean of keys that disagree, which is short, back to full length. But a head with longer raw keys now outweighs the
+others, while before the norm removed that length. With qk_norm: whole, `k_norm.weight` has a gain for every head, and
+is pooled like the keys.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 from pathlib import Path
 
@@ -28,9 +26,8 @@ from torch import Tensor
 from configs.command import InputError, exit_on_bad_input, whole
 from configs.files import read_checkpoint
 from model.attention import Attention
-from model.checkpoint import load, read_config, read_tokenizer_files, save_new
+from model.checkpoint import load, read_tokenizer_files, save_new
 from model.config import ModelConfig
-from model.families import fitting_family
 from model.transformer import LanguageModel
 
 
@@ -41,19 +38,26 @@ def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageMod
     last bit unless the wider `k_proj` makes a matrix product sum in another order.
     Device, dtype, attention backend and training mode are those of `lm`; no random number is drawn.
 
-    Raises ValueError, which names the counts that fit, if the number does not fit the model.
+    Raises ValueError unless every query head keeps one key/value head, made of whole old ones.
     """
-    check_head_count(lm.config, num_key_value_heads)
-    config = ModelConfig(**(lm.config.model_dump() | {"num_key_value_heads": num_key_value_heads}))
+    old, wanted = lm.config, num_key_value_heads
+    heads, present = old.num_attention_heads, old.kv_heads
+    allowed = [n for n in range(1, heads + 1) if heads % n == 0 and (present % n == 0 or n % present == 0)]
+    if old.attention == "mla" or (old.loadable_elsewhere and old.position_embedding == "learned"):  # gpt2
+        allowed = [present]  # every query head has a key and a value of its own there
+    if wanted not in allowed:
+        raise ValueError(
+            f"num_key_value_heads ({wanted}) does not fit {heads} query heads and the {present} key/value heads that "
+            f"there are: use {', '.join(map(str, allowed))}"
+        )
     tensors = lm.state_dict()
     by_head = [f"{part}.{kind}" for part in ("k_proj", "v_proj") for kind in ("weight", "bias")]
-    by_head += ["k_norm.weight"] if lm.config.qk_norm == "whole" else []
+    by_head += ["k_norm.weight"] if old.qk_norm == "whole" else []
     for layer in [name for name, module in lm.named_modules() if isinstance(module, Attention)]:
-        for name in [f"{layer}.{part}" for part in by_head]:
-            if name in tensors:
-                tensors[name] = _convert_rows(tensors[name], lm.config.kv_heads, num_key_value_heads)
+        for name in [f"{layer}.{part}" for part in by_head if f"{layer}.{part}" in tensors]:
+            tensors[name] = _convert_rows(tensors[name], present, wanted)
     with torch.random.fork_rng(devices=[]):  # its random weights are overwritten: the global generator stays as it is
-        converted = LanguageModel(config)
+        converted = LanguageModel(ModelConfig(**(old.model_dump() | {"num_key_value_heads": wanted})))
     converted.load_state_dict(tensors)
     converted.set_attn_implementation(lm.attn_implementation)
     return converted.to(next(lm.parameters())).train(lm.training)
@@ -67,55 +71,30 @@ def _convert_rows(rows: Tensor, present: int, wanted: int) -> Tensor:
     return heads.unflatten(0, (wanted, -1)).mean(dim=1).flatten(0, 1)
 
 
-def check_head_count(config: ModelConfig, wanted: int) -> None:
-    """Raises ValueError unless every query head keeps one key/value head, made of whole old ones."""
-    heads, present, family = config.num_attention_heads, config.kv_heads, fitting_family(config)
-    allowed = [n for n in range(1, heads + 1) if heads % n == 0 and (present % n == 0 or n % present == 0)]
-    if config.attention == "mla" or (family is not None and family.model_type == "gpt2"):
-        allowed = [present]  # every query head has a key and a value of its own there
-    if wanted not in allowed:
-        raise ValueError(
-            f"num_key_value_heads ({wanted}) does not fit {heads} query heads and the {present} key/value heads that "
-            f"there are: use {', '.join(map(str, allowed))}"
-        )
-
-
 def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
     """Convert the model in `source` (a run or a model directory) and write a model directory; returns what to print.
 
-    Everything is checked before anything is computed, and `out` appears whole or not at all. Raises InputError.
+    `out` must be new, and appears whole or not at all. Raises InputError.
     """
-    if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"--out: {out} exists and is not empty: choose another directory")
-
-    def read(directory: Path) -> tuple[Path, dict[str, bytes], LanguageModel]:
-        try:
-            check_head_count(read_config(directory), num_key_value_heads)
-        except ValueError as error:
-            raise InputError(str(error)) from None
-        return directory, read_tokenizer_files(directory), load(directory)
-
-    directory, copied, lm = read_checkpoint(source, read)
-    converted = convert_kv_heads(lm, num_key_value_heads)
-    save_new(converted, copied, out)
-    present, wanted = lm.config.kv_heads, num_key_value_heads
-    how = "mean-pooled" if wanted < present else "repeated" if wanted > present else "unchanged"
-    parameters = " -> ".join(f"{each.num_parameters():,}" for each in (lm, converted))
-    cache = " -> ".join(
-        f"{4 * each.config.num_hidden_layers * each.config.cache_numbers:,}" for each in (lm, converted)
+    directory, lm, tokenizer = read_checkpoint(source, lambda path: (path, load(path), read_tokenizer_files(path)))
+    try:
+        converted = convert_kv_heads(lm, num_key_value_heads)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    save_new(converted, tokenizer, out)
+    models = (lm, converted)
+    parameters = " -> ".join(f"{each.num_parameters():,}" for each in models)
+    cache = " -> ".join(f"{4 * each.config.num_hidden_layers * each.config.cache_numbers:,}" for each in models)
+    # trained on with the run's own config if there is one: data and tokenizer must be the same
+    own = [file for file in (source / "config.yaml", directory.parent.parent / "config.yaml") if file.is_file()]
+    config, name = own[0] if own else "configs/YOURS.yaml", f"{out.resolve().name}_trained"
+    heads = f"model.num_key_value_heads={num_key_value_heads}"
+    command = ["python", "-m", "train.pretrain", str(config), f"name={name}", f"init_from={out}", heads, "seed=1"]
+    return (
+        f"{lm.config.kv_heads} -> {num_key_value_heads} key-value heads; {parameters} parameters; {cache} bytes of "
+        f"key-value cache per token (float32)\ntrain on:  {shlex.join(command)} train.max_steps=N   (another seed, "
+        "other rows; Ainslie et al.: N = 5 % of the steps so far)"
     )
-    summary = (
-        f"{present} -> {wanted} key-value heads ({how}); {parameters} parameters; "
-        f"{cache} bytes of key-value cache per token (float32)"
-    )
-    if "tokenizer.json" not in copied:
-        return f"{summary}\n{directory} holds no tokenizer.json, so {out} has none either"
-    # the command that trains on, with the run's own config if there is one: data and tokenizer must be the same
-    configs = [source / "config.yaml", directory.parent.parent / "config.yaml", Path("configs/YOURS.yaml")]
-    config = next((file for file in configs if file.is_file()), configs[-1])
-    overrides = [f"name={out.resolve().name}_trained", f"init_from={out}", f"model.num_key_value_heads={wanted}"]
-    command = shlex.join(["python", "-m", "train.pretrain", str(config), *overrides, "seed=1", "train.max_steps=N"])
-    return f"{summary}\ntrain on:  {command}   (another seed, other rows; Ainslie et al.: N = 5 % of the steps so far)"
 
 
 def main() -> int:
@@ -123,7 +102,7 @@ def main() -> int:
     parser.add_argument("source", type=Path, help="a run (its newest checkpoint) or a model directory")
     heads = whole("--num-key-value-heads", 1)
     parser.add_argument("--num-key-value-heads", type=heads, required=True, metavar="N", help="heads afterwards")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model directory to write")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the directory to write; must be new")
     given = parser.parse_args()
     print(write_converted(given.source, given.num_key_value_heads, given.out))
     return 0

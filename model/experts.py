@@ -6,9 +6,8 @@ r"""Mixture of experts: many feed-forward networks in a layer, and a router that
 Shazeer et al. 2017 (arXiv 1701.06538); Switch, Fedus et al. 2021 (2101.03961). As in Qwen3 (2505.09388), a token is
 never dropped, however many choose the same expert.
 
-One product for all experts: the tokens are sorted by expert, so that each expert's are neighbours, and
-`torch.nn.functional.grouped_mm` multiplies every group by its own matrix. transformers computes the same way by
-default (experts_implementation: grouped_mm), so logits are equal to the last bit.
+One product for all experts: the tokens are sorted by expert, and `torch.nn.functional.grouped_mm` multiplies every
+group by its own matrix, as transformers does by default: logits are equal to the last bit.
 """
 
 from __future__ import annotations
@@ -23,13 +22,9 @@ from model.config import ModelConfig
 from model.feed_forward import ACTIVATIONS
 from model.loss import compute_dtype
 
-ROUTER_STD = 0.02
-
 
 class Router(nn.Linear):
     """Which experts does a token go to, and how much does each of them count?"""
-
-    optimizer_group = "matrix"
 
     def __init__(self, config: ModelConfig):
         assert config.num_experts is not None
@@ -37,11 +32,8 @@ class Router(nn.Linear):
         self.top_k, self.norm_topk_prob = config.num_experts_per_tok, config.norm_topk_prob
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
-        """x (N, hidden_size) -> probabilities (N, E) float32, weights (N, k) and numbers (N, k) of the chosen experts.
-
-        Never in 16 bits of autocast: two experts that are nearly equal must not change places by rounding (Switch,
-        section 2.4).
-        """
+        """x (N, hidden_size) -> probabilities (N, E) float32, and weights and numbers (N, k) of the chosen experts."""
+        # never in 16 bits: two experts that are nearly equal must not change places by rounding (Switch, section 2.4)
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(x.to(self.weight.dtype), self.weight)
         probabilities = logits.softmax(dim=-1, dtype=torch.float32)
@@ -51,8 +43,7 @@ class Router(nn.Linear):
         return probabilities, weights.to(logits.dtype), experts
 
     def reset_parameters(self) -> None:
-        """Nearly the same probability for every expert."""
-        nn.init.normal_(self.weight, std=ROUTER_STD)
+        nn.init.normal_(self.weight, std=0.02)  # nearly the same probability for every expert
 
 
 class Experts(nn.Module):
@@ -66,8 +57,7 @@ class Experts(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         count, inner, hidden = config.num_experts, config.moe_intermediate_size, config.hidden_size
-        assert count is not None
-        assert inner is not None
+        assert count is not None and inner is not None  # noqa: PT018
         self.active_share = config.num_experts_per_tok / count
         self.gate_up_proj = nn.Parameter(torch.empty(count, 2, inner, hidden))
         self.down_proj = nn.Parameter(torch.empty(count, hidden, inner))
@@ -88,16 +78,13 @@ class Experts(nn.Module):
         return (out * weights[..., None]).sum(1).to(x.dtype)
 
     def reset_parameters(self) -> None:
-        """As in the dense layer: random gate and up, a zero output projection."""
         nn.init.normal_(self.gate_up_proj, std=1 / math.sqrt(self.gate_up_proj.shape[-1]))
         nn.init.zeros_(self.down_proj)
 
 
 class MixtureOfExperts(nn.Module):
-    """Router and experts, in place of a dense feed-forward layer: (B, T, hidden_size) both ways.
-
-    In training it also returns the load-balancing loss, {"load_balancing": (B,)}, one number a row. real (B, T): which
-    tokens are not padding; None: all.
+    """Router and experts, in place of a dense feed-forward layer: (B, T, hidden_size) both ways. In training it also
+    returns {"load_balancing": (B,)}. real (B, T): which tokens are not padding; None: all.
     """
 
     part = "feed_forward"
@@ -118,7 +105,6 @@ class MixtureOfExperts(nn.Module):
         return out, {"load_balancing": self.router_aux_loss_coef * loss}
 
     def reset_parameters(self) -> None:
-        """Initialize router and experts again."""
         self.gate.reset_parameters()
         self.experts.reset_parameters()
 
@@ -126,12 +112,10 @@ class MixtureOfExperts(nn.Module):
 def load_balancing_loss(probabilities: Tensor, experts: Tensor, real: Tensor | None = None) -> Tensor:
     """E * Σ_e f_e P_e of every row: (B, T, E), (B, T, k) -> (B,). It is 1 where every expert gets as much as any other.
 
-    f_e: share of the row's choices that are expert e; P_e: mean probability of e in the row. real (B, T): the tokens
-    that count; padding is alike everywhere, and its experts must not pass for overworked. The gradient goes through
-    P: experts that are chosen often become less likely. Switch (equations 4 to 6), for k choices and row by row as in
-    DeepSeek-V3 (Liu et al. 2024, arXiv 2412.19437, equations 17 to 20). A row is never split, so the loss of a step is
-    the same for any micro-batches and processes. transformers takes the layers together before it multiplies, so that
-    what one layer has too much another may have too little; its loss is k when all are equal.
+    f_e: share of the row's choices that are expert e; P_e: mean probability of e in the row. The gradient goes through
+    P: experts that are chosen often become less likely. real (B, T): the tokens that count; padding is alike
+    everywhere, and its experts must not pass for overworked. Switch (equations 4 to 6), row by row as in DeepSeek-V3
+    (Liu et al. 2024, arXiv 2412.19437, equations 17 to 20): a row is never split, so any micro-batches give the same.
     """
     count, k = probabilities.shape[-1], experts.shape[-1]
     counts = torch.ones_like(probabilities[..., 0]) if real is None else real.to(probabilities.dtype)  # (B, T)
@@ -146,8 +130,7 @@ def places(experts: Tensor, count: int, multiple: int) -> tuple[Tensor, Tensor, 
     """Where does every choice stand when all are sorted by expert? For the experts of N tokens, (N, k).
 
     -> choices (R,) the choice, of N * k, that stands in each row; place (N * k,) the row of each choice; ends (count,)
-    int32, where each expert's rows end. Each expert has a multiple of `multiple` rows; choice 0 fills up, and nobody
-    reads it there.
+    int32, where each expert's rows end. Each expert has a multiple of `multiple` rows; choice 0 fills up, unread.
     """
     (N, k), device = experts.shape, experts.device
     of_expert, order = experts.flatten().sort()

@@ -10,40 +10,24 @@ A checkpoint is a Hugging Face model directory as it is, so transformers and vLL
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
+import numpy as np
 
 from configs.command import InputError, exit_on_bad_input
-from configs.files import (
-    ADAPTER,
-    CARD,
-    STATE,
-    TRAINING,
-    is_adapter,
-    read_checkpoint,
-    read_json,
-    read_text,
-)
+from configs.files import ADAPTER, CARD, STATE, TRAINING, is_adapter, read_checkpoint, read_json, read_text
 from configs.text import fenced
-from model.card import Progress, model_card, published
-from model.checkpoint import TOKENIZER_FILES, load, new_directory, read_tokenizer_files, save_new
-from model.gguf_file import write_gguf
+from model.card import BEFORE_PUBLISHING, BESIDE_TRAINING, model_card
+from model.checkpoint import TOKENIZER_FILES, load, new_directory, read_config, read_tokenizer_files, save_new
+from model.config import ModelConfig
+from model.families import family_of
 
-FILES = ("config.json", "generation_config.json", ADAPTER, "model.safetensors.index.json", *TOKENIZER_FILES)
-PICTURE = re.compile(r"^!\[([^\[\]\n]*)\]\(([\w\-]+(?:/[\w\-]+)*\.(?:png|gif))\)$", re.MULTILINE)
-
-
-class _Result(BaseModel):
-    """What is read of a finished run's result.json."""
-
-    step: int
-    summary: list[str] = []
-    sample: str = ""
+if TYPE_CHECKING:
+    from model.transformer import LanguageModel
 
 
 def main() -> int:
@@ -61,57 +45,233 @@ def export(source: Path, target: str, out: Path) -> str:
 
     `out` appears whole or not at all. Raises InputError, also if something is there already.
     """
-    if os.path.lexists(out):
-        raise InputError(f"--out: {out} exists: choose another name")
     return read_checkpoint(source, lambda directory: TARGETS[target](directory, out))
 
 
+def _run_of(directory: Path) -> Path | None:
+    """The run that a checkpoint belongs to."""
+    parents = directory.resolve().parents
+    return parents[1] if parents[0].name == "checkpoints" else None
+
+
+# ---------------------------------------------------------------------------------------------------------
+# hub-folder
+
+FILES = ("config.json", "generation_config.json", ADAPTER, "model.safetensors.index.json", *TOKENIZER_FILES)
+PICTURE = re.compile(r"^!\[([^\[\]\n]*)\]\(([\w\-]+(?:/[\w\-]+)*\.(?:png|gif))\)$", re.MULTILINE)
+
+
 def write_hub_folder(directory: Path, out: Path) -> str:
-    """Copy a checkpoint without the state of its training, with its card and what the run's report shows."""
-    names = [*FILES, *(file.name for file in sorted(directory.glob("*.safetensors")))]
-    there = [name for name in names if (directory / name).is_file()]
+    """Copy a checkpoint without the state of its training, with its card. For the last one of a finished run, the card
+    has the figures, the sample and the pictures of its report as well."""
+    run, figures = _run_of(directory), []
+    result = read_json(run / "result.json") if run and (run / "result.json").is_file() else {}
     with new_directory(out) as folder:
-        for name in there:
-            shutil.copyfile(directory / name, folder / name)
-        figures = _copy_figures(directory.resolve(), folder)
-        if (directory / CARD).is_file():
-            (folder / CARD).write_text(published(read_text(directory / CARD), figures), encoding="utf-8")
+        for name in [*FILES, *(file.name for file in directory.glob("*.safetensors"))]:
+            if (directory / name).is_file():
+                shutil.copyfile(directory / name, folder / name)
+        if run and directory.resolve().name == f"step_{result.get('step', -1):08d}":
+            figures = ["## Figures", "", fenced("\n".join(result.get("summary", []))), ""]
+            if sample := result.get("sample"):
+                figures += ["A sample, as the model wrote it:", "", fenced(sample), ""]
+            report = run / "report.md"
+            for title, path in PICTURE.findall(read_text(report) if report.is_file() else ""):
+                if (run / path).is_file():
+                    shutil.copyfile(run / path, folder / Path(path).name)
+                    figures += [f"![{title}]({Path(path).name})", ""]
+        if (directory / CARD).is_file():  # which may have been edited
+            card = read_text(directory / CARD).replace(BESIDE_TRAINING, "")
+            (folder / CARD).write_text(card.replace(BEFORE_PUBLISHING, "\n".join(figures)), encoding="utf-8")
     return f"{out}: choose a license in its {CARD}, then: hf upload NAME {out}"
 
 
-def _copy_figures(directory: Path, folder: Path) -> str:
-    """What a finished run says of its last checkpoint, in Markdown; the pictures of its report go along.
-
-    "" for another checkpoint, and for a directory outside a run.
-    """
-    run = directory.parents[1]
-    if directory.parent.name != "checkpoints" or not (run / "result.json").is_file():
-        return ""
-    result: _Result = read_json(run / "result.json", _Result)
-    if directory.name != f"step_{result.step:08d}":
-        return ""
-    lines = ["## Figures", "", fenced("\n".join(result.summary)), ""]
-    if result.sample:
-        lines += ["A sample, as the model wrote it:", "", fenced(result.sample), ""]
-    report = read_text(run / "report.md") if (run / "report.md").is_file() else ""
-    for title, path in PICTURE.findall(report):
-        if (run / path).is_file():
-            (folder / "pictures").mkdir(exist_ok=True)
-            shutil.copyfile(run / path, folder / "pictures" / Path(path).name)
-            lines += [f"![{title}](pictures/{Path(path).name})", ""]
-    return "\n".join(lines)
+# ---------------------------------------------------------------------------------------------------------
+# merged
 
 
 def write_merged(directory: Path, out: Path) -> str:
     """Write adapters and their base as one model, with a card of its own."""
     if not is_adapter(directory):
         raise InputError(f"{directory}: holds a whole model already, not adapters")
-    copied, lm, run = read_tokenizer_files(directory), load(directory), directory.resolve()
-    name = run.parents[1].name if run.parent.name == "checkpoints" else run.name
-    state = directory / TRAINING / STATE
-    copied[CARD] = model_card(name, lm, read_json(state, Progress) if state.is_file() else None).encode()
+    copied, lm, state = read_tokenizer_files(directory), load(directory), directory / TRAINING / STATE
+    name = (_run_of(directory) or directory.resolve()).name
+    copied[CARD] = model_card(name, lm, read_json(state) if state.is_file() else {}).encode()
     save_new(lm, copied, out)
     return f"{out}: a whole model, which transformers loads"
+
+
+# ---------------------------------------------------------------------------------------------------------
+# gguf, the one file that llama.cpp reads: the architecture, the weights under its names, and the tokenizer. Weights
+# stay float32, so nothing is rounded; `llama-quantize` makes a smaller file of it. What llama.cpp would compute
+# differently without a word is refused here.
+
+NEIGHBOURS = ("llama", "smollm3")  # llama.cpp turns neighbours (0, 1) together, and stores the rows of q and k so
+QUERY_OR_KEY = re.compile(r"self_attn\.([qk])_proj\.(weight|bias)$")
+# only transformers knows these tags; an empty comment treats the spaces around it alike
+GENERATION = re.compile(r"\{%([+-]?)\s*(?:end)?generation\s*([+-]?)%\}")
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # llama.cpp's types of tokens
+TURN_END = "<|im_end|>"
+CHAT = f"""\
+TEMPLATE \"\"\"{{{{ range .Messages }}}}<|im_start|>{{{{ .Role }}}}
+{{{{ .Content }}}}{TURN_END}
+{{{{ end }}}}<|im_start|>assistant
+\"\"\"
+PARAMETER stop {TURN_END}
+"""
+COMPLETION = 'TEMPLATE """{{ .Prompt }}"""\n'
+
+
+def write_gguf(directory: Path, out: Path) -> str:
+    """Write `model.gguf` and a `Modelfile` for Ollama. Raises InputError."""
+    config = read_config(directory)
+    if reason := not_in_llama_cpp(config):
+        raise InputError(f"{directory}: GGUF: {reason}")
+    tokenizer = _read_tokenizer(directory, config.vocab_size or 0)
+    try:
+        import gguf
+    except ImportError:
+        raise InputError("GGUF is written by the package gguf, which is not installed: pip install gguf") from None
+    ends, scaling, has_rope = config.eos_token_id, config.rope_scaling, config.position_embedding == "rope"
+    ends = [] if ends is None else [ends] if isinstance(ends, int) else ends  # of a document, and of a turn
+    settings = {  # what GGUFWriter's `add_…` take; None: this architecture has no such number
+        "name": (_run_of(directory) or directory.resolve()).name,
+        "file_type": gguf.LlamaFileType.ALL_F32,
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "head_count": config.num_attention_heads,
+        "head_count_kv": config.kv_heads,
+        "key_length": config.head_size,
+        "value_length": config.value_size,
+        "layer_norm_rms_eps" if config.norm == "rmsnorm" else "layer_norm_eps": config.rms_norm_eps,
+        "rope_dimension_count": config.rotary_size if has_rope else None,
+        "rope_freq_base": config.rope_theta if has_rope else None,
+        "rope_scaling_type": gguf.RopeScalingType(scaling.rope_type) if scaling else None,
+        "rope_scaling_factor": scaling.factor if scaling else None,
+        "rope_scaling_orig_ctx_len": scaling.original_max_position_embeddings if scaling else None,
+        "bos_token_id": config.bos_token_id,
+        "pad_token_id": config.pad_token_id,
+        "eos_token_id": ends[0] if ends else None,
+        "eot_token_id": ends[1] if len(ends) > 1 else None,
+    }
+    lm = load(directory)
+    with new_directory(out) as folder:
+        writer = gguf.GGUFWriter(folder / "model.gguf", family_of(config).model_type)
+        for key, value in (settings | tokenizer).items():
+            if value is not None:
+                getattr(writer, f"add_{key}")(value)
+        for key, array in _gguf_tensors(gguf, lm).items():
+            writer.add_tensor(key, np.ascontiguousarray(array))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        # a model whose texts end with a turn chats; another one continues a text
+        is_chat = TURN_END in [tokenizer["token_list"][end] for end in ends if end >= 0]
+        modelfile = f"FROM ./model.gguf\nPARAMETER num_ctx {config.max_position_embeddings}\n"
+        (folder / "Modelfile").write_text(modelfile + (CHAT if is_chat else COMPLETION), encoding="utf-8")
+    return f"{out / 'model.gguf'}: for llama.cpp. For Ollama: ollama create NAME -f {out / 'Modelfile'}"
+
+
+def not_in_llama_cpp(config: ModelConfig) -> str | None:
+    """Why llama.cpp cannot compute this model, or None. Each of these was tried, or is fixed in llama.cpp's source."""
+    if not config.loadable_elsewhere:
+        return "the model was saved with loadable_elsewhere: false, so llama.cpp has no such model either"
+    family, scaling = family_of(config).model_type, config.rope_scaling
+    if "sliding_attention" in (config.layer_types or []):
+        return f"llama.cpp ignores the sliding windows of {family}, and would compute something else"
+    if family not in ("llama", "qwen2", "qwen3", "olmo2", "smollm3", "gpt2"):
+        return f"the architecture {family} is not written (llama, qwen2, qwen3, olmo2, smollm3 and gpt2 are)"
+    if config.hidden_act not in (("gelu_new", "gelu_pytorch_tanh") if family == "gpt2" else ("silu",)):
+        return f"llama.cpp has one activation for {family}, and it is not {config.hidden_act}"
+    if config.attention_bias and family not in ("llama", "gpt2"):
+        return f"llama.cpp has no attention_bias for {family}"
+    if family == "smollm3" and config.rotates != [bool((i + 1) % 4) for i in range(config.num_hidden_layers)]:
+        return "llama.cpp has RoPE in three of four layers of smollm3, as no_rope_layers: [1, 1, 1, 0] says"
+    if scaling and scaling.rope_type == "llama3":
+        return "llama3 (rope_scaling) is not written; linear and yarn are"
+    if scaling and (scaling.beta_fast, scaling.beta_slow, scaling.attention_factor) != (32.0, 1.0, None):
+        return "yarn is written with its own beta_fast, beta_slow and attention_factor only (rope_scaling)"
+    return None
+
+
+def _gguf_tensors(gguf: Any, lm: LanguageModel) -> dict[str, np.ndarray]:
+    """Every weight under llama.cpp's name, in the layout that it multiplies with."""
+    config, family, state = lm.config, family_of(lm.config), lm.state_dict()
+    architecture = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == family.model_type)
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    if config.tie_word_embeddings and family.model_type != "olmo2":  # which has no tied form there
+        del state["lm_head.weight"]
+    tensors = {}
+    for name, tensor in family.to_files(state).items():
+        array = tensor.float().numpy()
+        if family.model_type == "gpt2" and array.ndim == 2 and ".h." in name:
+            array = array.T  # GPT-2's files have (inputs, outputs)
+        if (match := QUERY_OR_KEY.search(name)) and family.model_type in NEIGHBOURS:
+            # head by head, the pairs (i, i + D/2) that RoPE turns together become (2i, 2i + 1)
+            heads = config.num_attention_heads if match[1] == "q" else config.kv_heads
+            halves = array.reshape(heads, 2, -1, *array.shape[1:])  # (heads, 2, D/2, …)
+            array = halves.swapaxes(1, 2).reshape(array.shape)
+        tensors[names.get_name(name, try_suffixes=(".weight", ".bias"))] = array
+    return tensors
+
+
+# GPT-2's words. Ours have a longest one (data/words.py): with more than 512 letters in a row, ids may differ.
+WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+RULES = {  # steps of a tokenizer.json -> llama.cpp's name; SmolLM and GPT-2 had these rules first
+    ("digits", "words", "bytes"): "smollm",
+    ("digits", "words as bytes"): "smollm",
+    ("words as bytes",): "gpt-2",
+}
+
+
+def _read_tokenizer(directory: Path, vocab_size: int) -> dict[str, Any]:
+    """What GGUFWriter's `add_…` take. Raises InputError for a tokenizer whose ids would be others in llama.cpp, which
+    knows rules of splitting by name (`tokenizer.ggml.pre`).
+
+    Ids that no token has (rows of the embedding that are left over) are unused tokens.
+    """
+    file = directory / "tokenizer.json"
+    fields = read_json(file)
+    bpe, rule = fields["model"], fields.get("pre_tokenizer") or {}
+    if bpe.get("type") != "BPE" or bpe.get("byte_fallback") or bpe.get("ignore_merges"):
+        raise InputError(f"{file}: GGUF: llama.cpp has no tokenizer of this kind (as `char` makes it): train with bpe")
+    steps = tuple(map(_kind, rule["pretokenizers"] if rule.get("type") == "Sequence" else [rule]))
+    if steps == ("digits", "bytes"):
+        raise InputError(f"{file}: GGUF: llama.cpp has no tokenizer of single bytes (`byte`): train with bpe")
+    if fields.get("normalizer") is not None or steps not in RULES:
+        raise InputError(f"{file}: GGUF: llama.cpp has no name for how this tokenizer splits text, so ids would differ")
+    by_id = {number: (token, NORMAL) for token, number in bpe["vocab"].items()}
+    for token in fields.get("added_tokens", []):
+        by_id[token["id"]] = (token["content"], CONTROL if token["special"] else USER_DEFINED)
+    if (last := max(by_id, default=0)) >= vocab_size:
+        raise InputError(f"{file}: has id {last}, and the model {vocab_size} ids: they do not belong together")
+    rows = [by_id.get(number, (f"[PAD{number}]", UNUSED)) for number in range(vocab_size)]
+    file, template = directory / "tokenizer_config.json", directory / "chat_template.jinja"
+    settings = read_json(file) if file.is_file() else {}
+    chat_template = read_text(template) if template.is_file() else settings.get("chat_template")
+    return {
+        "tokenizer_model": "gpt2",  # byte-level BPE
+        "tokenizer_pre": RULES[steps],
+        "token_list": [token for token, _ in rows],
+        "token_types": [kind for _, kind in rows],
+        "token_merges": [merge if isinstance(merge, str) else " ".join(merge) for merge in bpe["merges"]],
+        "add_bos_token": settings.get("add_bos_token", False),
+        "chat_template": GENERATION.sub(r"{#\1 \2#}", chat_template) if chat_template else None,
+    }
+
+
+def _kind(step: Any) -> str:
+    match step:
+        case {"type": "Digits", "individual_digits": True}:
+            return "digits"
+        case {"type": "Split", "pattern": {"Regex": str(words)}, "behavior": "Isolated", "invert": False}:
+            return "words" if re.sub(r"\{1,\d+\}", "+", words) == WORDS else ""
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": bool(splits)}:
+            return "words as bytes" if splits else "bytes"
+    return ""
 
 
 # each: (checkpoint directory, out) -> what to print

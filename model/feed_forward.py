@@ -30,7 +30,6 @@ class FeedForward(nn.Module):
     plain     down( act(up(x)) ), as in GPT-2
     """
 
-    optimizer_group = "matrix"
     part = "feed_forward"
 
     def __init__(self, config: ModelConfig):
@@ -50,11 +49,8 @@ class FeedForward(nn.Module):
 
     def reset_parameters(self) -> None:
         """Random matrices; a zero output projection, so that the layer adds nothing at first; zero biases."""
-        for projection in self.children():
-            assert isinstance(projection, nn.Linear)
-            if projection is self.down_proj:
-                nn.init.zeros_(projection.weight)
+        for name, parameter in self.named_parameters():
+            if name == "down_proj.weight" or parameter.ndim == 1:
+                nn.init.zeros_(parameter)
             else:
-                nn.init.normal_(projection.weight, std=1 / math.sqrt(projection.in_features))
-            if projection.bias is not None:
-                nn.init.zeros_(projection.bias)
+                nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[1]))

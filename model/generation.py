@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from functools import cache, partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
+from torch.overrides import TorchFunctionMode
 
 from model.kv_cache import KVCache, StaticCache, make_cache
 from model.transformer import LanguageModel
@@ -47,11 +49,7 @@ class Sampling:
                 raise ValueError(f"{name} ({value}) must be {low:g} to {high:g}")
 
 
-@overload
-def generate(*args: Any, return_log_probs: Literal[False] = False, **settings: Any) -> Tensor: ...
-@overload
-def generate(*args: Any, return_log_probs: Literal[True], **settings: Any) -> tuple[Tensor, Tensor]: ...
-def generate(  # type: ignore[misc]  # the two lines above stand for the whole signature
+def generate(
     lm: LanguageModel,
     input_ids: Tensor,
     max_new_tokens: int = 64,
@@ -63,50 +61,17 @@ def generate(  # type: ignore[misc]  # the two lines above stand for the whole s
     stop_ids: Collection[int] | None = None,
     seed: int | None = None,
     *,
-    attention_mask: Tensor | None = None,
     num_return_sequences: int = 1,
-    kv_cache: KVCache | str | None = "dynamic",
-    compile: bool = False,
-    return_log_probs: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+    **settings: Any,
+) -> Tensor:
     """Continue every prompt of a batch: input_ids (B, T) -> output_ids (B * n, T + up to max_new_tokens).
 
-    temperature 0 is greedy. A row that has produced one of stop_ids (None: the config's end tokens; (): none) is
-    filled up with that id. Generation ends when every row has, or where the context (max_position_embeddings) is
-    full. With a seed the result depends on nothing else. The global random state is left alone either way.
-
-    attention_mask (B, T): 0 = padding, for prompts of different lengths; pad on the left (`left_pad`).
-    num_return_sequences: n continuations of every prompt, next to each other; the prompt is read once.
-    kv_cache: dynamic | static | offloaded | int8; None reads all tokens again at every token. Or a cache of an earlier
-    call: what it holds of the same beginning is not read again, and it is emptied if it holds something else.
-    compile: torch.compile the step of one token. It needs kv_cache="static" and pays off over many tokens.
-    return_log_probs: also return (B * n, new tokens) float32, ln of the probability with which each token was drawn:
-    after repetition penalty, temperature, top_k, top_p and min_p, that is, of the policy that sampled. For the
-    model's own probabilities sample with temperature 1 and no filter. 0 where nothing was drawn: at temperature 0
-    and behind a row's stop.
-
-    Raises ValueError for an empty prompt and settings out of range.
+    temperature to repetition_penalty: see `Sampling`. settings: all others of `stream`.
     """
-    log_probs: list[Tensor] = []
-    steps = stream(
-        lm,
-        input_ids,
-        max_new_tokens,
-        Sampling(temperature, top_k, top_p, min_p, repetition_penalty),
-        stop_ids,
-        seed,
-        attention_mask=attention_mask,
-        num_return_sequences=num_return_sequences,
-        kv_cache=kv_cache,
-        compile=compile,
-        log_probs=log_probs if return_log_probs else None,
-    )
-    new = [ids[:, None] for ids in steps]
-    output = torch.cat([input_ids.repeat_interleave(num_return_sequences, dim=0), *new], dim=1)
-    if not return_log_probs:
-        return output
-    nothing = torch.zeros(len(output), 0, device=input_ids.device)
-    return output, torch.cat([nothing, *[column[:, None] for column in log_probs]], dim=1)
+    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+    settings["num_return_sequences"] = num_return_sequences
+    new = [ids[:, None] for ids in stream(lm, input_ids, max_new_tokens, sampling, stop_ids, seed, **settings)]
+    return torch.cat([input_ids.repeat_interleave(num_return_sequences, dim=0), *new], dim=1)
 
 
 def stream(
@@ -126,67 +91,69 @@ def stream(
 ) -> Iterator[Tensor]:
     """`generate`, a token at a time: yields the next ids (B * n,) as soon as they are known.
 
-    log_probs: a list to which their log-probabilities (B * n,) are appended. watch: called with the model's own logits
-    (B * n, V), float32, before each token is drawn.
+    A row that has produced one of stop_ids (None: the config's end tokens; (): none) is filled up with that id.
+    Generation ends when every row has, or where the context (max_position_embeddings) is full. With a seed the result
+    depends on nothing else. The global random state is left alone either way.
+
+    attention_mask (B, T): 0 = padding, for prompts of different lengths; pad on the left (`left_pad`).
+    num_return_sequences: n continuations of every prompt, next to each other; the prompt is read once.
+    kv_cache: dynamic | static | offloaded | int8; None reads all tokens again at every token. Or a cache of an earlier
+    call: what it holds of the same beginning is not read again, and it is emptied if it holds something else.
+    compile: torch.compile the step of one token. It needs kv_cache="static" and pays off over many tokens.
+    log_probs: a list to which each step adds (B * n,) float32, ln of the probability with which its token was drawn,
+    after temperature and filters; 0 where nothing was drawn: at temperature 0 and behind a row's stop.
+    watch: called with the model's own logits (B * n, V), float32, before each token is drawn.
+
+    Raises ValueError for an empty prompt and settings out of range.
     """
     if input_ids.ndim != 2 or input_ids.shape[1] == 0:
         raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}: give (batch, tokens) with at least one token")
     count, longest = input_ids.shape[1], lm.config.max_position_embeddings
     if count > longest:
         raise ValueError(f"the prompt has {count} tokens, more than max_position_embeddings ({longest}): shorten it")
-    if max_new_tokens < 0 or num_return_sequences < 1:
-        wrong = f"max_new_tokens ({max_new_tokens}) and num_return_sequences ({num_return_sequences})"
-        raise ValueError(f"{wrong} must be at least 0 and 1")
     if attention_mask is not None and not attention_mask[:, -1].all():
         raise ValueError("attention_mask ends in padding: pad on the left")
     if compile and kv_cache != "static" and not isinstance(kv_cache, StaticCache):
         raise ValueError('compile needs kv_cache="static"')
     if compile and lm.config.num_experts is not None:
         raise ValueError("a mixture of experts is not compiled: leave compile out")
-    sampling = sampling or Sampling()
+    sampling, device = sampling or Sampling(), input_ids.device
     if stop_ids is None:
         end = lm.config.eos_token_id
         stop_ids = [] if end is None else [end] if isinstance(end, int) else end
-    device = input_ids.device
     stop = torch.tensor([int(i) for i in stop_ids], dtype=torch.long, device=device)
     generator = torch.Generator(device=device)
     generator.manual_seed(seed) if seed is not None else generator.seed()
-    room = min(max_new_tokens, longest - count)
-    cache = _cache_for(lm, input_ids, room, attention_mask, kv_cache)
-    read_one: Callable[..., Tensor] = lm
-    if compile:
-        from model.compiled_decoding import compiled_reader
-
-        read_one = compiled_reader(lm)
-    # with a static cache every width is the cache's, so that prompts of all lengths share compiled code
-    is_static, width = isinstance(cache, StaticCache), count + room
-    if isinstance(cache, StaticCache):
-        if cache.capacity < width:
-            raise ValueError(f"the static cache has room for {cache.capacity} tokens, and {width} are needed")
-        width = cache.capacity
+    width = min(count + max_new_tokens, longest)  # tokens in the end
+    cache = _cache_for(lm, input_ids, width, attention_mask, kv_cache)
+    # with a static cache every mask is as wide as that, so that prompts of all lengths share compiled code
+    is_static = isinstance(cache, StaticCache)
+    columns = cache.capacity if isinstance(cache, StaticCache) else width
+    if columns < width:
+        raise ValueError(f"the static cache has room for {columns} tokens, and {width} are needed")
 
     stopped, seen = None, cache.length if cache is not None else 0
-    written = F.pad(input_ids, (0, width - count))
+    written = F.pad(input_ids, (0, columns - count))
     padding: dict[str, Tensor] = {}  # what the model needs to know of it, for all tokens to come
     if attention_mask is not None:
         real = attention_mask.bool()
-        mask = F.pad(real, (0, width - count), value=True)
+        mask = F.pad(real, (0, columns - count), value=True)
         padding = {"attention_mask": mask, "position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0)}
         # padding does not belong to the prompt, so the repetition penalty must not see it
         written[:, :count] = torch.where(real, input_ids, input_ids[:, -1:])
     try:
-        for step in range(room):
+        for step in range(width - count):
             # 1. read the tokens that the model has not seen
             unread = slice(seen, count)
-            slices = {"attention_mask": slice(width if is_static else count), "position_ids": unread}
+            slices = {"attention_mask": slice(columns if is_static else count), "position_ids": unread}
             given = {name: x[:, slices[name]] for name, x in padding.items()}
-            logits = _last_logits(lm, read_one if count - seen == 1 else lm, written[:, unread], cache, given)
+            logits = _last_logits(lm, written[:, unread], cache, compile and count - seen == 1, given)
             seen = count if cache is not None else 0
             if step == 0 and num_return_sequences > 1:  # the prompt is read once for all its continuations
                 logits, written = (x.repeat_interleave(num_return_sequences, dim=0) for x in (logits, written))
+                padding = {name: x.repeat_interleave(num_return_sequences, dim=0) for name, x in padding.items()}
                 if cache is not None:
                     cache.repeat_interleave(num_return_sequences)
-                padding = {name: x.repeat_interleave(num_return_sequences, 0) for name, x in padding.items()}
             if watch is not None:
                 watch(logits)
             # 2. draw the next one of every row
@@ -212,35 +179,28 @@ def stream(
 
 
 def _cache_for(
-    lm: LanguageModel, input_ids: Tensor, room: int, attention_mask: Tensor | None, kv_cache: KVCache | str | None
+    lm: LanguageModel, input_ids: Tensor, width: int, attention_mask: Tensor | None, kv_cache: KVCache | str | None
 ) -> KVCache | None:
     """A new cache of the requested kind, or the given one, cut back to what these prompts begin with."""
-    count = input_ids.shape[1]
     if isinstance(kv_cache, str):
-        capacity = min(-(-(count + room) // STATIC_BLOCK) * STATIC_BLOCK, lm.config.max_position_embeddings)
+        capacity = min(-(-width // STATIC_BLOCK) * STATIC_BLOCK, lm.config.max_position_embeddings)
         return make_cache(kv_cache, lm.config, len(input_ids), capacity, next(lm.parameters()))
-    if kv_cache is None:
-        return None
-    read = kv_cache.token_ids
-    if read is None or attention_mask is not None or len(read) != len(input_ids):
-        kv_cache.clear()
-        return kv_cache
-    both = min(read.shape[1], count - 1)  # at least one token is read, for its logits
-    same = (read[:, :both] == input_ids[:, :both]).all(dim=0).long().cumprod(dim=0)
-    try:
-        kv_cache.crop(int(same.sum()))
-    except ValueError:  # a sliding window has forgotten what would be needed
-        kv_cache.clear()
+    if kv_cache is not None:
+        read, same = kv_cache.token_ids, 0
+        if read is not None and attention_mask is None and len(read) == len(input_ids):
+            both = min(read.shape[1], input_ids.shape[1] - 1)  # at least one token is read, for its logits
+            same = int((read[:, :both] == input_ids[:, :both]).all(dim=0).long().cumprod(dim=0).sum())
+        kv_cache.crop(same)
     return kv_cache
 
 
 @torch.no_grad()
 def _last_logits(
-    lm: LanguageModel, forward: Callable[..., Tensor], ids: Tensor, cache: KVCache | None, given: dict[str, Tensor]
+    lm: LanguageModel, ids: Tensor, cache: KVCache | None, compiled: bool, given: dict[str, Tensor]
 ) -> Tensor:
     """The logits of the next token (rows, V) in float32, in evaluation mode; the model's mode is restored."""
-    was_training = lm.training
-    if was_training:
+    forward, was_training = partial(compiled_step(ids.device.type), lm) if compiled else lm, lm.training
+    if was_training:  # not always: it visits every module
         lm.eval()
     try:
         return forward(ids, kv_cache=cache, logits_to_keep=1, **given)[:, -1].float()
@@ -252,10 +212,8 @@ def _last_logits(
 def next_token(
     logits: Tensor, seen_ids: Tensor, sampling: Sampling, generator: torch.Generator
 ) -> tuple[Tensor, Tensor | None]:
-    """Draw the next token of every row: logits (B, V), the ids so far (B, T) -> ids (B,), probabilities (B, V).
-
-    The probabilities are those that the ids were drawn from, up to a factor; None at temperature 0, where nothing is
-    drawn. Raises ValueError for logits without a largest one: NaN, or infinity.
+    """Draw the next token of every row: logits (B, V), the ids so far (B, T) -> ids (B,), and the probabilities (B, V)
+    that they were drawn from, up to a factor; None at temperature 0. Raises ValueError for NaN and infinity.
     """
     if not bool(logits.amax(dim=-1).isfinite().all()):  # NaN anywhere makes the maximum NaN
         raise ValueError("the model's logits are non-finite: its weights are damaged, or its training diverged")
@@ -288,3 +246,46 @@ def left_pad(prompts: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[Tensor,
     rows = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
     real = [torch.ones(len(prompt), dtype=torch.bool) for prompt in prompts]
     return pad_sequence(rows, True, pad_id, "left"), pad_sequence(real, True, False, "left")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The compiled step: one token is read, as fast as this machine can. Many small operations become few loops.
+
+# loops with fewer numbers a thread are not shared out between threads, because the sharing takes longer
+OPTIONS: dict[str, dict[str, Any]] = {
+    "cpu": {"options": {"cpp.min_chunk_size": 16384}},
+    "cuda": {"mode": "reduce-overhead"},  # a CUDA graph; not tested yet
+}
+FEW = 32  # rows of a product
+
+
+@cache
+def compiled_step(kind: str) -> Callable[..., Tensor]:
+    """`step(lm, ids, ...)`, compiled without graph breaks. Each model, batch and cache size compiles its own."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)  # 8 would soon be an error
+
+    def step(lm: LanguageModel, *args: Any, **given: Any) -> Any:
+        with FewRows():
+            return lm(*args, **given)
+
+    return torch.compile(step, fullgraph=True, dynamic=False, **OPTIONS.get(kind, {}))
+
+
+class FewRows(TorchFunctionMode):
+    """`with FewRows():` every F.linear on a CPU with at most FEW rows is computed in another way.
+
+    PyTorch's library call for one row took four times as long as memory needs (EXPERIMENTS.md). Compiled, (x * w).sum()
+    becomes one loop that reads each weight once. It adds in another order, so eager decoding keeps the library's bits.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is F.linear and len(args) == 3:  # as an nn.Linear calls it
+            x, weight, bias = args
+            rows = x.numel() // x.shape[-1]
+            is_plain = type(weight) in (Tensor, nn.Parameter)  # quantised weights bring their own product
+            if rows <= FEW and x.device.type == "cpu" and is_plain:
+                product = (x.unsqueeze(-2) * weight).sum(dim=-1) if rows == 1 else None
+                if product is None:  # the tall weight in front: it made a step of 16 rows a fifth faster
+                    product = (weight @ x.flatten(0, -2).T.contiguous()).T.contiguous().view(*x.shape[:-1], -1)
+                return product if bias is None else product + bias
+        return function(*args, **(kwargs or {}))

@@ -10,9 +10,9 @@ One interface (`KVCache`), and these ways to keep them, by the names that `gener
 
 A server has sequences that come and go: model/paged_cache.py.
 
-The mask asks a cache where its keys are (`key_positions`). Size: 2 * H_kv * D numbers per token and layer. Where
-attention makes keys and values from a latent (model/latent_attention.py), the latents (B, 1, T, kv_lora_rank) stand in
-the place of keys, and the rotary part (B, 1, T, qk_rope_head_dim) in that of values: their sum, per token and layer.
+Size: 2 * H_kv * D numbers per token and layer. Where attention makes keys and values from a latent
+(model/latent_attention.py), latents (B, 1, T, kv_lora_rank) stand in the place of keys, and the rotary part (B, 1, T,
+qk_rope_head_dim) in that of values.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class KVCache:
     config: which layers have a sliding window, and so forget; without it every layer keeps every token.
     """
 
+    has_room = False  # whether `update` also returns room for tokens that are still to come, which a mask must hide
+
     def __init__(self, config: ModelConfig | None = None, block_size: int = 256):
         self.block_size = block_size
         self.windows = config.windows if config is not None else []
@@ -38,50 +40,67 @@ class KVCache:
         # of each layer: keys and values, or what stands for them, (B, heads, room, size); and the position in slot 0
         self.buffers: dict[int, list[Tensor]] = {}
         self.first: dict[int, int] = {}
-        self._length = 0
+        self._length: int | Tensor = 0
 
     @property
     def length(self) -> int:
         """Tokens read so far."""
-        return self._length
+        return int(self._length)
 
     @property
     def nbytes(self) -> int:
         """Bytes of what is kept: 2 * B * H_kv * D * bytes per number, times the tokens of every layer."""
-        return sum(x.nbytes for i in self.buffers for x in self._between(i, self._kept_from(i), self._length))
-
-    def _between(self, layer: int, start: int, end: int) -> list[Tensor]:
-        """Positions start … end - 1 of every buffer of a layer, without a copy."""
-        first = self.first[layer]
-        return [buffer[:, :, start - first : end - first] for buffer in self.buffers[layer]]
-
-    def _kept_from(self, layer: int) -> int:
-        """The first position that a query to come may still see."""
-        window = self.windows[layer] if self.windows else None
-        return 0 if window is None else max(0, self._length - window + 1)
+        return sum(x.nbytes for i in self.buffers for x in self._between(i, self._kept_from(i), self.length))
 
     def positions(self, count: int, device: torch.device) -> Tensor:
         """Places in the sequence of the next `count` tokens: (count,)."""
-        return torch.arange(self._length, self._length + count, device=device)
+        return torch.arange(count, device=device) + self._length
 
     def key_positions(self, layer: int, count: int, device: torch.device) -> Tensor:
         """Places of the keys that `update` will return for the next `count` tokens: (S,)."""
-        return torch.arange(self._kept_from(layer), self._length + count, device=device)
-
-    def sees_all(self, layer: int, window: int | None, count: int) -> bool:
-        """Whether causality alone hides keys of `update` from the next `count` queries: no window does."""
-        keys = self._length + count - self._kept_from(layer)
-        fits = window is None or keys < window or (count == 1 and keys <= window)
-        return fits and (count == 1 or keys == count)
+        return torch.arange(self._kept_from(layer), self.length + count, device=device)
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k and v (B, H_kv, T, D); returns what the T queries may see (B, H_kv, S, D). See `advance`."""
         keys, values = self._append(layer, k, v)
         return keys, values
 
+    def advance(self, count: int) -> None:
+        """Every layer has read `count` tokens. LanguageModel calls this at the end of a forward pass."""
+        self._length += count
+
+    def crop(self, length: int) -> None:
+        """Forget every token after the first `length`; all of them where a window has forgotten what it would see."""
+        windows = ((self.first.get(layer, 0), window) for layer, window in enumerate(self.windows))
+        if any(window is not None and first > max(0, length - window + 1) for first, window in windows):
+            length = 0
+        self._length = max(0, min(self.length, length))
+        if not self._length:
+            self.buffers, self.first = {}, {}
+        self.token_ids = None if self.token_ids is None else self.token_ids[:, : self.length]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.crop(0)
+
+    def repeat_interleave(self, times: int) -> None:
+        """Every row becomes `times` rows, next to each other: several continuations of one prompt."""
+        for buffers in self.buffers.values():
+            buffers[:] = [buffer.repeat_interleave(times, dim=0) for buffer in buffers]
+
+    def _kept_from(self, layer: int) -> int:
+        """The first position that a query to come may still see."""
+        window = self.windows[layer] if self.windows else None
+        return 0 if window is None else max(0, self.length - window + 1)
+
+    def _between(self, layer: int, start: int, end: int) -> list[Tensor]:
+        """Positions start … end - 1 of every buffer of a layer, without a copy."""
+        first = self.first[layer]
+        return [buffer[:, :, start - first : end - first] for buffer in self.buffers[layer]]
+
     def _append(self, layer: int, *new: Tensor, pinned: bool = False) -> list[Tensor]:
         """Write T tokens behind those of every buffer of a layer; returns what their queries may see of each."""
-        first, start, end = self._kept_from(layer), self._length, self._length + new[0].shape[2]
+        first, start, end = self._kept_from(layer), self.length, self.length + new[0].shape[2]
         room = self.buffers[layer][0].shape[2] if layer in self.buffers else 0
         # new memory if this is full, or far larger than its window since a long prompt was read
         if end - self.first.get(layer, 0) > room or room > end - first + 2 * self.block_size:
@@ -95,44 +114,20 @@ class KVCache:
             target.copy_(source)
         return self._between(layer, first, end)
 
-    def advance(self, count: int) -> None:
-        """Every layer has read `count` tokens. LanguageModel calls this at the end of a forward pass."""
-        self._length += count
-
-    def crop(self, length: int) -> None:
-        """Forget every token after the first `length`. Raises ValueError where a window has forgotten too much."""
-        for layer, window in enumerate(self.windows):
-            if window is not None and self.first.get(layer, 0) > max(0, length - window + 1):
-                raise ValueError(f"layer {layer} keeps {window} tokens only and cannot go back to token {length}")
-        self._length = max(0, min(self._length, length))
-        if self.token_ids is not None:
-            self.token_ids = self.token_ids[:, : self._length]
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.buffers, self.first, self._length, self.token_ids = {}, {}, 0, None
-
-    def repeat_interleave(self, times: int) -> None:
-        """Every row becomes `times` rows, next to each other: several continuations of one prompt."""
-        for layer, buffers in self.buffers.items():
-            self.buffers[layer] = [buffer.repeat_interleave(times, dim=0) for buffer in buffers]
-
 
 class OffloadedCache(KVCache):
     """Layers wait in (pinned) CPU memory; the GPU holds the one that computes. On a CPU it is the dynamic cache.
 
-    A token waits for the copies, because a GPU reads its own memory a hundred times as fast as the CPU's. To fetch a
-    layer while the one before it computes would hide only the shorter part.
+    A token waits for the copies: a GPU reads its own memory a hundred times as fast as the CPU's.
     """
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         # k.cpu() waits for the GPU, so no copy for the token before still reads what is written here
-        seen = self._append(layer, k.cpu(), v.cpu(), pinned=k.is_cuda)
+        count = self._append(layer, k.cpu(), v.cpu(), pinned=k.is_cuda)[0].shape[2]
         start = self._kept_from(layer) - self.first[layer]
         # whole buffers go to the GPU, because only those lie in one piece
         keys, values = (buffer.to(k.device, non_blocking=True) for buffer in self.buffers[layer])
-        visible = slice(start, start + seen[0].shape[2])
-        return keys[:, :, visible], values[:, :, visible]
+        return keys[:, :, start : start + count], values[:, :, start : start + count]
 
 
 class QuantisedCache(KVCache):
@@ -140,15 +135,12 @@ class QuantisedCache(KVCache):
 
         scale = largest |number| / 127        kept = round(number / scale)        given back: kept * scale
 
-    One scale for each token and head, because the size of keys differs from head to head and from token to token. What
-    is given back is off by half a scale at most. A token takes 2 * H_kv * (D + bytes of the scale) bytes a layer,
-    instead of 2 * H_kv * D * 2 or 4. The numbers become floats again for every token that is read: bytes are saved,
-    time is not. With 2 bits, and keys that share a scale over tokens instead: Liu et al. 2024, KIVI (arXiv 2402.02750).
+    One scale for each token and head, between which the size of keys differs. The numbers become floats again for every
+    token that is read: bytes are saved, time is not. With 2 bits: Liu et al. 2024, KIVI (arXiv 2402.02750).
     """
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """As for KVCache. The tokens that are read now also come back rounded, so that what a token sees does not
-        depend on how many are read at a time."""
+        # tokens that are read now come back rounded too: what is seen does not depend on how many are read at a time
         keys, key_scales, values, value_scales = self._append(layer, *quantise(k), *quantise(v))
         return keys * key_scales, values * value_scales
 
@@ -169,27 +161,19 @@ class StaticCache(KVCache):
     def __init__(
         self, config: ModelConfig, batch_size: int, capacity: int, device: torch.device | str, dtype: torch.dtype
     ):
-        super().__init__(config)
+        super().__init__()
         self.capacity = capacity
-        self.is_new = True
-        self.buffers = {
-            layer: [
-                torch.zeros(batch_size, heads, capacity, size, device=device, dtype=dtype)
-                for heads, size in config.cache_shapes
-            ]
-            for layer in range(config.num_hidden_layers)
-        }
-        self._position = torch.zeros((), dtype=torch.long, device=device)
-        self._stay_in_place()
+        for layer in range(config.num_hidden_layers):
+            shapes = [(batch_size, heads, capacity, size) for heads, size in config.cache_shapes]
+            self.buffers[layer] = [torch.zeros(shape, device=device, dtype=dtype) for shape in shapes]
+        self._length = torch.zeros((), dtype=torch.long, device=device)
+        self.repeat_interleave(1)
 
-    def _stay_in_place(self) -> None:
-        """Tell the compiler that these tensors keep their addresses, so that a CUDA graph need not copy them."""
-        for tensor in (*(buffer for layer in self.buffers.values() for buffer in layer), self._position):
+    def repeat_interleave(self, times: int) -> None:
+        super().repeat_interleave(times)
+        # tell the compiler that these tensors keep their addresses, so that a CUDA graph need not copy them
+        for tensor in (*(buffer for layer in self.buffers.values() for buffer in layer), self._length):
             torch._dynamo.mark_static_address(tensor)
-
-    @property
-    def length(self) -> int:
-        return int(self._position)
 
     @property
     def nbytes(self) -> int:
@@ -198,49 +182,36 @@ class StaticCache(KVCache):
 
     def positions(self, count: int, device: torch.device) -> Tensor:
         if not torch.compiler.is_compiling() and self.length + count > self.capacity:
-            raise ValueError(
-                f"the static cache has room for {self.capacity} tokens, and {self.length} + {count} are needed: "
-                "make it with a larger capacity"
-            )
-        return torch.arange(count, device=device) + self._position
+            needed = f"{self.length} + {count} are needed: make it with a larger capacity"
+            raise ValueError(f"the static cache has room for {self.capacity} tokens, and {needed}")
+        return super().positions(count, device)
 
     def key_positions(self, layer: int, count: int, device: torch.device) -> Tensor:
-        return torch.arange(count if self.is_new else self.capacity, device=device)
-
-    def sees_all(self, layer: int, window: int | None, count: int) -> bool:
-        return self.is_new and (window is None or count < window)
+        return torch.arange(self.capacity if self.has_room else count, device=device)
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = self.buffers[layer]
         k, v = k.to(keys.dtype), v.to(values.dtype)  # under autocast they may differ
-        positions = torch.arange(k.shape[2], device=k.device) + self._position
+        positions = super().positions(k.shape[2], k.device)
         keys.index_copy_(2, positions, k)
         values.index_copy_(2, positions, v)
-        return (k, v) if self.is_new else (keys, values)
+        return (keys, values) if self.has_room else (k, v)
 
     def advance(self, count: int) -> None:
-        self._position += count
-        self.is_new = False
+        super().advance(count)
+        self.has_room = True  # a first part is computed as without a cache
 
     def crop(self, length: int) -> None:
-        self._position.clamp_(max=max(0, length))
-        self.is_new = self.length == 0
-        if self.token_ids is not None:
-            self.token_ids = self.token_ids[:, : self.length]
-
-    def clear(self) -> None:
-        self.crop(0)
-
-    def repeat_interleave(self, times: int) -> None:
-        super().repeat_interleave(times)
-        self._stay_in_place()
+        torch.as_tensor(self._length).clamp_(max=max(0, length))
+        self.has_room = self.length > 0
+        self.token_ids = None if self.token_ids is None else self.token_ids[:, : self.length]
 
 
 def make_cache(kind: str, config: ModelConfig, batch_size: int, capacity: int, like: Tensor) -> KVCache:
     """An empty cache for a batch; `like` has the device and dtype of keys. Raises ValueError for an unknown kind."""
-    if kind == "static":
-        return StaticCache(config, batch_size, capacity, like.device, like.dtype)
-    kinds = {"dynamic": KVCache, "offloaded": OffloadedCache, "int8": QuantisedCache}
-    if kind not in kinds:
+    growing = {"dynamic": KVCache, "offloaded": OffloadedCache, "int8": QuantisedCache}
+    if kind in growing:
+        return growing[kind](config)
+    if kind != "static":
         raise ValueError(f"cache ({kind!r}) is unknown: use dynamic, static, offloaded or int8")
-    return kinds[kind](config)
+    return StaticCache(config, batch_size, capacity, like.device, like.dtype)

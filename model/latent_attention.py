@@ -20,10 +20,8 @@ the latent, because a rotation stands between query and key: so a few numbers ca
     q_nope_h · (K_h c) = (K_hᵀ q_nope_h) · c        Σ_j w_j (V_h c_j) = V_h (Σ_j w_j c_j)
 
 K and V move over to the query and to the output, and what is left is MQA: H queries, one key (c, k_rot), one value c.
-
-The plain form makes keys and values of the cached latents. It is what transformers computes, to the last bit, with a
-cache and without. The absorbed form adds in another order: the same within rounding. It serves one token at a time
-behind a cache; `attention.absorbs = False` (for attention in lm.attention_modules()) switches it off.
+The plain form is what transformers computes, to the last bit, with a cache and without. The absorbed form adds in
+another order; `attention.absorbs = False` (for attention in lm.attention_modules()) switches it off.
 
 DeepSeek-AI 2024, DeepSeek-V2 (arXiv 2405.04434), section 2.1 and appendix C; 2024, DeepSeek-V3 (2412.19437).
 """
@@ -49,10 +47,8 @@ class LatentAttention(nn.Module):
     """Compress, normalise, rotate the rotary part, make keys and values, attend, project back.
 
     Shapes: B batch, T tokens, S tokens with those of the cache, H heads, R kv_lora_rank.
-    absorbs: whether one token behind a cache is read by absorbed matrices.
     """
 
-    optimizer_group = "matrix"
     part = "attention"
 
     def __init__(self, config: ModelConfig, layer_index: int):
@@ -61,7 +57,7 @@ class LatentAttention(nn.Module):
         self.attention_dropout = config.attention_dropout
         self.attend: AttentionFunction = eager  # LanguageModel.set_attn_implementation sets another one
         self.recorder: Recorder | None = None
-        self.absorbs = True
+        self.absorbs = True  # one token behind a cache is read by absorbed matrices
         self.interleaved = config.rope_interleave
         self.rotates = config.rotates[layer_index]
         self.heads, self.rotary, self.value = config.num_attention_heads, config.rotary_size, config.value_size
@@ -89,7 +85,8 @@ class LatentAttention(nn.Module):
     ) -> Tensor:
         """-> (B, T, hidden_size). With a cache, the T tokens also see what it holds of this layer: S tokens in all."""
         B, T, _ = x.shape
-        q = self.queries(x).view(B, T, self.heads, -1).transpose(1, 2)  # (B, H, T, nope + rotary)
+        q = self.q_proj(x) if self.q_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        q = q.view(B, T, self.heads, -1).transpose(1, 2)  # (B, H, T, nope + rotary)
         latent, k_rot = self.kv_a_proj_with_mqa(x)[:, None].split((self.rank, self.rotary), dim=-1)
         latent = self.kv_a_layernorm(latent)  # (B, 1, T, R)
         q_nope, q_rot = q.split((self.nope, self.rotary), dim=-1)
@@ -102,15 +99,8 @@ class LatentAttention(nn.Module):
             out = self.plain(q_nope, q_rot, latent, k_rot, mask)  # (B, H, T, value)
         return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))
 
-    def queries(self, x: Tensor) -> Tensor:
-        """(B, T, hidden_size) -> (B, T, H * (nope + rotary)), through a latent of its own if there is a q_lora_rank."""
-        if self.q_rank is None:
-            return self.q_proj(x)
-        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
-
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """RoPE. Pairs are numbers of two halves; rope_interleave: neighbours, a b a b -> a a b b."""
-        if self.interleaved:
+        if self.interleaved:  # pairs are neighbours, not numbers of two halves: a b a b -> a a b b
             x = torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1)
         return apply_rotary(x, cos, sin) if self.rotates else x
 
@@ -143,13 +133,10 @@ class LatentAttention(nn.Module):
         return mixed @ to_value.mT
 
     def reset_parameters(self) -> None:
-        """Random matrices that keep the size of what they read; a zero output projection and zero biases, as in
-        model/attention.py."""
-        for part in self.children():
-            if isinstance(part, RMSNorm):
-                part.reset_parameters()
-            elif isinstance(part, nn.Linear):
-                nn.init.normal_(part.weight, std=1 / math.sqrt(part.in_features))
-                if part.bias is not None:
-                    nn.init.zeros_(part.bias)
+        """As in model/attention.py: random matrices, a zero output projection, zero biases; norms of one."""
+        for name, parameter in self.named_parameters():
+            if parameter.ndim > 1:
+                nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[1]))
+            else:
+                nn.init.constant_(parameter, 1.0 if "layernorm" in name else 0.0)
         nn.init.zeros_(self.o_proj.weight)

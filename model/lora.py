@@ -21,18 +21,18 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import BaseModel, Field, FiniteFloat, model_validator
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from configs.files import ADAPTER, DamagedFile, checked, read_json
-from model.lora_config import MOST_RANK, Adapters, LoraConfig
+from model.config import LoraConfig
 from model.weight_files import check_tensors, read_tensors, warn_of_non_finite
 
 if TYPE_CHECKING:
@@ -44,12 +44,28 @@ PREFIX = "base_model.model."  # peft's wrapper around the model
 HASH = "base_sha256"
 # added rows of the embedding or the head (AddedRows): our name, and peft's
 ROWS, PEFT_ROWS = "parametrizations.weight.0.lora_rows", "token_adapter.trainable_tokens_delta"
-# what peft can do besides, which computes something else
-OTHER_KINDS = (
-    "alora_invocation_tokens alpha_pattern arrow_config fan_in_fan_out kasa_config layer_replication lora_bias "
-    "modules_to_save monteclora_config rank_pattern target_parameters use_bdlora use_dora "
-    "use_qalora use_rslora velora_config"
-).split()
+PLAIN_LORA: dict[
+    str, tuple[Any, ...]
+] = {  # the values of a key with which peft computes what is computed here; the first is its default
+    "peft_type": (None, "LORA"),
+    "bias": ("none",),
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others change the base as well
+    **dict.fromkeys(
+        "alora_invocation_tokens alpha_pattern arrow_config fan_in_fan_out kasa_config layer_replication lora_bias "
+        "modules_to_save monteclora_config rank_pattern target_parameters use_bdlora use_dora use_qalora use_rslora "
+        "velora_config".split(),
+        (None, False, {}, []),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """What a model with adapters remembers: their config, and its base, a model directory with its `weights_hash`."""
+
+    config: LoraConfig
+    base: str = ""
+    base_sha256: str = ""
 
 
 class Thin(nn.Linear):
@@ -105,15 +121,16 @@ def add_adapters(
     """
     if lm.adapters is not None:
         raise ValueError("this model has adapters already: remove or merge them first")
-    there = adaptable(lm)
-    chosen = set(there) if config.target_modules is None else set()
-    for target in config.target_modules or []:  # as in peft: the last part of a name, or several of its last parts
-        named = {name for name in there if f".{name}".endswith(f".{target}")}
-        if not named:
-            names = ", ".join(sorted({name.rpartition(".")[2] for name in there}))
-            raise ValueError(f"target_modules: no linear layer of the blocks is named {target!r}: use some of {names}")
-        chosen |= named
-    layers = {name: linear for name, linear in there.items() if name in chosen}  # in the order in which A is drawn
+    layers = adaptable(lm)
+    if config.target_modules is not None:  # as in peft: the last part of a name, or several of its last parts
+        for target in config.target_modules:
+            if not any(f".{name}".endswith(f".{target}") for name in layers):
+                names = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
+                raise ValueError(
+                    f"target_modules: no linear layer of the blocks is named {target!r}: use some of {names}"
+                )
+        targets = tuple(f".{target}" for target in config.target_modules)
+        layers = {name: linear for name, linear in layers.items() if f".{name}".endswith(targets)}
     for name, linear in layers.items():
         if config.rank > (side := min(linear.weight.shape)):
             raise ValueError(f"rank ({config.rank}) is larger than the smaller side ({side}) of {name}: use less")
@@ -193,26 +210,6 @@ def remove_adapters(lm: LanguageModel, keep_rows: bool = False) -> None:
 # files: as peft writes and reads them
 
 
-class AdapterJson(BaseModel):
-    """What is read of adapter_config.json."""
-
-    peft_type: Literal["LORA"]
-    r: Annotated[int, Field(ge=1, le=MOST_RANK)]
-    lora_alpha: Annotated[FiniteFloat, Field(gt=0)]
-    lora_dropout: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
-    bias: Literal["none"] = "none"
-    init_lora_weights: Literal[True, False, "gaussian", "orthogonal", "eva"] = True  # others change the base as well
-    trainable_token_indices: dict[str, list[int]] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _plain(cls, values: Any) -> Any:
-        for key in OTHER_KINDS:
-            if isinstance(values, dict) and values.get(key):
-                raise ValueError(f"{key} is set, and Headlight computes plain LoRA only")
-        return values
-
-
 def weights_hash(lm: LanguageModel) -> str:
     """sha256 of all weights but adapters, by name: the same for every file that holds the same numbers."""
     digest = hashlib.sha256()
@@ -255,31 +252,36 @@ def load_adapters(lm: LanguageModel, directory: Path) -> None:
     Raises DamagedFile for another base, and for files that do not fit.
     """
     file, names = directory / ADAPTER, _tensors_in(directory)
-    there: AdapterJson = read_json(file, AdapterJson)
-    vocab, added = lm.lm_head.out_features, there.trainable_token_indices or {}
+    fields = read_json(file)
+    for key, values in PLAIN_LORA.items():
+        if fields.get(key, values[0]) not in values:
+            raise DamagedFile(f"{file}: {key} is {fields[key]!r:.60}, and Headlight computes plain LoRA only")
+    added = checked(fields.get("trainable_token_indices") or {}, str(file), dict[str, list[int]])
+    vocab = lm.lm_head.out_features
     rows = sorted({row for each in added.values() for row in each})
     if rows != [*range(vocab - len(rows), vocab)]:
-        raise DamagedFile(
-            f"{file}: trainable_token_indices must be the last rows, up to {vocab - 1}, as added tokens are"
-        )
+        wanted = f"must be the last rows, up to {vocab - 1}, as added tokens are"
+        raise DamagedFile(f"{file}: trainable_token_indices {wanted}")
     check_base(directory, sha256 := weights_hash(lm))
     modules = sorted({name.partition(".lora_")[0] for name in names if ROWS not in name})  # their full names
-    values = {"rank": there.r, "alpha": there.lora_alpha, "dropout": there.lora_dropout, "target_modules": modules}
+    keys = {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout"}
+    sizes = {ours: fields[theirs] for ours, theirs in keys.items() if theirs in fields}
+    config = checked(sizes | {"target_modules": modules}, str(file), LoraConfig)
     try:
-        add_adapters(lm, checked(values, str(file), LoraConfig), base_sha256=sha256, rows=rows[0] if rows else None)
+        add_adapters(lm, config, base_sha256=sha256, rows=rows[0] if rows else None)
     except ValueError as error:
-        raise DamagedFile(f"{file}: {str(error).removeprefix(f'{file}: ')}") from None
+        raise DamagedFile(f"{file}: {error}") from None
     lm.load_state_dict(read_adapters(lm, directory), strict=False)
 
 
 def check_base(directory: Path, sha256: str) -> None:
     """Raises DamagedFile if adapters were trained beside other weights than those of this hash; peft records none."""
-    with safe_open(directory / TENSORS, "pt") as opened:
-        wanted = (opened.metadata() or {}).get(HASH, sha256)
-    if wanted != sha256:
+    with safe_open(directory / TENSORS, "pt") as file:
+        trained_beside = (file.metadata() or {}).get(HASH, sha256)
+    if trained_beside != sha256:
         raise DamagedFile(
             f"{directory}: these adapters belong to another base: the weights that they were trained beside have the "
-            f"hash {wanted[:12]}, and these have {sha256[:12]}: open them with the base they were trained from"
+            f"hash {trained_beside[:12]}, and these have {sha256[:12]}: open them with the base they were trained from"
         )
 
 

@@ -6,6 +6,7 @@ one chunk of positions at a time goes through head, softmax and gradient, and on
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,56 +31,44 @@ def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         trained = labels != IGNORED
         if trained.sum() < len(labels) * WORTH_IT:  # fine-tuning: most positions are asked for nothing
             hidden, labels = hidden[trained], labels[trained]
-    if torch.is_grad_enabled():
-        return _CrossEntropySum.apply(hidden, weight, labels)
-    return _loss_and_gradients(hidden, weight, labels, False, False)[0]
+    return _CrossEntropySum.apply(hidden, weight, labels, torch.is_grad_enabled())
 
 
 class _CrossEntropySum(torch.autograd.Function):
     """d loss / d logits = softmax - one_hot(label), known as soon as the logits are: backward only scales it."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        loss, hidden_grad, weight_grad = _loss_and_gradients(hidden, weight, labels, *ctx.needs_input_grad[:2])
-        ctx.save_for_backward(hidden_grad, weight_grad)
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, with_gradients: bool) -> Tensor:
+        device, dtype = hidden.device.type, compute_dtype(hidden)
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        hidden_grads, weight_grad = [], None
+        if with_gradients and ctx.needs_input_grad[1]:  # that of the head (V, D) a frozen head does not have
+            weight_grad = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+        with torch.autocast(device, enabled=False):
+            head, size = weight.to(dtype), CHUNK.get(device, CHUNK_ELSEWHERE)
+            for chunk, label in zip(hidden.to(dtype).split(size), labels.split(size), strict=True):
+                logits = (chunk @ head.T).float()  # (chunk, V)
+                wanted = (label != IGNORED)[:, None].float()
+                target = label.clamp(min=0)[:, None]
+                largest, of_target = logits.amax(dim=-1, keepdim=True), logits.gather(1, target)
+                exponentials = logits.sub_(largest).exp_()
+                total = exponentials.sum(dim=-1, keepdim=True)
+                # not in place: PyTorch 2.11 compiles a sum in place, if it is the output, to gradients of zero
+                loss = loss + ((total.log() + largest - of_target) * wanted).sum()
+                if with_gradients:  # softmax - one_hot(label), nothing where the label is ignored
+                    gradient = exponentials.mul_(wanted / total).scatter_add_(1, target, -wanted).to(dtype)
+                    hidden_grads.append((gradient @ head).to(hidden.dtype))
+                    if weight_grad is not None:
+                        weight_grad += gradient.T @ chunk
+        if with_gradients:
+            weight_grad = None if weight_grad is None else weight_grad.to(weight.dtype)
+            ctx.save_for_backward(torch.cat(hidden_grads), weight_grad)
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        (scale,) = grad_outputs
-        hidden_grad, weight_grad = (None if grad is None else grad * scale for grad in ctx.saved_tensors)
-        return hidden_grad, weight_grad, None
-
-
-def _loss_and_gradients(
-    hidden: Tensor, weight: Tensor, labels: Tensor, of_hidden: bool, of_weight: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The loss, and its gradients if wanted: that of the head (V, D) neither an evaluation nor a frozen head has."""
-    device, dtype = hidden.device.type, compute_dtype(hidden)
-    loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-    hidden_grads, weight_grad = [], None
-    if of_weight:
-        weight_grad = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-    with torch.autocast(device, enabled=False):
-        head, size = weight.to(dtype), CHUNK.get(device, CHUNK_ELSEWHERE)
-        for chunk, label in zip(hidden.to(dtype).split(size), labels.split(size), strict=True):
-            logits = (chunk @ head.T).float()  # (chunk, V)
-            wanted = (label != IGNORED)[:, None].float()
-            target = label.clamp(min=0)[:, None]
-            largest, of_target = logits.amax(dim=-1, keepdim=True), logits.gather(1, target)
-            exponentials = logits.sub_(largest).exp_()
-            total = exponentials.sum(dim=-1, keepdim=True)
-            # not in place: PyTorch 2.11 compiles a sum in place, if it is the output, to gradients of zero
-            loss = loss + ((total.log() + largest - of_target) * wanted).sum()
-            if of_hidden or of_weight:  # softmax - one_hot(label), nothing where the label is ignored
-                gradient = exponentials.mul_(wanted / total).scatter_add_(1, target, -wanted).to(dtype)
-                hidden_grads.append((gradient @ head).to(hidden.dtype))
-                if weight_grad is not None:
-                    weight_grad += gradient.T @ chunk
-    if not of_hidden and not of_weight:
-        return loss, None, None
-    hidden_grad = torch.cat(hidden_grads) if hidden_grads else hidden
-    return loss, hidden_grad, None if weight_grad is None else weight_grad.to(weight.dtype)
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        (scale,), (hidden_grad, weight_grad) = grad_outputs, ctx.saved_tensors
+        return hidden_grad * scale, None if weight_grad is None else weight_grad * scale, None, None
 
 
 def log_probs(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
@@ -94,16 +83,14 @@ def log_probs(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     dtype, size = compute_dtype(hidden), CHUNK.get(hidden.device.type, CHUNK_ELSEWHERE)
     chunks = zip(hidden[:, :-1][asked].split(size), targets[asked].split(size), strict=True)
     # the backward pass goes from the last chunk to the first: made in this order, it adds them up as the text stands
-    parts = [
-        checkpoint(_chunk_log_probs, *chunk, weight, dtype, use_reentrant=False, preserve_rng_state=False)
-        for chunk in reversed(list(chunks))
-    ]
+    again = partial(checkpoint, _chunk_log_probs, use_reentrant=False, preserve_rng_state=False)
+    parts = [again(*chunk, weight, dtype) for chunk in reversed(list(chunks))]
     of_labels = torch.zeros_like(targets, dtype=torch.float32).masked_scatter(asked, torch.cat(parts[::-1]))
     return F.pad(of_labels, (1, 0))
 
 
 def _chunk_log_probs(hidden: Tensor, labels: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """hidden (N, D), labels (N,), none of them -100 -> ln p of each, (N,) float32."""
+    """ln p of each label; none of them is -100."""
     with torch.autocast(hidden.device.type, enabled=False):
         logits = (hidden.to(dtype) @ weight.to(dtype).T).float()  # (N, V)
         return logits.gather(1, labels[:, None])[:, 0] - logits.logsumexp(-1)

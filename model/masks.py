@@ -1,9 +1,9 @@
 """Attention masks: small predicates that combine. Boolean everywhere, `True` = may attend.
 
 A predicate compares a query with a key: their positions, their documents, or whether the key is padding. `MaskSpec`
-says which predicates apply to a forward pass; each backend turns it into what it needs: `boolean_mask` below, a
-block mask (`backends/kernels.py`) or cumulative lengths (`backends/kernels.py`). A row that may attend to nothing
-(padding, as a query) gets zeros from every backend, never NaN.
+says which predicates apply to a forward pass; each backend turns it into what it needs: `boolean_mask` below, or a form
+of its own (model/backends/kernels.py). A row that may attend to nothing (padding, as a query) gets zeros from every
+backend, never NaN.
 
 Positions here are places in the sequence, cached tokens included. They are not `position_ids`, which only rotate RoPE:
 only `document_ids` separate documents. They are never guessed from positions that start again.
@@ -11,12 +11,18 @@ only `document_ids` separate documents. They are never guessed from positions th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
+
+from model.kv_cache import KVCache
+
+# What a backend reads: a boolean tensor (B or 1, 1, T, S), or whatever its line in BACKENDS makes of a MaskSpec
+# (model/backends/kernels.py: FlexAttention's blocks, lengths). None = causal alone.
+Mask = Any
 
 
 def causal(query_positions: Tensor, key_positions: Tensor) -> Tensor:
@@ -67,43 +73,10 @@ def not_padding(attention_mask: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Sequences:
-    """Where each document begins among the queries and among the keys, rows laid end to end.
-
-    cu_queries, cu_keys (documents + 1,) int32, cumulative lengths. max_queries, max_keys: an upper bound of a length.
-    query_order, key_order: in which order the B * T and B * S tokens are laid, with padding last in each row; None = as
-    they are. real_queries (B, T): which queries are real tokens; None = all.
-    """
-
-    cu_queries: Tensor
-    cu_keys: Tensor
-    max_queries: int
-    max_keys: int
-    window: tuple[int, int]  # tokens seen to the left and to the right; -1 = all
-    query_order: Tensor | None = None
-    key_order: Tensor | None = None
-    real_queries: Tensor | None = None
-
-
-class Band(NamedTuple):
-    """A window's mask, for chunks of C queries that each see two chunks of keys (model/backends/kernels.py).
-
-    visible (B * chunks, 1, C, 2 C) boolean; size: C.
-    """
-
-    visible: Tensor
-    size: int
-
-
-# What a backend reads: a boolean tensor (B or 1, 1, T, S), FlexAttention's blocks, lengths, a band; None = causal alone
-Mask = Tensor | BlockMask | Sequences | Band | None
-
-
-@dataclass(frozen=True)
 class MaskSpec:
     """Which predicates limit one kind of layer in one forward pass of B rows, T queries over S keys each.
 
-    query_positions (T,), key_positions (S,): places in the sequence. attention_mask (B, S): 1 = real token.
+    query_positions (T,), key_positions (S,): places in the sequence. attention_mask (B, tokens so far): 1 = real token.
     document_ids (B, T): packed rows, T = S. document_starts (B, most of a row): where each begins, filled up with T;
     None = look for it. sliding_window: tokens seen, or None.
     all_visible: every query sees every key up to itself, so that a kernel's own causal flag says it all.
@@ -118,6 +91,30 @@ class MaskSpec:
     all_visible: bool = False
     document_starts: Tensor | None = None
 
+    def of_layers(self, windows: Sequence[int | None], cache: KVCache | None) -> dict[int | None, MaskSpec]:
+        """This, with keys and window of each kind of layer, by its window. windows: of every layer."""
+        specs: dict[int | None, MaskSpec] = {}
+        count = len(self.query_positions)
+        plain = self.attention_mask is None and self.document_ids is None and (cache is None or not cache.has_room)
+        for layer, window in enumerate(windows):
+            if window not in specs:
+                keys = self.query_positions
+                if cache is not None:
+                    keys = cache.key_positions(layer, count, keys.device)
+                fits = window is None or len(keys) < window or (count == 1 and len(keys) <= window)
+                causal_alone = plain and fits and count in (1, len(keys))
+                specs[window] = replace(self, key_positions=keys, sliding_window=window, all_visible=causal_alone)
+        return specs
+
+    @property
+    def real_keys(self) -> Tensor | None:
+        """The columns of attention_mask that belong to these keys: (B, S); None = all are real tokens."""
+        if self.attention_mask is None:
+            return None
+        to_come = len(self.key_positions) - self.attention_mask.shape[1]  # room of a static cache; causality hides it
+        mask = F.pad(self.attention_mask, (0, max(0, to_come)), value=1)
+        return mask if mask.shape[1] == len(self.key_positions) else mask[:, self.key_positions]
+
 
 def boolean_mask(spec: MaskSpec) -> Tensor | None:
     """Every predicate that applies, written out: (B or 1, 1, T, S), or None if the causal flag says it all."""
@@ -128,24 +125,11 @@ def boolean_mask(spec: MaskSpec) -> Tensor | None:
     if spec.sliding_window is not None:
         mask = mask & within_window(queries, keys, spec.sliding_window)
     mask = mask[None, None]  # (1, 1, T, S)
-    if spec.attention_mask is not None:
-        mask = mask & not_padding(spec.attention_mask)[:, None, None, :]
-    if spec.document_ids is not None:
-        mask = mask & same_document(spec.document_ids[:, :, None], spec.document_ids[:, None, :])[:, None]
+    if (real := spec.real_keys) is not None:
+        mask = mask & not_padding(real)[:, None, None, :]
+    if (documents := spec.document_ids) is not None:
+        mask = mask & same_document(documents[:, :, None], documents[:, None, :])[:, None]
     return mask
-
-
-def real_tokens(attention_mask: Tensor | None, key_positions: Tensor) -> Tensor | None:
-    """The columns of attention_mask (B, tokens so far) that belong to these keys: (B, S).
-
-    A static cache has room for tokens that are still to come; causality hides those.
-    """
-    if attention_mask is None:
-        return None
-    room = key_positions.shape[0] - attention_mask.shape[1]
-    if room > 0:
-        attention_mask = F.pad(attention_mask, (0, room), value=1)
-    return attention_mask[:, key_positions] if attention_mask.shape[1] != key_positions.shape[0] else attention_mask
 
 
 def mean_keys(sequence_length: int, window: int | None = None) -> float:

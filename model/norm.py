@@ -12,10 +12,8 @@ from model.config import ModelConfig
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x²) + eps) * weight over the last dimension, computed in float32.
-
-    Zhang & Sennrich 2019 (arXiv 1910.07467). Order of operations as in transformers: cast, then multiply.
-    gain: where the learned weight starts.
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension, computed in float32 (Zhang & Sennrich 2019, arXiv
+    1910.07467). Order of operations as in transformers: cast, then multiply. gain: where the learned weight starts.
     """
 
     optimizer_group = "vector"
@@ -28,11 +26,9 @@ class RMSNorm(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Every weight is the gain."""
         nn.init.constant_(self.weight, self.gain)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (…, size) -> the same shape and dtype."""
         if torch.is_grad_enabled() and x.device.type == "cpu" and not torch.compiler.is_compiling():
             return _RMSNorm.apply(x, self.weight, self.eps)
         return self.weight * _normalized(x, self.eps)[0]
@@ -46,10 +42,8 @@ class HeadsNorm(RMSNorm):
 
 
 class LayerNorm(nn.LayerNorm):
-    """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension: GPT-2's norm.
-
-    Ba et al. 2016 (arXiv 1607.06450). gain: where the learned weight starts.
-    """
+    """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension: GPT-2's norm (Ba et al. 2016,
+    arXiv 1607.06450)."""
 
     optimizer_group = "vector"
     part = "norm"
@@ -59,13 +53,11 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(size, eps)
 
     def reset_parameters(self) -> None:
-        """Every weight is the gain, every bias zero."""
         nn.init.constant_(self.weight, self.gain)
         nn.init.zeros_(self.bias)
 
 
 def make_norm(config: ModelConfig, gain: float = 1.0) -> RMSNorm | LayerNorm:
-    """The norm of this config, over a token."""
     kind = LayerNorm if config.norm == "layernorm" else RMSNorm
     return kind(config.hidden_size, config.rms_norm_eps, gain)
 

@@ -35,15 +35,12 @@ class OutOfBlocks(RuntimeError):
 
 @dataclass
 class Table:
-    """One sequence: its tokens that were read or are about to be, its blocks, and how many tokens the blocks hold.
+    """One sequence."""
 
-    slots: where each of its tokens is, or will be, in the memory of a layer: int64, as many as its blocks hold.
-    """
-
-    token_ids: list[int]
+    token_ids: list[int]  # that were read or are about to be
     blocks: list[int]
-    slots: Tensor
-    length: int = 0
+    slots: Tensor  # where each of its tokens is, or will be, in the memory of a layer: as many as its blocks hold
+    length: int = 0  # tokens that were read
     keys: list[bytes] = field(default_factory=list)  # of its blocks that are full
 
 
@@ -54,8 +51,6 @@ class PagedCache:
     """
 
     def __init__(self, config: ModelConfig, blocks: int, like: Tensor, block_size: int = 16):
-        if blocks < 1 or block_size < 1:
-            raise ValueError(f"blocks ({blocks}) and block_size ({block_size}) must be 1 or more")
         self.config, self.block_size = config, block_size
         self.layers = [
             [like.new_zeros(blocks * block_size, heads, size) for heads, size in config.cache_shapes]
@@ -63,7 +58,7 @@ class PagedCache:
         ]
         self.users = [0] * blocks  # sequences that hold each block
         self.known: dict[bytes, int] = {}  # digest of all tokens up to its end -> full block
-        self.unused: OrderedDict[int, bytes | None] = OrderedDict((block, None) for block in range(blocks))
+        self.unused: OrderedDict[int, bytes | None] = OrderedDict.fromkeys(range(blocks))
 
     @property
     def nbytes(self) -> int:
@@ -87,8 +82,7 @@ class PagedCache:
         """
         keys: list[bytes] = []  # of the whole blocks that are known, but for one that would leave nothing to read
         while share and (len(keys) + 1) * self.block_size < len(token_ids):
-            key = self._key(keys, token_ids)
-            if key not in self.known:
+            if (key := self._key(keys, token_ids)) not in self.known:
                 break
             keys.append(key)
         blocks = [self.known[key] for key in keys]
@@ -103,9 +97,9 @@ class PagedCache:
             blocks.append(block)
         for block in blocks:
             self.users[block] += 1
-        starts = torch.tensor(blocks, device=self.layers[0][0].device) * self.block_size
-        slots = (starts[:, None] + torch.arange(self.block_size, device=starts.device)).flatten()
-        return Table(list(token_ids), blocks, slots, len(keys) * self.block_size, keys)
+        size, device = self.block_size, self.layers[0][0].device
+        slots = torch.tensor(blocks, device=device)[:, None] * size + torch.arange(size, device=device)
+        return Table(list(token_ids), blocks, slots.flatten(), len(keys) * size, keys)
 
     def free(self, table: Table) -> None:
         """The sequence ends. Its blocks are free at once; full ones can still be shared until they are taken."""
@@ -115,8 +109,7 @@ class PagedCache:
             if not self.users[block]:
                 is_known = key is not None and self.known.get(key) == block
                 self.unused[block] = key if is_known else None
-                if not is_known:
-                    self.unused.move_to_end(block, last=False)
+                self.unused.move_to_end(block, last=is_known)
         table.blocks, table.keys, table.length = [], [], 0
 
     def view(self, tables: Sequence[Table], count: int) -> PagedView:
@@ -152,11 +145,11 @@ class PagedView(KVCache):
         rows = [table.slots[: table.length + count] for table in tables]
         self.seen = pad_sequence(rows, batch_first=True, padding_side="left")  # (B, S)
         self.written = self.seen[:, -count:]
-        lengths = torch.tensor([table.length for table in tables], device=self.seen.device)[:, None]
-        self.position_ids = lengths + torch.arange(count, device=self.seen.device)
-        self.attention_mask: Tensor | None = None
-        if (width := self.seen.shape[1]) > min(map(len, rows)):
-            self.attention_mask = torch.arange(width, device=self.seen.device) >= self._length - lengths
+        device, width = self.seen.device, self.seen.shape[1]
+        lengths = torch.tensor([table.length for table in tables], device=device)[:, None]
+        self.position_ids = lengths + torch.arange(count, device=device)
+        mask = torch.arange(width, device=device) >= self._length - lengths
+        self.attention_mask = mask if width > min(map(len, rows)) else None
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write k and v (B, heads, count, D) into the blocks; returns what every row holds (B, heads, S, D)."""

@@ -45,47 +45,42 @@ def quantise_weights(lm: LanguageModel, kind: str) -> None:
         raise ValueError("this model has adapters: merge them first (python -m model.export RUN --to merged)")
     if kind == "int4" and next(lm.parameters()).device.type != "cpu":
         raise ValueError("its kernel is for --device cpu: use int8 on a GPU")
-    chosen = quantisable(lm, kind)
-    if not chosen:
-        raise ValueError(
-            f"this model has no linear layer that can be quantised: int4 needs a multiple of {GROUP} inputs and of "
-            f"{ROWS} outputs"
-        )
+    if not (chosen := quantisable(lm, kind)):
+        sizes = f"int4 needs a multiple of {GROUP} inputs and of {ROWS} outputs"
+        raise ValueError(f"this model has no linear layer that can be quantised: {sizes}")
     check_installed()
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # while it is imported, it says which kernels for GPUs it does without
-    try:
-        from torchao.quantization import Int8WeightOnlyConfig, quantize_
+    for name in ("torch.utils._pytree", "torchao"):  # on import they say which kernels for GPUs they do without
+        logging.getLogger(name).setLevel(logging.ERROR)
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-        config = Int8WeightOnlyConfig()
-        if kind == "int4":  # Int4WeightOnlyConfig, outside of `prototype`, has no kernel for CPUs in 0.18
-            from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
-
-            config = PrototypeInt4WeightOnlyConfig(group_size=GROUP)
-    finally:
-        logging.disable(before)
+    config = Int8WeightOnlyConfig()
     lm.requires_grad_(False)
-    if kind == "int4":
+    if kind == "int4":  # Int4WeightOnlyConfig, outside of `prototype`, has no kernel for CPUs in 0.18
+        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+
+        config = PrototypeInt4WeightOnlyConfig(group_size=GROUP)
         lm.to(torch.bfloat16)
     quantize_(lm, config, filter_fn=lambda module, name: name in chosen)
 
 
 def quantisable(lm: LanguageModel, kind: str) -> dict[str, nn.Linear]:
     """The layers that become small, by name."""
-    found = adaptable(lm)
+    layers = adaptable(lm)
     if not lm.config.tie_word_embeddings:  # a tied matrix would be there twice
-        found["lm_head"] = lm.lm_head
+        layers["lm_head"] = lm.lm_head
     if kind == "int8":
-        return found
-    return {name: x for name, x in found.items() if x.in_features % GROUP == 0 and x.out_features % ROWS == 0}
+        return layers
+    return {name: x for name, x in layers.items() if x.in_features % GROUP == 0 and x.out_features % ROWS == 0}
 
 
 def weight_bytes(lm: LanguageModel) -> int:
     """Bytes of all weights, scales included; a shared matrix counts once."""
-    return sum(_bytes(weight) for weight in lm.parameters())
-
-
-def _bytes(tensor: Tensor) -> int:
-    if hasattr(tensor, "__tensor_flatten__"):  # one of torchao's, made of several
-        return sum(_bytes(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
-    return tensor.numel() * tensor.element_size()
+    tensors: list[Tensor] = list(lm.parameters())
+    total = 0
+    while tensors:
+        tensor = tensors.pop()
+        if hasattr(tensor, "__tensor_flatten__"):  # one of torchao's, made of several
+            tensors += [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        else:
+            total += tensor.nbytes
+    return total

@@ -21,13 +21,11 @@ from torch import Tensor, nn
 from configs.loader import Section
 
 SCALINGS = ("none", "linear", "yarn")  # what a trained model may be read with
-KEYS = {  # which keys of rope_scaling each kind has
-    "linear": ("rope_type", "factor"),
-    "yarn": (
-        "rope_type", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor"
-    ),
-    "llama3": ("rope_type", "factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
-}  # fmt: skip
+KEYS = {  # which keys of rope_scaling each kind has, besides rope_type and factor
+    "linear": (),
+    "yarn": ("original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor"),
+    "llama3": ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+}
 
 
 class RopeScaling(Section):
@@ -58,10 +56,9 @@ class RopeScaling(Section):
     @model_validator(mode="after")
     def _check(self) -> RopeScaling:
         kind, keys = self.rope_type, KEYS[self.rope_type]
-        for key, field in RopeScaling.model_fields.items():
+        for other, key in [(name, key) for name in reversed(KEYS) for key in KEYS[name]]:
             value = getattr(self, key)
-            if key not in keys and value != field.default:
-                other = next(other for other in reversed(KEYS) if key in KEYS[other])
+            if key not in keys and value != RopeScaling.model_fields[key].default:
                 raise ValueError(f"{kind} has no {key}: leave it out, or use rope_type: {other}")
             if key in keys and value is None and key != "attention_factor":
                 raise ValueError(f"{kind} needs {key}")
@@ -74,7 +71,7 @@ class RopeScaling(Section):
 
     def written(self) -> dict[str, Any]:
         """The keys of this kind that have a value, as config.json has them."""
-        return self.model_dump(include={*KEYS[self.rope_type]}, exclude_none=True)
+        return self.model_dump(include={"rope_type", "factor", *KEYS[self.rope_type]}, exclude_none=True)
 
 
 class RotaryEmbedding(nn.Module):
@@ -96,10 +93,8 @@ class RotaryEmbedding(nn.Module):
 
     @torch.no_grad()
     def forward(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """position_ids (B, T) -> cos, sin, each (B, 1, T, head_dim), computed in float32, then cast.
-
-        The first half of sin is negated, so that `apply_rotary` needs no minus.
-        """
+        """position_ids (B, T) -> cos, sin, each (B, 1, T, head_dim), computed in float32, then cast. The first half of
+        sin is negated, so that `apply_rotary` needs no minus."""
         angles = position_ids[..., None].float() * self.inv_freq  # (B, T, head_dim/2)
         cos, sin = angles.cos(), angles.sin()
         if self.attention_factor != 1.0:
@@ -126,26 +121,22 @@ def inverse_frequencies(head_dim: int, rope_theta: float, scaling: RopeScaling |
     inv_freq = 1.0 / wavelengths
     if scaling is None:
         return inv_freq, 1.0
-    factor, trained = scaling.factor, scaling.original_max_position_embeddings
+    factor, trained = scaling.factor, scaling.original_max_position_embeddings or 0
     if scaling.rope_type == "linear":
         return inv_freq / factor, 1.0
-    assert trained is not None
     if scaling.rope_type == "llama3":
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        assert low is not None
-        assert high is not None
+        low, high = scaling.low_freq_factor or 0.0, scaling.high_freq_factor or 0.0
         turn = 2 * math.pi / inv_freq  # tokens until the pair has turned once
         kept = (trained / turn - low) / (high - low)
         between = (1 - kept) * inv_freq / factor + kept * inv_freq
         slow, fast = turn > trained / low, turn < trained / high
         return torch.where(slow, inv_freq / factor, torch.where(fast, inv_freq, between)), 1.0
-
-    def pair_that_turns(times: float) -> float:
-        """The (fractional) index of the pair that makes this many turns over the trained length."""
-        return head_dim * math.log(trained / (times * 2 * math.pi)) / (2 * math.log(rope_theta))
-
-    first = max(math.floor(pair_that_turns(scaling.beta_fast)), 0)
-    last = min(math.ceil(pair_that_turns(scaling.beta_slow)), head_dim - 1)
+    # the (fractional) indices of the pairs that make as many turns over the trained length
+    first, last = (
+        head_dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(rope_theta))
+        for turns in (scaling.beta_fast, scaling.beta_slow)
+    )
+    first, last = max(math.floor(first), 0), min(math.ceil(last), head_dim - 1)
     kept = 1 - ((torch.arange(head_dim // 2, dtype=torch.float) - first) / (last - first or 0.001)).clamp(0, 1)
     inv_freq = 1.0 / (factor * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept
     default = 0.1 * math.log(factor) + 1.0

@@ -19,20 +19,19 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model.attention import Attention
-from model.backends import NO_SUCH_BACKEND
 from model.backends.choice import BACKENDS, Situation, why_not
 from model.config import ModelConfig
 from model.feed_forward import FeedForward
 from model.kv_cache import KVCache
-from model.lora_config import Adapters
 from model.loss import IGNORED, compute_dtype, cross_entropy_sum
-from model.masks import Mask, MaskSpec, mean_keys, real_tokens
+from model.masks import Mask, MaskSpec, mean_keys
 from model.norm import make_norm
 from model.rope import RotaryEmbedding
 
 if TYPE_CHECKING:  # optional: a model without them does not load them
     from model.experts import MixtureOfExperts
     from model.latent_attention import LatentAttention
+    from model.lora import Adapters
 
 Output = Tensor | tuple[Tensor, Tensor]  # logits, hidden states, or (loss_sum, token_count)
 GROUPS = ("matrix", "expert", "embedding", "head", "vector", "adapter")
@@ -96,18 +95,14 @@ class DecoderLayer(nn.Module):
 
         real (B, T): the tokens that are not padding, which experts ask for; None: all.
         """
-        if self.norm_after:
-            x = x + self.dropout(self.post_attention_layernorm(self.self_attn(x, cos, sin, mask, kv_cache)))
-            out, losses = self.feed_forward(x, real)
-            return x + self.dropout(self.post_feedforward_layernorm(out)), losses
-        x = x + self.dropout(self.self_attn(self.input_layernorm(x), cos, sin, mask, kv_cache))
-        out, losses = self.feed_forward(self.post_attention_layernorm(x), real)
-        return x + self.dropout(out), losses
+        out = x if self.norm_after else self.input_layernorm(x)
+        out = self.self_attn(out, cos, sin, mask, kv_cache)
+        x = x + self.dropout(self.post_attention_layernorm(out) if self.norm_after else out)
 
-    def feed_forward(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-        """What `mlp` returns, its output alone or with auxiliary losses."""
-        out = self.mlp(x, real) if self.has_experts else self.mlp(x)
-        return out if isinstance(out, tuple) else (out, {})
+        out = x if self.norm_after else self.post_attention_layernorm(x)
+        out = self.mlp(out, real) if self.has_experts else self.mlp(out)
+        out, losses = out if isinstance(out, tuple) else (out, {})
+        return x + self.dropout(self.post_feedforward_layernorm(out) if self.norm_after else out), losses
 
     def reset_parameters(self) -> None:
         """Initialize every part again."""
@@ -131,6 +126,8 @@ class Decoder(nn.Module):
         self.rotary_emb = RotaryEmbedding(config.rotary_size, config.rope_theta, config.rope_scaling)
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.backend = "sdpa"  # LanguageModel.set_attn_implementation sets it, here and in the layers
+        # True: while training, keep only the input of every layer and compute the rest again in the backward pass. Less
+        # memory, about a third more time (Chen et al. 2016, arXiv 1604.06174)
         self.activation_checkpointing = False
 
     @torch.no_grad()
@@ -165,17 +162,19 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """-> the hidden states, and the sums of the layers' auxiliary losses by name, each summed over real tokens."""
         T, device = input_ids.shape[1], input_ids.device
-        if BACKENDS[self.backend].limits is not None:
-            # behind cached tokens the kernel needs a mask too, or lengths
-            self.check_backend(device, document_ids is not None, attention_mask is not None or kv_cache is not None)
-        cache = KVCache() if kv_cache is None else kv_cache  # an empty one: nothing but these tokens is seen
-        positions = cache.positions(T, device)  # places in the sequence, cached tokens included
-        masks = self.build_masks(positions, len(input_ids), attention_mask, (document_ids, document_starts), cache)
+        # places in the sequence, cached tokens included
+        positions = torch.arange(T, device=device) if kv_cache is None else kv_cache.positions(T, device)
+        spec = MaskSpec(
+            positions, positions, len(input_ids), attention_mask, document_ids, document_starts=document_starts
+        )
+        self.check_backend(device, document_ids is not None, attention_mask is not None or kv_cache is not None)
+        specs = spec.of_layers(self.config.windows, kv_cache)
+        masks = {window: BACKENDS[self.backend].mask(spec) for window, spec in specs.items()}
         position_ids = positions[None] if position_ids is None else position_ids
         real = None  # which tokens are not padding (B, T), None: all; only experts, which are balanced, ask
         if self.training and self.config.num_experts:
             if attention_mask is not None:
-                real = real_tokens(attention_mask, positions)
+                real = attention_mask[:, -T:]
             elif self.config.pad_token_id is not None:
                 real = input_ids != self.config.pad_token_id
 
@@ -199,39 +198,21 @@ class Decoder(nn.Module):
             auxiliary = {name: (loss * tokens).sum() for name, loss in auxiliary.items()}
         return self.norm(x), auxiliary
 
-    def build_masks(
-        self,
-        positions: Tensor,
-        batch_size: int,
-        attention_mask: Tensor | None,
-        documents: tuple[Tensor | None, Tensor | None],
-        cache: KVCache,
-    ) -> dict[int | None, Mask]:
-        """One mask for each kind of layer, by its window, as the backend reads it. documents: (ids, starts)."""
-        count, plain = len(positions), attention_mask is None and documents[0] is None
-        masks: dict[int | None, Mask] = {}
-        for layer, window in enumerate(self.config.windows):
-            if window in masks:
-                continue
-            keys = cache.key_positions(layer, count, positions.device)
-            all_visible = plain and cache.sees_all(layer, window, count)
-            real = real_tokens(attention_mask, keys)
-            spec = MaskSpec(positions, keys, batch_size, real, documents[0], window, all_visible, documents[1])
-            masks[window] = BACKENDS[self.backend].mask(spec)
-        return masks
-
     def check_backend(self, device: torch.device, documents: bool, padding: bool) -> None:
-        """Raises ValueError if the backend cannot serve this, with reason and remedy, before anything is computed."""
-        here = Situation(
-            device=device.type,
-            dtype=compute_dtype(self.embed_tokens.weight),
-            head_dim=self.config.head_size,
-            value_dim=self.config.value_size,
+        """Raises ValueError if the backend cannot serve this, with reason and remedy, before anything is computed.
+
+        padding: or tokens of a cache, for which the kernel needs a mask too, or lengths.
+        """
+        if BACKENDS[self.backend].limits is None:
+            return
+        here = Situation.of(
+            self.config,
+            device.type,
+            compute_dtype(self.embed_tokens.weight),
             dropout=self.config.attention_dropout if self.training else 0.0,
             gradients=torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()),
             documents=documents,
             padding=padding,
-            windows=self.config.sliding_window is not None,
             compiled=torch.compiler.is_compiling(),
         )
         if problem := why_not(self.backend, here):
@@ -318,13 +299,15 @@ class LanguageModel(nn.Module):
             raise ValueError(f"the sequence has {total} tokens, more than max_position_embeddings ({longest})")
         if documents is not None and cache is not None:
             raise ValueError("document_ids are for packed rows, a kv_cache is for one document: give one of them")
-        of_tokens, of_keys = {(B, T)}, {(B, total), (B, getattr(cache, "capacity", total))}
-        for name, given, shapes in (
-            ("attention_mask", mask, of_keys), ("document_ids", documents, of_tokens),
-            ("position_ids", places, of_tokens | {(1, T)}),
-        ):  # fmt: skip
-            if given is not None and (given.shape not in shapes or given.is_floating_point()):
-                raise ValueError(f"{name} has shape {tuple(given.shape)}: give integers or booleans {max(shapes)}")
+        of_keys = ((B, total), (B, getattr(cache, "capacity", total)))
+        given = (
+            ("attention_mask", mask, of_keys),
+            ("document_ids", documents, ((B, T),)),
+            ("position_ids", places, ((B, T), (1, T))),
+        )
+        for name, tensor, shapes in given:
+            if tensor is not None and (tensor.shape not in shapes or tensor.is_floating_point()):
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}: give integers or booleans {shapes[0]}")
         if ids.device.type == "cpu" and len(wrong := ids[(ids < 0) | (ids >= vocab)]):  # on a GPU it would wait
             raise ValueError(f"token id {int(wrong[0])} is outside the vocabulary (0 to {vocab - 1})")
 
@@ -339,17 +322,10 @@ class LanguageModel(nn.Module):
         Whether a backend can serve is checked at each forward pass, when device, dtype and masks are known.
         """
         if name != "auto" and name not in BACKENDS:
-            raise ValueError(f"attn_implementation ({name!r}) is unknown: {NO_SUCH_BACKEND}")
+            raise ValueError(f"attn_implementation: {name!r} is unknown: use auto, {', '.join(BACKENDS)}")
         self.model.backend = "sdpa" if name == "auto" else name
         for attention in self.attention_modules():
             attention.attend = BACKENDS[self.model.backend].compute
-
-    def set_activation_checkpointing(self, on: bool) -> None:
-        """While training, keep only the input of every layer and compute the rest again in the backward pass.
-
-        Less memory, about a third more time (Chen et al. 2016, arXiv 1604.06174).
-        """
-        self.model.activation_checkpointing = on
 
     def attention_modules(self) -> list[Attention | LatentAttention]:
         """The attention of every layer, from the first to the last."""
@@ -393,14 +369,12 @@ class LanguageModel(nn.Module):
         if kind == "none":
             return self.with_config(rope_scaling=None)
         if not any(self.config.rotates):
-            raise ValueError(
-                f"this model has no RoPE (position_embedding: {self.config.position_embedding}): leave it out"
-            )
+            position = self.config.position_embedding
+            raise ValueError(f"this model has no RoPE (position_embedding: {position}): leave it out")
         if not 1 <= factor <= 2**24 / trained:  # float32 counts no further
             raise ValueError(f"the factor is {factor:g}: for texts of {trained:,} tokens use 1 to {2**24 / trained:,g}")
-        scaling: dict[str, Any] = {"rope_type": kind, "factor": float(factor)}
-        if kind == "yarn":
-            scaling["original_max_position_embeddings"] = trained
+        original = {"original_max_position_embeddings": trained} if kind == "yarn" else {}
+        scaling = {"rope_type": kind, "factor": float(factor), **original}
         longest = max(self.config.max_position_embeddings, int(factor * trained))
         return self.with_config(rope_scaling=scaling, max_position_embeddings=longest)
 
@@ -422,8 +396,7 @@ class LanguageModel(nn.Module):
 
     def num_active_parameters(self) -> int:
         """How many of them a token meets: of a mixture of experts, only those of the experts that it is sent to."""
-        shares = dict(labelled(self, "active_share", 1))
-        return round(sum(parameter.numel() * share for parameter, share in shares.items()))
+        return round(sum(p.numel() * share for p, share in dict(labelled(self, "active_share", 1)).items()))
 
     def parameter_counts(self) -> dict[str, int]:
         """Numbers in each of PARTS, as the modules say, and their `total`. A tied matrix counts once, as embedding."""
@@ -444,14 +417,10 @@ class LanguageModel(nn.Module):
         every key of the row. Here a token sees itself and what came before: (T + 1) / 2 keys on average, fewer in a
         window. Not counted: document boundaries, norms, softmax, RoPE, adapters and the optimizer.
         """
-
-        share = dict(labelled(self, "active_share", 1))
-        matrices = sum(
-            parameter.numel() * share[parameter]
-            for parameter, group in labelled(self, "optimizer_group", "matrix")
-            if parameter.ndim > 1 and group in ("matrix", "expert", "head")
-        )
-        c = self.config
+        c, share, matrices = self.config, dict(labelled(self, "active_share", 1)), 0.0
+        for parameter, group in labelled(self, "optimizer_group", "matrix"):
+            if parameter.ndim > 1 and group in ("matrix", "expert", "head"):
+                matrices += parameter.numel() * share[parameter]
         keys = sum(mean_keys(sequence_length, window) for window in c.windows)
         forward = 2 * matrices + 2 * c.num_attention_heads * (c.head_size + c.value_size) * keys
         return forward * ((3 if self.adapters is None else 2) if training else 1)

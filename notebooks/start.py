@@ -159,7 +159,7 @@ def is_finished(name: str) -> bool:
 
 def checked(name: str) -> Path:
     """The run's directory, as a path from the repository; raises Sentence where its checkpoint cannot be read."""
-    from eval.opening import open_model
+    from eval.load_model import open_model
 
     run = Path("runs") / name
     try:

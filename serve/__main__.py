@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from configs.command import InputError, exit_on_bad_input, number, whole
-from eval.opening import add_device_option, add_quantise_option
+from eval.load_model import add_device_option, add_quantise_option
 
 KEY = "HEADLIGHT_API_KEY"  # of the environment, so that the key need not stand in the list of processes
 

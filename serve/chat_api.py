@@ -26,9 +26,9 @@ from data.reply import Delta, Reply, TextStream
 from eval.attention.capture import AttentionMaps
 from eval.attention.controls import scaled
 from eval.attention.probes import readable_tokens
-from eval.chat.first_line import first_line
+from eval.chat.session import first_line
 from eval.chat.tokens import Choice, capture_around, choose, looked_at, rows_around, weigh
-from eval.questions import Asked, one_question, source_of
+from eval.questions import Question, one_question, source_of
 from serve.answers import chat_ids, room_for, text_ids
 from serve.chat_protocol import AnswerAsked, Changed, LookAsked, ModelAsked, QuestionAsked, WeighAsked
 from serve.errors import ApiError
@@ -102,7 +102,7 @@ def _question(opened: Opened, asked: QuestionAsked) -> dict[str, Any]:
     except InputError as error:
         raise ApiError(400, str(error)) from None
 
-    def fits(question: Asked) -> bool:
+    def fits(question: Question) -> bool:
         said = prompt_ids(opened.tokenizer, question.messages)
         return len(said) + len(opened.tokenizer.encode(question.reply)) < opened.context_length
 

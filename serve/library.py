@@ -14,7 +14,7 @@ from pathlib import Path
 from configs.command import InputError
 from configs.files import checkpoint_directory, is_model
 from data.tokenizer import Tokenizer
-from eval.opening import check_quantise, ends_turns, open_checkpoint
+from eval.load_model import ends_turns, open_checkpoint
 from model import LanguageModel
 from serve.batching import Batcher
 from serve.run_folder import RunFolder
@@ -47,7 +47,7 @@ class Library:
     """The runs and model directories in `folder`, or one of either. most_loaded: models in memory; the one that was
     idle for longest leaves.
 
-    quantise: of their weights, as `eval.opening.open_checkpoint` takes it.
+    quantise: of their weights, as `eval.load_model.open_checkpoint` takes it.
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class Library:
     ):
         self.folder, self.device, self.most_loaded, self.batching = folder, device, most_loaded, batching
         self.quantise = quantise
-        check_quantise(quantise)
         self._loaded: OrderedDict[str, Served] = OrderedDict()
         self._lock = threading.Lock()
         if not self.runs() and not RunFolder(folder).runs():  # one that has just begun can be watched

@@ -19,7 +19,7 @@ from eval.attention.history import like_the_last
 from eval.attention.snapshots import Snapshot, read
 from eval.attention.viewer.module import told
 from eval.attention.viewer.page import quantise
-from eval.experts.in_viewer import for_viewer
+from eval.experts.log import for_viewer
 from eval.experts.log import read as read_experts
 
 MOST_BYTES = 200_000_000  # of maps in memory, of all runs together

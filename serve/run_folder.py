@@ -20,8 +20,8 @@ from zlib import crc32
 from configs.command import InputError
 from configs.files import DamagedFile, parse_json, read_json, read_text
 from configs.loader import flatten, parse_yaml
-from eval.run_files import METRIC, METRICS, RESULT
-from train.saving.run_directory import CARD, LOCK
+from eval.run_files import METRICS, RESULT, Metric
+from train.checkpoint import LOCK, OWNER
 
 MARKS = ("config.yaml", METRICS, "checkpoints/latest")  # a folder with one of them is a run
 TAIL = 200_000  # bytes at the end of a log, in which its newest figures are
@@ -94,7 +94,7 @@ def _stat(file: Path) -> os.stat_result | None:
 
 
 def _state(run: Path) -> str:
-    """training, finished or stopped. Somebody owns a folder into which a run writes (train/saving/run_directory.py)."""
+    """training, finished or stopped. Somebody owns a folder into which a run writes (train/checkpoint.py)."""
     if (run / LOCK).exists() and _is_alive(run):
         return "training"
     return "finished" if (run / RESULT).is_file() else "stopped"
@@ -103,7 +103,7 @@ def _state(run: Path) -> str:
 def _is_alive(run: Path) -> bool:
     """Whether the owner of a run still works. A kill leaves the owner's files behind."""
     try:
-        card = read_json(run / CARD)
+        card = read_json(run / OWNER)
         if card["host"] == socket.gethostname() and os.name == "posix":
             os.kill(card["pid"], 0)  # asks whether there is such a process; sends nothing
             return True
@@ -192,7 +192,7 @@ def _mark(stream: BufferedReader, offset: int) -> int:
 def _figures(raw: bytes) -> dict[str, Any] | None:
     """The numbers of one line, its step and split."""
     try:
-        line = parse_json(raw.decode("utf-8"), METRICS, METRIC)
+        line = parse_json(raw.decode("utf-8"), METRICS, Metric)
     except ValueError:
         return None
     return {key: value for key, value in line.items() if key == "split" or isinstance(value, int | float)}

@@ -19,9 +19,8 @@ from typing import Any, TypeVar
 from configs.command import InputError
 from configs.files import DamagedFile, checkpoint_directory, is_adapter
 from data.tokenizer import Tokenizer
-from eval.chat.adapters import Adapters
 from eval.chat.session import Conversation
-from eval.opening import open_checkpoint
+from eval.load_model import open_checkpoint
 from model import LanguageModel
 from model.checkpoint import base_of
 from serve.errors import ApiError
@@ -123,7 +122,7 @@ class Workbench:
             lm, tokenizer, directory = open_checkpoint(place, self.library.device)
             conversation = Conversation(lm, tokenizer)
             if adapter is not None:
-                Adapters(conversation, [f"adapter={adapter}"])
+                conversation.use_adapters(adapter)
             found = Name(name.run, _step(directory), name.adapter)
             run = self.library.runs()[name.run]
             self._opened[key] = Opened(found, run, directory, lm, tokenizer, conversation.is_chat)

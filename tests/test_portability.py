@@ -14,11 +14,10 @@ import torch
 
 from configs import command
 from tests.train.helpers import REPOSITORY, write_config
-from train import metrics
+from train import device as device_module
 from train.budget import micro_batch_rows
 from train.config import load_run_config
-from train.machine import device, hardware
-from train.machine.device import resolve_device
+from train.device import resolve_device
 
 pytestmark = pytest.mark.slow
 
@@ -57,9 +56,9 @@ def test_a_terminal_that_knows_only_ascii(tmp_path):
 
 def test_what_only_some_systems_tell_is_asked_with_a_fallback(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
-    assert device.keep_freed_memory() is False
+    assert device_module.keep_freed_memory() is False
     monkeypatch.setitem(sys.modules, "resource", None)  # importing it fails
-    assert metrics.memory_gb(torch.device("cpu")) is None
+    assert device_module.peak_memory_gb(torch.device("cpu")) is None
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     assert command.usable_cores() == os.cpu_count()
 
@@ -75,7 +74,7 @@ def test_auto_takes_an_apple_gpu_and_says_that_it_is_untested(tmp_path, monkeypa
     device = resolve_device(config)
     assert (device.device.type, device.precision, device.attention) == ("mps", "fp32", "sdpa")
     assert "device mps (auto; not tested: no such machine was available)" in device.notes
-    assert hardware.compiler_problem("mps") == "not tried on mps"
+    assert device_module.compiler_problem("mps") == "not tried on mps"
     assert micro_batch_rows(config, device) == 8
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

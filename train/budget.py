@@ -20,10 +20,9 @@ from model.config import kv_heads_of
 from model.loss import CHUNK, CHUNK_ELSEWHERE
 from model.transformer import on_meta
 from train.config import RunConfig, load_run_config
-from train.machine.device import CORE_FLOPS, SMALL_VOCABULARY, Device, resolve_device
-from train.machine.distributed import largest_divisor
-from train.machine.hardware import known_peak, memory_of
+from train.device import CORE_FLOPS, SMALL_VOCABULARY, Device, known_peak, memory_of, resolve_device
 from train.optimizer import build_optimizers
+from train.processes import largest_divisor
 
 USABLE_SHARE = 0.6  # of the memory: the formula counts the least that a step needs, and kernels need room as well
 AUTO_MICRO_TOKENS = {"cpu": 8192, "cuda": 65536, "mps": 16384}

@@ -26,9 +26,8 @@ from configs.text import shortened
 from data.config import DataConfig
 from eval.config import EvalConfig
 from model.checkpoint import read_config
-from model.config import ModelConfig
+from model.config import LoraConfig, ModelConfig
 from model.families import NoFamily, family_of
-from model.lora_config import LoraConfig
 from train.method_config import DistillConfig, DPOConfig, GRPOConfig
 
 

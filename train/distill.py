@@ -30,12 +30,11 @@ from data.prepare import PreparedData
 from model import LanguageModel, generate, left_pad
 from model.loss import CHUNK, CHUNK_ELSEWHERE
 from train.config import RunConfig
-from train.machine.cpu_processes import joined
-from train.machine.device import Device
-from train.machine.distributed import ALONE, World
+from train.device import Device
 from train.method_config import DistillConfig
 from train.objective import CPU, BatchSource, Figures, Forward, TextBatches
 from train.pretrain import parse_command_line, run
+from train.processes import ALONE, World, joined
 from train.reference import open_reference
 
 

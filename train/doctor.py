@@ -1,7 +1,7 @@
 """What can this machine do? `python -m train.doctor [configs/x.yaml] [section.key=value ...]`
 
 One verdict a line, as it goes, in a minute; then the settings for this config, with minutes that were measured. What is
-found wrong is kept (train/machine/hardware.py), and `auto` leaves it out from then on. Exit code 0: training will work
+found wrong is kept (train/device.py), and `auto` leaves it out from then on. Exit code 0: training will work
 here; 2: it will not, and a line says why.
 """
 
@@ -15,7 +15,6 @@ import tempfile
 import textwrap
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -32,13 +31,12 @@ from model import LanguageModel, ModelConfig
 from model.backends.choice import BACKENDS, Situation, why_not
 from model.masks import MaskSpec
 from model.transformer import on_meta
+from train import device as hardware
 from train.budget import check_memory, size_in_words, with_vocabulary
 from train.config import RunConfig, load_run_config
-from train.machine import hardware
-from train.machine.cpu_processes import number_of_processes, processes_in_words
-from train.machine.device import Device, dtype_of, guessed_seconds, lacks, resolve_device, resolve_kind
-from train.machine.distributed import World, check_shares
+from train.device import DTYPES, Device, guessed_seconds, lacks, resolve_device, resolve_kind
 from train.pretrain import run as pretrain
+from train.processes import World, check_shares, number_of_processes, processes_in_words
 
 BASE, DEMO = (Path(__file__).parents[1] / f"configs/{name}.yaml" for name in ("base", "demo"))
 WIDTH, INDENT = 118, 32
@@ -138,7 +136,7 @@ def computes(kind: str) -> str:
     if (total := float((ones @ ones).sum())) != 512:
         raise Unwell("FAIL", f"a small product gave {total:g}, not 512")
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    kernels = f", kernels for {hardware.cpu_kernels()}" if kind == "cpu" else ""
+    kernels = f", kernels for {hardware.processor()['kernels']}" if kind == "cpu" else ""
     return f"{hardware.machine(torch.device(kind))}; {versions}{kernels}"
 
 
@@ -194,7 +192,7 @@ def model_error(name: str, kind: str) -> float:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if name == "tf32" else before)
     try:
-        with torch.autocast(kind, dtype_of(name)) if name in ("bf16", "fp16") else nullcontext():
+        with torch.autocast(kind, DTYPES[name]) if name in ("bf16", "fp16") else nullcontext():
             loss, _ = lm(ids.to(kind), labels=ids.to(kind), document_ids=documents.to(kind))
         gradients = []
         for model, model_loss in ((exact, exact_loss), (lm, loss)):
@@ -209,27 +207,26 @@ def attention(name: str, precision: str, kind: str, model: ModelConfig) -> str:
     """A backend on this model's heads, on rows of one document and of several."""
     errors = []
     for documents in (False, True):
-        here = Situation(kind, dtype_of(precision), model.head_size, model.num_key_value_groups, gradients=True)
-        here = replace(here, value_dim=model.value_size, documents=documents)
+        here = Situation.of(model, kind, DTYPES[precision], gradients=True, documents=documents)
         if problem := lacks(precision, kind) or why_not(name, here):
             raise Unwell("--", problem)
-        errors.append(worst_error(name, here))
+        errors.append(kernel_error(name, here, model.num_key_value_groups))
         if not errors[-1] <= ALLOWED_ATTENTION[precision]:  # nor if it is NaN
             raise Unwell("FAIL", f"differs from float64 by {errors[-1]:.0e}")
     return f"right within {max(errors):.0e}, packed or not"
 
 
-def worst_error(name: str, here: Situation) -> float:
+def kernel_error(name: str, here: Situation, groups: int) -> float:
     """How far a backend is from the formula in float64: the largest error of its output and of its gradients, each as a
-    share of the largest entry, on two rows of 192 tokens. Raises whatever the kernel raises."""
-    length, kv_heads, generator = 192, 2, torch.Generator().manual_seed(0)
-    shapes = [(kv_heads * here.num_key_value_groups, here.head_dim), (kv_heads, here.head_dim)]
-    shapes += [(kv_heads, here.value_dim or here.head_dim)]
-    inputs = [torch.randn(2, heads, length, size, generator=generator).to(here.dtype) for heads, size in shapes]
+    share of the largest entry. Two rows of 192 tokens, two key/value heads. Raises whatever the kernel raises.
+    """
+    generator, sizes = torch.Generator().manual_seed(0), (here.head_dim, here.head_dim, here.value_dim or here.head_dim)
+    shapes = [(2, heads, 192, size) for heads, size in zip((2 * groups, 2, 2), sizes, strict=True)]
+    inputs = [torch.randn(shape, generator=generator).to(here.dtype) for shape in shapes]
     results = []
     for backend, device, dtype in (("eager", "cpu", torch.float64), (name, here.device, here.dtype)):
-        places = torch.arange(length, device=device)
-        documents = (places[None] // 70).expand(2, length) if here.documents else None
+        places = torch.arange(192, device=device)
+        documents = (places[None] // 70).expand(2, 192) if here.documents else None
         spec = MaskSpec(places, places, 2, None, documents, None, not here.masked)
         q, k, v = leaves = [x.to(device, dtype).requires_grad_() for x in inputs]
         out = BACKENDS[backend].compute(q, k, v, BACKENDS[backend].mask(spec), 0.0)

@@ -31,7 +31,7 @@ from data.prepare import PreparedData
 from model import LanguageModel
 from model.loss import log_probs
 from train.config import RunConfig
-from train.machine.device import Device
+from train.device import Device
 from train.method_config import DPOConfig
 from train.objective import Figures, Forward, TextBatches
 from train.pretrain import parse_command_line, run

@@ -28,13 +28,12 @@ from torch import Tensor
 from configs.command import InputError, exit_on_bad_input
 from data.batches import IGNORED, Batch
 from data.prepare import PreparedData
-from eval.questions import Asked
-from eval.tools.answers import Written, write_answers
-from eval.tools.calls import said_by_user
+from eval.questions import Question
+from eval.tools import Written, said_by_user, write_answers
 from model import LanguageModel
 from model.loss import log_probs
 from train.config import RunConfig
-from train.machine.device import Device
+from train.device import Device
 from train.method_config import GRPOConfig
 from train.objective import Figures, Forward
 from train.pretrain import parse_command_line, run
@@ -80,7 +79,7 @@ class Rollouts(AnswerBatches):
         differ = spread(mine, size) > 0  # a group whose answers earn the same has nothing to teach
         return self.rows(answers, advantages(mine, size, self.settings.scale_advantages), differ, figures)
 
-    def sample(self, k: int, lm: LanguageModel, questions: Sequence[tuple[Asked, list[int]]]) -> list[Written]:
+    def sample(self, k: int, lm: LanguageModel, questions: Sequence[tuple[Question, list[int]]]) -> list[Written]:
         """A group of answers to each question, next to each other; with tools, their calls are run."""
         return write_answers(
             lm,

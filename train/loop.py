@@ -13,23 +13,20 @@ from collections import defaultdict
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from hashlib import sha256
+from signal import Signals
 
 import torch
 from torch import Tensor, nn
 
 from configs.command import InputError
 from data.batches import Batch
-from train.machine.compilation import compiled, in_fixed_order
-from train.machine.device import differences, exact_until
-from train.machine.distributed import add_up_gradients, full_tensor, sync_gradients, wrap
-from train.machine.signals import signal_in_words, stop_signals
-from train.metrics import Counts, StepFigures, copies_of_weights, spike_median, update_ratios
+from train.checkpoint import log_sizes, save_checkpoint
+from train.device import differences, exact_until
+from train.metrics import Counts, StepFigures, spike_median
 from train.objective import NextToken
 from train.optimizer import lr_factor, set_learning_rate
+from train.processes import add_up_gradients, full_tensor, stop_signals, sync_gradients, wrap
 from train.run import Run, losses, within_memory
-from train.saving.atomic_save import SaveError
-from train.saving.checkpoint import save_checkpoint
-from train.saving.run_directory import log_sizes
 
 EXIT_NON_FINITE = 3
 SMALLEST_LOSS_SCALE = 1.0
@@ -75,7 +72,7 @@ def train(run: Run) -> None:
                     # Forward and backward: every parameter gets its gradient; again with fewer rows at a time where
                     # memory runs out.
                     passes = partial(forward_backward, run, batch, counts)
-                    sums = within_memory(run, passes, agree=run.world.on_cores)
+                    sums = within_memory(run, passes, agree=run.world.memory is not None)
                     sum_over_processes(run, sums)
 
                     # Clip: one strange batch must not throw the weights far away. A gradient that is longer than
@@ -94,12 +91,9 @@ def train(run: Run) -> None:
 
             # The step: optimizers move the parameters against their gradients. If there was nothing to learn, nothing
             # moves, not even by momentum and weight decay; nor if loss or gradient is NaN, which would spread to all.
-            is_logged = _due(state.step + 1, config.log_every)
-            weights_before = copies_of_weights(run.optimizers) if is_logged else []
             if counts.trained and may_step(run, scalars["loss"], scalars["grad_norm"]):
                 for optimizer in run.optimizers:
                     optimizer.step()
-            scalars |= update_ratios(run.optimizers, weights_before)
             run.zero_grad()  # or the next backward pass would add to these gradients
 
             # Log, evaluate and save when it is time. Figures stay on the device until they are needed: reading one
@@ -128,9 +122,9 @@ def forward_backward(run: Run, batch: Batch, counts: Counts) -> dict[str, Tensor
     micro_batches = batch.to(run.device.device).split(run.state.micro_rows)
     # The loss of a step is its sum / its count, whatever micro-batches and processes there are. DDP and FSDP2 divide
     # gradients by the number of processes, so the loss is multiplied by it.
-    processes = 1 if run.world.on_cores else run.world.size
+    processes = 1 if run.world.memory is not None else run.world.size
     for number, micro_batch in enumerate(micro_batches, start=1):
-        if run.world.size > 1:  # gradients travel between processes once a step, in the last backward pass
+        if run.world.size > 1:  # DDP's and FSDP2's gradients travel once a step, in the last backward pass
             sync_gradients(run.state.forward, run.lm, run.world, wanted=number == len(micro_batches))
         # auxiliary losses are means over real tokens, the loss is one over what is trained: both are divided by that
         share = counts.trained / max(1, counts.tokens)
@@ -238,12 +232,9 @@ def read_figures(run: Run, is_last: bool) -> None:
     assert meter.last is not None
     loss = f"{meter.last.values['loss']:.3f}" if meter.last.counts.trained else "none"
     lr = f"{meter.last.lr:.1e}"
-    run.tracker.progress(state.step, state.seconds, loss=loss, lr=lr, tok_s=f"{meter.tokens_per_s():,.0f}")
+    run.tracker.progress(state.step, state.seconds, loss=loss, lr=lr, tok_s=f"{meter.tokens / meter.seconds():,.0f}")
     if logs:
-        run.check_owner()
         run.tracker.log("train", state.step, state.tokens, state.seconds, meter.line())
-    if expected := meter.time_to_go((config.max_steps or 0) - state.step):
-        run.tracker.say(f"step {state.step:>6,}   {expected}")
 
 
 def examine(run: Run, figures: StepFigures) -> None:
@@ -257,7 +248,7 @@ def examine(run: Run, figures: StepFigures) -> None:
     record = {"loss": loss, "grad_norm": grad_norm, "rows": [first_row, last_row]}
     rows = f"rows {first_row} to {last_row}"
     if math.isfinite(loss) and math.isfinite(grad_norm):
-        if (median := spike_median(state.spikes["losses"], loss)) is not None:
+        if (median := spike_median(state.recent_losses, loss)) is not None:
             run.tracker.log("spike", step, state.tokens, state.seconds, record)
             run.tracker.say(f"step {step:>6,}   loss spike: {loss:.4f}, around {median:.4f} before ({rows})")
         return
@@ -281,7 +272,6 @@ def evaluate_and_save(run: Run, is_last: bool = False) -> None:
     if is_last:  # before the evaluation, which may take long
         save(run, needed=True)
     if state.evaluated_at != state.step and run.hooks.are_due(state.step, is_last):
-        run.check_owner()
         state.saved_at = None  # what the hooks find is not in the checkpoint of this step, if there is one
         what = "the last evaluation" if is_last else "evaluating"
         with run.meter.apart("eval_s"), run.tracker.doing(what), run.device.autocast():
@@ -295,21 +285,15 @@ def evaluate_and_save(run: Run, is_last: bool = False) -> None:
         save(run, needed=is_last)
 
 
-def save(run: Run, needed: bool, at_stop: bool = False) -> None:
+def save(run: Run, needed: bool) -> None:
     """Write a checkpoint, if there is none of this step. If it cannot be written, say so, or raise InputError if it is
-    needed.
-
-    at_stop: a signal came; unless it is time for a checkpoint anyway, the next one will replace it.
-    """
+    needed."""
     state, config = run.state, run.config.train
     if state.saved_at == state.step:
         return
     for figures in run.meter.read_device():  # nothing is saved before its loss was looked at
         examine(run, figures)
-    run.check_owner()
     state.seconds = time.perf_counter() - state.started
-    is_between = not _due(state.step, config.checkpoint_every)
-    state.at_stop = at_stop and is_between and run.config.progress(state.step, state.seconds) < 1
     state.logged, state.scaler = log_sizes(run.config.directory), run.scaler.state_dict()
     opened = (run.config.directory / "checkpoints", run.lm, run.optimizers, run.data.tokenizer, state)
     try:
@@ -317,10 +301,9 @@ def save(run: Run, needed: bool, at_stop: bool = False) -> None:
             kept = run.source.kept(state.step)
             save_checkpoint(*opened, config.keep_last, config.keep_best, run.world, kept)
         state.saved_at = state.step
-    except SaveError as error:
-        run.check_owner()
+    except InputError as error:
         if needed:
-            raise InputError(str(error)) from None
+            raise
         run.tracker.say(f"warning: {error}; training continues")
 
 
@@ -333,12 +316,15 @@ def train_to_the_end(run: Run) -> int:
     state = run.state
     state.started = time.perf_counter() - state.seconds  # from here, so that compiling counts
     was_over = run.config.progress(state.step, state.seconds) >= 1  # only its last evaluation may be missing
-    with stop_signals() as state.stop_signal, in_fixed_order(run):
+    with stop_signals() as state.stop_signal:
         try:
             try:
-                forward = compiled(run, state.stop_signal) if run.device.compile else run.lm
-                state.forward = wrap(forward, run.world, run.device.device)
-                if (what := differences(state.before, state.resolved)) and run.config.max_steps is not None:
+                if run.device.compile:
+                    from train.compilation import compiled  # an optional subject: it takes long to import
+
+                    state.forward = compiled(run, state.stop_signal)
+                state.forward = wrap(state.forward, run.world, run.device.device)
+                if state.before and run.config.max_steps and (what := differences(state.before, state.resolved)):
                     state.breaks.append({"step": state.step, "what": what})
                     run.tracker.say(exact_until(state.breaks[-1]))  # under a clock it never is
                 if state.step == 0:
@@ -349,9 +335,9 @@ def train_to_the_end(run: Run) -> int:
                 evaluate_and_save(run, is_last=True)
                 return 0
             except Stopped as stop:
-                save(run, needed=True, at_stop=True)
+                save(run, needed=True)
                 run.tracker.say(f"stopped at step {state.step:,}; the same command continues from here")
-                show_stop(run, f"Stopped at step {state.step:,}, which is saved, by {signal_in_words(stop.number)}.")
+                show_stop(run, f"Stopped at step {state.step:,}, which is saved, by {Signals(stop.number).name}.")
                 return 128 + stop.number
         except NonFiniteLoss as error:
             run.tracker.say(f"stopped: {error}")
@@ -362,13 +348,13 @@ def train_to_the_end(run: Run) -> int:
             show_stop(run, f"Stopped after step {state.step:,} by an error: {type(error).__name__}: {lines[0]}")
             raise
         finally:
+            torch.use_deterministic_algorithms(False)  # `compiled` asks for them
             state.forward = run.lm  # DDP must not outlive the connection of the processes: its end would wait forever
 
 
 def show_stop(run: Run, why: str) -> None:
     """The hooks that show the run say why it stops. An error on the way out would hide the one that led here."""
     with suppress(Exception):
-        run.owner.check()  # somebody else's folder, or none, is left alone
         run.hooks.stop(run.event(is_last=False), why)
 
 

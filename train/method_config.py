@@ -79,7 +79,7 @@ class GRPOConfig(Section):
         "exact_match",
         min_length=1,
         description="exact_match (the right answer to the letter) | contains_answer (can be gamed) | or a function of "
-        "your own as package.module:function. It gets a question (eval.questions.Asked) and a reply, and returns a "
+        "your own as package.module:function. It gets a question (eval.questions.Question) and a reply, and returns a "
         "number. Code that a config from elsewhere names is refused without --trust-hooks.",
     )
     group_size: int = Field(

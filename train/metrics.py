@@ -20,18 +20,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from configs.command import still_busy
+from configs.command import InputError, still_busy
 from configs.files import append_line
 from eval.run_files import METRICS
 from model import LanguageModel
+from train.checkpoint import TrainerState
 from train.config import RunConfig
-from train.machine.device import Device
-from train.machine.distributed import full_tensor
-from train.machine.hardware import known_peak
-from train.saving.checkpoint import TrainerState
-from train.saving.run_directory import Owner
+from train.device import Device, known_peak, peak_memory_gb
 
-ENOUGH_S = 2.0  # seconds of steps that tell how long the run takes
 SPIKE_WINDOW = 30  # steps whose losses a new one is compared with
 SPIKE_DEVIATIONS = 6.0  # how far above their median it must be, in (robust) standard deviations, …
 SPIKE_SHARE = 0.1  # … and as a share of the median
@@ -73,23 +69,18 @@ class Meter:
         self.peak_flops = peak[0] * 1e12 * world_size if peak else None
         self.last: StepFigures | None = None  # the newest step that was read
         self._unread: list[StepFigures] = []
-        self._steps, self._apart_s = 0, 0.0  # since this process began
-        self._warm: tuple[int, float] | None = None  # steps and seconds that warmed up
-        self._time_is_told = False
-        self._reset()
-
-    def _reset(self) -> None:
-        self.tokens = self.positions = 0
-        self.waited = 0.0
         self.elsewhere = {"eval_s": 0.0, "save_s": 0.0}
         self.start()
 
     def start(self) -> None:
-        """Training begins now: what came before, for example compiling, does not count."""
-        self._line_began = self._clock()
+        """A line begins now: what came before, for example compiling, does not count."""
+        self.tokens = self.positions = 0
+        self.waited = 0.0
+        self._began = time.perf_counter() - sum(self.elsewhere.values())
 
-    def _clock(self) -> float:
-        return time.perf_counter() - self._apart_s
+    def seconds(self) -> float:
+        """Of training since the last line, without evaluations and saves."""
+        return max(time.perf_counter() - self._began - sum(self.elsewhere.values()), 1e-9)
 
     @contextmanager
     def apart(self, name: str) -> Iterator[None]:
@@ -98,14 +89,11 @@ class Meter:
         try:
             yield
         finally:
-            seconds = time.perf_counter() - before
-            self.elsewhere[name] += seconds
-            self._apart_s += seconds
+            self.elsewhere[name] += time.perf_counter() - before
 
     def add(self, figures: StepFigures) -> None:
         """Count a step, without a wait for the device."""
         self._unread.append(figures)
-        self._steps += 1
         self.tokens += figures.counts.tokens
         self.positions += figures.counts.positions
         self.waited += figures.waited
@@ -120,26 +108,10 @@ class Meter:
             self.last = read[-1]
         return read
 
-    def tokens_per_s(self) -> float:
-        """Without padding and without the time of evaluations and saves."""
-        return self.tokens / max(self._clock() - self._line_began, 1e-9)
-
-    def time_to_go(self, steps_left: int) -> str:
-        """Once, right after `read_device`: the minutes to expect, as soon as a few steps show it. The first ones that
-        are read warm up, and do not count."""
-        self._warm = self._warm or (self._steps, self._clock())
-        steps, seconds = self._steps - self._warm[0], self._clock() - self._warm[1]
-        if self._time_is_told or steps_left <= 0 or steps == 0 or seconds < ENOUGH_S:
-            return ""
-        self._time_is_told, minutes = True, steps_left * seconds / steps / 60
-        time_left = f"{minutes:.1f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
-        pace = f"about {time_left} of training to go ({seconds / steps:.3g} s a step)"
-        return f"{pace}; evaluations and checkpoints come on top" + "; Ctrl-C stops and saves" * (minutes > 30)
-
     def line(self) -> dict[str, Any]:
         """A line of figures; the next one starts from zero."""
         assert self.last is not None
-        last, seconds = self.last, max(self._clock() - self._line_began, 1e-9)
+        last, seconds = self.last, self.seconds()
         flops_per_s = self.flops * self.positions / seconds
         values = {
             "loss": last.values["loss"],
@@ -150,32 +122,12 @@ class Meter:
             "data_wait_share": round(self.waited / seconds, 4),
             "tflops": round(flops_per_s / 1e12, 4),
             **({"mfu": round(flops_per_s / self.peak_flops, 4)} if self.peak_flops else {}),
-            "memory_gb": memory_gb(self.device),
+            "memory_gb": peak_memory_gb(self.device),
             **{name: round(spent, 3) for name, spent in self.elsewhere.items()},
         }
-        self._reset()
+        self.elsewhere = dict.fromkeys(self.elsewhere, 0.0)
+        self.start()
         return values | {name: value for name, value in last.values.items() if name not in values}
-
-
-def copies_of_weights(optimizers: list[torch.optim.Optimizer]) -> list[list[Tensor]]:
-    """Of each parameter group, for `update_ratios`. They take memory and time: only for steps that are logged."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    return [[parameter.detach().clone() for parameter in group["params"]] for group in groups]
-
-
-@torch.no_grad()
-def update_ratios(optimizers: list[torch.optim.Optimizer], before: list[list[Tensor]]) -> dict[str, Tensor]:
-    """How far a step moved the weights: |change| / |weights| of each parameter group, in Euclidean norms.
-
-    About 1e-3 is usual with AdamW. before: `copies_of_weights`. Scalars on the device, so that nothing waits for them.
-    """
-    ratios = {}
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    for group, weights in zip(groups, before, strict=False):  # without copies there is nothing to say
-        changes = [new - old for new, old in zip(group["params"], weights, strict=True)]
-        change, length = (full_tensor(torch.nn.utils.get_total_norm(tensors)) for tensors in (changes, weights))
-        ratios[f"update_to_weight/{group['name']}"] = change / length.clamp(min=1e-12)
-    return ratios
 
 
 def spike_median(losses: list[float], loss: float) -> float | None:
@@ -194,26 +146,15 @@ def spike_median(losses: list[float], loss: float) -> float | None:
     return median
 
 
-def memory_gb(device: torch.device) -> float | None:
-    """Peak memory: of the GPU if there is one, else of this process (None where the system does not say)."""
-    if device.type == "cuda":
-        return round(torch.cuda.max_memory_allocated() / 1e9, 3)
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kB on Linux, bytes on macOS
-    return round(peak / (1e9 if sys.platform == "darwin" else 1e6), 3)
-
-
 class Tracker:
     """Where a run's figures go. writes=False: of a process that is not the first."""
 
-    def __init__(self, config: RunConfig, state: TrainerState, owner: Owner, writes: bool = True):
-        self.file, self.writes, self._owner = config.directory / METRICS, writes, owner
+    def __init__(self, config: RunConfig, state: TrainerState, writes: bool = True):
+        self.file, self.writes = config.directory / METRICS, writes
         self._minutes = config.train.max_minutes if config.max_steps is None else None
+        self._total = config.max_steps or config.train.max_minutes or 0
         self.bar = tqdm(
-            total=config.max_steps or config.train.max_minutes,
+            total=self._total,
             desc=config.name,
             initial=state.step if config.max_steps else state.seconds / 60,
             unit="step" if config.max_steps else "min",
@@ -223,14 +164,14 @@ class Tracker:
             disable=None if writes else True,  # None: only on a terminal
         )
         self._began = self._said = time.monotonic()
+        self._first = self.bar.n
         self._disk_failed = False
         self._others: list[Wandb | TensorBoard] = []
         if writes and config.tracking.wandb != "disabled":
-            state.wandb_id = state.wandb_id or secrets.token_hex(4)
-            self._others.append(Wandb(config, state.wandb_id))
+            self._others.append(Wandb())
         if writes and config.tracking.tensorboard:
-            self._others.append(TensorBoard(config, state.step))
-        self._tell("start")
+            self._others.append(TensorBoard())
+        self._tell("start", config, state)
 
     def _tell(self, method: str, *arguments: Any) -> None:
         """Call a method of every other program; one that raises is off from here."""
@@ -247,17 +188,16 @@ class Tracker:
         self._tell("log", {f"{split}/{key}": value for key, value in values.items()}, step)
 
     def append(self, file: Path, record: dict[str, Any]) -> None:
-        """A line of a .jsonl file of the run; what is non-finite (NaN, infinity) is null.
-
-        A failure to write is reported once, and training continues. Nothing is written if the run directory is no
-        longer this run's; the loop finds that out and stops.
-        """
-        if not self.writes or self._owner.lost:
+        """A line of a .jsonl file of the run; what is non-finite (NaN, infinity) is null. A failure to write is
+        reported once, and training continues."""
+        if not self.writes:
             return
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         try:
             append_line(file, finite)
         except OSError as error:
+            if not file.parent.exists():  # nothing of what it learns from here on could be saved
+                raise InputError(f"{file.parent} was moved or deleted while a run was writing into it") from None
             if not self._disk_failed:
                 self.say(f"warning: {file} cannot be written ({error.strerror}); training continues")
             self._disk_failed = True
@@ -275,7 +215,9 @@ class Tracker:
         self.bar.update((step if self._minutes is None else min(seconds / 60, self._minutes)) - self.bar.n)
         now = time.monotonic()
         if self.bar.disable and now - self._said > max(SILENCE_S, (now - self._began) * SILENCE):
-            self.say(f"step {step:>6,}   " + "   ".join(f"{name} {value}" for name, value in shown.items()))
+            left = (now - self._began) / 60 * (self._total - self.bar.n) / max(self.bar.n - self._first, 1e-9)
+            figures = "   ".join(f"{name} {value}" for name, value in shown.items())
+            self.say(f"step {step:>6,}   {figures}   about {left:.1f} minutes to go")
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
@@ -307,17 +249,14 @@ class Wandb:
 
     name = "wandb"
 
-    def __init__(self, config: RunConfig, run_id: str):
-        self._config, self._id = config, run_id
-
-    def start(self) -> None:
+    def start(self, config: RunConfig, state: TrainerState) -> None:
         import wandb
 
-        config = self._config
+        state.wandb_id = state.wandb_id or secrets.token_hex(4)
         self._run = wandb.init(
             project=config.tracking.project,
             name=config.name,
-            id=self._id,
+            id=state.wandb_id,
             resume="allow",
             mode=config.tracking.wandb,
             dir=str(config.directory.resolve()),  # its service may have another working directory
@@ -347,31 +286,22 @@ class Wandb:
 
 
 class TensorBoard:
-    """Event files in `runs/<name>/tensorboard`, for `tensorboard --logdir runs`. They hold figures and pictures."""
+    """Event files in `runs/<name>/tensorboard`, for `tensorboard --logdir runs`: figures only."""
 
     name = "tensorboard"
 
-    def __init__(self, config: RunConfig, start_step: int):
-        self._folder, self._start_step = config.directory / "tensorboard", start_step
-
-    def start(self) -> None:
+    def start(self, config: RunConfig, state: TrainerState) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         # what a run that was killed wrote beyond its last checkpoint is replaced
-        self._writer = SummaryWriter(self._folder, purge_step=self._start_step + 1)
+        self._writer = SummaryWriter(config.directory / "tensorboard", purge_step=state.step + 1)
 
     def log(self, values: dict[str, Any], step: int) -> None:
         for name, value in values.items():
             if isinstance(value, int | float):
                 self._writer.add_scalar(name, value, step)
 
-    def show(self, name: str, media: Media, step: int) -> None:
-        import numpy as np
-        from PIL import Image
-
-        if isinstance(media, Path) and media.suffix == ".png":
-            with Image.open(media) as picture:
-                self._writer.add_image(name, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
+    def show(self, name: str, media: Media, step: int) -> None: ...
 
     def finish(self, exit_code: int) -> None:
         self._writer.close()

@@ -23,8 +23,8 @@ from data.packing import ConversationRows
 from data.prepare import PreparedData
 from model import LanguageModel
 from train.config import RunConfig
-from train.machine.device import Device
-from train.machine.distributed import ALONE, World
+from train.device import Device
+from train.processes import ALONE, World
 
 CPU = torch.device("cpu")
 Forward = Callable[..., Any]  # the model as training calls it: compiled, or wrapped for several processes
@@ -66,22 +66,15 @@ class NextToken:
 MakeObjective = Callable[[RunConfig, PreparedData, LanguageModel, Device], Objective]  # before the run is opened
 
 
-def next_token(config: RunConfig, data: PreparedData, lm: LanguageModel, device: Device) -> NextToken:
-    """What is learned unless a script says otherwise. A `MakeObjective`."""
-    return NextToken()
-
-
 class BatchSource:
     """Subclass it and write `batch`. rows_per_batch: rows of a step, over all processes; row_length: in tokens.
 
     notes: what the run says about it before it starts; "" = nothing. joined: what becomes of the rows of
-    data.sequence_length tokens that make one row, where these are several. steps_per_batch: steps that learn from the
-    same batch.
+    data.sequence_length tokens that make one row, where these are several.
     """
 
     rows_per_batch: int
     row_length: int
-    steps_per_batch: int = 1
     notes: str = ""
     joined: str = "into one"
 
@@ -137,12 +130,11 @@ class TextBatches(BatchSource):
         self.batches = self.Batches(rows, data.tokenizer, wanted, config.seed, *packed_as, config.data.shuffle)
         self.rows_per_batch, self.row_length = wanted, rows.length
         self._share, self._pin = (world.rank, world.size), device.type == "cuda"
-        notes = [too_long(rows, config.data, "train")] if isinstance(rows, ConversationRows) else []
-        notes += [self.notes]  # of a subclass
+        notes = [too_long(rows, config.data, "train") if isinstance(rows, ConversationRows) else "", self.notes]
         if wanted < asked:
-            what = f"{rows.per_epoch:,} {self.name_of_rows}{'s' * (rows.per_epoch != 1)} of {rows.length:,} tokens"
             notes += [
-                f"the training text makes {what}, fewer than the {asked:,} of train.tokens_per_step="
+                f"the training text makes {rows.per_epoch:,} {self.name_of_rows}{'s' * (rows.per_epoch != 1)} of "
+                f"{rows.length:,} tokens, fewer than the {asked:,} of train.tokens_per_step="
                 f"{config.train.tokens_per_step}: a step takes {wanted:,}"
             ]
         self.notes = "\n".join(filter(None, notes))

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from model import LanguageModel
 from train.config import OptimizerConfig, RunConfig
-from train.machine.distributed import ALONE, World, share
+from train.processes import ALONE, World, share
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # steepest slope at zero; Jordan's constants
 FUSED = ("cpu", "cuda", "mps")  # devices on which PyTorch has AdamW as one kernel
@@ -37,29 +37,21 @@ def orthogonalize(matrices: Tensor, steps: int = 5, dtype: torch.dtype = torch.f
         x = x.mT
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     if dtype == torch.float32 and x.shape[-1] >= 2 * x.shape[-2]:
-        x = _by_gram(x, steps)
+        # The same for wide matrices, a third quicker: every X is PX for a P made from XXᵀ, which is small. Only in
+        # float32: in bfloat16 the error of XXᵀ grows from step to step.
+        gram, product = x @ x.mT, None
+        for step in range(steps):
+            factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+            factor.diagonal(dim1=-2, dim2=-1).add_(a)
+            product = factor if product is None else factor @ product
+            if step < steps - 1:
+                gram = factor @ gram @ factor
+        x = x if product is None else product @ x
     else:
         for _ in range(steps):
             gram = x @ x.mT
             x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
-
-
-def _by_gram(x: Tensor, steps: int) -> Tensor:
-    """The same iteration for wide matrices, a third quicker: every X is PX for a P made from XXᵀ, which is small.
-
-    Only in float32: in bfloat16 the error of XXᵀ grows from step to step.
-    """
-    a, b, c = NEWTON_SCHULZ
-    gram = x @ x.mT
-    factor = None
-    for step in range(steps):
-        one = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        one.diagonal(dim1=-2, dim2=-1).add_(a)
-        factor = one if factor is None else one @ factor
-        if step < steps - 1:
-            gram = one @ gram @ one
-    return x if factor is None else factor @ x
 
 
 class Muon(torch.optim.Optimizer):
@@ -100,31 +92,15 @@ class Muon(torch.optim.Optimizer):
             # all shapes at once take more memory, but on the cores of a CPU the processes wait for each other only once
             shapes = list(by_shape.values())
             for several in [[one] for one in shapes] if memory is None else [shapes]:
-                updates = [self._updates(group["momentum"], parameters, happens) for parameters in several]
+                updates = [self._nesterov(parameters, group["momentum"], happens) for parameters in several]
                 dtype = self.dtype or (torch.bfloat16 if updates[0].is_cuda else torch.float32)
                 compute = partial(orthogonalize, dtype=dtype)
                 # a sixth of a small model's step, so on the cores of a CPU nobody computes what another process does
                 orthogonal = map(compute, updates) if memory is None else memory.in_shares(compute, updates)
                 for parameters, matrices in zip(several, orthogonal, strict=True):
-                    self._move(group, parameters, matrices, happens)
+                    self._move(parameters, matrices, group["lr"], group["weight_decay"], happens)
 
-    def _move(self, group: dict, parameters: list[nn.Parameter], orthogonal: Tensor, happens: float | Tensor) -> None:
-        """The parameters, of one shape, by their orthogonal matrices."""
-        steps, scales = [], []
-        counts = [math.prod(parameter.shape[:-2]) for parameter in parameters]  # 1 for a matrix
-        for matrices, parameter in zip(orthogonal.split(counts), parameters, strict=True):
-            rows, columns = parameter.shape[-2:]
-            step = (matrices.mT if rows > columns else matrices).reshape(parameter.shape)
-            steps.append(_local(share(step, parameter)) if isinstance(parameter, DTensor) else step)
-            scales.append(group["lr"] * math.sqrt(max(1.0, rows / columns)))
-        torch._foreach_mul_(steps, scales)
-        if isinstance(happens, Tensor):
-            torch._foreach_mul_(steps, happens)
-        weights = [_local(parameter) for parameter in parameters]
-        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"] * happens)
-        torch._foreach_sub_(weights, steps)
-
-    def _updates(self, momentum: float, parameters: list[nn.Parameter], happens: float | Tensor) -> Tensor:
+    def _nesterov(self, parameters: list[nn.Parameter], momentum: float, happens: float | Tensor) -> Tensor:
         """Momentum moves towards the gradients; what Nesterov makes of both, whole and wide: (N, rows, columns)."""
         grads = [_local(parameter.grad) for parameter in parameters]  # type: ignore[arg-type]
         if isinstance(happens, Tensor):
@@ -135,22 +111,36 @@ class Muon(torch.optim.Optimizer):
         buffers = [_local(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
         torch._foreach_mul_(buffers, 1 - (1 - momentum) * happens)
         torch._foreach_add_(buffers, grads, alpha=1 - momentum)
-        updates = torch._foreach_lerp(grads, buffers, momentum)
-        pairs = zip(updates, parameters, strict=True)
-        whole = [_whole(update, p) if isinstance(p, DTensor) else update for update, p in pairs]
-        wide = [x.mT if x.shape[-2] > x.shape[-1] else x for x in whole]
-        return torch.cat([x.reshape(-1, *x.shape[-2:]) for x in wide])
+        wide = []
+        for x, p in zip(torch._foreach_lerp(grads, buffers, momentum), parameters, strict=True):
+            if isinstance(p, DTensor):
+                x = DTensor.from_local(x, p.device_mesh, p.placements, shape=p.shape, stride=p.stride()).full_tensor()
+            x = x.mT if x.shape[-2] > x.shape[-1] else x
+            wide.append(x.reshape(-1, *x.shape[-2:]))
+        return torch.cat(wide)
+
+    def _move(
+        self, parameters: list[nn.Parameter], orthogonal: Tensor, lr: float, decay: float, happens: float | Tensor
+    ) -> None:
+        """The parameters, of one shape, by their orthogonal matrices."""
+        steps, scales = [], []
+        counts = [math.prod(parameter.shape[:-2]) for parameter in parameters]  # 1 for a matrix
+        for matrices, parameter in zip(orthogonal.split(counts), parameters, strict=True):
+            rows, columns = parameter.shape[-2:]
+            step = (matrices.mT if rows > columns else matrices).reshape(parameter.shape)
+            steps.append(_local(share(step, parameter)) if isinstance(parameter, DTensor) else step)
+            scales.append(lr * math.sqrt(max(1.0, rows / columns)))
+        torch._foreach_mul_(steps, scales)
+        if isinstance(happens, Tensor):
+            torch._foreach_mul_(steps, happens)
+        weights = [_local(parameter) for parameter in parameters]
+        torch._foreach_mul_(weights, 1 - lr * decay * happens)
+        torch._foreach_sub_(weights, steps)
 
 
 def _local(x: Tensor) -> Tensor:
     """This process's shard of a sharded tensor; any other tensor as it is."""
     return x.to_local() if isinstance(x, DTensor) else x
-
-
-def _whole(shard: Tensor, like: DTensor) -> Tensor:
-    """The matrix that the shards of all processes make up."""
-    sharded = DTensor.from_local(shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
-    return sharded.full_tensor()
 
 
 def build_optimizers(

@@ -7,20 +7,16 @@ objective and another source of batches.
 
 from __future__ import annotations
 
-import re
-import sys
-import textwrap
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import configs
 from configs.command import InputError, exit_on_bad_input, survive_lost_output
-from configs.loader import fields
 from data.batches import make_rows
 from data.prepare import prepare
 from data.tokenizer import Tokenizer
@@ -28,18 +24,17 @@ from eval.hooks.registry import Hooks
 from model import LanguageModel
 from train import report
 from train.budget import check_memory
+from train.checkpoint import find_start, open_for, own
 from train.config import RunConfig, add_trust_option, load_run_config
+from train.device import Device, keep_freed_memory, resolve_device
+from train.init_from import find_initial_weights, load_initial_weights
 from train.loop import train_to_the_end
-from train.machine.cpu_processes import number_of_processes, on_processes
-from train.machine.device import Device, keep_freed_memory, resolve_device
-from train.machine.distributed import World, check_shares, processes, shard
 from train.method_config import check_script
 from train.metrics import Meter, Tracker
-from train.objective import MakeObjective, TextBatches, next_token
+from train.objective import MakeObjective, NextToken, TextBatches
 from train.optimizer import build_optimizers
+from train.processes import World, check_shares, number_of_processes, on_processes, processes, shard
 from train.run import Run, resume
-from train.saving.initial_weights import find_base, find_initial_weights, load_initial_weights
-from train.saving.run_directory import Owner, find_start, open_for
 
 
 def main() -> int:
@@ -49,35 +44,32 @@ def main() -> int:
 def run(
     config: RunConfig,
     script: str,
-    objective: MakeObjective = next_token,
+    objective: MakeObjective | None = None,
     source: Callable[..., Any] = TextBatches,
     *,
     parts: int | None = None,
 ) -> int:
     """One run from its config to its report. Returns the exit code.
 
-    script: the module of the command. objective: (config, data, lm, device) -> what a step minimises. It may open a
-    second model (train/reference.py). source: (config, data, world, device) -> a BatchSource; default: rows of
-    the prepared text. parts: of a step, that may be computed apart; default: its rows, or 1 with an objective or a
-    source of one's own.
+    script: the module of the command. objective: (config, data, lm, device) -> what a step minimises; default: the next
+    token. It may open a second model (train/reference.py). source: (config, data, world, device) -> a BatchSource;
+    default: rows of the prepared text. parts: of a step, that may be computed apart; default: its rows, or 1 with an
+    objective or a source of one's own.
 
     On a CPU each core gets a process, if there are parts to share.
     """
     survive_lost_output()
-    if parts is None and (objective, source) != (next_token, TextBatches):
+    if parts is None and (objective, source) != (None, TextBatches):
         parts = 1
     work = partial(_run, config, script, objective, source)
     return on_processes(number_of_processes(config, parts), work)
 
 
-def _run(config: RunConfig, script: str, objective: MakeObjective, source: Any) -> int:
+def _run(config: RunConfig, script: str, objective: MakeObjective | None, source: Any) -> int:
     # 1. This process and the others; the run directory is theirs alone until the end. What can be wrong is found before
     # text is read.
-    with (
-        processes(config.train.parallel, config.train.device) as world,
-        Owner(config.directory) as owner,
-    ):
-        world.on_rank0(owner.take)
+    with processes(config.train.parallel, config.train.device) as world, ExitStack() as until_the_end:
+        world.on_rank0(lambda: until_the_end.enter_context(own(config.directory)))
         check_shares(config, world)
         hooks = Hooks(config.eval)
         hooks.check(config.eval, config.model)
@@ -89,14 +81,12 @@ def _run(config: RunConfig, script: str, objective: MakeObjective, source: Any) 
             return 0
         device = world.on_rank0(lambda: resolve_device(config, start.state.resolved if start.state else None))
         initial = None
-        if config.lora is not None:  # also where it resumes: a checkpoint holds the adapters alone
-            initial = world.on_rank0(lambda: find_base(config, start.checkpoint))
-        elif config.init_from is not None and start.checkpoint is None:
-            initial = world.on_rank0(lambda: find_initial_weights(config))
+        if config.init_from is not None:
+            initial = world.on_rank0(lambda: find_initial_weights(config, start.checkpoint))
         world.on_rank0(lambda: check_memory(config, device, world.size))
 
         # 3. Text -> tokens -> rows.
-        data = prepare(config.data, Path(config.output_dir), show_progress=world.is_first)
+        data = prepare(config.data, Path(config.output_dir), show_progress=world.rank == 0)
         batches = source(config, data, world, device.device)
         held_out = make_rows(config.data, data, "validation")
 
@@ -104,17 +94,16 @@ def _run(config: RunConfig, script: str, objective: MakeObjective, source: Any) 
         config = with_tokenizer(config, data.tokenizer)
         world.on_rank0(lambda: check_memory(config, device, world.size))  # now the vocabulary is known
         lm = build_model(config, device, world, data.tokenizer, initial)
-        learned = objective(config, data, lm, device)
+        learned = objective(config, data, lm, device) if objective else NextToken()
         optimizers = build_optimizers(lm, config.train.optimizer, world, device.dtype)
         scaler = torch.amp.GradScaler(device.device.type, enabled=device.precision == "fp16")
         state = resume(config, start, lm, optimizers, batches, data, device, world)
         if state.scaler and scaler.is_enabled():
             scaler.load_state_dict(state.scaler)
-        world.on_rank0(owner.check)
         world.on_rank0(lambda: open_for(config, start))
-        tracker, meter = Tracker(config, state, owner, world.is_first), Meter(config, lm, device, world.size)
+        tracker, meter = Tracker(config, state, world.rank == 0), Meter(config, lm, device, world.size)
         parts = (data, batches, held_out, learned, lm, optimizers, scaler, hooks, tracker, meter)
-        run = Run(config, script, owner, device, world, *parts, state)
+        run = Run(config, script, device, world, *parts, state)
 
         # 5. Train; draw while the tracker is still open.
         exit_code = 1
@@ -122,7 +111,6 @@ def _run(config: RunConfig, script: str, objective: MakeObjective, source: Any) 
             run.tracker.say(report.opening(run, start.checkpoint))
             exit_code = train_to_the_end(run)
             if exit_code == 0 and hooks.hooks:
-                run.check_owner()
                 with run.tracker.doing("drawing"):
                     hooks.finish(run.event(is_last=True))
         finally:
@@ -130,7 +118,6 @@ def _run(config: RunConfig, script: str, objective: MakeObjective, source: Any) 
 
         # 6. The result.
         if exit_code == 0:
-            run.check_owner()
             report.write(run)
             world.say(report.summary(config.directory))
         return exit_code
@@ -149,8 +136,7 @@ def build_model(
     torch.manual_seed(config.seed)
     lm = LanguageModel(config.model).to(device.device)
     lm.set_attn_implementation(device.attention)
-    if config.train.activation_checkpointing:
-        lm.set_activation_checkpointing(True)
+    lm.model.activation_checkpointing = config.train.activation_checkpointing
     if initial is not None and (added := load_initial_weights(lm, initial, tokenizer, config.lora)):
         world.say(added)
     if world.shares_model:
@@ -180,18 +166,18 @@ def with_tokenizer(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
 # ---------------------------------------------------------------------------------------------------------
 # the command line of every script that trains
 
-METHODS = ("sft", "dpo", "grpo", "distill")  # train.sft has the configs whose names hold `sft`; train.pretrain the rest
-MOST_CHANGED = (
-    "name=mine data.source=my.txt model.num_key_value_heads=mqa model.attn_implementation=eager model.hidden_size=384 "
-    "model.num_hidden_layers=8 train.max_steps=500 train.max_minutes=10 train.tokens_per_step=16384 "
-    "train.optimizer.lr=0.01 train.device=cpu eval.every=50 init_from=runs/demo seed=1"
-).split()
-AFTERWARDS = """
+MORE_HELP = """
+What people change most:
+  name=mine seed=1 data.source=my.txt init_from=runs/demo eval.every=50
+  model.num_key_value_heads=mqa model.attn_implementation=eager model.hidden_size=384 model.num_hidden_layers=8
+  train.max_steps=500 train.tokens_per_step=16384 train.optimizer.lr=0.01 train.device=cpu
+
+All keys, a sentence each: docs/configuration.md. Every file in configs/ begins with what it trains.
+
 The run goes to runs/<name>, by default the config's name. It holds checkpoints, figures, samples, report.md and
 attention/viewer.html. live.html shows the heads while it trains. To resume after Ctrl-C, a crash or a kill, type the
 same command again. A finished run prints its result again; name=… starts another one. To train longer, raise
 train.max_steps.
-All keys, a sentence each: docs/configuration.md.
 """
 
 
@@ -200,46 +186,17 @@ def parse_command_line(
 ) -> RunConfig:
     """`configs/x.yaml [section.key=value ...]` -> RunConfig. script: whose command line it is."""
     usage = f"python -m {script} configs/x.yaml [section.key=value ...] [--trust-hooks]"
-    parser = ArgumentParser(usage=usage, description=description, formatter_class=RawDescriptionHelpFormatter)
+    form = RawDescriptionHelpFormatter
+    parser = ArgumentParser(usage=usage, description=description, epilog=MORE_HELP, formatter_class=form)
     parser.add_argument("config", nargs="?", help=f"a YAML file, for example {example.split()[0]}")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example seed=1")
     add_trust_option(parser)
-    if {"-h", "--help"}.intersection(sys.argv):
-        parser.epilog = _more_help(script.removeprefix("train."))
     arguments = parser.parse_intermixed_args()
     if arguments.config is None or "=" in Path(arguments.config).name:
-        raise InputError(f"name a config: python -m {script} {example} (--help lists the configs and the main keys)")
+        raise InputError(f"name a config: python -m {script} {example} (--help has more)")
     config = load_run_config(arguments.config, arguments.overrides, trust_hooks=arguments.trust_hooks)
     check_script(config, script)
     return config
-
-
-def _more_help(method: str) -> str:
-    """The shipped configs of a method, what people change most, and where a run goes."""
-    own = [method] if method in METHODS else []
-    files = sorted(Path(configs.__file__).parent.glob("*.yaml"))
-    shipped = [file for file in files if [one for one in METHODS if one in file.stem] == own]
-    meanings = {".".join(path): field.description or "" for path, field in fields(RunConfig)}
-
-    def row(name: str, text: str) -> str:
-        return textwrap.fill(text, 100, initial_indent=f"  {name:<34}  ", subsequent_indent=" " * 38)
-
-    return "\n".join(
-        [
-            f"configs, of which configs/{'_'.join([*own, 'demo'])}.yaml is the one to begin with:",
-            *(row(f"configs/{file.name}", first_sentence(file)) for file in shipped),
-            "\nwhat people change most:",
-            *(row(example, meanings[example.partition("=")[0]]) for example in MOST_CHANGED),
-            AFTERWARDS.rstrip(),
-        ]
-    )
-
-
-def first_sentence(file: Path) -> str:
-    """How a shipped config introduces itself."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    end = next((number for number, line in enumerate(lines) if not line.startswith("# ") or "$schema" in line), 0)
-    return re.split(r"(?<=[.:])\s(?=[A-Z ])", " ".join(line[2:] for line in lines[:end]))[0].rstrip(":")
 
 
 if __name__ == "__main__":

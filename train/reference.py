@@ -14,11 +14,11 @@ import torch
 from configs.command import InputError
 from configs.files import read_checkpoint
 from data.tokenizer import Tokenizer, load_tokenizer
-from eval.eval_mode import evaluating
+from eval.language_modeling import evaluating
 from model import LanguageModel, load
 from model.lora import without_adapters
 from train.config import RunConfig
-from train.machine.device import Device
+from train.device import Device
 
 
 def open_reference(

@@ -20,11 +20,10 @@ from data.packing import ConversationRows
 from data.prepare import describe
 from eval.attention.render import VIEWER
 from eval.run_files import METRICS, RESULT
-from train.machine.cpu_processes import processes_in_words
-from train.machine.device import exact_until
-from train.machine.hardware import machine
+from train.checkpoint import replace_text
+from train.device import exact_until, machine
+from train.processes import processes_in_words
 from train.run import Run
-from train.saving.atomic_save import replace_text
 
 
 def opening(run: Run, checkpoint: Path | None = None) -> str:
@@ -40,7 +39,7 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
     if joined and run.device.device.type == "cpu" and c.data.records == "conversations":
         joined += "; on a CPU data.rows_joined=1 may be quicker"
     processes = f"{world.size} processes, {world.parallel}" if world.size > 1 else ""
-    if world.on_cores:
+    if world.memory is not None:
         processes = processes_in_words(world.size, torch.get_num_threads())
     lines = [
         f"{c.name}: {run.lm.num_parameters():,} parameters{active}, {c.model.in_words()}",
@@ -62,7 +61,7 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
 def write(run: Run) -> None:
     """Write loss.png, report.md and, last, result.json: with it the run counts as finished. For all processes, of
     which the first one writes."""
-    if not run.world.is_first:
+    if run.world.rank:
         return
     directory, state = run.config.directory, run.state
     metrics = read_lines(directory / METRICS, lambda problem: run.tracker.say(f"warning: {problem}"))

@@ -31,19 +31,18 @@ from data.prepare import PreparedData
 from data.reading.documents import documents
 from data.reading.world import talk_about
 from data.reply import CALL
-from eval.questions import Asked, is_right, question_of, questions_in
-from eval.tools.answers import Written
-from eval.tools.calls import described
+from eval.questions import Question, is_right, question_of, questions_in
+from eval.tools import Written, described
 from model import LanguageModel
 from train.config import RunConfig
-from train.machine.distributed import World
 from train.objective import BatchSource
+from train.processes import World
 
 COLUMNS = ("input_ids", "labels", "drawn_log_probs", "advantages", "copies", "weights")  # of a batch
 FIGURE = "figure "  # before the name of a figure, in a checkpoint
 ATTEMPTS = 1000  # to find a question that fits
-Draw = Callable[[Random], Asked | None]  # None: there is no question in what was drawn
-Reward = Callable[[Asked, str], float]
+Draw = Callable[[Random], Question | None]  # None: there is no question in what was drawn
+Reward = Callable[[Question, str], float]
 
 
 class AnswerBatches(BatchSource):
@@ -95,7 +94,7 @@ class AnswerBatches(BatchSource):
             figures = {name[len(FIGURE) :]: float(kept[name]) for name in kept if name.startswith(FIGURE)}
             self.drawn = int(kept["step"]), Batch(tensors, kept["row_ids"].tolist(), figures)
 
-    def question(self, k: int, number: int) -> tuple[Asked, list[int]]:
+    def question(self, k: int, number: int) -> tuple[Question, list[int]]:
         """Question `number` of step k, and its prompt's ids."""
         rng = Random(f"question {self.seed} {k} {number}")
         for _ in range(ATTEMPTS):
@@ -172,19 +171,19 @@ def questions_to_draw(data: DataConfig) -> Draw:
     def conversation(index: int) -> dict[str, Any]:
         return talk_about(world, index, "train", repeats=False)
 
-    def draw(rng: Random) -> Asked | None:
+    def draw(rng: Random) -> Question | None:
         questions = list(questions_in(conversation(rng.randrange(world.documents))))
         return rng.choice(questions) if questions else None
 
     return draw
 
 
-def exact_match(question: Asked, reply: str) -> float:
+def exact_match(question: Question, reply: str) -> float:
     """1 for the right reply to the letter, 0 for every other."""
     return float(is_right(question, reply))
 
 
-def contains_answer(question: Asked, reply: str) -> float:
+def contains_answer(question: Question, reply: str) -> float:
     """1 where the short answer stands anywhere in the reply, whatever else does. It can be gamed."""
     return float(question.answer.casefold() in reply.casefold())
 
@@ -206,7 +205,7 @@ def find_reward(name: str) -> Reward:
         raise InputError(f"grpo.reward: {name} cannot be imported: {type(error).__name__}: {error}") from None
 
 
-def rewards_of(reward: Reward, questions: Sequence[Asked], replies: Sequence[str]) -> tuple[list[float], str]:
+def rewards_of(reward: Reward, questions: Sequence[Question], replies: Sequence[str]) -> tuple[list[float], str]:
     """The reward of each reply, and what is wrong with the first that has none; "" = nothing."""
     values = []
     for row, (question, reply) in enumerate(zip(questions, replies, strict=True)):

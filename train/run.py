@@ -21,13 +21,12 @@ from eval.hooks import EvalEvent
 from eval.hooks.registry import Hooks
 from model import LanguageModel
 from train.budget import micro_batch_rows
+from train.checkpoint import Start, TrainerState, check_contents, load_checkpoint, load_kept
 from train.config import RunConfig
-from train.machine.device import Device, decided_by
-from train.machine.distributed import World
+from train.device import Device, decided_by
 from train.metrics import Meter, Tracker
 from train.objective import BatchSource, Figures, Forward, Objective
-from train.saving.checkpoint import TrainerState, load_checkpoint, load_kept
-from train.saving.run_directory import Owner, Start, check_contents
+from train.processes import World
 
 Result = TypeVar("Result")
 
@@ -57,7 +56,6 @@ class Run:
 
     config: RunConfig
     script: str
-    owner: Owner
     device: Device
     world: World
     data: PreparedData
@@ -91,10 +89,6 @@ class Run:
         """Free the gradients: the next backward pass makes new ones."""
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-
-    def check_owner(self) -> None:
-        """Raises InputError in every process if the run directory is no longer this run's: it was moved or deleted."""
-        self.world.on_rank0(self.owner.check)
 
     def event(self, is_last: bool) -> EvalEvent:
         """This moment, for the hooks."""
@@ -140,7 +134,7 @@ def resume(
     if start.checkpoint is not None:
         state = RunState(**vars(load_checkpoint(start.checkpoint, lm, optimizers, world)))
         source.restore(load_kept(start.checkpoint, world))
-        if start.is_own:
+        if start.checkpoint == start.newest:
             state.saved_at = state.step
         else:
             state.wandb_id = None  # another run continues, under its own name

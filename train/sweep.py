@@ -25,10 +25,10 @@ import yaml
 
 from configs.command import InputError, exit_on_bad_input, survive_lost_output, usable_cores, whole
 from configs.loader import flatten
+from train.checkpoint import find_start, own
 from train.config import RunConfig, add_trust_option, load_run_config
-from train.machine.signals import stop_signals
 from train.method_config import script_of
-from train.saving.run_directory import Owner, find_start
+from train.processes import stop_signals
 
 REASONS = {2: " (bad input)", 3: " (its loss became non-finite)"}
 
@@ -131,8 +131,7 @@ def main() -> int:
     given = parser.parse_intermixed_args()
     runs = plan(given.config, given.overrides, given.seeds, trust_hooks=given.trust_hooks)
     out = given.out or runs[0].folder
-    with Owner(out) as owner:
-        owner.take()
+    with own(out):
         survive_lost_output()
         waiting = [run for run in runs if not find_start(run.config).finished]
         variants = {run.label: " ".join(run.changes) or f"the baseline, {given.config}" for run in runs}

@@ -17,7 +17,7 @@ from typing import Any
 
 from configs.command import InputError, exit_on_bad_input, numbers, whole
 from configs.text import did_you_mean
-from eval.opening import add_device_option, data_config, open_checkpoint
+from eval.load_model import add_device_option, data_config, open_checkpoint
 
 MOST_TOKENS = 256  # of a map: more are too small to see
 EXAMPLE = "Once there was a fox. The fox saw a bird, and the bird saw the fox."

@@ -6,18 +6,18 @@ A picture cannot lie: weights @ v must equal what the kernel returned, or the ca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from eval.attention.diagnosis import likely_cause
-from eval.eval_mode import evaluating
+from eval.language_modeling import evaluating
 from model import LanguageModel
 from model.attention import attention_scores, normalise, repeat_kv
 from model.kv_cache import KVCache
-from model.masks import MaskSpec, boolean_mask, real_tokens
+from model.masks import MaskSpec, boolean_mask
 
 # largest |weights @ v - kernel output|, as a share of the largest |output|
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -222,10 +222,9 @@ def _recorder(
     (B, T), device = input_ids.shape, input_ids.device
     cache = kv_cache if kv_cache is not None else KVCache()
     positions, past = cache.positions(T, device), cache.length
-    specs = {}
-    for layer, window in enumerate(lm.config.windows):
-        keys = cache.key_positions(layer, T, device)
-        specs[layer] = MaskSpec(positions, keys, B, real_tokens(attention_mask, keys), document_ids, window)
+    spec = MaskSpec(positions, positions, B, attention_mask, document_ids)
+    by_window = spec.of_layers(lm.config.windows, cache)
+    specs = {i: replace(by_window[window], all_visible=False) for i, window in enumerate(lm.config.windows)}
     cos_sin = lm.model.rotary_emb(positions[None], torch.float32)
     return _Recorder(heads, specs, past + T, cos_sin)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from eval.attention.probes import Probe
 from eval.attention.snapshots import Ablated, Head
-from eval.eval_mode import evaluating
+from eval.language_modeling import evaluating
 from model import LanguageModel
 
 How = Literal["zero", "mean"]

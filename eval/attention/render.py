@@ -12,8 +12,7 @@ from eval.attention.pictures.score_plots import curves, score_maps
 from eval.attention.pictures.timelapse import timelapse
 from eval.attention.snapshots import Snapshot, file_of
 from eval.attention.viewer.page import write_viewer
-from eval.experts.in_viewer import for_viewer
-from eval.experts.log import read
+from eval.experts.log import for_viewer, read
 
 PICTURES = {  # that bear no step in their name, and what they show
     "timelapse.gif": "every head while it learns",

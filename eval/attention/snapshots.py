@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, FiniteFloat
 
 from configs.command import InputError
 from configs.files import append_line, checked, parse_json
 from configs.text import escape
-from eval.run_files import Number
 
 Head = tuple[int, int]  # layer, head
 FORMAT = 1
@@ -159,10 +158,10 @@ class _About(BaseModel):
     heads: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     num_attention_heads: Annotated[int, Field(ge=1)]
     num_key_value_heads: Annotated[int, Field(ge=1)]
-    chance: dict[str, Number | None]
+    chance: dict[str, FiniteFloat | None]
     maps: dict[str, _Map]
     scores: list[str]
-    scalars: dict[str, Number | None]
+    scalars: dict[str, FiniteFloat | None]
     ablations: list[tuple[str, list[Head], float]] = []
     attention: Literal["heads", "mla"] = "heads"
     blocks: list[list[Annotated[int, Field(ge=0)]]] = []

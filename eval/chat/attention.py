@@ -12,6 +12,7 @@ import torch
 
 from configs.command import InputError
 from configs.files import checkpoint_directory
+from configs.text import columns, escape
 from eval.attention import snapshots
 from eval.attention.capture import AttentionMaps, capture
 from eval.attention.history import best_head
@@ -19,14 +20,16 @@ from eval.attention.pictures.plots import mosaic, one_head
 from eval.attention.probes import readable_tokens
 from eval.attention.snapshots import ProbeMap, Snapshot
 from eval.chat.session import Conversation
+from eval.load_model import run_folder
 from model import LanguageModel
 from model.kv_cache import KVCache
 
 MOST_TOKENS = 256  # whose rows are looked at: more are too small to see in a picture
+BLOCKS = "·▁▂▃▄▅▆▇█"  # of a weight, from 0 to 1; what is still to come is blank
 
 
 @dataclass(frozen=True)
-class Looked:
+class AnswerMaps:
     """The weights of the last answer.
 
     maps:   .weights (layer, 1, head, query, key); queries are the last tokens, at most 256, keys all of them
@@ -39,14 +42,14 @@ class Looked:
     first: int
 
 
-def look_back(conversation: Conversation) -> Looked:
+def look_back(conversation: Conversation) -> AnswerMaps:
     """The last answer, read once more, with what came before it. Raises ValueError where there is none."""
     last = conversation.last
     if last is None or last.begin == len(last.ids):
         raise ValueError("there is no answer yet to look at: ask something first")
     start = max(0, len(last.ids) - MOST_TOKENS)
     maps = capture_from(conversation.lm, last.ids, start)
-    return Looked(maps, readable_tokens(conversation.tokenizer, last.ids), max(last.begin - 1, start))
+    return AnswerMaps(maps, readable_tokens(conversation.tokenizer, last.ids), max(last.begin - 1, start))
 
 
 def capture_from(lm: LanguageModel, ids: Sequence[int], start: int) -> AttentionMaps:
@@ -58,64 +61,97 @@ def capture_from(lm: LanguageModel, ids: Sequence[int], start: int) -> Attention
     return capture(lm, row[:, start:], kv_cache=cache)
 
 
-def head_to_show(run: str | Path, looked: Looked) -> tuple[int, int, str]:
+def head_to_show(run: str | Path, answer: AnswerMaps) -> tuple[int, int, str]:
     """Layer, head and why this one: the run's strongest induction head, by the last look at its heads in training.
 
     Without snapshots: the head that is most focused on single tokens further back in this answer.
     """
-    directory = checkpoint_directory(run)
-    files = sorted((directory.parents[1] / "attention").glob("step_*.npz")) if len(directory.parents) > 1 else []
+    maps = answer.maps
     try:
-        seen = snapshots.read(files[-1]) if files else None
-    except InputError:  # a broken file must not stop the command
-        seen = None
-    if seen is not None and (place := best_head(seen, "induction")):
-        layer, head, score = seen.layers[place[0]], seen.heads[place[1]], float(seen.scores["induction"][place])
-        if layer in looked.maps.layers and head in looked.maps.heads:
+        *_, file = sorted((run_folder(run) / "attention").glob("step_*.npz"))
+        snapshot = snapshots.read(file)
+    except (ValueError, InputError):  # there is none, or a broken one
+        snapshot = None
+    if snapshot is not None and (place := best_head(snapshot, "induction")):
+        layer, head = snapshot.layers[place[0]], snapshot.heads[place[1]]
+        if layer in maps.layers and head in maps.heads:
+            score = float(snapshot.scores["induction"][place])
             return layer, head, f"the run's strongest induction head ({score:.2f} on random tokens)"
-    weights = looked.maps.weights[:, 0].numpy()  # (layer, head, query, key)
+    weights = maps.weights[:, 0].numpy()  # (layer, head, query, key)
     queries, keys = weights.shape[2:]
-    places = np.arange(keys - queries, keys)[:, None] - np.arange(keys)  # how far back each key is
-    far = np.where((places > 1) & (np.arange(keys) > 0), weights, 0.0)
-    sharpness = far[:, :, looked.first - keys + queries :].max(-1).mean(-1)
+    distance = np.arange(keys - queries, keys)[:, None] - np.arange(keys)
+    far = np.where((distance > 1) & (np.arange(keys) > 0), weights, 0.0)
+    sharpness = far[:, :, answer.first - keys + queries :].max(-1).mean(-1)
     layer, head = divmod(int(sharpness.argmax()), sharpness.shape[1])
     return layer, head, "of all heads the one most focused on single tokens further back"
 
 
-def read_head(text: str, looked: Looked) -> tuple[int, int]:
+def read_head(text: str, answer: AnswerMaps) -> tuple[int, int]:
     """`2,0`, `2 0` or `L2 H0` -> layer and head. Raises ValueError for anything else, and a head that is not there."""
-    found = re.fullmatch(r"\s*L?(\d+)[\s,]*H?(\d+)\s*", text, re.IGNORECASE)
-    numbers = re.findall(r"\d+", text)
-    if found is None or len(numbers) != 2:
+    match = re.fullmatch(r"\s*L?(\d+)(?:[\s,]+H?|H)(\d+)\s*", text, re.IGNORECASE)
+    if match is None:
         raise ValueError("/attention takes a layer and a head, for example /attention 2,0")
-    layer, head = map(int, numbers)
-    if layer not in looked.maps.layers or head not in looked.maps.heads:
-        last = looked.maps.layers[-1], looked.maps.heads[-1]
-        raise ValueError(f"there is no L{layer} H{head}: layers are 0 to {last[0]}, heads 0 to {last[1]}")
+    layer, head = map(int, match.groups())
+    layers, heads = answer.maps.layers, answer.maps.heads
+    if layer not in layers or head not in heads:
+        raise ValueError(f"there is no L{layer} H{head}: layers are 0 to {layers[-1]}, heads 0 to {heads[-1]}")
     return layer, head
 
 
-def draw(looked: Looked, run: str | Path, layer: int, head: int) -> list[Path]:
+def attention_map(
+    weights: np.ndarray, labels: Sequence[str], first: int, width: int, most_rows: int | None = None
+) -> list[str]:
+    """One head in lines of at most `width` columns: a row a token that looks, from left to right what it looks at.
+
+    weights: (query, key), the queries are the last ones of the keys. labels: one a key. first: the first key whose
+    row is drawn. Several keys share a column where there are more of them than columns: the largest weight is drawn.
+    At the right of a row stands the token that has most, and its weight. most_rows: later rows, and keys that only
+    they could see, are left out.
+    """
+    end = len(labels) if most_rows is None else min(len(labels), first + most_rows)
+    names = [escape(label) for label in labels[:end]]
+    label_width = min(max(map(columns, names)), max(4, width // 6))
+    names = [_padded(name, label_width) for name in names]
+    room = max(1, width - 2 * label_width - 8)  # two edges, three blanks and a number such as .71
+    pool = -(-end // room)
+    lines = []
+    for key in range(first, end):
+        row = weights[key - (len(labels) - len(weights)), : key + 1]
+        largest = [row[at : at + pool].max() for at in range(0, len(row), pool)]
+        cells = "".join(BLOCKS[round(float(weight) * (len(BLOCKS) - 1))] for weight in largest)
+        top = int(row.argmax())
+        number = f"{row[top]:.2f}".removeprefix("0")[:3]  # .71, or 1.0
+        lines.append(f"{names[key]} │{cells:{-(-end // pool)}}│ {names[top]} {number}")
+    return lines
+
+
+def _padded(text: str, width: int) -> str:
+    """As much of the beginning of a text as this many columns of a terminal hold, filled up with blanks."""
+    while columns(text) > width:
+        text = text[:-1]
+    return text + " " * (width - columns(text))
+
+
+def draw(answer: AnswerMaps, run: str | Path, layer: int, head: int) -> list[Path]:
     """Every head as chat.png, this one as chat_L2H0.png, in the run's attention folder; in this folder for others."""
-    directory = checkpoint_directory(run)
-    is_run = (Path(run) / "checkpoints").is_dir()
-    folder = Path(run) / "attention" if is_run else Path()
+    folder = Path(run) / "attention" if (Path(run) / "checkpoints").is_dir() else Path()
     folder.mkdir(parents=True, exist_ok=True)
-    step = re.search(r"step_(\d{8})$", directory.name)
-    snapshot = _snapshot(looked, int(step[1]) if step else -1)
+    step = re.search(r"step_(\d{8})$", checkpoint_directory(run).name)
+    maps = answer.maps
+    left_out = len(answer.labels) - maps.weights.shape[3]  # the last tokens stand for rows and for columns
+    note = f"tokens 0 to {left_out - 1} of {len(answer.labels)}" if left_out else ""
+    shown = ProbeMap(maps.weights[:, 0, :, :, left_out:].numpy(), answer.labels[left_out:], left_out=note)
+    snapshot = Snapshot(
+        int(step[1]) if step else -1,
+        0,
+        0.0,
+        *(maps.layers, maps.heads, maps.num_attention_heads, maps.num_key_value_heads),
+        maps={"last answer": shown},
+        scores={},
+        chance={},
+        attention=maps.attention,
+    )
     return [
         mosaic(snapshot, folder / "chat.png", str(run)),
         one_head(snapshot, layer, head, folder / f"chat_L{layer}H{head}.png", str(run)),
     ]
-
-
-def _snapshot(looked: Looked, step: int) -> Snapshot:
-    """What plots draws: the last tokens, as rows and as columns."""
-    maps = looked.maps
-    shown = maps.weights.shape[3]
-    left_out = len(looked.labels) - shown
-    note = f"tokens 0 to {left_out - 1} of {len(looked.labels)}" if left_out else ""
-    answer = ProbeMap(maps.weights[:, 0, :, :, left_out:].numpy(), looked.labels[left_out:], left_out=note)
-    numbers = (maps.layers, maps.heads, maps.num_attention_heads, maps.num_key_value_heads)
-    answers = {"last answer": answer}
-    return Snapshot(step, 0, 0.0, *numbers, maps=answers, scores={}, chance={}, attention=maps.attention)

@@ -1,33 +1,34 @@
-"""How does a conversation continue? In token ids, so that a turn reads only what is new in it.
-
-Messages and answers keep the ids in which they were read and written, so the key-value cache stays valid. Encoding the
-text again need not give the ids that the model drew. A chat template that writes what was said differently now (some
-leave old thoughts out) has the last word.
-"""
+"""How does a conversation continue? Its template writes all messages anew at every turn, as training had them; what the
+key-value cache holds of the same beginning is not read again."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from configs.command import InputError
-from configs.files import checkpoint_directory
+from configs.files import is_adapter, read_checkpoint
 from configs.loader import load_config
-from data.chat import end_of_turn_ids, next_prompt_ids, prompt_ids
+from data.chat import prompt_ids
+from data.reading.records import Message
 from data.reply import Reply
-from data.tokenizer import Tokenizer
-from eval.chat.loops import repeated_block
-from eval.opening import ends_turns, open_model, with_rope_options
+from data.tokenizer import Tokenizer, load_tokenizer
+from eval.load_model import ends_turns, open_model, run_folder, trained_length
+from eval.run_files import read_samples
 from model import LanguageModel
+from model.checkpoint import read_config
 from model.generation import Sampling, stream
 from model.kv_cache import KVCache
+from model.lora import load_adapters, remove_adapters
 
 FREE = 8  # an eighth of the context, if not max_new_tokens, is kept free for an answer
+COPIES = 5  # of one block in a row: the built-in world sings its songs up to three times, and repeats words up to four
+LEAST, LONGEST = 20, 64  # tokens that the copies fill (a row of dots is not a loop yet), and of a block
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,10 @@ class Turn:
 class Conversation:
     """Messages and answers, or, for a model that was not trained on chats, one text that both write.
 
-    turns: the ids of each turn, what ended it included. last: the Turn of the last answer, None before one. reply: that
-    answer, taken apart. thought: what came of its thoughts with the newest piece.
-    forgotten: how many of the oldest turns the last `answer` left out, since the context was full.
+    is_chat: whether the model was trained on chats, and may end a turn by itself. It may be set. turns: the messages of
+    each turn. last: the Turn of the last answer, None before one. reply: that answer, taken apart. thought: what came
+    of its thoughts with the newest piece. forgotten: how many of the oldest turns the last `answer` left out, since the
+    context was full.
     Settings may be changed between two answers. Raises ValueError for a temperature or top_p out of range.
     """
 
@@ -69,20 +71,12 @@ class Conversation:
         self.lm, self.tokenizer = lm, tokenizer
         self.sampling = Sampling(temperature, top_p=top_p)
         self.max_new_tokens, self.seed = max_new_tokens, seed
-        self.system, self.head = "", tokenizer.first_ids
+        self.is_chat = ends_turns(lm, tokenizer)
+        self.system = ""
         self.tools: tuple[dict, ...] = ()
-        self._is_chat: bool | None = None
         self.cache = KVCache(lm.config)
+        self._base_ends = lm.config.eos_token_id
         self.reset()
-
-    @property
-    def is_chat(self) -> bool:
-        """Whether the model was trained on chats: then it may end a turn by itself. It may be set."""
-        return ends_turns(self.lm, self.tokenizer) if self._is_chat is None else self._is_chat
-
-    @is_chat.setter
-    def is_chat(self, value: bool) -> None:
-        self._is_chat = value
 
     @property
     def context_length(self) -> int:
@@ -91,8 +85,7 @@ class Conversation:
 
     def reset(self) -> None:
         """Start again; system message and settings stay. The same questions get the same answers again."""
-        self.turns: list[list[int]] = []
-        self._said: list[list[dict[str, str]]] = []  # the messages of each turn
+        self.turns: list[list[Message | dict]] = []
         self.last: Turn | None = None
         self.reply, self.thought = Reply(self.tokenizer), ""
         self.forgotten, self._answered, self._document_ended = 0, 0, False
@@ -105,18 +98,36 @@ class Conversation:
     def set_system(self, text: str) -> None:
         """Put a system message before all turns; "" takes it away. Raises ValueError where there can be none."""
         if (text or self.tools) and not self.is_chat:
-            missing = "tools" if self.tools else "system message"
-            raise ValueError(f"this model was trained on texts, not on chats: it has no {missing}")
-        head = self.tokenizer.first_ids
-        if text or self.tools:
-            said = [{"role": "system", "content": text}]
-            head = prompt_ids(self.tokenizer, said, self.tools, add_generation_prompt=False)
-        if len(head) > self.context_length // 2:
-            what = "the system message with the tools" if self.tools else "the system message"
-            raise ValueError(
-                f"{what} takes {len(head):,} tokens, and the model sees {self.context_length:,}: shorten it"
-            )
-        self.system, self.head = text, head
+            what = "tools" if self.tools else "system message"
+            raise ValueError(f"this model was trained on texts, not on chats: it has no {what}")
+        self.system = text
+
+    def use_adapters(self, run: str | Path | None) -> None:
+        """Switch to the adapters (LoRA) of a run, None = none, and begin a new conversation: what is in the cache is of
+        other weights. The base is in memory once. Raises InputError for what does not fit; then none are in use."""
+
+        def load(directory: Path) -> int | list[int] | None:
+            if not is_adapter(directory):
+                raise InputError(f"{directory}: holds a whole model, not adapters: chat with it by itself")
+            has_own = (directory / "tokenizer.json").is_file()
+            if has_own and load_tokenizer(directory).sha256() != self.tokenizer.sha256():
+                raise InputError(f"{directory}: has another tokenizer than the base: the same ids stand for other text")
+            load_adapters(self.lm, directory)
+            return read_config(directory).eos_token_id
+
+        if self.lm.adapters is not None:
+            remove_adapters(self.lm)
+        ends = self._base_ends
+        try:
+            ends = read_checkpoint(run, load) if run is not None else ends
+        except (OSError, ValueError) as error:
+            raise InputError(str(error)) from None
+        finally:  # fine-tuned on chats, a model ends its turns; its base does not
+            self.lm.config = self.lm.config.model_copy(update={"eos_token_id": ends})
+            self.is_chat = ends_turns(self.lm, self.tokenizer)
+            if not self.is_chat:
+                self.system = ""
+            self.reset()
 
     def answer(self, text: str, role: str = "user") -> Generator[str, None, None]:
         """The answer to a message, or the text's continuation, piece by piece as decoded. Closing it ends the turn.
@@ -127,20 +138,22 @@ class Conversation:
         Raises ValueError, before anything is read, for an empty message and one that the context has no room for.
         """
         if not text.strip():
+            what = "there is nothing to answer: type a message" if self.is_chat else "there is nothing to continue"
+            raise ValueError(what)
+        turns, longest = [] if self._document_ended else list(self.turns), self.context_length
+        room = min(self.max_new_tokens, longest // FREE)
+        message = {"role": role, "content": text}
+        while len(prompt := self._prompt(turns, message)) + room > longest and turns:
+            del turns[0]
+        if len(prompt) >= longest:
             raise ValueError(
-                "there is nothing to answer: type a message" if self.is_chat else "there is nothing to continue"
+                f"that makes {len(prompt):,} tokens, and the model sees {longest:,}, its answer included: shorten it"
             )
-        if self._document_ended:
-            self.turns, self._document_ended = [], False
-        self.forgotten = self._make_room(self._ids_of(text, role))
-        new = self._ids_of(text, role)  # again: it may be the first turn now
-        del self._said[: len(self._said) - len(self.turns)]
-        asked = {"role": role, "content": text}
-        prompt = self._as_the_template_says([*self.head, *chain(*self.turns), *new], asked)
-        device = next(self.lm.parameters()).device
+        self.forgotten = 0 if self._document_ended else len(self.turns) - len(turns)
+        self.turns, self._document_ended = turns, False
         steps = stream(
             self.lm,
-            torch.tensor([prompt], device=device),
+            torch.tensor([prompt], device=next(self.lm.parameters()).device),
             self.max_new_tokens,
             self.sampling,
             self.tokenizer.stop_ids,
@@ -148,24 +161,29 @@ class Conversation:
             kv_cache=self.cache,
         )
         self._answered += 1
-        return self._pieces(steps, prompt, new, asked)
+        return self._pieces(steps, prompt, message)
 
-    def _as_the_template_says(self, ids: list[int], asked: dict[str, str]) -> list[int]:
-        """The ids of a prompt, if they spell what the chat template writes; otherwise what it writes."""
-        if not self.is_chat:
-            return ids or [self.tokenizer.bos_id]
-        system = [{"role": "system", "content": self.system}] if self.system or self.tools else []
-        written = prompt_ids(self.tokenizer, [*system, *chain(*self._said), asked], self.tools)
-        spelled = [self.tokenizer.decode(one, skip_special_tokens=False) for one in (ids, written)]
-        prompt = ids if spelled[0] == spelled[1] else written
-        if len(prompt) >= self.context_length:
-            raise ValueError(self._too_long(len(prompt)))
-        return prompt
+    def _prompt(self, turns: list[list[Message | dict]], message: dict) -> list[int]:
+        """The ids of all that was said, up to where the answer to this message begins; or of one text."""
+        messages = [*chain(*turns), message]
+        if self.is_chat:
+            system = [{"role": "system", "content": self.system}] if self.system or self.tools else []
+            return prompt_ids(self.tokenizer, [*system, *messages], self.tools)
+        text = ""
+        for part in messages:
+            new = part["content"] if isinstance(part, dict) else part.content
+            ends_in_word = text[-1:].isascii() and not text[-1:].isspace()  # a Chinese one needs no space
+            text += f" {new}" if text and ends_in_word and isinstance(part, dict) and new[0].isalnum() else new
+        return self.tokenizer.begin(text)
 
-    def _pieces(
-        self, steps: Iterator[Any], prompt: list[int], new: list[int], asked: dict[str, str]
-    ) -> Generator[str, None, None]:
-        reused, ended = self.cache.length, "stopped"
+    def _pieces(self, steps: Iterator[Any], prompt: list[int], message: dict) -> Generator[str, None, None]:
+        held, ended = self.cache.token_ids, "stopped"
+        pairs = zip(held[0].tolist() if held is not None else [], prompt[:-1], strict=False)
+        try:
+            self.cache.crop(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        except ValueError:  # a sliding window has forgotten what would be needed
+            self.cache.clear()
+        reused = self.cache.length
         self.reply = Reply(self.tokenizer, prompt, tools=bool(self.tools), is_chat=self.is_chat)
         ids = self.reply.ids
         try:
@@ -176,78 +194,74 @@ class Conversation:
                 self.thought, piece = self.reply.add(token)
                 if self.thought or piece:
                     yield piece
-                if repeated_block(ids):
+                if goes_round(ids):
                     ended = "loops"
                     break
             else:
                 ended = "full" if len(prompt) + len(ids) >= self.context_length else "cut"
-            self.thought, rest = self.reply.end()
-            if self.thought or rest:
-                yield rest
+        except KeyboardInterrupt:  # within a forward pass: the cache may hold half a token
+            self.cache.clear()
+            raise
         finally:
             steps.close()  # type: ignore[attr-defined]  # a generator: now the cache knows what it has read
+            self.thought, rest = self.reply.end()
             if ids or not ended:
-                self._keep(new, ids, ended)
-                said = self.tokenizer.decode(ids, skip_special_tokens=False)  # the template takes it apart
-                self._said.append([asked, {"role": "assistant", "content": said}])
+                self.turns.append([message, self.reply.message])
+                self._document_ended = not self.is_chat and not ended
             self.last = Turn([*prompt, *ids], len(prompt), reused, self.cache.length - reused, ended)
+        if self.thought or rest:
+            yield rest
 
-    def _keep(self, new: list[int], ids: list[int], ended: str) -> None:
-        # the turn ends as data.chat writes it, even if you stopped the answer
-        self.turns.append([*new, *ids, *(end_of_turn_ids(self.tokenizer) if self.is_chat else [])])
-        self._document_ended = not self.is_chat and not ended
 
-    def _make_room(self, new: list[int]) -> int:
-        """Forget the oldest turns until `new` and an answer fit: how many."""
-        longest, fixed = self.context_length, len(self.head) + len(new)
-        if fixed >= longest:
-            raise ValueError(self._too_long(fixed))
-        room, before = min(self.max_new_tokens, longest // FREE), len(self.turns)
-        while self.turns and fixed + sum(map(len, self.turns)) + room > longest:
-            del self.turns[0]
-        return before - len(self.turns)
+def goes_round(ids: Sequence[int]) -> bool:
+    """Whether a text ends in at least COPIES copies of one block, as small models write at temperature 0."""
+    for length in range(1, LONGEST + 1):
+        tokens = length * max(COPIES, -(-LEAST // length))
+        if tokens <= len(ids) and ids[-tokens:-length] == ids[len(ids) - tokens + length :]:
+            return True
+    return False
 
-    def _too_long(self, tokens: int) -> str:
-        longest = self.context_length
-        return f"that makes {tokens:,} tokens, and the model sees {longest:,}, its answer included: shorten it"
 
-    def _ids_of(self, text: str, role: str) -> list[int]:
-        """What stands between the last turn and the answer to this message; of a text, its next words."""
-        if self.is_chat:
-            return next_prompt_ids(self.tokenizer, role, text)
-        written = self.tokenizer.decode(self.turns[-1][-4:]) if self.turns else ""
-        between = " " if written and written[-1].isascii() and not written[-1].isspace() and text[0].isalnum() else ""
-        return self.tokenizer.encode(between + text)
+# ---------------------------------------------------------------------------------------------------------
+# with a run on the disk
 
 
 def open_conversation(
     run: str | Path,
     temperature: float | None = None,
     device: str = "auto",
-    rope: tuple[str | None, float | None] = (None, None),
+    rope: tuple[str, float] | None = None,
     quantise: str | None = None,
     **settings: Any,
 ) -> Conversation:
     """A conversation with a run or a checkpoint directory. temperature: default, that of the run's own samples.
 
-    rope: another scaling of RoPE than the saved one, and its factor, as `eval.opening.with_rope_options` takes them.
-    quantise: of the weights, as `eval.opening.open_checkpoint` takes it.
-    settings: those of Conversation. Raises InputError for what cannot be read, and settings out of range.
+    rope: another scaling of RoPE than the saved one, and its factor. quantise: of the weights, as
+    `eval.load_model.open_model` takes it. settings: those of Conversation. Raises InputError for what cannot be read,
+    and settings out of range.
     """
     lm, tokenizer = open_model(run, device, quantise=quantise)
-    lm = with_rope_options(lm, run, *rope)
+    if rope is not None:
+        scaling = lm.config.rope_scaling
+        of_scaling = scaling.original_max_position_embeddings if scaling else None
+        trained = of_scaling or trained_length(run) or lm.config.max_position_embeddings
+        try:
+            lm = lm.with_rope_scaling(*rope, trained)
+        except ValueError as error:
+            raise InputError(f"--rope-scaling: {error}") from None
+    file = run_folder(run) / "config.yaml"
+    if temperature is None and file.is_file():
+        temperature = (load_config(file).values.get("eval") or {}).get("temperature")
     try:
-        given = temperature if temperature is not None else _temperature_of(run)
-        return Conversation(lm, tokenizer, temperature=given, **settings)
-    except (OSError, ValueError) as error:
+        return Conversation(lm, tokenizer, temperature=0.8 if temperature is None else float(temperature), **settings)
+    except ValueError as error:
         raise InputError(str(error)) from None
 
 
-def _temperature_of(run: str | Path) -> float:
-    """`eval.temperature` in the config.yaml of the run; 0.8 where there is none."""
-    directory = checkpoint_directory(run)
-    for folder in (directory, *directory.parents[:2]):
-        if (folder / "config.yaml").is_file():
-            found = (load_config(folder / "config.yaml").values.get("eval") or {}).get("temperature", 0.8)
-            return float(found)
-    return 0.8
+def first_line(run: str | Path) -> str:
+    """What you could type to a run that continues texts: the prompt of its newest sample, or the first words of it; ""
+    where it has no samples."""
+    samples = read_samples(run_folder(run), lambda problem: None)
+    newest = samples[-1] if samples else {"prompt": "", "text": ""}
+    words = newest["prompt"] or " ".join(newest["text"].split()[:6])
+    return " ".join(words.split())[:60].strip()  # Chinese has no spaces

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from eval.attention.capture import AttentionMaps
 from eval.chat.attention import MOST_TOKENS, capture_from
-from eval.eval_mode import evaluating
+from eval.language_modeling import evaluating
 from model import LanguageModel
 from model.generation import Sampling, stream
 
-Ended = Literal["stop", "length"]
 NUMBERS = 2**26  # weights that are kept at a time: 256 MB
 
 
@@ -37,17 +36,17 @@ def choose(
     stop_ids: Collection[int],
     seed: int | None = None,
     top: int = 8,
-) -> Generator[Choice, None, Ended]:
+) -> Generator[Choice, None, Literal["stop", "length"]]:
     """Continue `ids`: every token as soon as it is drawn, a stop id included. Returns how it ended.
 
     "stop": by a stop id. "length": after max_new_tokens, or with the context full. The ids are those of
     `model.generate`. Raises ValueError as it does, and for non-finite logits.
     """
-    seen: list[Tensor] = []
+    logits: list[Tensor] = []
     row = torch.tensor([ids], device=next(lm.parameters()).device)
-    for drawn in stream(lm, row, max_new_tokens, sampling, stop_ids, seed, watch=seen.append):
+    for drawn in stream(lm, row, max_new_tokens, sampling, stop_ids, seed, watch=logits.append):
         token = int(drawn[0])
-        yield _choice(token, seen.pop()[0], top)
+        yield _choice(token, logits.pop()[0], top)
         if token in stop_ids:
             return "stop"
     return "length"
@@ -64,15 +63,14 @@ def weigh(lm: LanguageModel, ids: Sequence[int], begin: int, top: int = 8) -> li
         logits = lm(row[:, :-1], logits_to_keep=len(ids) - begin)[0].float()  # (tokens, V)
     if not bool(logits.amax(-1).isfinite().all()):
         raise ValueError("the model's logits are non-finite: its weights are damaged, or its training diverged")
-    return [_choice(token, one, top) for token, one in zip(ids[begin:], logits, strict=True)]
+    return [_choice(token, row, top) for token, row in zip(ids[begin:], logits, strict=True)]
 
 
 def _choice(token: int, logits: Tensor, top: int) -> Choice:
     """A token among the logits (V,) from which it was drawn."""
     log_probs = logits.log_softmax(-1)
     best = log_probs.topk(min(top, len(log_probs)))
-    listed = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return Choice(token, log_probs[token].item(), tuple(listed))
+    return Choice(token, log_probs[token].item(), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
 
 
 def rows_around(lm: LanguageModel, ids: Sequence[int], position: int) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from configs.files import DamagedFile, read_json
 from eval.compare import figures as compare_figures
 from eval.compare import text as compare_text
 from eval.compare.runs import Cost, Variant, group, read_runs
-from eval.opening import add_device_option, open_model
+from eval.load_model import add_device_option, open_model
 
 if TYPE_CHECKING:
     from eval.compare.stages import Stage
@@ -185,7 +185,7 @@ def beside_each_other(variants: Sequence[Variant], out: Path) -> list[tuple[str,
 
 def _measure(variants: Sequence[Variant], decode: bool, device: str) -> tuple[dict[str, Cost], dict[str, float] | None]:
     """By variant: what its model costs, and the tokens/s of greedy decoding, None if it is left out."""
-    from eval.decode_speed import decode_speeds
+    from eval.quantised import decode_speeds
 
     costs, models = {}, {}
     for variant in variants:

@@ -29,10 +29,8 @@ from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer
 from eval.attention.controls import LOGITS, rises_without_each
 from eval.compare.runs import RunResult, Variant
-from eval.eval_mode import evaluating
-from eval.floor import compare_with_floor, fitting
-from eval.language_modeling import mean_loss
-from eval.opening import open_model
+from eval.language_modeling import compare_with_floor, evaluating, fitting, mean_loss
+from eval.load_model import open_model
 from eval.questions import ask, figures, held_out_questions, score, source_of
 from model import LanguageModel
 

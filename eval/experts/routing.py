@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from data.batches import Batch
-from eval.eval_mode import evaluating
-from eval.language_modeling import loss_sums, mean
+from eval.language_modeling import evaluating, mean_loss
 from model import LanguageModel
 
 if TYPE_CHECKING:
@@ -44,8 +43,8 @@ def routers(lm: LanguageModel) -> dict[int, Router]:
     """Layer -> its router, of the layers that have one."""
     from model.experts import Router
 
-    found = {number: list(layer.modules()) for number, layer in enumerate(lm.model.layers)}
-    return {number: part for number, parts in found.items() for part in parts if isinstance(part, Router)}
+    parts = ((number, part) for number, layer in enumerate(lm.model.layers) for part in layer.modules())
+    return {number: part for number, part in parts if isinstance(part, Router)}
 
 
 @torch.no_grad()
@@ -103,8 +102,7 @@ def loss_with(
 ) -> float:
     """Mean loss in nats a token, with the routers as they are or with their choice changed."""
     with through(lm, change) if change else nullcontext():
-        sums = [part for parts in loss_sums(lm, batches, autocast) for part in parts]
-    return mean(sums)[0]
+        return mean_loss(lm, batches, autocast)
 
 
 def at_random(seed: int = 0) -> Callable[[int, Routes], Routes]:
@@ -122,9 +120,6 @@ def at_random(seed: int = 0) -> Callable[[int, Routes], Routes]:
 def all_alike(layer: int, routes: Routes) -> Routes:
     """Every token goes to all experts, which count alike: as much computing as E experts, and no choice."""
     probabilities, weights, _ = routes
-    total, (tokens, count) = weights.sum(-1, keepdim=True), probabilities.shape
-    return (
-        probabilities,
-        (total / count).expand(-1, count),
-        torch.arange(count, device=weights.device).expand(tokens, -1),
-    )
+    tokens, count = probabilities.shape
+    equal_weights = (weights.sum(-1, keepdim=True) / count).expand(-1, count)
+    return probabilities, equal_weights, torch.arange(count, device=weights.device).expand(tokens, -1)

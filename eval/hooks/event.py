@@ -16,21 +16,8 @@ from eval.config import EvalConfig
 from model import LanguageModel, ModelConfig
 
 
-class Processes(Protocol):
-    """The processes of the run, as train.machine.distributed.World has them; one process is rank 0 of 1."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def shares_model(self) -> bool: ...
-    def sum(self, *numbers: int) -> list[int]: ...
-    def gather(self, value: Any) -> list[Any]: ...
-
-
 class Alone:
-    """One process that asks no other."""
+    """A world of one process: what a hook may ask of train.processes.World."""
 
     rank, size, shares_model = 0, 1, False
 
@@ -74,7 +61,7 @@ class EvalEvent:
     directory: Path
     autocast: Callable[[], AbstractContextManager]
     tracker: Tracker
-    world: Processes
+    world: Any  # train.processes.World, or Alone
     total_steps: int | None = None
     loss: float | None = None
     command: str = ""
@@ -143,3 +130,11 @@ class Hook:
     def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
         """What the run's files say about this hook, at the end. metrics: the lines of metrics.jsonl."""
         return Outcome()
+
+
+LINE = ("step", "tokens", "time_s", "split")  # what every line of metrics.jsonl has
+
+
+def figures_in(line: dict[str, Any]) -> dict[str, Any]:
+    """What a hook logged, of a line of metrics.jsonl."""
+    return {name: value for name, value in line.items() if name not in LINE}

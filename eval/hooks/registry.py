@@ -11,30 +11,32 @@ import inspect
 import random
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
 from configs.command import InputError
+from configs.text import escape, table
 from eval.config import EvalConfig
-from eval.hooks.event import Alone, EvalEvent, Hook, Outcome
-from eval.hooks.function import FunctionHook
-from eval.language_modeling import OutOfStep
+from eval.hooks.event import LINE, Alone, EvalEvent, Hook, Outcome, figures_in
+from eval.language_modeling import OutOfStep, evaluating
 from model import ModelConfig
 
 BUILT_IN = {  # name in YAML -> module and class; imported when a run names it
-    "validation": "eval.hooks.validation:Validation",
-    "questions": "eval.hooks.questions:Questions",
-    "samples": "eval.hooks.samples:Samples",
+    "validation": "eval.hooks.held_out:Validation",
+    "questions": "eval.hooks.held_out:Questions",
+    "samples": "eval.hooks.held_out:Samples",
     "attention": "eval.hooks.attention:Attention",
     "experts": "eval.hooks.experts:Experts",
-    "recall": "eval.hooks.recall:Recalls",
+    "recall": "eval.hooks.held_out:Recalls",
 }
+ROWS = 12  # of a function's table in report.md
 
 
 class Hooks:
@@ -43,7 +45,9 @@ class Hooks:
     def __init__(self, config: EvalConfig):
         """Raises InputError for a hook that does not exist."""
         self.cadences = config.cadences()
-        self.hooks = {name: _load(name) for name in self.cadences}
+        loaded = {name: _load(name) for name in self.cadences}
+        self.hooks = {name: hook for name, (hook, _) in loaded.items()}
+        self.files = {name: module.__file__ for name, (_, module) in loaded.items()}
         self.off: set[str] = set()
 
     def check(self, config: EvalConfig, model: ModelConfig) -> None:
@@ -60,17 +64,17 @@ class Hooks:
         loss = None
         for name in self.hooks:
             if name not in self.off and self.cadences[name].is_due(event.step, event.is_last):
-                found = self._attempt(name, "look", event)
-                loss = found if isinstance(found, float) else loss
+                result = self._attempt(name, "look", event)
+                loss = result if isinstance(result, float) else loss
         return loss
 
     def finish(self, event: EvalEvent) -> None:
         """After the last step: what is drawn once. Only the first process draws."""
-        self._on_first(event, "finish")
+        self._on_rank0(event, "finish")
 
     def stop(self, event: EvalEvent, why: str) -> None:
         """Before the last step: what shows the run says that it has stopped. Only the first process does."""
-        self._on_first(event, "stop", why)
+        self._on_rank0(event, "stop", why)
 
     def outcomes(
         self, directory: Path, metrics: list[dict[str, Any]], warn: Callable[[str], None]
@@ -80,68 +84,61 @@ class Hooks:
             try:
                 yield hook.outcome(directory, metrics)
             except Exception as error:
-                problem = f"{type(error).__name__}: {error}{_place(error, hook)}"
-                warn(f"warning: the {name} hook adds nothing to the report: {problem}")
+                warn(f"warning: the {name} hook adds nothing to the report: {self._problem(name, error)}")
 
-    def _on_first(self, event: EvalEvent, method: str, *more: Any) -> None:
+    def _on_rank0(self, event: EvalEvent, method: str, *more: Any) -> None:
         """The other processes do not come here, so the event knows none that a hook could ask and wait for."""
         for name in self.hooks:
             if event.writes and name not in self.off:
                 self._attempt(name, method, replace(event, world=Alone()), *more)
 
     def _attempt(self, name: str, method: str, event: EvalEvent, *more: Any) -> Any:
-        found, problem = None, ""
+        result, problem = None, ""
         try:
             with _random_state_kept():
-                found = getattr(self.hooks[name], method)(event, *more)
+                result = getattr(self.hooks[name], method)(event, *more)
         except OutOfStep as error:
             if event.world.rank:  # only the first process prints the errors that end a run
                 print(f"error in process {event.world.rank}: {error}", file=sys.stderr)
             raise
         except Exception as error:
-            problem = f"{type(error).__name__}: {error}{_place(error, self.hooks[name])}"
+            problem = self._problem(name, error)
         if event.any_process(bool(problem)):
             self.off.add(name)
             problem = problem or "it failed in another process"
             event.tracker.say(f"warning: the {name} hook is off from here: {problem}")
             return None
-        return found
+        return result
+
+    def _problem(self, name: str, error: Exception) -> str:
+        """The error, and the last line of the hook's own file that led to it."""
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = ([frame for frame in frames if frame.filename == self.files[name]] or frames)[-1]
+        return f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"
 
 
-def _load(name: str) -> Hook:
-    module, _, attribute = BUILT_IN.get(name, name).partition(":")
+def _load(name: str) -> tuple[Hook, ModuleType]:
+    path, _, attribute = BUILT_IN.get(name, name).partition(":")
     if not attribute:
         known = ", ".join(BUILT_IN)
         raise InputError(f"eval.hooks: no hook is called {name!r}: use {known}, or module:function for one of your own")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        module = importlib.import_module(path)
+        function = getattr(module, attribute)
     except Exception as error:
         raise InputError(f"eval.hooks: {name} cannot be imported: {type(error).__name__}: {error}") from None
-    if inspect.isclass(found) and issubclass(found, Hook):
-        return found()
-    if not callable(found):
-        raise InputError(f"eval.hooks: {name} is a {type(found).__name__}, not a function of one event")
-    return FunctionHook(found)
-
-
-def _place(error: Exception, hook: Hook) -> str:
-    """` (file.py, line 12)`: the last line of the hook's own file that led to the error."""
-    function = hook.function if isinstance(hook, FunctionHook) else type(hook)
-    frames = traceback.extract_tb(error.__traceback__)
-    try:
-        own = [frame for frame in frames if frame.filename == inspect.getsourcefile(function)]
-    except TypeError:  # written in C, or a callable object
-        own = []
-    frame = (own or frames)[-1]
-    return f" ({frame.filename}, line {frame.lineno})"
+    if inspect.isclass(function) and issubclass(function, Hook):
+        return function(), module
+    if not callable(function):
+        raise InputError(f"eval.hooks: {name} is a {type(function).__name__}, not a function of one event")
+    return FunctionHook(function, attribute), module
 
 
 @contextmanager
 def _random_state_kept() -> Iterator[None]:
     """Afterwards Python, NumPy and PyTorch draw what they would have drawn without what ran inside."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    on_mps = torch.backends.mps.is_available()
-    mps = torch.mps.get_rng_state() if on_mps else None
+    mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     try:
         with torch.random.fork_rng(devices):
@@ -151,3 +148,48 @@ def _random_state_kept() -> Iterator[None]:
         np.random.set_state(numpy)  # noqa: NPY002
         if mps is not None:
             torch.mps.set_rng_state(mps)
+
+
+class FunctionHook(Hook):
+    """Calls a function of one event, with the model in evaluation mode.
+
+    It may return figures, {name: number}: a line of metrics.jsonl under `hooks/<function>`, a line on the terminal, and
+    a table in report.md. Raises ValueError or TypeError for a value that is not a number, and for a name that is taken.
+    """
+
+    def __init__(self, function: Callable[[EvalEvent], Any], name: str):
+        self.function, self.name = function, name
+        self.kept: dict[str, Any] = {}
+
+    def look(self, event: EvalEvent) -> None:
+        if not event.world.shares_model:  # then the first process can do it alone
+            if not event.writes:
+                return
+            event = replace(event, world=Alone())
+        with evaluating(event.lm):
+            result = self.function(replace(event, kept=self.kept))
+        if not isinstance(result, Mapping):
+            return
+        figures = {
+            str(name): float(value.detach() if isinstance(value, torch.Tensor) else value)
+            for name, value in result.items()
+        }
+        if taken := set(LINE) & figures.keys():
+            raise ValueError(f"{min(taken)} is in every line of metrics.jsonl: give the figure another name")
+        event.log(f"hooks/{self.name}", figures)
+        shown = "   ".join(f"{escape(name)} {value:.4g}" for name, value in figures.items())
+        event.say(f"{escape(self.name)}: {shown}")
+
+    def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
+        lines = [line for line in metrics if line["split"] == f"hooks/{self.name}"]
+        if not lines:
+            return Outcome()
+        names = list(dict.fromkeys(name for line in lines for name in figures_in(line)))
+        chosen = sorted({round(place * (len(lines) - 1) / (ROWS - 1)) for place in range(ROWS)})
+        values = [[lines[i].get(name) for name in names] for i in chosen]
+        rows = [
+            [f"{lines[i]['step']:,}", *("none" if value is None else f"{value:.4g}" for value in row)]
+            for i, row in zip(chosen, values, strict=True)
+        ]
+        sections = [f"## {escape(self.name)}", "", table(["step", *names], rows), ""]
+        return Outcome({f"hooks/{self.name}": dict(zip(names, values[-1], strict=True))}, sections=sections)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from configs.command import InputError, exit_on_bad_input, numbers, whole
 from configs.files import checkpoint_directory
-from eval.opening import add_device_option, data_config, open_model
+from eval.load_model import add_device_option, data_config, open_model
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from data.config import DataConfig

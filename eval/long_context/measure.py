@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eval.attention.capture import capture
-from eval.eval_mode import evaluating
+from eval.language_modeling import evaluating
 from eval.long_context.texts import RecallTexts
 from model import LanguageModel
 

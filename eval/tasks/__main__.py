@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from configs.command import InputError, exit_on_bad_input, whole
 from configs.text import table as markdown_table
-from eval.opening import add_device_option, open_checkpoint, trained_length
+from eval.load_model import add_device_option, open_checkpoint, trained_length
 
 if TYPE_CHECKING:  # torch is imported after the arguments have been read
     from data.tokenizer import Tokenizer
-    from eval.questions import Asked
+    from eval.questions import Question
     from model import LanguageModel
 
 
@@ -127,7 +127,7 @@ def questions(lm: LanguageModel, tokenizer: Tokenizer, given: argparse.Namespace
     return result
 
 
-def _answer(question: Asked, reply: str | None, is_right: bool, new_names: bool) -> dict[str, Any]:
+def _answer(question: Question, reply: str | None, is_right: bool, new_names: bool) -> dict[str, Any]:
     said = {"question": question.messages[-1]["content"], "right": question.reply, "reply": reply}
     return {"class": question.kind, "new_names": new_names, **said, "is_right": is_right}
 

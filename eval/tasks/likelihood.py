@@ -10,7 +10,7 @@ from torch import Tensor
 
 from configs.command import InputError
 from data.tokenizer import Tokenizer
-from eval.eval_mode import evaluating
+from eval.language_modeling import evaluating
 from model import LanguageModel
 
 NUMBERS = 1 << 24  # logits of one batch: 64 MB in float32, and as much again for their softmax

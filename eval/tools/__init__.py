@@ -1,1 +1,250 @@
-"""What can the model call, and what does it answer then?"""
+"""What can the model call, and what does it answer if its calls are run? A calculator that never runs code, and a
+look-up in what was said.
+
+    prompt | <tool_call>…</tool_call><|im_end|> | ⏎<|im_start|>tool⏎…<|im_end|>⏎<|im_start|>assistant⏎ | 42<|im_end|>
+             ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~                                                          ~~~~~~~~~~~~
+                          own                                        of the tool                             own
+
+A call is JSON: {"name": "calculator", "arguments": {"expression": "6 * 7"}}. One that is wrong gets an error as its
+response, in one line: the model may try again. A chat and the rollouts of train.grpo both call these.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from data.chat import end_of_turn_ids, next_prompt_ids
+from data.reply import CALL, Reply, read_call, read_reply
+from data.tokenizer import Tokenizer
+from model import LanguageModel, generate, left_pad
+
+MOST_CALLS = 4  # one after the other, before the model must answer
+LONGEST = 200  # characters of an expression or a name, and of an error
+LARGEST = 1e30  # of a number on the way
+MOST_SENTENCES = 8
+ERROR = "error: "  # what the response to a wrong call begins with
+
+OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+
+
+SCHEMAS = tuple(
+    {
+        "name": name,
+        "description": description,
+        "parameters": {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]},
+    }
+    for name, description, argument in (
+        ("calculator", "Computes an expression, for example 6 * 7.", "expression"),
+        ("look_up", "The sentences of this chat that mention a name.", "name"),
+    )
+)
+
+
+def described(names: Sequence[str]) -> tuple[dict[str, Any], ...]:
+    """The schemas of tools, for the chat template. Raises KeyError for a name that no tool has."""
+    known = {schema["name"]: schema for schema in SCHEMAS}
+    return tuple(known[name] for name in dict.fromkeys(names))
+
+
+def said_by_user(messages: Sequence[dict[str, Any]]) -> str:
+    """What the user said in a conversation: the text in which `look_up` looks."""
+    return " ".join(message["content"] for message in messages if message["role"] == "user")
+
+
+def calculate(expression: str) -> str:
+    """The value of + - * / // % ** and brackets over numbers. Raises ValueError for everything else.
+
+    The expression is parsed, and each node of the tree must be one of these; nothing is ever evaluated as code.
+    """
+    if len(expression) > LONGEST:
+        raise ValueError(f"the expression has {len(expression):,} characters, and {LONGEST} are allowed")
+    try:
+        value = _value(ast.parse(expression.strip(), mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError):
+        raise ValueError("this is not an expression") from None
+    except ZeroDivisionError:
+        raise ValueError("division by zero") from None
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+def _value(node: ast.AST) -> int | float:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        value: Any = node.value
+    elif isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
+        value = OPERATORS[type(node.op)](_value(node.operand))
+    elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        left, right = _value(node.left), _value(node.right)
+        if isinstance(node.op, ast.Pow) and left and abs(right * math.log10(abs(left))) > math.log10(LARGEST):
+            raise ValueError("a power is too large")  # before it is computed
+        value = OPERATORS[type(node.op)](left, right)
+    else:
+        raise ValueError(f"{type(node).__name__} is not allowed: use numbers and + - * / // % **")
+    if isinstance(value, complex) or not abs(value) <= LARGEST:
+        raise ValueError("a number is too large, or not real")
+    return value
+
+
+def look_up(name: str, said: str) -> str:
+    """The first sentences of what was said that mention the name, as a word of its own. Raises ValueError."""
+    if not name.strip() or len(name) > LONGEST:
+        raise ValueError("give a name")
+    sentences = re.split(r"(?<=[.!?])[\"”]?\s+", said)
+    name_alone = rf"(?<!\w){re.escape(name.strip())}(?!\w)"
+    mentioning = [sentence for sentence in sentences if re.search(name_alone, sentence)]
+    if not mentioning:
+        raise ValueError(f"nothing that was said mentions {name.strip()}")
+    return " ".join(mentioning[:MOST_SENTENCES])
+
+
+def respond(call: str, said: str, tools: Sequence[dict[str, Any]] = SCHEMAS) -> str:
+    """The response to one call, the JSON text between its tokens; what is wrong with the call is one too.
+
+    said: what the user said, for the look-up.
+    """
+    try:
+        checked_call = read_call(call)
+        name, arguments = checked_call["name"], json.loads(checked_call["arguments"])
+        wanted = {tool["name"]: tool["parameters"]["required"][0] for tool in tools}
+        if name not in wanted:
+            raise ValueError(f"no tool is called {name!r}: use {', '.join(wanted)}")
+        argument = arguments.get(wanted[name])
+        if len(arguments) != 1 or not isinstance(argument, str):
+            raise ValueError(f"{name} takes one argument, {wanted[name]}, which is text")
+        return calculate(argument) if name == "calculator" else look_up(argument, said)
+    except json.JSONDecodeError:
+        return f"{ERROR}the call is not JSON"
+    except (ValueError, RecursionError) as error:
+        text = " ".join(str(error).split())[:LONGEST]
+        return ERROR + text.encode(errors="replace").decode()  # JSON may hold half a character, "\ud800"
+
+
+# ---------------------------------------------------------------------------------------------------------
+# many answers at once
+
+
+@dataclass
+class Written:
+    """What follows one prompt, in any number of turns.
+
+    prompt: its ids. ids: all tokens behind it, with the token that ended each turn. own: which of them the model wrote;
+    the others are responses of tools, in the chat template's form. log_probs: ln of the probability with which each was
+    drawn, 0 where it was not. begin: where the last turn begins in ids. rounds: how often the responses of tools were
+    added; waits: the last turn calls, and gets no response. calls, errors: how many were run, and failed.
+    """
+
+    prompt: Sequence[int] = ()
+    ids: list[int] = field(default_factory=list)
+    own: list[bool] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    begin: int = 0
+    rounds: int = 0
+    waits: bool = False
+    calls: int = 0
+    errors: int = 0
+
+    def add(self, ids: Sequence[int], log_probs: Sequence[float] | None) -> None:
+        """More tokens; without log_probs they are not the model's."""
+        self.ids += ids
+        self.own += [log_probs is not None] * len(ids)
+        self.log_probs += [0.0] * len(ids) if log_probs is None else log_probs
+
+    def last_turn(self, tokenizer: Tokenizer, tools: bool = False) -> Reply:
+        """What the model wrote last, taken apart. A call without a response is cut off, if calls are not asked for."""
+        turn = self.ids[self.begin :]
+        if self.waits and not tools:
+            turn = turn[: turn.index(tokenizer.special_id(CALL))]
+        return read_reply(tokenizer, turn, [*self.prompt, *self.ids[: self.begin]], tools=tools)
+
+    def reply(self, tokenizer: Tokenizer) -> str:
+        """The content of the last turn, with "…" where it was cut."""
+        ended = not self.waits and bool(self.ids) and self.ids[-1] in tokenizer.stop_ids
+        return self.last_turn(tokenizer).content + ("" if ended else "…")
+
+
+def write_answers(
+    lm: LanguageModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    rng: Random,
+    copies: int = 1,
+    tools: Sequence[dict[str, Any]] = (),
+    said: Sequence[str] = (),
+) -> list[Written]:
+    """`copies` answers to each prompt, next to each other; the prompts are read once, all of them together.
+
+    max_new_tokens: of an answer, responses of tools included. rng: gives each round its seed. tools: the schemas of
+    those that may be called; none = a call is an answer like any other. said: for each prompt, what the user said.
+    """
+    answers = [Written(prompt) for prompt in prompts for _ in range(copies)]
+    waiting, rows = list(range(len(answers))), [list(prompt) for prompt in prompts]
+    rooms = [min(max_new_tokens, lm.config.max_position_embeddings - len(prompt)) for prompt in prompts]
+    device, stops = next(lm.parameters()).device, set(tokenizer.stop_ids)
+    while waiting:
+        ids, real = left_pad(rows, tokenizer.pad_id)
+        drawn, log_probs = generate(
+            lm,
+            ids.to(device),
+            max(max_new_tokens - len(answers[number].ids) for number in waiting),
+            temperature=temperature,
+            stop_ids=stops,
+            seed=rng.getrandbits(63),
+            attention_mask=real.to(device),
+            num_return_sequences=len(waiting) // len(rows),
+            return_log_probs=True,
+        )
+        further = []
+        for number, new, chances in zip(waiting, drawn[:, ids.shape[1] :].tolist(), log_probs.tolist(), strict=True):
+            answer, prompt = answers[number], number // copies
+            end = next((at + 1 for at, token in enumerate(new) if token in stops), len(new))
+            end = min(end, rooms[prompt] - len(answer.ids))
+            answer.add(new[:end], chances[:end])
+            if _goes_on(answer, rooms[prompt], tokenizer, tools, said[prompt] if tools else ""):
+                further.append(number)
+        waiting = further
+        rows = [[*prompts[number // copies], *answers[number].ids] for number in waiting]
+    return answers
+
+
+def _goes_on(answer: Written, room: int, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]], said: str) -> bool:
+    """Whether an answer needs another round. If its last turn called, the responses are added here."""
+    end, *line_end = end_of_turn_ids(tokenizer)
+    turn = answer.ids[answer.begin :]
+    if not turn or turn[-1] not in tokenizer.stop_ids:  # a longer prompt beside it may have taken the room
+        return len(answer.ids) < room
+    if not tools or turn[-1] != end or not (calls := answer.last_turn(tokenizer, tools=True).calls):
+        return False
+    answer.waits = True
+    if answer.rounds == MOST_CALLS:
+        return False
+    responses = [respond(call, said, tools) for call in calls]
+    message = [*line_end, *next_prompt_ids(tokenizer, "tool", "\n".join(responses))]
+    if len(answer.ids) + len(message) >= room:
+        return False  # no room for an answer to it
+    answer.calls += len(responses)
+    answer.errors += sum(response.startswith(ERROR) for response in responses)
+    answer.rounds += 1
+    answer.waits = False
+    answer.add(message, None)
+    answer.begin = len(answer.ids)
+    return True

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from configs.command import InputError, exit_on_bad_input, number, whole
-from eval.tools.calls import calculate, described
+from eval.tools import calculate, described
 
 WORDINGS = ("What is {}?", "How much is {}?", "Compute {}.", "{} is how much?")
 LEAST, MOST = 10, 999  # of a number
@@ -47,15 +47,10 @@ def main() -> int:
     given = parser.parse_args()
     if given.file.suffix != ".jsonl":
         raise InputError(f"{given.file}: training reads the format from the name: end it in .jsonl")
-    try:
-        given.file.parent.mkdir(parents=True, exist_ok=True)
-        with given.file.open("x", encoding="utf-8") as out:
-            for index in range(given.chats):
-                print(json.dumps(sums_chat(given.seed, index, given.calls)), file=out)
-    except FileExistsError:
-        raise InputError(f"{given.file}: exists already: name a new file, or delete it") from None
-    except OSError as error:
-        raise InputError(str(error)) from None
+    given.file.parent.mkdir(parents=True, exist_ok=True)
+    with given.file.open("x", encoding="utf-8") as out:  # never instead of a file that is there
+        for index in range(given.chats):
+            print(json.dumps(sums_chat(given.seed, index, given.calls)), file=out)
     print(f"{given.file}: {given.chats:,} chats, {given.calls:.0%} of them with a call", file=sys.stderr)
     return 0
 

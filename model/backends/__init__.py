@@ -7,13 +7,11 @@
     flash3, flash4  as flash, on FlashAttention-3 / -4, where installed                         (kernels.py)
     varlen          documents laid end to end even where there is one a row                     (kernels.py)
     flex            FlexAttention: masks as code, compiled into the kernel                      (kernels.py)
-    blocked         bfloat16 matrix products over blocks of queries, for training on a CPU      (blocked.py)
+    blocked         bfloat16 matrix products over blocks of queries, for training on a CPU      (kernels.py)
 
-Tested on a CPU: eager, sdpa, flash, blocked, flex (forward). Trained with on a GPU (an H100): eager, sdpa, flash, flex,
-varlen. Not tested yet: flash3, flash4.
+Trained with on an H100: eager, sdpa, flash, flex, varlen. Not tested yet: flash3, flash4. The others also on a CPU.
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 AttentionImplementation = Literal["auto", "eager", "flash", "flex", "flash3", "flash4", "sdpa", "blocked", "varlen"]
-NO_SUCH_BACKEND = f"must be one of {', '.join(get_args(AttentionImplementation))} (docs/attention.md)"

@@ -9,21 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
 from model.attention import AttentionFunction, eager
-from model.backends.blocked import blocked
-from model.backends.kernels import (
-    band_or_mask,
-    block_mask,
-    flash,
-    flex,
-    lengths_or_mask,
-    sdpa,
-    sequences,
-    use_flash,
-)
+from model.backends import kernels
+from model.config import ModelConfig
 from model.masks import Mask, MaskSpec, boolean_mask
 
 HALF = (torch.float16, torch.bfloat16)
@@ -37,28 +29,23 @@ class Situation:
     device: str
     dtype: torch.dtype
     head_dim: int
-    num_key_value_groups: int = 1
+    value_dim: int | None = None  # None: as head_dim
+    windows: bool = False
     dropout: float = 0.0
     gradients: bool = False
     documents: bool = False
     padding: bool = False  # or tokens of a cache: both need a mask, or lengths
-    windows: bool = False
     compiled: bool = False
-    value_dim: int | None = None  # None: as head_dim
+
+    @classmethod
+    def of(cls, config: ModelConfig, device: str, dtype: torch.dtype, **others: Any) -> Situation:
+        """With the heads and the windows of this model."""
+        return cls(device, dtype, config.head_size, config.value_size, config.sliding_window is not None, **others)
 
     @property
     def masked(self) -> bool:
         """Whether causality alone does not say who may see whom."""
         return self.documents or self.padding or self.windows
-
-
-@dataclass(frozen=True)
-class Backend:
-    """compute(q, k, v, mask, dropout); mask: a MaskSpec in the form that compute wants; limits: see `why_not`."""
-
-    compute: AttentionFunction
-    mask: Callable[[MaskSpec], Mask] = boolean_mask
-    limits: Callable[[Situation], str | None] | None = None
 
 
 def _flash_limits(here: Situation, kernel: str | None = None) -> str | None:
@@ -82,7 +69,7 @@ def _flash_limits(here: Situation, kernel: str | None = None) -> str | None:
         return f"is not for a GPU of compute capability {generation}"
     if kernel in GPUS:
         try:
-            use_flash(kernel)
+            kernels.use_flash(kernel)
         except (ImportError, OSError, RuntimeError, ValueError) as error:  # a package of its own, perhaps not installed
             return f"does not start ({error})"
     return None
@@ -106,17 +93,27 @@ def _blocked_limits(here: Situation) -> str | None:
     return "trains in bfloat16 only" if here.gradients and here.dtype != torch.bfloat16 else None
 
 
+@dataclass(frozen=True)
+class Backend:
+    """compute(q, k, v, mask, dropout); mask: a MaskSpec in the form that compute wants; limits: see `why_not`."""
+
+    compute: AttentionFunction
+    mask: Callable[[MaskSpec], Mask] = boolean_mask
+    limits: Callable[[Situation], str | None] | None = None
+
+
 # AttentionImplementation lists the names once more, because a JSON Schema needs them written out
 BACKENDS: dict[str, Backend] = {
     "eager": Backend(eager),
-    "flash": Backend(flash, lengths_or_mask, _flash_limits),
-    "flex": Backend(flex, block_mask, _flex_limits),
-    "flash3": Backend(partial(flash, kernel="FA3"), lengths_or_mask, partial(_flash_limits, kernel="FA3")),
-    "flash4": Backend(partial(flash, kernel="FA4"), lengths_or_mask, partial(_flash_limits, kernel="FA4")),
-    "sdpa": Backend(sdpa, band_or_mask),
-    "blocked": Backend(blocked, boolean_mask, _blocked_limits),
-    "varlen": Backend(flash, sequences, partial(_flash_limits, kernel="varlen")),
+    "flash": Backend(kernels.flash, kernels.lengths_or_mask, _flash_limits),
+    "flex": Backend(kernels.flex, kernels.block_mask, _flex_limits),
+    "sdpa": Backend(kernels.sdpa, kernels.chunks_or_mask),
+    "blocked": Backend(kernels.blocked, boolean_mask, _blocked_limits),
+    "varlen": Backend(kernels.flash, kernels.sequences, partial(_flash_limits, kernel="varlen")),
 }
+for name, kernel in (("flash3", "FA3"), ("flash4", "FA4")):
+    limits = partial(_flash_limits, kernel=kernel)
+    BACKENDS[name] = Backend(partial(kernels.flash, kernel=kernel), kernels.lengths_or_mask, limits)
 
 
 def why_not(name: str, here: Situation) -> str | None:
@@ -130,8 +127,7 @@ def choose_attention(here: Situation, avoid: Mapping[str, str] | None = None) ->
 
     sdpa serves everything. On a CPU that trains in bfloat16, blocked is faster (EXPERIMENTS.md). On a GPU in 16 bits,
     the newest flash kernel that is installed comes first. Where documents or windows hide something, PyTorch's own and
-    flex follow, because they skip what is hidden. Without them, that is sdpa's first choice anyway. eager is what is
-    left where even sdpa is to be avoided.
+    flex follow, because they skip what is hidden. eager is left where even sdpa is to be avoided.
     """
     candidates = ["sdpa"]
     if here.device == "cuda" and here.dtype in HALF:
@@ -153,8 +149,8 @@ def choose_device(wanted: str = "auto") -> torch.device:
 
     Raises ValueError for a device that this machine does not have.
     """
-    counts = {"cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0}
-    counts |= {"mps": int(torch.backends.mps.is_available()), "cpu": 1}
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    counts = {"cuda": gpus, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     available = [kind for kind, count in counts.items() if count]
     kind, _, number = (available[0] if wanted == "auto" else wanted).partition(":")
     if not (number or "0").isdigit() or int(number or 0) >= counts.get(kind, 0):

@@ -2,7 +2,9 @@
 
 import json
 import time
+from collections.abc import Callable
 from functools import cache
+from random import Random
 
 import pytest
 import tokenizers
@@ -10,12 +12,42 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from benchmarks.long_words import TEXTS, prose
 from data.config import DataConfig, FilesSource, TokenizerConfig
 from data.prepare import prepare
 from data.reading.documents import read
+from data.storyworld import tell_many
 from data.tokenizer import Tokenizer, train_tokenizer
 from data.words import FAR, LONGEST, cut, pre_tokenizer
+
+
+def drawn(alphabet: str) -> Callable[[int], str]:
+    """A function of a number of bytes: that much text, drawn from the alphabet."""
+    return lambda size: "".join(Random(size).choices(alphabet, k=size // len(alphabet[-1].encode())))
+
+
+TEXTS: dict[str, Callable[[int], str]] = {
+    "one letter": drawn("a"),
+    "DNA": drawn("ACGT"),
+    "letters": drawn("abcdefghijklmnopqrstuvwxyz"),
+    "Chinese": drawn("".join(map(chr, range(0x4E00, 0x9FA5)))),
+    "Thai": drawn("กขคงจฉชซญดตถทธนบปผพฟมยรลวสหอฮ"),
+    "digits": drawn("0123456789"),
+    "punctuation": drawn("!?.,;:'"),
+    "apostrophes": drawn("'sstrevmld"),
+    "spaces": lambda size: " " * size + "x",
+    "line ends": lambda size: "\n" * size + "x",
+    "white space": lambda size: drawn(" \t\r\n\u2028\u3000")(size) + "x",
+    "emoji": drawn("🦊🏳🌈👩👧👦"),
+    "combining marks": lambda size: "e" + "\u0301" * (size // 2),
+    "base64": drawn("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"),
+}
+
+
+def prose(size: int) -> str:
+    """Stories of the built-in world."""
+    text = "\n".join(story.text for story in tell_many(0, 0, size // 400))
+    return text[:size]
+
 
 KINDS = ["bpe", "byte", "char"]
 ALPHABET = "a'sréZ 中07½!|\n\t\u3000🦊\u0301"

@@ -45,7 +45,7 @@ KEY = re.compile(r"^((?:model|data|train|eval|tracking)(?:\.[a-z_0-9N]+)+)(?:$|[
 OVERRIDE = re.compile(r"^([a-z_]+(?:\.[a-z_0-9]+)*)=(.*)$")
 IDENTIFIER = re.compile(r"\b(?:[A-Za-z][A-Za-z0-9]*_\w*[A-Za-z0-9]|[A-Z][a-z]+[A-Z]\w+)\b")
 COMMAND = re.compile(r"(?:python[\d.]*|bin/python|torchrun)\b.*? -m ([A-Za-z_][\w.]*)(.*)$")
-READS_CONFIGS = ("train.pretrain", "train.sft", "train.budget", "benchmarks.throughput", "data.prepare", "data.inspect")
+READS_CONFIGS = ("train.pretrain", "train.sft", "train.budget", "benchmarks.training", "data.prepare", "data.inspect")
 
 
 def links(page: Page) -> Iterator[str]:

@@ -45,7 +45,7 @@ MISTAKES = [
     ("commands", "`python -m train.sweep configs/demo.yaml model.num_key_value_heads=6,2 --seeds 3`",
      "`python -m train.sweep configs/demo.yaml model.kv_heads=6,2 --seeds 3`", "there is no such key"),
     ("commands", "`make demo`", "`make demos`", "make has no target demos: did you mean demo?"),
-    ("commands", "`--ladder`", "`--laddder`", "no command has the option --laddder"),
+    ("commands", "`--versus`", "`--versuss`", "no command has the option --versuss"),
     ("yaml_blocks", "```yaml\nmodel: {hidden_size: 64}\n```", "```yaml\nmodel: {hidden: 64}\n```", "unknown key"),
     ("yaml_blocks", "```yaml\nextends: demo.yaml\nseed: 1\n```", "```yaml\nextends: dem.yaml\nseed: 1\n```", "no such"),
     ("yaml_blocks", "```yaml\n{kind: files, path: …}\n```", "```yaml\n{kind: file, path: …}\n```", "does not match"),

@@ -11,8 +11,7 @@ pytestmark = pytest.mark.slow
 
 FOUND = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("notebooks/*.ipynb")]
 PAGES = sorted(path.relative_to(ROOT) for path in FOUND)
-# EXPERIMENTS.md is a diary: names of then stay as they are, but its commands are to be repeated
-DIARY = {Path("EXPERIMENTS.md"): ("links", "commands", "tables", "yaml_blocks", "imports")}
+DIARY = {Path("EXPERIMENTS.md"): ("links", "tables", "yaml_blocks", "imports")}  # names of then stay as they are
 
 
 @pytest.mark.parametrize("path", PAGES, ids=str)

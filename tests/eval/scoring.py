@@ -10,7 +10,7 @@ from configs.command import exit_on_bad_input
 from data.config import TokenizerConfig
 from data.tokenizer import train_tokenizer
 from eval.tasks import __main__ as tasks
-from model import save
+from model import LanguageModel, save
 from tests.conftest import random_model, tiny_config
 
 CLOSE = 1e-4  # nats, of a whole sentence; rounding in float32 gives up to 1e-5
@@ -113,3 +113,19 @@ def write_lines(file, records):
 
 def blimp(file, pairs):
     return write_lines(file, [{"sentence_good": good, "sentence_bad": bad, "pairID": "0"} for good, bad in pairs])
+
+
+def learned(lm, rows, steps, lr):
+    """A model, or a new one of a config, that knows rows by heart: ids, and which of them are trained on."""
+    torch.manual_seed(0)
+    lm = lm if isinstance(lm, LanguageModel) else LanguageModel(lm)
+    lm.train()
+    optimizer = torch.optim.AdamW(lm.parameters(), lr=lr)
+    for _ in range(steps):
+        for ids, trained in rows:
+            input_ids = torch.tensor([ids])
+            loss_sum, count = lm(input_ids, labels=torch.where(torch.tensor(trained), input_ids, -100))
+            (loss_sum / count).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return lm.eval()

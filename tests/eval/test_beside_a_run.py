@@ -8,7 +8,7 @@ import time
 import pytest
 
 from configs.files import DamagedFile, checkpoint_directory, read_checkpoint
-from eval.opening import open_checkpoint
+from eval.load_model import open_checkpoint
 from tests.attack.victims import CONFIG, write_config
 from tests.processes import print_to, run_module, start
 

@@ -1,20 +1,18 @@
 """`python -m eval.chat`: what is typed, piped in and interrupted, in the program as it is run."""
 
-import codecs
 import io
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import time
-from contextlib import suppress
 
+import numpy as np
 import pytest
 import torch
+from model.lora_config import LoraConfig
 
-from configs.command import exit_on_bad_input
 from configs.text import columns
 from data.config import TokenizerConfig
 from data.tokenizer import load_tokenizer, train_tokenizer
@@ -22,8 +20,12 @@ from eval.attention import snapshots
 from eval.attention.capture import capture
 from eval.chat import __main__ as chat
 from eval.chat import attention as chat_attention
+from eval.chat.attention import BLOCKS, attention_map
+from eval.chat.session import Conversation
 from model import load, save
+from model.lora import adapted, add_adapters, weights_hash
 from tests.conftest import random_model, tiny_config
+from tests.eval.scoring import command
 from tests.eval.test_plots import snapshot
 from tests.train.helpers import REPOSITORY
 
@@ -53,12 +55,8 @@ def said(monkeypatch, capsys):
     """Run the program on lines that are piped in: exit code, stdout, stderr."""
 
     def run(*arguments, lines=()):
-        monkeypatch.setattr(sys, "argv", ["chat", *map(str, arguments)])
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        with pytest.raises(SystemExit) as stopped:
-            exit_on_bad_input(chat.main)
-        done = capsys.readouterr()
-        return stopped.value.code, done.out, done.err
+        return command(capsys, *arguments, main=chat.main)
 
     return run
 
@@ -80,40 +78,14 @@ def test_another_scaling_of_rope_answers_like_a_model_saved_with_it(runs, said, 
     assert len(set(answers.values())) == 3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--rope-scaling", "ntk"], "--rope-scaling ntk: unknown: use one of none, linear, yarn"),
-        (["--rope-scaling", "yarn", "--rope-factor", "0.5"], "--rope-factor is '0.5': it must be a number from 1"),
-        (["--rope-scaling", "yarn", "--rope-factor", "1e6"], "--rope-scaling: the factor is 1e+06"),
-        (["--rope-factor", "4"], "--rope-factor is for --rope-scaling"),
-        (["--rope-scaling", "none", "--rope-factor", "4"], "--rope-factor is for --rope-scaling"),
-    ],
-)
-def test_a_wrong_scaling_is_refused_with_one_line(runs, said, arguments, message):
-    code, out, err = said(runs / "texts", *arguments, lines=["Tiko"])
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert message in err
-
-
-def test_a_model_without_rope_has_nothing_to_scale(runs, said, tmp_path):
-    checkpoint = tmp_path / "step_00000010"
-    shutil.copytree(runs / "texts/checkpoints/step_00000010", checkpoint)
-    changes = {"position_embedding": "learned", "qk_norm": False, "loadable_elsewhere": False}
-    save(random_model(tiny_config(vocab_size=320, **changes)), checkpoint)
-    code, _, err = said(checkpoint, "--rope-scaling", "yarn", lines=["Tiko"])
-    assert (code, err.count("\n")) == (2, 1)
-    assert "--rope-scaling: this model has no RoPE (position_embedding: learned): leave it out" in err
-
-
 # Piped lines
 
 
 @pytest.mark.slow
 def test_each_piped_line_is_a_turn_and_nothing_else_is_printed(runs):
-    command = [sys.executable, "-m", "eval.chat", runs / "chats", "--max-new-tokens", "6"]
+    program = [sys.executable, "-m", "eval.chat", runs / "chats", "--max-new-tokens", "6"]
     lines = "Who has the kite?\nWhere? caf\xe9\n".encode("latin-1")  # not UTF-8
-    done = subprocess.run(command, cwd=REPOSITORY, input=lines, capture_output=True, timeout=PATIENCE)
+    done = subprocess.run(program, cwd=REPOSITORY, input=lines, capture_output=True, timeout=PATIENCE)
     assert done.returncode == 0
     assert done.stderr.decode().split("\n") == ["(cut after 6 tokens: --max-new-tokens gives it more)"] * 2 + [""]
     out = done.stdout.decode()
@@ -127,10 +99,6 @@ def test_a_run_that_was_trained_on_texts_continues_them(runs, said):
     assert err.startswith("This run was trained on texts, not on chats: it continues what you type.\n")
     assert out.strip()
     assert said(runs / "chats", lines=["Tiko saw"])[2].count("texts") == 0
-    assert said(runs / "texts", "--system", "Be brief.")[::2] == (
-        2,
-        "error: --system: this model was trained on texts, not on chats: it has no system message\n",
-    )
 
 
 def test_temperature_and_seed_are_those_of_the_run_or_the_command_line(runs, said):
@@ -143,31 +111,23 @@ def test_temperature_and_seed_are_those_of_the_run_or_the_command_line(runs, sai
 
 
 def test_commands(runs, said):
-    lines = "/temperature|/system Be brief.|Who has it?|/cache|Where?|/cache|/reset|/system|/help".split("|")
+    lines = "/temperature|/system Be brief.|Who has it?|/reset|/system|/help".split("|")
     code, out, err = said(runs / "chats", "--max-new-tokens", 4, lines=[*lines, "/quit", "never answered"])
     assert code == 0
     assert "temperature 0\n" in err
-    first, second = re.findall(r"(\d+) tokens were in the cache, (\d+) were run .* holds (\d+)", err)
-    tokenizer = load_tokenizer(runs / "chats")
-    message = 4 + len(tokenizer.encode("user\nWhere?")) + len(tokenizer.encode("assistant\n"))  # 4 of the template
-    assert first[0] == "0"
-    assert first[1] == first[2] == second[0]
-    assert int(second[1]) == message + 3 + 3  # of the answer; the last answer's last token, and what ended it
     assert out.endswith(f"\n{chat.HELP}\n")
-    assert len(err.splitlines()) == 8  # temperature, system, cut, cache, cut, cache, reset, system
+    assert len(err.splitlines()) == 5  # temperature, system, cut, reset, system
 
 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
         ("", "there is nothing to answer: type a message"),
-        ("/tempature 1", "unknown command /tempature: did you mean /temperature?"),
-        ("/quti", "unknown command /quti: did you mean /quit?"),
-        ("/xyz", "unknown command /xyz: /help lists the commands"),
-        ("/temperature warm", "/temperature takes a number, for example /temperature 0.5, not 'warm'"),
+        ("/tempature 1", "unknown command /tempature, did you mean /temperature?"),
+        ("/use 1", "unknown command /use"),
+        ("/temperature warm", "/temperature takes a number"),
         ("/temperature -1", "temperature (-1.0) must be 0 (greedy), or 1e-06 to"),
         ("/attention", "there is no answer yet to look at: ask something first"),
-        ("/cache", "there is no answer yet"),
         ("kite " * 3000, "tokens, and the model sees 128, its answer included: shorten it"),
     ],
 )
@@ -186,6 +146,56 @@ def test_turns_that_are_forgotten_are_reported(runs, said):
     assert said(runs / "chats", lines=["Who?"])[2] == "(cut: the model's context of 128 tokens is full)\n"
 
 
+# Several adapters on one base
+
+FEW = ("--temperature", 0, "--max-new-tokens", 6)
+
+
+@pytest.fixture
+def adapters(runs, tmp_path):
+    """Two directories of adapters beside the run on texts: a ends its turns as a chat, b does not."""
+    for seed, (name, ends) in enumerate((("a", [2, 5]), ("b", 2))):
+        lm = load(runs / "texts")
+        torch.manual_seed(seed)
+        add_adapters(lm, LoraConfig(rank=2 + seed), str(runs / "texts/checkpoints/step_00000010"), weights_hash(lm))
+        for layer in adapted(lm).values():
+            torch.nn.init.normal_(layer.lora_B.weight)
+        lm.config = lm.config.model_copy(update={"eos_token_id": ends})
+        save(lm, tmp_path / name)
+        load_tokenizer(runs / "texts").save(tmp_path / name)
+    return tmp_path
+
+
+def test_each_answers_as_if_it_were_opened_alone(runs, said, adapters):
+    alone = {name: said(adapters / name, *FEW, lines=["Tiko saw"])[1] for name in "ab"}
+    alone["base"] = said(runs / "texts", *FEW, lines=["Tiko saw"])[1]
+    assert len(set(alone.values())) == 3
+    given = [text for name in "ab" for text in ("--adapter", f"{name}={adapters / name}")]
+    lines = ["Tiko saw", "/adapter b", "Tiko saw", "/adapter base", "Tiko saw", "/adapter a", "Tiko saw", "/adapter"]
+    code, out, remarks = said(runs / "texts", *given, *FEW, lines=lines)
+    assert (code, out) == (0, alone["a"] + alone["b"] + alone["base"] + alone["a"])
+    assert "adapters in use: b; a new conversation (base, a, b)" in remarks
+    assert "adapters in use: a (base, a, b)" in remarks
+
+
+def test_adapters_that_do_not_fit_are_one_line(runs, said, adapters):
+    torch.manual_seed(7)
+    save(random_model(tiny_config(vocab_size=320, max_position_embeddings=128)), adapters / "other")
+    load_tokenizer(runs / "texts").save(adapters / "other")
+    for run, given, message in (
+        (runs / "texts", "a", "--adapter a: give NAME=RUN"),
+        (runs / "texts", f"base={adapters / 'a'}", "a name of its own other than 'base'"),
+        (runs / "texts", f"a={runs / 'chats'}", "holds a whole model, not adapters"),
+        (runs / "texts", f"a={adapters / 'nowhere'}", "is neither a run"),
+        (adapters / "other", f"a={adapters / 'a'}", "these adapters belong to another base"),
+    ):
+        code, out, problem = said(run, "--adapter", given)
+        assert (code, out, len(problem.splitlines())) == (2, "", 1), problem
+        assert message in problem
+    asked = said(runs / "texts", "--adapter", f"a={adapters / 'a'}", lines=["/adapter c"])[2]
+    assert "there are no adapters named 'c': use base, a" in asked
+
+
 # The map of an answer
 
 
@@ -194,21 +204,18 @@ def test_attention_shows_the_weights_of_the_answer_and_draws_them(runs, said, tm
     shutil.copytree(runs / "chats", run)
     code, out, _ = said(run, "--max-new-tokens", 5, lines=["Who?", "Tiko has the kite?", "/attention 1,2"])
     assert code == 0
-    lm, tokenizer = load(run), load_tokenizer(run)
     rows = re.findall(r"^(\S+) +│(.*)│ (\S+) +(\.\d\d|1\.0)$", out, re.MULTILINE)
     assert len(rows) == 6  # the token before the answer, and its five
-    answered = chat_again(lm, tokenizer)
-    weights = capture(lm, torch.tensor([answered]), layers=[1], heads=[2]).weights[0, 0, 0]
+    answered = chat_again(run)
+    weights = capture(load(run), torch.tensor([answered]), layers=[1], heads=[2]).weights[0, 0, 0]
     assert [number for *_, number in rows] == [f"{row.max():.2f}"[1:] for row in weights[-6:].numpy()]
-    for name, kind in (("chat.png", "mosaic"), ("chat_L1H2.png", "one head")):
-        assert (run / "attention" / name).read_bytes().startswith(b"\x89PNG"), kind
+    for name in ("chat.png", "chat_L1H2.png"):
+        assert (run / "attention" / name).read_bytes().startswith(b"\x89PNG")
         assert str(run / "attention" / name) in out
 
 
-def chat_again(lm, tokenizer) -> list[int]:
-    from eval.chat.session import Conversation
-
-    conversation = Conversation(lm, tokenizer, temperature=0.0, max_new_tokens=5)
+def chat_again(run) -> list[int]:
+    conversation = Conversation(load(run), load_tokenizer(run), temperature=0.0, max_new_tokens=5)
     for text in ("Who?", "Tiko has the kite?"):
         list(conversation.answer(text))
     return conversation.last.ids
@@ -219,24 +226,18 @@ def test_the_head_shown_is_the_one_that_training_found_or_else_the_sharpest_here
     monkeypatch.chdir(tmp_path)  # pictures of a checkpoint directory come here
     run = tmp_path / "run"
     shutil.copytree(runs / "chats", run)
-    short, asked = ("--max-new-tokens", 4), {"lines": ["Who?", "/attention"]}
-    found = re.search(
-        r"^L(\d) H(\d), of all heads the one most focused on single tokens further back$",
-        said(run, *short, **asked)[1],
-        re.M,
-    )
-    weights = capture(load(run), torch.tensor([chat_again(load(run), load_tokenizer(run))])).weights
-    assert int(found[1]) < len(weights)
-    one = snapshot(layers=2, heads=4)
-    one.scores["induction"][:] = 0.1
-    one.scores["induction"][1, 3] = 0.62
-    snapshots.write(one, run / "attention")
+    given = {"lines": ["Who?", "/attention"]}
+    sharpest = re.compile(r"^L\d H\d, of all heads the one most focused on single tokens further back$", re.MULTILINE)
+    found = sharpest.search(said(run, "--max-new-tokens", 4, **given)[1])
+    look = snapshot(layers=2, heads=4)
+    look.scores["induction"][:] = 0.1
+    look.scores["induction"][1, 3] = 0.62
+    snapshots.write(look, run / "attention")
+    strongest = "L1 H3, the run's strongest induction head (0.62 on random tokens)\n"
     for where in (run, run / "checkpoints/step_00000010"):
-        assert (
-            "\nL1 H3, the run's strongest induction head (0.62 on random tokens)\n" in said(where, *short, **asked)[1]
-        )
-    snapshots.file_of(run / "attention", one.step).write_bytes(b"broken")
-    assert found[0] in said(run, *short, **asked)[1]
+        assert strongest in said(where, "--max-new-tokens", 4, **given)[1]
+    snapshots.file_of(run / "attention", look.step).write_bytes(b"broken")
+    assert found[0] in said(run, "--max-new-tokens", 4, **given)[1]
 
 
 @pytest.mark.parametrize(
@@ -247,15 +248,46 @@ def test_a_head_that_is_not_there_is_one_line(runs, said, asked, reason):
 
 
 def test_a_conversation_longer_than_a_picture_shows_its_last_tokens(runs, said, tmp_path, monkeypatch):
-    monkeypatch.setattr(chat_attention, "MOST_TOKENS", 16)
     run = tmp_path / "run"
     shutil.copytree(runs / "chats", run)
-    lines = ["Who has the kite by the river?", "/attention 0,1"]
-    short = said(run, "--max-new-tokens", 5, lines=lines)[1]
-    monkeypatch.setattr(chat_attention, "MOST_TOKENS", 256)
-    assert (
-        said(run, "--max-new-tokens", 5, lines=lines)[1] == short
-    )  # the weights are the same: what came before counts
+    lines, shown = ["Who has the kite by the river?", "/attention 0,1"], []
+    for most in (16, 256):
+        monkeypatch.setattr(chat_attention, "MOST_TOKENS", most)
+        shown.append(said(run, "--max-new-tokens", 5, lines=lines)[1])
+    assert shown[0] == shown[1]  # the weights are the same: what came before counts
+
+
+def map_of(tokens: int, queries: int, width: int, **given) -> list[str]:
+    """A head of which every query looks at the key before it with 0.75, and at the first one with 0.25."""
+    weights = np.zeros((queries, tokens), dtype=np.float32)
+    for row, key in enumerate(range(tokens - queries, tokens)):
+        weights[row, 0] += 0.25
+        weights[row, max(0, key - 1)] += 0.75
+    labels = [f"␣token{i}" if i % 3 else "⏎狐" for i in range(tokens)]
+    return attention_map(weights, labels, tokens - queries, width, **given)
+
+
+@pytest.mark.parametrize(("width", "tokens"), [(39, 9), (39, 300), (99, 9), (99, 300), (20, 3000)])
+def test_a_map_fits_and_draws_every_weight(width, tokens):
+    lines = map_of(tokens, min(tokens, 8), width)
+    assert len(lines) == min(tokens, 8)
+    assert {columns(line) for line in lines} == {columns(lines[0])}
+    assert columns(lines[0]) <= width
+    for line in lines[-3:]:
+        cells = line.split("│")[1]
+        assert (cells[0], cells.rstrip()[-2:].count(BLOCKS[6])) == (BLOCKS[2], 1)  # of 8: .25 and .75
+        assert set(cells[1:].replace(BLOCKS[6], "").strip()) <= {BLOCKS[0]}
+        assert line.endswith(" .75")
+
+
+def test_a_row_ends_in_the_token_that_has_most_and_rows_without_room_are_left_out():
+    lines = map_of(9, 9, 99)
+    assert [line.split("│")[0].strip() for line in lines[:3]] == ["⏎狐", "␣token1", "␣token2"]
+    assert lines[2].split("│")[2].split() == ["␣token1", ".75"]
+    assert lines[0].split("│")[2].split() == ["⏎狐", "1.0"]
+    lines = map_of(300, 200, 99, most_rows=5)
+    assert len(lines) == 5
+    assert lines[-1].split("│")[1].rstrip() == lines[-1].split("│")[1]  # the last row drawn sees the last column
 
 
 # Bad input
@@ -273,6 +305,10 @@ def test_bad_input_is_one_line_and_exit_code_2(runs, said, tmp_path):
     larger.save(broken["mixed"] / "checkpoints/step_00000010")
     (broken["no_tokenizer"] / "checkpoints/step_00000010/tokenizer.json").unlink()
     (broken["latest"] / "checkpoints/latest").write_text("step_00000020")
+    no_rope = tmp_path / "no_rope"
+    changes = {"position_embedding": "learned", "qk_norm": False, "loadable_elsewhere": False}
+    save(random_model(tiny_config(vocab_size=320, **changes)), no_rope)
+    load_tokenizer(runs / "texts").save(no_rope)
     for arguments, reason in (
         ([tmp_path / "nothing"], "is neither a run (checkpoints/latest) nor a model directory"),
         ([broken["cut"]], "model.safetensors: cannot be read"),
@@ -280,9 +316,11 @@ def test_bad_input_is_one_line_and_exit_code_2(runs, said, tmp_path):
         ([broken["no_tokenizer"]], "holds no tokenizer.json"),
         ([broken["latest"]], "names step_00000020, which does not exist"),
         ([runs / "chats", "--temperature", "-1"], "--temperature is '-1': it must be a number from 0"),
-        ([runs / "chats", "--top-p", "2"], "--top-p is '2': it must be a number from 1e-06 to 1"),
         ([runs / "chats", "--max-new-tokens", "0"], "--max-new-tokens is '0': it must be a whole number from 1"),
-        ([runs / "chats", "--system", "kite " * 3000], "--system: the system message takes"),
+        ([runs / "texts", "--system", "Be brief."], "--system: this model was trained on texts, not on chats"),
+        ([runs / "texts", "--rope-scaling", "yarn", "--rope-factor", "1e6"], "--rope-scaling: the factor is 1e+06"),
+        ([runs / "texts", "--rope-scaling", "none", "--rope-factor", "4"], "--rope-factor is for --rope-scaling"),
+        ([no_rope, "--rope-scaling", "yarn"], "--rope-scaling: this model has no RoPE (position_embedding: learned)"),
     ):
         code, out, err = said(*arguments)
         assert (code, out, err.count("\n")) == (2, "", 1), err
@@ -293,122 +331,64 @@ def test_bad_input_is_one_line_and_exit_code_2(runs, said, tmp_path):
 
 
 class Terminal:
-    """The program in a pseudo-terminal of so many columns."""
+    """The program in a pseudo-terminal."""
 
-    def __init__(self, width: int, *command):
-        import fcntl
+    def __init__(self, *arguments):
         import pty
-        import termios
 
         self.ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, width, 0, 0))
-        environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
-        self.process = subprocess.Popen(
-            [sys.executable, *map(str, command)],
-            cwd=REPOSITORY,
-            env=environment | {"TERM": "xterm", "PYTHONIOENCODING": "utf-8"},
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-        )
+        place = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "start_new_session": True}
+        environment = os.environ | {"TERM": "xterm", "PYTHONIOENCODING": "utf-8"}
+        program = [sys.executable, *map(str, arguments)]
+        self.process = subprocess.Popen(program, cwd=REPOSITORY, env=environment, **place)
         os.close(theirs)
-        self.screen, self.read_up_to = "", 0
-        self.decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self.screen = b""  # what came since the last `until`
 
     def type(self, keys: str) -> None:
         os.write(self.ours, keys.encode())
 
     def until(self, text: str, again: str = "") -> str:
-        """Read on until this text has come; what was read since the last one.
+        """Read on until this text has come, and return all up to it.
 
         again: keys that are typed anew whenever a second brings nothing: readline notices a Ctrl-C that comes just
         before it waits for keys only with the next one.
         """
         import select
 
-        deadline = time.monotonic() + PATIENCE
-        while text not in self.screen[self.read_up_to :]:
-            ready, _, _ = select.select([self.ours], [], [], 1.0)
-            if again and not ready:
+        deadline, wanted = time.monotonic() + PATIENCE, text.encode()
+        while wanted not in self.screen:
+            assert time.monotonic() < deadline, f"{text!r} did not come: {self.screen!r}"
+            if select.select([self.ours], [], [], 1.0)[0]:
+                self.screen += os.read(self.ours, 65536)
+            elif again:
                 self.type(again)
-            try:
-                raw = os.read(self.ours, 65536) if ready else b""
-            except OSError:  # the program has ended
-                raw, deadline = b"", 0.0
-            self.screen += re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", self.decode(raw))
-            assert raw or time.monotonic() < deadline, f"{text!r} did not come: {self.screen!r}"
-        found = self.screen.index(text, self.read_up_to) + len(text)
-        new, self.read_up_to = self.screen[self.read_up_to : found], found
-        return new
-
-    def ends(self, keys: str) -> int:
-        """Type these keys, again if need be, until the program has ended; its exit code."""
-        deadline = time.monotonic() + PATIENCE
-        while self.process.poll() is None and time.monotonic() < deadline:
-            self.type(keys)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(2)
-        return self.process.wait(1)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self.ours)
-
-
-@pytest.fixture
-def terminal():
-    if sys.platform == "win32":
-        pytest.skip("Windows has no pseudo-terminals of this kind")
-    opened = []
-
-    def start(*command, width=40):
-        opened.append(Terminal(width, *command))
-        return opened[-1]
-
-    yield start
-    for one in opened:
-        one.close()
+        before, _, self.screen = self.screen.partition(wanted)
+        return before.decode("utf-8", "replace")
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_an_answer_and_not_the_program(runs, terminal):
-    screen = terminal("-m", "tests.eval.chat_held", runs / "chats", "--max-new-tokens", 20)
-    screen.until("> ")
-    screen.type("Who?\r")
-    screen.until("[held]")  # so an answer is running
-    screen.type("\x03")
-    screen.until("(stopped)")
-    screen.until("> ")
-    screen.type("/cache\r")
-    read = screen.until("kB")  # the end of the remark; a "> " may also come with readline's echo
-    assert "0 tokens were in the cache" in " ".join(read.split())
-    screen.until("> ")
-    screen.type("not to be sent")
-    screen.until("not to be sent")
-    screen.type("\x03")
-    screen.until("(Ctrl-D or /quit leaves)", again="\x03")
-    screen.until("> ")
-    assert screen.ends("\x04") == 0
-
-
-@pytest.mark.slow
-def test_everything_fits_a_narrow_terminal(runs, terminal, tmp_path):
-    run = tmp_path / "r"
-    shutil.copytree(runs / "texts", run)
-    screen = terminal("-m", "eval.chat", run, "--max-new-tokens", 30)
-    begins = screen.until("> ")
-    assert "it continues what you type" in " ".join(begins.split())
-    screen.type("Tiko saw\r")
-    screen.until("> ")
-    screen.type("/attention\r")
-    screen.until("chat_L")
-    screen.until("> ")
-    screen.type("/help\r")
-    screen.until("stops an answer")
-    screen.until("> ")
-    assert screen.ends("/quit\r") == 0
-    lines = screen.screen.replace("\r", "").split("\n")
-    assert max(columns(line) for line in lines if not line.endswith(".png")) in range(35, 41)
-    assert sum("│" in line for line in lines) >= 20
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals of this kind")
+def test_ctrl_c_stops_an_answer_and_not_the_program(runs, tmp_path):
+    shutil.copytree(runs / "chats", tmp_path / "r")
+    screen = Terminal("-m", "tests.eval.chat_held", tmp_path / "r", "--max-new-tokens", 20)
+    try:
+        screen.until("> ")
+        screen.type("Who?\r")
+        screen.until("[held]")  # so an answer is running
+        screen.type("\x03")
+        screen.until("(stopped)")
+        screen.until("> ")
+        screen.type("/attention\r")
+        assert screen.until("chat_L").count("│") >= 4  # what was written can be looked at
+        screen.until("> ")
+        screen.type("not to be sent")
+        screen.until("not to be sent")
+        screen.type("\x03")
+        screen.until("(Ctrl-D or /quit leaves)", again="\x03")
+        screen.until("> ")
+        screen.type("/quit\r")
+        assert screen.process.wait(PATIENCE) == 0
+    finally:
+        screen.process.kill()
+        screen.process.wait()
+        os.close(screen.ours)

@@ -19,7 +19,7 @@ from data.chat_template import Settings
 from data.reading.records import BadRecord
 from data.tokenizer import Tokenizer
 from eval.chat.session import open_conversation
-from eval.opening import open_model
+from eval.load_model import open_model
 from eval.samples import complete
 from model import save
 from tests.conftest import random_model, tiny_config

@@ -8,8 +8,7 @@ import torch
 from data.config import TokenizerConfig
 from data.storyworld import tell
 from data.tokenizer import train_tokenizer
-from eval.floor import compare_with_floor
-from eval.language_modeling import bits_per_byte, token_bits
+from eval.language_modeling import bits_per_byte, compare_with_floor, token_bits
 from eval.samples import complete
 from model import LanguageModel
 from tests.conftest import random_model, tiny_config
@@ -49,9 +48,6 @@ def test_an_untrained_model_pays_log2_of_the_vocabulary_for_every_token(tokenize
     text_bytes = sum(len(s.text) for s in STORIES)
     assert compared.model == pytest.approx(tokens * math.log2(tokenizer.vocab_size) / text_bytes, rel=0.02)
     assert compared.floor == pytest.approx(sum(s.bits for s in STORIES) / text_bytes)
-    invented = sum(s.name_bits + s.song_bits for s in STORIES) / text_bytes
-    assert compared.floor_without_invented == pytest.approx(compared.floor - invented)
-    assert 0 < compared.model_without_invented < compared.model
 
 
 def test_bits_per_byte_of_a_known_case():

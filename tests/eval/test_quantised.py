@@ -7,7 +7,7 @@ from configs.command import InputError
 from data.config import TokenizerConfig
 from data.tokenizer import train_tokenizer
 from eval import quantised
-from eval.opening import open_model
+from eval.load_model import open_model
 from model import load, save
 from model.kv_cache import QuantisedCache
 from tests.conftest import random_model, tiny_config
@@ -37,8 +37,9 @@ def test_inside_every_pass_reads_through_a_cache_of_the_kind():
 
 def test_without_torchao_its_rows_are_left_out(directory, monkeypatch):
     monkeypatch.setattr("model.quantised.find_spec", lambda name: None)
-    monkeypatch.setattr("eval.decode_speed.DECODED", 4)
-    done = run_main(quantised.main, str(directory), "--rounds", "1", "--device", "cpu", "--clock", "cpu")
+    monkeypatch.setattr("eval.quantised.DECODED", 4)
+    monkeypatch.setattr("eval.quantised.ROUNDS", 1)
+    done = run_main(quantised.main, str(directory), "--device", "cpu", "--clock", "cpu")
     out = done.stdout
     assert done.returncode == 0
     assert "int4 weights left out: --quantise int4: torchao is not installed: pip install" in out

@@ -4,10 +4,8 @@ import json
 import re
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 
 import pytest
-import torch
 
 from data.chat import TRAINED, encode_conversations, prompt_ids
 from data.config import StoryworldSource, TokenizerConfig
@@ -17,7 +15,17 @@ from data.storyworld.names import held_out_names, name_set
 from data.storyworld.questions import KINDS
 from data.tokenizer import train_tokenizer
 from eval import questions
-from eval.questions import Asked, ask, figures, held_out_questions, is_right, questions_in, score, table, table_by_plot
+from eval.questions import (
+    Question,
+    ask,
+    figures,
+    held_out_questions,
+    is_right,
+    questions_in,
+    score,
+    table_of_classes,
+    table_of_plots,
+)
 from model import LanguageModel
 from tests.conftest import tiny_config
 from tests.eval import scoring
@@ -27,8 +35,8 @@ command = partial(scoring.command, main=questions.main)
 SOURCE = StoryworldSource(validation_documents=12)
 
 
-def one(kind: str, said: str, reply: str, answer: str, *candidates: str) -> Asked:
-    return Asked(kind, ({"role": "user", "content": said},), reply, answer, candidates)
+def one(kind: str, said: str, reply: str, answer: str, *candidates: str) -> Question:
+    return Question(kind, ({"role": "user", "content": said},), reply, answer, candidates)
 
 
 HAS = one(
@@ -49,26 +57,20 @@ def tokenizer():
 # The scorer
 
 
+@pytest.mark.parametrize("reply", ["Tiko had it.", " Tiko had it.\n"])
+def test_a_reply_that_is_right(reply):
+    assert is_right(HAS, reply)
+
+
 @pytest.mark.parametrize(
-    ("reply", "right"),
-    [
-        ("Tiko had it.", True),
-        (" Tiko had it.\n", True),
-        ("Belna had it.", False),
-        ("Tiko had it", False),
-        ("tiko had it.", False),
-        ("Tiko", False),
-        ("Tiko had it. Belna had it.", False),
-        ("Tiko had it.…", False),
-        ("", False),
-        (None, False),
-    ],
+    "reply", ["Belna had it.", "Tiko had it", "tiko had it.", "Tiko", "Tiko had it. Belna had it.", "Tiko had it.…", ""]
 )
-def test_a_reply_is_right_to_the_letter_or_not_at_all(reply, right):
-    assert is_right(HAS, reply) is right
+def test_a_reply_is_right_to_the_letter_or_not_at_all(reply):
+    assert not is_right(HAS, reply)
+    assert not is_right(HAS, None)
 
 
-def test_classes_are_counted_apart_and_together():
+def test_classes_are_counted_apart_and_together_and_chance_is_one_of_the_candidates():
     scores = score([HAS, SAW, ALSO], ["Tiko had it.", "On the hill.", "Tiko"])
     assert {kind: (one.right, one.asked, one.exact_match) for kind, one in scores.items()} == {
         "who_has": (1, 2, 0.5),
@@ -77,11 +79,7 @@ def test_classes_are_counted_apart_and_together():
     }
     assert list(scores) == ["who_has", "where", "all"]
     assert score([HAS, SAW], [None, "By the river."])["all"].asked == 1  # what could not be asked does not count
-
-
-def test_chance_is_one_of_the_candidates():
     three = replace(HAS, candidates=("Tiko", "Belna", "Jurim"))
-    assert score([HAS], ["x"])["who_has"].chance == 1 / 2
     assert score([HAS, three], ["x", "x"])["who_has"].chance == pytest.approx((1 / 2 + 1 / 3) / 2)
     assert score([HAS, three, SAW, SAW], ["x"] * 4)["all"].chance == pytest.approx((1 / 2 + 1 / 3 + 1 / 2 + 1 / 2) / 4)
 
@@ -109,7 +107,9 @@ def test_held_out_conversations_can_hardly_be_guessed():
 
 def test_the_table_has_a_row_a_class():
     before, after = ([reply, "By the river."] for reply in ("?", "Tiko had it."))
-    shown = table({name: figures(score([HAS, SAW], said)) for name, said in (("before", before), ("after", after))})
+    shown = table_of_classes(
+        {name: figures(score([HAS, SAW], said)) for name, said in (("before", before), ("after", after))}
+    )
     assert [" ".join(line.split()) for line in shown.splitlines() if "---" not in line] == [
         "| class | asked | before | after | chance | best guess |",
         "| who_has | 1 | 0.0% | 100.0% | 50.0% | 100.0% |",
@@ -121,14 +121,14 @@ def test_the_table_has_a_row_a_class():
 def test_the_plot_and_class_with_the_most_wrong_replies_stand_first():
     pass_has, hide_where = replace(HAS, plot="pass"), replace(SAW, plot="hide")
     questions = [pass_has, hide_where, hide_where, replace(ALSO, plot="pass"), HAS]
-    shown = table_by_plot(questions, ["Tiko had it.", "On the hill.", "In it.", "Tiko", None])
+    shown = table_of_plots(questions, ["Tiko had it.", "On the hill.", "In it.", "Tiko", None])
     assert [" ".join(line.split()) for line in shown.splitlines() if "---" not in line] == [
         "| plot, class | asked | exact match | of all wrong replies |",
         "| hide, where | 2 | 0% | 67% |",
         "| pass, who_has | 2 | 50% | 33% |",
     ]
     assert {question.plot for question in held_out_questions(SOURCE)} > {"race", "wish"}
-    assert "100%" in table_by_plot([pass_has], ["Tiko had it."])  # and nothing is divided by no wrong reply
+    assert "100%" in table_of_plots([pass_has], ["Tiko had it."])  # and nothing is divided by no wrong reply
 
 
 # The prompt
@@ -152,10 +152,9 @@ def test_a_question_is_asked_with_the_tokens_that_came_before_its_answer_in_trai
     assert {len(question.messages) for question in asked} > {1, 3}  # later turns with what was said before
 
 
-def test_a_class_can_be_chosen_and_the_same_ones_are_held_out_whatever_is_trained_on():
-    of_all = list(held_out_questions(SOURCE))
-    assert list(held_out_questions(SOURCE, "where")) == [one for one in of_all if one.kind == "where"] != []
-    assert list(held_out_questions(SOURCE.model_copy(update={"chats": "questions", "documents": 5}))) == of_all
+def test_the_same_ones_are_held_out_whatever_is_trained_on():
+    other = SOURCE.model_copy(update={"chats": "questions", "documents": 5})
+    assert list(held_out_questions(other)) == list(held_out_questions(SOURCE)) != []
 
 
 def test_names_are_of_the_form_that_was_asked_for():
@@ -182,16 +181,8 @@ def test_a_model_that_knows_two_conversations_by_heart_answers_all_their_questio
     assert (before.right, before.asked) == (0, 16)
 
     rows = encode_conversations(tokenizer, [conversation_of(pair) for pair in pairs])
-    optimizer = torch.optim.AdamW(lm.parameters(), lr=1e-2)
+    scoring.learned(lm, [(ids, (flags & TRAINED).astype(bool)) for ids, flags in rows], steps=100, lr=1e-2)
     lm.train()
-    for _ in range(100):
-        for ids, flags in rows:
-            input_ids = torch.tensor([ids])
-            labels = torch.where(torch.tensor(flags & TRAINED, dtype=torch.bool), input_ids, -100)
-            loss_sum, count = lm(input_ids, labels=labels)
-            (loss_sum / count).backward()
-            optimizer.step()
-            optimizer.zero_grad()
     replies = ask(lm, tokenizer, asked)
     assert score(asked, replies)["all"].right == 16, replies
     assert lm.training  # as it was found
@@ -238,21 +229,18 @@ def test_a_run_is_asked_before_and_after(chat_run):
     new = [line for line in metrics(chat_run / "runs/tiny") if line["split"] == "questions_new_names"]
     assert [line["step"] for line in new] == [0, 4]
     report = (chat_run / "runs/tiny/report.md").read_text(encoding="utf-8")
-    assert table({"before": lines[0], "after": lines[1], "after, names of a new form": new[1]}) in report
+    assert table_of_classes({"before": lines[0], "after": lines[1], "after, names of a new form": new[1]}) in report
 
 
 def test_the_command_prints_the_table(chat_run, capsys):
-    code, out, _ = command(capsys, chat_run / "runs/tiny", "--documents", 6, "--class", "where", "--show", 1)
-    asked = list(islice(held_out_questions(SOURCE.model_copy(update={"validation_documents": 6}), "where"), 99))
+    checkpoint = next((chat_run / "runs/tiny/checkpoints").glob("step_*4"))  # it knows the stories of its run as well
+    code, out, _ = command(capsys, checkpoint, "--documents", 6, "--show", 1, "--by-plot")
+    asked = list(held_out_questions(SOURCE.model_copy(update={"validation_documents": 6})))
     assert code == 0
-    assert f"| where | {len(asked)} | 0.0% |" in " ".join(out.split())
+    assert f"| all | {len(asked)} | 0.0% |" in " ".join(out.split())
     assert f"right: {asked[0].reply}" in out
-    whole = command(capsys, next((chat_run / "runs/tiny/checkpoints").glob("step_*4")), "--documents", 6)[1]
-    assert "| all " in whole  # a checkpoint of the run knows its stories as well
-    assert "By plot" not in whole
-    plots = command(capsys, chat_run / "runs/tiny", "--documents", 6, "--by-plot")[1].partition("By plot")[2]
-    rows = [line.split("|")[2] for line in plots.splitlines() if "%" in line]
-    assert sum(map(int, rows)) == len(list(held_out_questions(SOURCE.model_copy(update={"validation_documents": 6}))))
+    rows = [line.split("|")[2] for line in out.partition("By plot")[2].splitlines() if "%" in line]
+    assert sum(map(int, rows)) == len(asked)
 
 
 def test_bad_input_is_one_line_and_exit_code_2(chat_run, capsys, tmp_path):
@@ -262,7 +250,6 @@ def test_bad_input_is_one_line_and_exit_code_2(chat_run, capsys, tmp_path):
     (foreign / "config.json").write_text(json.dumps({}))
     (foreign / "config.yaml").write_text("data: {source: {kind: files, path: x.txt}}\n")
     for arguments, reason in (
-        ([run, "--class", "why"], "unknown class of questions: use one of who_has, where"),
         ([run, "--documents", "0"], "--documents is '0': it must be a whole number from 1"),
         ([tmp_path / "nothing"], "is neither a run (checkpoints/latest) nor a model directory"),
         ([foreign], "data.source is of kind files: only the storyworld has known answers"),

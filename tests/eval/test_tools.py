@@ -10,19 +10,18 @@ from random import Random
 import pytest
 import torch
 
-from configs.command import exit_on_bad_input
 from data.chat import TRAINED, encode_conversations, prompt_ids
 from data.config import TokenizerConfig
 from data.reading.records import conversation_of
 from data.tokenizer import load_tokenizer, train_tokenizer
+from eval import tools
 from eval.chat import __main__ as chat
+from eval.questions import is_right, question_of
+from eval.tools import MOST_CALLS, SCHEMAS, calculate, described, look_up, respond, sums, write_answers
 from eval.tools import __main__ as command
-from eval.tools import answers
-from eval.tools.answers import write_answers
-from eval.tools.calls import MOST_CALLS, SCHEMAS, calculate, described, look_up, respond
-from model import LanguageModel, load, save
+from model import load, save
 from tests.conftest import tiny_config
-from tests.processes import run_module
+from tests.eval import scoring
 
 STORY = 'Tiko saw a kite. "It is mine," said Belna. Tikos are birds! Did Tiko fly it? Yes.'
 CALL = {"name": "calculator", "arguments": {"expression": "6 * 7"}}
@@ -100,45 +99,38 @@ def run(tmp_path_factory):
     tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=420), texts * 9)
     record = conversation_of({"messages": [{"role": "system", "content": ""}, *SAID], "tools": list(SCHEMAS)})
     ((ids, flags),) = encode_conversations(tokenizer, [record])
-    torch.manual_seed(0)
     fields = {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": 512, "hidden_size": 64}
-    lm, input_ids = LanguageModel(tiny_config(**fields, eos_token_id=tokenizer.stop_ids)), torch.tensor([ids])
-    labels = torch.where(torch.tensor((flags & TRAINED).astype(bool)), input_ids, -100)
-    optimizer = torch.optim.AdamW(lm.parameters(), lr=5e-3)
-    for _ in range(150):
-        loss_sum, count = lm(input_ids, labels=labels)
-        (loss_sum / count).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    config = tiny_config(**fields, eos_token_id=tokenizer.stop_ids)
+    lm = scoring.learned(config, [(ids, (flags & TRAINED).astype(bool))], steps=150, lr=5e-3)
     folder = tmp_path_factory.mktemp("tools") / "run"
-    save(lm.eval(), folder)
+    save(lm, folder)
     tokenizer.save(folder)
     return folder
 
 
-def talk(monkeypatch, capsys, *arguments, line="How many?"):
-    monkeypatch.setattr(sys, "argv", ["chat", *map(str, arguments), "--temperature", "0"])
-    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{line}\n"))
-    with pytest.raises(SystemExit) as stopped:
-        exit_on_bad_input(chat.main)
-    return stopped.value.code, *capsys.readouterr()
+@pytest.fixture
+def started(monkeypatch, capsys):
+    """Run a command: exit code, stdout, stderr."""
+
+    def run(main, *arguments, line=""):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(f"{line}\n"))
+        return scoring.command(capsys, *arguments, main=main)
+
+    return run
 
 
-def test_calls_are_executed_and_the_model_answers_what_they_gave(run, monkeypatch, capsys):
-    code, out, err = talk(monkeypatch, capsys, run, "--tools")
+def test_calls_are_executed_and_the_model_answers_what_they_gave(run, started, tmp_path):
+    greedy = {"line": "How many?"}
+    code, out, err = started(chat.main, run, "--temperature", 0, "--tools", **greedy)
     assert code == 0
     assert out.splitlines()[-1] == "It is 42."
     assert "(tool: error: nothing that was said mentions Nobody⏎42)" in err
-    code, out, err = talk(monkeypatch, capsys, run)
-    assert "(tool" not in err
-
-
-def test_a_model_of_texts_has_no_tools(run, monkeypatch, capsys, tmp_path):
+    assert "(tool" not in started(chat.main, run, "--temperature", 0, **greedy)[2]
     lm, tokenizer = load(run), load_tokenizer(run)
     lm.config = lm.config.model_copy(update={"eos_token_id": tokenizer.eos_id})
     save(lm, tmp_path / "texts")
     tokenizer.save(tmp_path / "texts")
-    code, _, err = talk(monkeypatch, capsys, tmp_path / "texts", "--tools")
+    code, _, err = started(chat.main, tmp_path / "texts", "--tools")
     assert (code, err.count("\n")) == (2, 1)
     assert "--tools: this model was trained on texts, not on chats" in err
 
@@ -205,12 +197,13 @@ def calling(monkeypatch, tokenizer, text):
     turn = [tokenizer.special_id("<tool_call>"), *tokenizer.encode(f"\n{text}\n"), tokenizer.special_id("</tool_call>")]
     turn.append(tokenizer.special_id("<|im_end|>"))
 
-    def generate(lm, ids, max_new_tokens, num_return_sequences, **_):
+    def generate(lm, ids, max_new_tokens, num_return_sequences, log_probs, **_):
         rows = ids.repeat_interleave(num_return_sequences, dim=0)
         new = torch.tensor(turn[:max_new_tokens]).expand(len(rows), -1)
-        return torch.cat([rows, new], dim=1), torch.full(new.shape, -0.5)
+        log_probs += torch.full(new.shape, -0.5).unbind(dim=1)
+        return torch.cat([rows, new], dim=1)
 
-    monkeypatch.setattr(answers, "generate", generate)
+    monkeypatch.setattr(tools, "generate", generate)
     return turn
 
 
@@ -227,34 +220,22 @@ def test_a_model_that_calls_forever_is_stopped_and_its_last_call_is_no_reply(run
 
 
 @pytest.mark.parametrize(
-    ("opened", "text", "ended", "reply"),
+    ("text", "ended", "reply"),
     [
-        ("", "<think>⏎Hm.⏎</think>⏎⏎It is 42.", True, "It is 42."),
-        ("<think>⏎", "Hm.⏎</think>⏎⏎It is 42.", True, "It is 42."),
-        ("", "<think>⏎It is 42.", True, ""),
-        ("", "<think>⏎It is 42.", False, "…"),
-        ("", "<think>⏎Hm.⏎</think>⏎⏎It is 42.", False, "It is 42.…"),
-        ("", "It is 42.<think>⏎Or 43.⏎</think>", True, "It is 42.<think>\nOr 43.\n</think>"),
+        ("<think>⏎Hm.⏎</think>⏎⏎It is 42.", True, "It is 42."),
+        ("<think>⏎It is 42.", False, "…"),
+        ("<think>⏎Hm.⏎</think>⏎⏎It is 42.", False, "It is 42.…"),
     ],
 )
-def test_a_reply_is_what_is_said_and_not_what_is_thought(run, opened, text, ended, reply):
+def test_a_reply_is_what_is_said_and_not_what_is_thought(run, text, ended, reply):
     tokenizer = load_tokenizer(run)
-    prompt, ids = (
-        [
-            token
-            for part in re.split("(</?think>)", one.replace("⏎", "\n"))
-            if part
-            for token in encoded(tokenizer, part)
-        ]
-        for one in (opened, text)
-    )
-    written = answers.Written(prompt_ids(tokenizer, SAID[:1]) + prompt)
+    parts = re.split("(</?think>)", text.replace("⏎", "\n"))
+    ids = []
+    for part in parts:
+        ids += [tokenizer.special_id(part)] if part.startswith("<") else tokenizer.encode(part)
+    written = tools.Written(prompt_ids(tokenizer, SAID[:1]))
     written.add([*ids, tokenizer.special_id("<|im_end|>")] if ended else ids, [0.0])
     assert written.reply(tokenizer) == reply
-
-
-def encoded(tokenizer, part):
-    return [tokenizer.special_id(part)] if part.startswith("<") else tokenizer.encode(part)
 
 
 @pytest.mark.parametrize("room", range(1, 60, 3))
@@ -268,14 +249,7 @@ def test_no_answer_is_longer_than_it_may_be(run, monkeypatch, room):
     assert answer.reply(tokenizer).endswith("…")
 
 
-def started(monkeypatch, capsys, *arguments):
-    monkeypatch.setattr(sys, "argv", ["tools", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stopped:
-        exit_on_bad_input(command.main)
-    return stopped.value.code, *capsys.readouterr()
-
-
-def test_a_run_is_asked_with_tools_and_without(run, monkeypatch, capsys, tmp_path):
+def test_a_run_is_asked_with_tools_and_without(run, started, tmp_path):
     """The model knows one chat, in which it calls. Both tools are described there, so it needs both."""
     messages = [{"role": "system", "content": ""}, SAID[0], SAID[-1]]
     files = [tmp_path / name for name in ("trained.jsonl", "held_out.jsonl")]
@@ -287,7 +261,7 @@ def test_a_run_is_asked_with_tools_and_without(run, monkeypatch, capsys, tmp_pat
     data, config = {"source": source, "records": "conversations"}, tmp_path / "run/config.yaml"
     config.write_text(json.dumps({"data": data}), encoding="utf-8")
     long = ["--max-new-tokens", 300, "--tools", "calculator", "look_up", "--questions", 3]
-    code, out, err = started(monkeypatch, capsys, tmp_path / "run", *long)
+    code, out, err = started(command.main, tmp_path / "run", *long)
     assert (code, err) == (0, "")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()]
     assert rows[0] == ["3 questions", "right", "calling", "failed calls"]
@@ -296,14 +270,41 @@ def test_a_run_is_asked_with_tools_and_without(run, monkeypatch, capsys, tmp_pat
     assert rows[3][2:] == ["0.0%", "0.0%"]
     data["records"] = "text"
     config.write_text(json.dumps({"data": data}), encoding="utf-8")
-    code, _, err = started(monkeypatch, capsys, tmp_path / "run")
+    code, _, err = started(command.main, tmp_path / "run")
     assert (code, err.count("\n"), "only conversations hold questions" in err) == (2, 1, True)
 
 
-def test_chats_about_sums_never_replace_a_file(tmp_path, capsys):
-    file = tmp_path / "sums.jsonl"
-    file.write_text("mine")
-    result = run_module("eval.tools.sums", file)
-    assert result.returncode == 2
-    assert result.stderr.strip() == f"error: {file}: exists already: name a new file, or delete it"
-    assert file.read_text() == "mine"
+def test_every_sum_is_right_and_the_share_that_calls_is_what_was_asked_for():
+    for calls, least, most in ((0.0, 0, 0), (1.0, 300, 300), (0.5, 120, 180)):
+        chats = [sums.sums_chat(1, index, calls) for index in range(300)]
+        assert least <= sum(len(record["messages"]) == 4 for record in chats) <= most
+        for record in chats:
+            asked, *between, reply = record["messages"]
+            expression = between[0]["tool_calls"][0]["arguments"]["expression"] if between else ""
+            assert expression in asked["content"]
+            assert not between or reply["content"] == f"It is {eval(expression)}."
+    assert sums.sums_chat(1, 5, 0.5) == sums.sums_chat(1, 5, 0.5) != sums.sums_chat(2, 5, 0.5)
+
+
+def test_the_file_of_sums_is_one_that_training_reads_and_never_replaces_another(started, tmp_path):
+    file = tmp_path / "new/sums.jsonl"
+    code, _, err = started(sums.main, file, "--chats", 20, "--calls", 1)
+    assert (code, "20 chats, 100% of them with a call" in err) == (0, True)
+    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert len({record["messages"][0]["content"] for record in records}) == 20
+    assert all(conversation_of(record).tools for record in records)
+    for name, problem in (("sums.txt", "end it in .jsonl"), ("new/sums.jsonl", "File exists")):
+        before = file.read_bytes()
+        code, _, err = started(sums.main, tmp_path / name)
+        assert (code, err.count("\n"), problem in err) == (2, 1, True)
+        assert file.read_bytes() == before
+
+
+def test_the_last_question_of_a_conversation_is_what_the_user_said_last():
+    messages = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hello!"}, *SAID]
+    question = question_of(conversation_of({"messages": messages, "tools": list(SCHEMAS)}))
+    assert [message["content"] for message in question.messages] == ["Hi!", "Hello!", "How many?"]
+    assert is_right(question, "It is 42.")
+    assert question.tools == SCHEMAS
+    assert question_of(conversation_of({"messages": messages[1:2]})) is None
+    assert question_of(conversation_of({"messages": messages[:4]})) is None  # a call is not the last word

@@ -3,8 +3,7 @@
 import pytest
 
 from eval.attention.viewer.page import write_viewer
-from eval.experts.in_viewer import MOST, for_viewer
-from eval.experts.log import Look
+from eval.experts.log import MOST, ExpertUse, for_viewer
 from tests.eval.viewer_helpers import chromium, opened, snapshot
 
 SHARES = {0: [[0.5, 0.25, 0.2, 0.05], [0.25] * 4], 10: [[0.4, 0.3, 0.298, 0.002], [0.7, 0.1, 0.1, 0.1]]}
@@ -12,7 +11,7 @@ SHARES = {0: [[0.5, 0.25, 0.2, 0.05], [0.25] * 4], 10: [[0.4, 0.3, 0.298, 0.002]
 
 def look(step, share, **more):
     weight = [[0.6, 0.5, 0.4, None], [0.7, 0.6, 0.5, 0.4]]
-    return Look(step=step, tokens=1000 * step, layers=[1, 3], share=share, weight=weight, **more)
+    return ExpertUse(step=step, tokens=1000 * step, layers=[1, 3], share=share, weight=weight, **more)
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ def looks():
 
 
 def test_a_long_log_of_many_experts_keeps_its_first_and_last_look():
-    many = [Look(step=s, tokens=0, layers=[0], share=[[1 / 500] * 500], weight=[[None] * 500]) for s in range(100)]
+    many = [ExpertUse(step=s, tokens=0, layers=[0], share=[[1 / 500] * 500], weight=[[None] * 500]) for s in range(100)]
     steps = [one["step"] for one in for_viewer(many)["steps"]]
     assert (steps[0], steps[-1]) == (0, 99)
     assert steps == sorted(set(steps))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.backends import choice
+from model.backends import kernels
 from model.backends.choice import BACKENDS, Situation, choose_attention, why_not
 from tests.conftest import random_model, tiny_config
 from train.config import load_run_config
@@ -43,7 +43,7 @@ def test_what_cannot_serve_says_why(name, situation, reason):
 
 @pytest.mark.parametrize(("name", "generation"), [("flash", 7), ("flash3", 8), ("flash3", 10), ("flash4", 8)])
 def test_a_gpu_of_another_generation_is_named(monkeypatch, name, generation):
-    monkeypatch.setattr(choice, "use_flash", lambda kernel: None)
+    monkeypatch.setattr(kernels, "use_flash", lambda kernel: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (generation, 0))
     assert f"of compute capability {generation}" in (why_not(name, Situation("cuda", HALF, 64)) or "")
@@ -52,9 +52,7 @@ def test_a_gpu_of_another_generation_is_named(monkeypatch, name, generation):
 def situations(run, device: str) -> list[Situation]:
     """What a backend meets in a run of this config: training, evaluation, generation with every cache."""
     model = run.model
-    alone = Situation(
-        device, HALF, model.head_size, model.num_key_value_groups, windows=model.sliding_window is not None
-    )
+    alone = Situation.of(model, device, HALF)
     packed = replace(alone, documents=run.data.isolate_documents)
     training = [replace(packed, gradients=True, dropout=model.attention_dropout, compiled=c) for c in (False, True)]
     prompts = [replace(alone, padding=padding) for padding in (False, True)]
@@ -64,7 +62,7 @@ def situations(run, device: str) -> list[Situation]:
 @pytest.mark.parametrize("config", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("backend", ["eager", "flash", "flash3", "flash4"])
 def test_nothing_in_a_run_of_a_shipped_config_is_refused(monkeypatch, backend, config):
-    monkeypatch.setattr(choice, "use_flash", lambda kernel: None)
+    monkeypatch.setattr(kernels, "use_flash", lambda kernel: None)
     run = load_run_config(config)
     for device in ("cuda",) if backend in ("flash3", "flash4") else ("cpu", "cuda"):
         for here in situations(run, device):
@@ -115,5 +113,5 @@ def test_auto_on_a_gpu_takes_the_first_that_can_serve_and_says_what_it_skipped(m
     assert backend == "flex"
     assert "not flash: differs from float64 by 0.3" in reason
     assert choose_attention(packed, dict.fromkeys(BACKENDS, "no kernel image"))[0] == "eager"
-    monkeypatch.setattr(choice, "use_flash", lambda kernel: None)
+    monkeypatch.setattr(kernels, "use_flash", lambda kernel: None)
     assert choose_attention(packed)[0] == "flash4"

@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from model.attention import eager
-from model.backends import blocked as blocked_attention
-from model.backends.blocked import blocked
-from model.backends.kernels import FEWEST, SMALLEST, band_or_mask, sdpa
-from model.masks import Band, MaskSpec, boolean_mask
+from model.backends import kernels
+from model.backends.kernels import FEWEST, SMALLEST, blocked, chunks_or_mask, sdpa
+from model.masks import MaskSpec, boolean_mask
 
 HALF = torch.bfloat16
 LENGTH = FEWEST * SMALLEST
@@ -38,17 +37,16 @@ def results(compute, tensors, mask):
 @pytest.mark.parametrize("window", [1, 5, SMALLEST])
 def test_windows_in_chunks_give_the_numbers_and_gradients_of_the_formula(window, packed, kv_heads):
     documents = torch.stack([torch.arange(LENGTH) // 50, torch.arange(LENGTH) // 31]) if packed else None
-    band, mask = (form(spec(LENGTH, window, documents)) for form in (band_or_mask, boolean_mask))
-    assert isinstance(band, Band)
+    band, mask = (form(spec(LENGTH, window, documents)) for form in (chunks_or_mask, boolean_mask))
+    assert band.shape[2:] == (SMALLEST, 2 * SMALLEST)
     tensors = inputs(LENGTH, kv_heads=kv_heads, head_dim=8)
     for ours, exact in zip(results(sdpa, tensors, band), results(eager, tensors, mask), strict=True):
         torch.testing.assert_close(ours, exact, rtol=1e-5, atol=1e-5)
 
 
 def test_longer_windows_have_longer_chunks():
-    band = band_or_mask(spec(2 * LENGTH, SMALLEST + 1))
-    assert isinstance(band, Band)
-    assert band.size == 2 * SMALLEST
+    band = chunks_or_mask(spec(2 * LENGTH, SMALLEST + 1))
+    assert band.shape[2:] == (2 * SMALLEST, 4 * SMALLEST)
 
 
 @pytest.mark.parametrize(
@@ -64,14 +62,14 @@ def test_longer_windows_have_longer_chunks():
     ids=["no whole chunks", "few chunks", "a long window", "no window", "padding", "cached tokens"],
 )
 def test_where_chunks_do_not_serve_the_mask_is_written_out(other):
-    assert torch.equal(band_or_mask(other), boolean_mask(other))
+    assert torch.equal(chunks_or_mask(other), boolean_mask(other))
 
 
 @pytest.mark.parametrize("kind", ["causal", "documents", "padding", "window"])
 @pytest.mark.parametrize(("length", "block"), [(20, 8), (24, 8), (5, 8), (150, 64), (9, 1)])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_blocked_is_as_near_to_float32_as_eager_in_bfloat16_is(kind, length, block, kv_heads, monkeypatch):
-    monkeypatch.setattr(blocked_attention, "BLOCK", block)
+    monkeypatch.setattr(kernels, "BLOCK", block)
     tensors = inputs(length, kv_heads=kv_heads)
     real = torch.arange(length)[None] >= torch.tensor([[0], [length // 3]])  # left padding in the second row
     changes = {
@@ -87,7 +85,7 @@ def test_blocked_is_as_near_to_float32_as_eager_in_bfloat16_is(kind, length, blo
 
 
 def test_a_row_that_sees_nothing_is_zero_in_every_block(monkeypatch):
-    monkeypatch.setattr(blocked_attention, "BLOCK", 8)
+    monkeypatch.setattr(kernels, "BLOCK", 8)
     real = torch.arange(20)[None] >= torch.tensor([[10], [20]])
     out, *grads = results(blocked, inputs(20, dtype=HALF), boolean_mask(spec(20, attention_mask=real)))
     assert (out[0, :, :10] == 0).all()
@@ -101,8 +99,8 @@ def test_a_row_that_sees_nothing_is_zero_in_every_block(monkeypatch):
     ids=str,
 )
 def test_what_blocked_is_not_for_goes_to_pytorchs_kernel(changes, monkeypatch):
-    monkeypatch.setattr(blocked_attention, "LONGEST", changes.get("longest", 1024))
-    monkeypatch.setattr(blocked_attention._Blocked, "apply", lambda *_: pytest.fail("computed in blocks"))
+    monkeypatch.setattr(kernels, "LONGEST", changes.get("longest", 1024))
+    monkeypatch.setattr(kernels._Blocked, "apply", lambda *_: pytest.fail("computed in blocks"))
     q, k, v = inputs(20, dtype=changes.get("dtype", HALF))
     q = q[:, :, -changes.get("queries", 20) :]
     places = torch.arange(20)

@@ -11,7 +11,7 @@ from data.packing import document_starts
 from model.attention import eager
 from model.backends.choice import BACKENDS
 from model.backends.kernels import block_mask, flex_kernel_compiled
-from model.generation import generate
+from model.generation import FewRows, generate
 from model.kv_cache import StaticCache
 from model.masks import MaskSpec, boolean_mask
 from tests import varlen_kernel
@@ -41,42 +41,25 @@ def assert_same_training(loss, expected, lm, of_loss, of_gradients):
         assert float((found - wanted).abs().max()) <= of_gradients * max(0.1, float(wanted.abs().max()))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, MIXED, OLMO2, SMOLLM3, LATENT, GPT2],
-    ids=["full", "windows", "olmo2", "smollm3", "latent", "gpt2"],
-)
+SHAPES = {"full": {}, "windows": MIXED, "olmo2": OLMO2, "smollm3": SMOLLM3, "latent": LATENT, "gpt2": GPT2}
+CASES = [("blocked", "full"), *(("sdpa", shape) for shape in SHAPES)]
+CASES += [pytest.param(name, shape, marks=pytest.mark.slow) for name in ("eager", "flash") for shape in SHAPES]
+
+
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
-@pytest.mark.parametrize(
-    "backend", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("eager", "flash")), "sdpa"]
-)
-def test_training_is_one_graph_that_is_never_compiled_again(backend, packed, changes):
-    lm = random_model(tiny_config(**changes)).train()
+@pytest.mark.parametrize(("backend", "shape"), CASES)
+def test_training_is_one_graph_that_is_never_compiled_again(backend, shape, packed):
+    lm, in_bfloat16 = random_model(tiny_config(**SHAPES[shape])).train(), backend == "blocked"
     lm.set_attn_implementation(backend)
     counter = CompileCounter()  # counts graphs; a graph break or a recompilation makes a second one
     step = torch.compile(lm, backend=counter, fullgraph=True, dynamic=False)
     for _ in range(4):
         ids = torch.randint(0, 192, (2, 32))
         documents = torch.randint(0, 4, (2, 32)).sort().values if packed else None
-        loss, _ = step(ids, labels=ids, document_ids=documents)
-        expected, _ = lm(ids, labels=ids, document_ids=documents)
-        assert_same_training(loss, expected, lm, 1e-5, 1e-4)
-    assert counter.frame_count == 1
-
-
-@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
-def test_training_in_blocks_of_bfloat16_is_one_graph_too(packed):
-    lm = random_model(tiny_config()).train()
-    lm.set_attn_implementation("blocked")
-    counter = CompileCounter()
-    step = torch.compile(lm, backend=counter, fullgraph=True, dynamic=False)
-    for _ in range(3):
-        ids = torch.randint(0, 192, (2, 32))
-        documents = torch.randint(0, 4, (2, 32)).sort().values if packed else None
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=in_bfloat16):
             loss, _ = step(ids, labels=ids, document_ids=documents)
             expected, _ = lm(ids, labels=ids, document_ids=documents)
-        assert_same_training(loss, expected, lm, 1e-3, 2e-2)
+        assert_same_training(loss, expected, lm, *((1e-3, 2e-2) if in_bfloat16 else (1e-5, 1e-4)))
     assert counter.frame_count == 1
 
 
@@ -158,7 +141,7 @@ def test_prompts_of_every_length_share_the_compiled_step(padded, monkeypatch):
     """Through `generate`, as it is used; the cache has room for 64 tokens whatever the lengths are."""
     lm, counter = random_model(tiny_config()), CompileCounter()
     compiled = torch.compile(lambda lm, *a, **k: lm(*a, **k), backend=counter, fullgraph=True, dynamic=False)
-    monkeypatch.setattr("model.compiled_decoding.compiled_step", lambda kind: compiled)
+    monkeypatch.setattr("model.generation.compiled_step", lambda kind: compiled)
     for length in (3, 5, 8):
         ids = torch.randint(0, 192, (2, length))
         real = torch.ones(2, length).long() if padded else None
@@ -177,6 +160,15 @@ def test_really_compiled_decoding_gives_the_same_tokens(changes):
     compiled = generate(lm, prompt, 20, temperature=0, kv_cache="static", compile=True)
     assert torch.equal(compiled, generate(lm, prompt, 20, temperature=0))
     assert torch.equal(generate(lm, prompt, 20, temperature=0, kv_cache="static", compile=True), compiled)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 24), (1, 24), (4, 1, 24), (2, 3, 24), (40, 24)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_of_few_rows_are_those_of_a_linear_layer(shape, bias):
+    layer, x = torch.nn.Linear(24, 40, bias=bias), torch.randn(shape)
+    with torch.no_grad(), FewRows():
+        product = layer(x)
+    torch.testing.assert_close(product, layer(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow

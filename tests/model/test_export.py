@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM
 
 from configs.command import InputError
 from model import load, save
-from model.export import TARGETS, export, main
+from model.config import LoraConfig
+from model.export import export, main
 from model.lora import add_adapters, weights_hash
-from model.lora_config import LoraConfig
 from tests.model.export_models import model, save_with_tokenizer
 from tests.train.checkpoints import training
 
@@ -29,20 +29,8 @@ def adapted(tmp_path):
     return base, save_with_tokenizer(lm, tmp_path / "adapters")
 
 
-def test_the_hub_folder_is_the_checkpoint_without_its_training(tmp_path):
-    run = training()
-    run.steps(1)
-    (tmp_path / "demo").mkdir()
-    checkpoint = run.save(tmp_path / "demo/checkpoints")
-    said = export(tmp_path / "demo", "hub-folder", tmp_path / "hub")
-    files = "README.md config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json"
-    assert sorted(file.name for file in (tmp_path / "hub").rglob("*")) == sorted(files.split())
-    for name in files.split():
-        assert name == "README.md" or (tmp_path / "hub" / name).read_bytes() == (checkpoint / name).read_bytes()
-    assert said.endswith(f"hf upload NAME {tmp_path}/hub")
-
-
-def finished_run(tmp_path):
+@pytest.fixture
+def finished(tmp_path):
     """A run with a report; its last checkpoint is step 1."""
     run, folder = training(), tmp_path / "demo"
     (folder / "attention").mkdir(parents=True)
@@ -58,29 +46,33 @@ def finished_run(tmp_path):
     return folder, checkpoint
 
 
-def test_the_card_of_the_last_checkpoint_has_what_the_report_shows(tmp_path):
-    folder, checkpoint = finished_run(tmp_path)
+def test_the_hub_folder_is_the_checkpoint_without_its_training_and_with_what_the_report_shows(tmp_path, finished):
+    folder, checkpoint = finished
     card = checkpoint / "README.md"
     card.write_text(card.read_text().replace("license: unknown", "license: mit"))
-    export(folder, "hub-folder", tmp_path / "hub")
+    printed = export(folder, "hub-folder", tmp_path / "hub")
+    assert printed.endswith(f"hf upload NAME {tmp_path}/hub")
+    copied = "config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json".split()
+    for name in copied:
+        assert (tmp_path / "hub" / name).read_bytes() == (checkpoint / name).read_bytes()
+    names = {file.name for file in (tmp_path / "hub").rglob("*")}
+    assert names == {*copied, "README.md", "loss.png", "heads.png"}
+    assert (tmp_path / "hub/heads.png").read_bytes() == b"heads"
     text = (tmp_path / "hub/README.md").read_text()
     assert text.startswith("---\nlicense: mit\n")
     assert "training/" not in text
     assert "Before you publish" not in text
     assert text.endswith(
         "## Figures\n\n```\nvalidation loss 5.1\n```\n\nA sample, as the model wrote it:\n\n```\nOnce\n```\n\n"
-        "![loss](pictures/loss.png)\n\n![all](pictures/heads.png)\n"
+        "![loss](loss.png)\n\n![all](heads.png)\n"
     )
-    assert (tmp_path / "hub/pictures/heads.png").read_bytes() == b"heads"
-    assert sorted(file.name for file in (tmp_path / "hub/pictures").iterdir()) == ["heads.png", "loss.png"]
 
 
-def test_figures_of_another_checkpoint_are_left_out(tmp_path):
-    folder, _ = finished_run(tmp_path)
-    (folder / "result.json").write_text('{"step": 2, "summary": ["validation loss 5.1"]}')
-    export(folder, "hub-folder", tmp_path / "hub")
+def test_figures_of_another_checkpoint_are_left_out(tmp_path, finished):
+    (finished[0] / "result.json").write_text('{"step": 2, "summary": ["validation loss 5.1"]}')
+    export(finished[0], "hub-folder", tmp_path / "hub")
     assert "## Figures" not in (tmp_path / "hub/README.md").read_text()
-    assert not (tmp_path / "hub/pictures").exists()
+    assert not list((tmp_path / "hub").glob("*.png"))
 
 
 def test_adapters_become_one_model(tmp_path):
@@ -111,7 +103,7 @@ def test_adapters_go_to_the_hub_as_they_are_and_to_gguf_merged(tmp_path):
     assert all((first.data == second.data).all() for first, second in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ["gguf", "hub-folder"])
 @pytest.mark.parametrize("there", ["a file", "an empty directory", "a link that leads nowhere"])
 def test_what_is_there_is_never_replaced(tmp_path, target, there):
     source, out = save_with_tokenizer(model(), tmp_path / "model"), tmp_path / "out"

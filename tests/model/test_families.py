@@ -16,7 +16,7 @@ from eval.attention.capture import capture
 from eval.attention.controls import ablated
 from model import LanguageModel, ModelConfig, load, save
 from model.convert_kv_heads import convert_kv_heads
-from model.families import NoFamily, all_families, family_of
+from model.families import FAMILIES, NoFamily, family_of
 from model.kv_cache import CACHES, make_cache
 from tests.attack.mutations import WRONG
 from tests.conftest import random_model, tiny_config
@@ -165,7 +165,7 @@ def test_it_is_the_model_of_transformers_in_both_directions(tmp_path, family, nu
 
 
 def test_every_family_has_its_parts_here():
-    assert {*PARTS, "headlight"} == {family.model_type for family in all_families()}
+    assert {*PARTS, "headlight"} == {family.model_type for family in FAMILIES}
 
 
 # what stops transformers itself at its own defaults: no head_dim, a padding token outside of a small vocabulary, and
@@ -352,10 +352,6 @@ def test_a_damaged_config_of_headlight_is_refused(tmp_path, change, message):
     file.write_text(json.dumps(fields | change))
     with pytest.raises(ValueError, match=f"config.json: .*{message}"):
         load(tmp_path)
-    del fields["hidden_size"]
-    file.write_text(json.dumps(fields))
-    with pytest.raises(ValueError, match="config.json: hidden_size is missing"):
-        load(tmp_path)
 
 
 @pytest.mark.parametrize("field", ModelConfig.model_fields)
@@ -378,7 +374,7 @@ def test_every_wrong_value_in_a_config_of_headlight_is_refused_or_harmless(tmp_p
         ("smollm3", {"no_rope_layers": "1010"}, "no_rope_layers"),
         ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 0}, "no_rope_layer_interval"),
         ("smollm3", {"mlp_bias": True}, "mlp_bias is True"),
-        ("smollm3", {"layer_types": ["sliding_attention"] * 4, "sliding_window": 4}, "no sliding_window is in use"),
+        ("smollm3", {"layer_types": ["sliding_attention"] * 4, "sliding_window": 4}, "so set sliding_window"),
         ("olmo2", {"sliding_window": 4}, "this model_type has none"),
         ("olmo2", {"attention_bias": "yes"}, "attention_bias"),
         ("olmo2", {"attention_bias": True}, "_proj.bias is missing"),

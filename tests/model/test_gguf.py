@@ -18,9 +18,8 @@ from data.chat import segments
 from data.reading.records import Conversation, Message
 from data.words import pre_tokenizer
 from model import generate
-from model.export import export
+from model.export import WORDS, export
 from model.families import family_of
-from model.gguf_file import WORDS
 from tests.conftest import random_model, tiny_config
 from tests.model.export_models import GPT2, LLAMA, SENTENCES, WRITTEN, model, save_with_tokenizer, taught, tokenizer
 
@@ -149,7 +148,7 @@ REFUSED = {
     "yarn": ({"rope_scaling": WRITTEN["qwen3, yarn"]["rope_scaling"] | {"beta_fast": 8.0}}, "bpe", "yarn is written"),
     "llama3": (LLAMA | {"rope_scaling": {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 16,
                "low_freq_factor": 1.0, "high_freq_factor": 4.0}}, "bpe", "llama3 .rope_scaling. is not written"),
-    "char": ({"vocab_size": 128}, "char", "llama.cpp has no WordLevel tokenizer"),
+    "char": ({"vocab_size": 128}, "char", "has no tokenizer of this kind"),
     "byte": ({"vocab_size": 320}, "byte", "llama.cpp has no tokenizer of single bytes"),
 }  # fmt: skip
 

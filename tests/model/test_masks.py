@@ -1,7 +1,5 @@
 """Masks: each form that a backend wants says the same as the predicates asked one pair at a time."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,9 +8,8 @@ from hypothesis import strategies as st
 
 from data.packing import document_starts
 from model.attention import eager
-from model.backends.choice import BACKENDS
 from model.backends.kernels import flash, sequences
-from model.masks import MaskSpec, boolean_mask, real_tokens
+from model.masks import MaskSpec, boolean_mask
 from tests.conftest import random_model, tiny_config
 from tests.model import reference
 
@@ -44,9 +41,9 @@ def test_predicates_combine_to_the_boolean_mask(data):
 
 
 def test_a_static_cache_may_be_longer_than_the_attention_mask():
-    real = torch.tensor([[0, 1, 1]])
-    assert real_tokens(real, torch.arange(5)).tolist() == [[0, 1, 1, 1, 1]]
-    assert real_tokens(real, torch.arange(1, 3)).tolist() == [[1, 1]]
+    places, real = torch.arange(5), torch.tensor([[0, 1, 1]])
+    assert MaskSpec(places, places, 1, real).real_keys.tolist() == [[0, 1, 1, 1, 1]]
+    assert MaskSpec(places[2:3], places[1:3], 1, real).real_keys.tolist() == [[1, 1]]
 
 
 def loop_over_documents(q, k, v, cu_q, cu_k, max_q, max_k, *, window_size, enable_gqa=False):
@@ -112,28 +109,9 @@ def test_lengths_say_the_same_as_the_boolean_mask(data):
     assert torch.allclose(out, expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("changes", [{}, {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}])
-@pytest.mark.parametrize("told", [True, False], ids=["starts given", "starts found"])
-def test_a_model_learns_the_same_from_lengths_as_from_a_mask(monkeypatch, told, changes):
-    """Loss and every gradient of packed rows, in float64: the formula under a mask, and lengths."""
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", loop_over_documents)
-    monkeypatch.setitem(BACKENDS, "varlen", replace(BACKENDS["varlen"], limits=None))  # it would refuse a CPU
-    lm = random_model(tiny_config(**changes)).double().train()
-    ids = torch.randint(0, 192, (3, 21))
-    documents = torch.randint(0, 5, (3, 21)).sort().values
-    starts = torch.from_numpy(document_starts(documents.numpy())) if told else None
-    found = []
-    for backend in ("eager", "varlen"):
-        lm.set_attn_implementation(backend)
-        loss, _ = lm(ids, labels=ids, document_ids=documents, document_starts=starts)
-        found.append([loss, *torch.autograd.grad(loss, list(lm.parameters()))])
-    for exact, ours in zip(*found, strict=True):
-        assert torch.allclose(ours, exact, rtol=1e-9, atol=1e-9)
-
-
 def test_a_document_never_continues_in_the_next_row():
     ids, places = torch.tensor([[0, 0, 1, 1], [1, 1, 2, 2]]), torch.arange(4)
-    assert sequences(MaskSpec(places, places, 2, None, ids)).cu_keys.tolist() == [0, 2, 4, 6, 8]
+    assert sequences(MaskSpec(places, places, 2, None, ids)).cu_keys.tolist() == [0, 2, 4, 4, 6, 8, 8]
 
 
 def test_starts_are_filled_up_to_a_power_of_two():
@@ -143,7 +121,7 @@ def test_starts_are_filled_up_to_a_power_of_two():
     assert starts.tolist() == [[*range(0, 20, 2), *[20] * 6], [0, *[20] * 15]]
     places = torch.arange(20)
     spec = MaskSpec(places, places, 2, None, ids, document_starts=torch.from_numpy(starts))
-    assert sequences(spec).cu_keys.tolist() == [*range(0, 20, 2), *[20] * 6, 20, *[40] * 16]
+    assert sequences(spec).cu_keys.tolist() == [*range(0, 20, 2), *[20] * 8, *[40] * 17]
     assert document_starts(ids[:, :3].numpy()).shape == (2, 8)
 
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from model import LanguageModel, families, load, save
 from model.checkpoint import load_weights
-from model.families.family import Family
+from model.families import Family
 from tests.conftest import random_model, tiny_config
 
 LINEAR = {"rope_type": "linear", "factor": 4.0}

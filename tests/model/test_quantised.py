@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from model import generate
+from model.config import LoraConfig
 from model.lora import add_adapters
-from model.lora_config import LoraConfig
 from model.quantised import WEIGHTS, quantisable, quantise_weights, weight_bytes
 from tests.conftest import GPT2, random_model, tiny_config
 

@@ -155,7 +155,7 @@ def test_a_layer_of_ones_own_says_its_groups_and_adds_its_losses(checkpointing):
     ids = torch.randint(0, 192, (2, 12))
     assert plain.train()(ids, labels=ids)[0] == plain.eval()(ids, labels=ids)[0]
     lm = copy.deepcopy(plain)
-    lm.set_activation_checkpointing(checkpointing)
+    lm.model.activation_checkpointing = checkpointing
     for layer in lm.model.layers:
         layer.mlp = TwoExperts(32)
     groups, mlp = lm.parameter_groups(), lm.model.layers[0].mlp

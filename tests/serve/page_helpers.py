@@ -48,7 +48,7 @@ class Growing:
         return one
 
     def begin(self, pid: int | None = None) -> None:
-        """As a process that owns its folder (train/saving/run_lock.py)."""
+        """As a process that owns its folder (train/checkpoint.py)."""
         card = {"pid": pid or os.getpid(), "host": socket.gethostname(), "since": "2026-01-01 00:00:00"}
         (self.path / "owner.json").write_text(json.dumps(card), encoding="utf-8")
         (self.path / "owner.lock").touch()

@@ -84,13 +84,3 @@ def test_the_benchmark_starts_the_server_and_ends_it(folder):
     assert done.returncode == 0, done.stderr
     assert "3 clients, 4 tokens each" in done.stdout
     assert "| all at once " in done.stdout
-
-
-@pytest.mark.slow
-def test_transformers_answers_the_same_in_the_same_run(folder):
-    pytest.importorskip("transformers")
-    options = ["--clients", "3", "--tokens", "4", "--rounds", "1", "--versus", "transformers"]
-    done = run_module("benchmarks.serving", folder / "text", *options)
-    assert done.returncode == 0, done.stderr
-    assert "| transformers, generate_batch " in done.stdout
-    assert "3 of 3 answers are equal" in done.stdout

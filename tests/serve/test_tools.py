@@ -14,7 +14,7 @@ from data.chat import TRAINED, encode_conversations, prompt_ids
 from data.config import TokenizerConfig
 from data.reading.records import checked_conversation
 from data.tokenizer import train_tokenizer
-from eval.tools.calls import calculate
+from eval.tools import calculate
 from model import LanguageModel, save
 from serve import answers, openai_api
 from tests.conftest import tiny_config

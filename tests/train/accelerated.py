@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
+import train.device
 import train.loop
-import train.machine.device
 import train.optimizer
 from model.backends.choice import BACKENDS
 from tests import accelerator
@@ -29,7 +29,7 @@ def train_on_accelerator(config: Path, change: Callable[[Run], None] | None = No
     torch.set_num_threads(1)
     print_to(config.with_name("accelerated.txt"))
     accelerator.register()
-    train.machine.device.choose_device = lambda wanted: torch.device(accelerator.NAME)
+    train.device.choose_device = lambda wanted: torch.device(accelerator.NAME)
     train.optimizer.FUSED += (accelerator.NAME,)
     Run.gates_on_device = property(lambda run: True)  # type: ignore[assignment]
     BACKENDS.update({name: replace(backend, limits=None) for name, backend in BACKENDS.items()})

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import torch
 
 from data.tokenizer import load_tokenizer
-from eval.tools.answers import Written
+from eval.tools import Written
 from model import load
 from tests.train.helpers import pretrain, write_config
 from train.config import RunConfig, load_run_config
 from train.grpo import Rollouts
-from train.machine.distributed import ALONE
+from train.processes import ALONE
 
 WORLD = {"kind": "storyworld", "documents": 40, "validation_documents": 8}
 ROWS = 8  # answers of a step

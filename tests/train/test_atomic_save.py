@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from configs.command import InputError
 from tests.processes import exit_code, little_room
 from tests.train.checkpoints import training
 from tests.train.faults import at_step, bad_loss
 from tests.train.helpers import metrics, pretrain, stopped_at, write_config
 from tests.train.worlds import pretrain_rank
-from train.saving.atomic_save import SaveError, commit, damage, newest_intact, tidy
+from train.checkpoint import commit, damage, newest_intact, read_state, tidy
 
 STATE = [f"training/{name}" for name in ("optimizer.safetensors", "trainer_state.json", "manifest.json")]
 FILES = "config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json".split() + STATE
@@ -49,7 +50,7 @@ def write_checkpoint(checkpoints: Path, step: int, content: str) -> None:
         (directory / "training/trainer_state.json").write_text(json.dumps({"step": step, "best_step": step}))
         (directory / "model.safetensors").write_text(content)
 
-    commit(checkpoints, step, fill, 9, True)
+    commit(checkpoints, step, fill, 9, step)
 
 
 def content(checkpoints: Path) -> str:
@@ -79,7 +80,8 @@ def killed_at(number: int, action, *arguments) -> None:
 
 
 def find_and_settle(checkpoints: Path) -> None:
-    tidy(checkpoints, newest_intact(checkpoints), 9, True)
+    newest = newest_intact(checkpoints)
+    tidy(checkpoints, newest, 9, read_state(newest).best_step)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
@@ -119,7 +121,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_save_leaves_everything_as_it_was
     run = training(seed=3)
     run.steps(3)
     before = {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*") if path.is_file()}
-    with little_room(limit), pytest.raises(SaveError) as caught:
+    with little_room(limit), pytest.raises(InputError) as caught:
         run.save(checkpoints)
     assert before == {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*") if path.is_file()}
     assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step_00000001", "step_00000002"]
@@ -201,7 +203,7 @@ def test_a_run_continues_past_a_damaged_checkpoint_to_the_same_end(tmp_path):
     assert steps_in(checkpoints) == [4, 8, 12]
     for step in (4, 8, 12):
         (checkpoints / f"step_{step:08d}/training/manifest.json").unlink()
-    assert "no checkpoint in it is complete" in pretrain(config, code=2).stderr
+    assert "is complete: move it away" in pretrain(config, code=2).stderr
 
 
 # Which are kept, and what a run may continue
@@ -218,7 +220,7 @@ def test_which_checkpoints_are_kept(keep_last, keep_best, tmp_path):
         newest = set(range(max(1, step - keep_last + 1), step + 1))
         assert steps_in(tmp_path) == sorted(newest | ({2} if keep_best and step >= 2 else set()))
         assert (tmp_path / "latest").read_text() == f"step_{step:08d}\n"
-        assert (tmp_path / "best").exists() == (2 in steps_in(tmp_path))
+        assert (tmp_path / "best").exists() == (keep_best and step >= 2)
     if keep_best:
         assert (tmp_path / "best").read_text() == "step_00000002\n"
 
@@ -237,20 +239,17 @@ def test_a_resumed_run_is_finished_only_at_its_new_end(tmp_path, monkeypatch):
 
 
 def test_settings_that_differ_are_named_and_may_be_allowed(tmp_path):
-    changes = {"train": {"max_steps": 4, "checkpoint_every": 2}, "eval": {"every": 0}}
-    config = write_config(tmp_path, **changes)
+    config = write_config(tmp_path, train={"max_steps": 4, "checkpoint_every": 2}, eval={"every": 0})
     pretrain(config)
     other = ["seed=5", "train.grad_clip=2.0", "train.max_steps=6"]
     refused = pretrain(config, *other, code=2).stderr
-    for told in ("seed (there 0, here 5)", "train.grad_clip (there 1.0, here 2.0)", "allow_mismatch=true"):
-        assert told in refused
-    allowed = pretrain(config, *other, "allow_mismatch=true")
-    assert allowed.stderr.count("warning: ") == 1
+    for text in ("seed (there 0, here 5)", "train.grad_clip (there 1.0, here 2.0)", "allow_mismatch=true"):
+        assert text in refused
+    assert pretrain(config, *other, "allow_mismatch=true").stderr.count("warning: ") == 1
     assert [m["step"] for m in metrics(tmp_path / "runs/tiny") if m["split"] == "train"] == list(range(1, 7))
-    pretrain(config, *other, "train.max_steps=7")  # these are the run's settings from now on
     wrong = pretrain(config, *other, "train.max_steps=8", "model.hidden_size=64", "allow_mismatch=true", code=2)
     assert "model.embed_tokens.weight has shape [320, 32]" in wrong.stderr
     (tmp_path / "text.txt").write_text((tmp_path / "text.txt").read_text() + "One more line.\n")
-    assert "no longer what this run was" in pretrain(config, *other, "train.max_steps=8", code=2).stderr
-    told = pretrain(config, *other, "train.max_steps=8", "allow_mismatch=true").stderr
-    assert "no longer what this run was trained on: continuing" in told
+    other[-1] = "train.max_steps=8"  # the others are the run's settings from now on
+    assert "no longer what this run was" in pretrain(config, *other, code=2).stderr
+    assert "trained on: continuing" in pretrain(config, *other, "allow_mismatch=true").stderr

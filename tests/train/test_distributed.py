@@ -1,10 +1,12 @@
 """DDP and FSDP2 on two processes (gloo): the same run as one process, and what goes wrong is said once."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,12 +17,10 @@ from eval import language_modeling
 from eval.attention import snapshots
 from tests.train.helpers import REPOSITORY, metrics, pretrain, write_config
 from tests.train.worlds import failing_on_rank_1, pretrain_rank, run_world, trace
-from train.config import load_run_config
-from train.machine import distributed
-from train.machine.distributed import SharedMemory, processes, wrap
+from train.checkpoint import damage
 from train.optimizer import orthogonalize
 from train.pretrain import main  # noqa: F401
-from train.saving.atomic_save import damage
+from train.processes import IN_MEMORY, SharedMemory
 
 TIED = {"tie_word_embeddings": True}
 
@@ -79,20 +79,14 @@ def test_two_processes_look_at_their_heads_and_are_scored_as_one(tmp_path, paral
     one, two = ([m for m in metrics(tmp_path / "runs" / name) if m["split"] == "val"] for name in ("one", "two"))
     assert [m["step"] for m in two] == [0, 6, 12]
     assert [m["loss"] for m in two] == pytest.approx([m["loss"] for m in one], abs=1e-5)
-    for name in ("step_00000012.png", "step_00000001.npz", "heads.png", "curves.png", "timelapse.gif", "viewer.html"):
-        assert (tmp_path / "runs/two/attention" / name).stat().st_size > 0
-    for name in ("samples.jsonl", "report.md", "checkpoints/best"):
+    for name in ("attention/viewer.html", "attention/timelapse.gif", "samples.jsonl", "report.md", "checkpoints/best"):
         assert (tmp_path / "runs/two" / name).stat().st_size > 0
     ours, theirs = (snapshots.read_all(tmp_path / "runs" / name)[0] for name in ("two", "one"))
     assert [one.step for one in ours] == [one.step for one in theirs] == [0, 1, 6, 12]
     for mine, alone in zip(ours, theirs, strict=True):
-        assert mine.scalars == pytest.approx(alone.scalars, abs=1e-3)
         for name, values in alone.scores.items():
             assert values == pytest.approx(mine.scores[name], abs=1e-3, nan_ok=True), name
-    said = config.with_name("rank0.txt").read_text()
-    assert "hook is off" not in said
-    assert said.count(f"watch it: {(tmp_path / 'runs/two/live.html').as_uri()}") == 1
-    assert "step 12 of 12" in (tmp_path / "runs/two/live.html").read_text(encoding="utf-8")
+    assert "hook is off" not in config.with_name("rank0.txt").read_text()
     assert config.with_name("rank1.txt").read_text() == ""
 
 
@@ -103,41 +97,6 @@ def test_a_capture_that_fails_in_one_process_stops_the_hook_in_all_and_none_wait
     said = config.with_name("rank0.txt").read_text()
     assert said.count("warning: the attention hook is off from here: RuntimeError: it failed in another process") == 1
     assert "finished at step 12" in said
-
-
-def gradients_of_rank(config, folder, through_wrapper: bool) -> None:
-    """The gradients of a step's own half of the rows, as each process has them afterwards."""
-    from data.prepare import prepare
-    from train.objective import TextBatches
-    from train.pretrain import with_tokenizer
-
-    run = load_run_config(config)
-    data = prepare(run.data, folder / "runs")
-    run = with_tokenizer(run, data.tokenizer)
-    with processes("ddp", "cpu") as world:
-        torch.manual_seed(0)
-        from model import LanguageModel
-
-        lm = LanguageModel(run.model)
-        forward = wrap(lm, world, torch.device("cpu"))
-        batch = TextBatches(run, data).batches.batch(0, world.rank, world.size)
-        loss_sum, _ = (forward if through_wrapper else lm)(**batch.tensors)
-        (loss_sum * world.size).backward()
-        torch.save(torch.cat([p.grad.flatten() for p in lm.parameters()]), folder / f"grad{world.rank}.pt")
-        if world.size > 1:
-            dist.barrier()
-
-
-@pytest.mark.parametrize("through_wrapper", [True, False])
-def test_only_the_wrapped_forward_gives_every_process_the_gradient_of_all(tmp_path, through_wrapper):
-    """A method of the inner model trains each process on its own share only: why the loop calls `run.state.forward`."""
-    config = parallel_config(tmp_path)
-    assert run_world(1, gradients_of_rank, config, tmp_path, True) == [0]
-    alone = torch.load(tmp_path / "grad0.pt")
-    assert run_world(2, gradients_of_rank, config, tmp_path, through_wrapper) == [0, 0]
-    first, second = torch.load(tmp_path / "grad0.pt"), torch.load(tmp_path / "grad1.pt")
-    assert torch.equal(first, second) == through_wrapper
-    assert torch.allclose(first, alone, atol=1e-4, rtol=1e-4) == through_wrapper
 
 
 def test_processes_that_cannot_share_a_step_are_refused_before_anything_is_written(tmp_path):
@@ -250,7 +209,7 @@ def add_up_and_put_together(folder: Path, quickest: int) -> None:
 
 @pytest.mark.parametrize("quickest", range(SIZE))
 def test_all_processes_find_the_sum_in_the_order_of_their_ranks(tmp_path, quickest):
-    left = set(distributed.IN_MEMORY.glob("headlight-*"))
+    left = set(IN_MEMORY.glob("headlight-*"))
     assert run_world(SIZE, add_up_and_put_together, tmp_path, quickest) == [0] * SIZE
     for call in range(CALLS):
         brought = [numbers(rank, call) for rank in range(SIZE)]
@@ -262,21 +221,16 @@ def test_all_processes_find_the_sum_in_the_order_of_their_ranks(tmp_path, quicke
             torch.testing.assert_close(orthogonal, [orthogonalize(each) for each in items])
             assert all(torch.equal(mine, first) for mine, first in zip(orthogonal, found[0][1], strict=True))
             assert all(torch.equal(mine, first) for mine, first in zip(own, found[0][0], strict=True))
-    assert set(distributed.IN_MEMORY.glob("headlight-*")) <= left
+    assert set(IN_MEMORY.glob("headlight-*")) <= left
 
 
-def test_items_are_divided_without_gap_or_overlap():
-    parts = [SharedMemory(rank, SIZE).part_of(5) for rank in range(SIZE)]
-    assert parts == [(0, 1), (1, 3), (3, 5)]
-
-
-def without_room(folder: Path) -> None:
+def without_room() -> None:
     dist.init_process_group("gloo")
-    distributed._folders = lambda: [Path("/dev/full"), folder / "missing"]
-    with pytest.raises(InputError, match=r"no room for 4 MiB .* /dev/full or .*missing: set train\.processes=1"):
+    shutil.disk_usage = lambda where: SimpleNamespace(free=1000)
+    with pytest.raises(InputError, match=r"no room for 4 MiB .*: set train\.processes=1"):
         SharedMemory(dist.get_rank(), 2).add_up([torch.ones(2**18)])
     dist.destroy_process_group()
 
 
-def test_without_room_every_process_says_so(tmp_path):
-    assert run_world(2, without_room, tmp_path) == [0, 0]
+def test_without_room_every_process_says_so():
+    assert run_world(2, without_room) == [0, 0]

@@ -11,12 +11,11 @@ from model.backends.choice import BACKENDS, Backend
 from model.masks import boolean_mask
 from tests.processes import run_module
 from tests.train.helpers import REPOSITORY, metrics, write_config
+from train import device as hardware
 from train import doctor
 from train.config import load_run_config
+from train.device import Device, known_faults, remember_faults, resolve_device
 from train.doctor import Unwell, recommendation
-from train.machine import hardware
-from train.machine.device import Device, resolve_device
-from train.machine.hardware import known_faults, remember_faults
 
 SDPA = BACKENDS["sdpa"].compute
 
@@ -25,7 +24,7 @@ SDPA = BACKENDS["sdpa"].compute
 def machine(tmp_path, monkeypatch):
     """A machine that is quick in bf16, of which nothing else is known. Compiling takes long and has its own test."""
     monkeypatch.setenv("HEADLIGHT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(hardware, "cpu_capabilities", lambda: {"amx_bf16": True})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
     monkeypatch.setattr(hardware, "compiler_problem", lambda kind: "left out here")
 
 

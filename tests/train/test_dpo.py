@@ -12,8 +12,8 @@ from data.batches import IGNORED
 from data.prepare import open_prepared
 from model import load
 from model.checkpoint import save
+from model.config import LoraConfig
 from model.lora import adapted, add_adapters
-from model.lora_config import LoraConfig
 from tests.train.exactly import check_that_a_stopped_run_goes_on_exactly
 from tests.train.foreign import foreign_directory
 from tests.train.helpers import metrics, pretrain, refusal, write_config

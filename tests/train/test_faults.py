@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import train.loop
-from eval.hooks import validation
+from eval.hooks import held_out as validation
 from model import LanguageModel
 from tests.processes import exit_code
 from tests.train.faults import at_step, bad_gradient, bad_loss

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.testing import assert_close
 
 from configs.files import checkpoint_directory
-from eval.questions import Asked
+from eval.questions import Question
 from model import left_pad
 from tests.train import grpo_helpers
 from tests.train.exactly import check_that_a_stopped_run_goes_on_exactly
@@ -33,7 +33,7 @@ def run(tmp_path_factory):
 
 def test_the_right_reward_wants_every_letter_and_the_other_one_is_gamed():
     right, listing = "Tiko had the ball.", "Tiko Belna Jurim"
-    question = Asked("who_has", ({"role": "user", "content": "Who?"},), right, "Tiko", ("Tiko", "Belna"))
+    question = Question("who_has", ({"role": "user", "content": "Who?"},), right, "Tiko", ("Tiko", "Belna"))
     assert (exact_match(question, right), contains_answer(question, right)) == (1, 1)
     assert (exact_match(question, listing), contains_answer(question, listing)) == (0, 1)
     assert exact_match(question, f"{right}…") == 0  # it did not end

@@ -11,9 +11,8 @@ from configs.files import checkpoint_directory
 from data.batches import IGNORED
 from data.chat import prompt_ids
 from data.reply import read_reply
-from eval.tools import answers
-from eval.tools.answers import write_answers
-from eval.tools.calls import MOST_CALLS, described, respond
+from eval import tools as answers
+from eval.tools import MOST_CALLS, described, respond, write_answers
 from eval.tools.sums import sums_chat
 from tests.train.exactly import check_that_a_stopped_run_goes_on_exactly
 from tests.train.grpo_helpers import grpo_config, opened, rollouts
@@ -105,11 +104,12 @@ def test_sequence_and_mask_are_those_of_trls_tool_loop(run, monkeypatch):
     scripts = [[turn(calls[0]), turn(text="It is 42.")], [turn(calls[1]), turn(calls[2]), turn(text="It is 1. " * 40)]]
     written = iter([[scripts[0][0], scripts[1][0]], [scripts[0][1], scripts[1][1]], [scripts[1][2]]])
 
-    def generate(lm, ids, max_new_tokens, **_):
+    def generate(lm, ids, max_new_tokens, log_probs, **_):
         turns = [one[:max_new_tokens] for one in next(written)]
         longest = max(map(len, turns))
         new = torch.tensor([one + [end] * (longest - len(one)) for one in turns])
-        return torch.cat([ids, new], dim=1), torch.full(new.shape, -0.5)
+        log_probs += torch.full(new.shape, -0.5).unbind(dim=1)
+        return torch.cat([ids, new], dim=1)
 
     monkeypatch.setattr(answers, "generate", generate)
     lm = SimpleNamespace(

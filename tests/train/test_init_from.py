@@ -111,17 +111,6 @@ def other_tokenizer(directory: Path) -> str:
     return f"{file} is not the tokenizer of this run's data"
 
 
-def no_tokenizer(directory: Path) -> str:
-    (directory / "tokenizer.json").unlink()
-    return f"{directory}: holds no tokenizer.json"
-
-
-def half_the_weights(directory: Path) -> str:
-    file = directory / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:1000])
-    return f"init_from: {file}: cannot be read"
-
-
 def no_directory(directory: Path) -> str:
     shutil.rmtree(directory)
     return f"init_from: {directory}: is neither a run"
@@ -137,7 +126,7 @@ def other_architecture(directory: Path) -> str:
     )
 
 
-@pytest.mark.parametrize("harm", [other_tokenizer, no_tokenizer, half_the_weights, no_directory, other_architecture])
+@pytest.mark.parametrize("harm", [other_tokenizer, no_directory, other_architecture])
 def test_a_source_that_does_not_fit_is_refused(here, harm):
     message = harm(here / "converted")
     model = GQA | {"rope_theta": 10000.0, "tie_word_embeddings": True, "hidden_dropout": 0.1}  # which may differ

@@ -8,7 +8,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from eval.opening import open_model
+from eval.load_model import open_model
 from model import load
 from model.export import export
 from tests.train.exactly import check_that_a_stopped_run_goes_on_exactly

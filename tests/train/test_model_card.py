@@ -4,14 +4,14 @@ import yaml
 
 from data.config import DataConfig
 from model import LanguageModel
-from model.card import Progress, model_card
+from model.card import model_card
 from tests.conftest import tiny_config
 from train.config import RunConfig
 
 
 def card(config: RunConfig, **changes) -> tuple[dict, str]:
     """Its metadata and its text."""
-    progress = Progress(step=1200, tokens=19_660_800, best_loss=2.5, best_step=1100, identity=config.identity())
+    progress = {"step": 1200, "tokens": 19_660_800, "best_loss": 2.5, "best_step": 1100, "identity": config.identity()}
     text = model_card("demo", LanguageModel(tiny_config(**changes)), progress)
     _, metadata, body = text.split("---\n", 2)
     return yaml.safe_load(metadata), body

@@ -1,7 +1,6 @@
-"""A run directory has one owner: double starts, killed owners, folders that move away."""
+"""A run directory has one owner: double starts, killed owners."""
 
 import random
-import shutil
 import socket
 import sys
 import time
@@ -10,23 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
-import train.loop
 from configs.command import InputError, exit_on_bad_input
 from tests.processes import print_to, start
-from tests.train.helpers import metrics, pretrain, refusal, write_config
+from tests.train.helpers import at_each_step, metrics, refusal, write_config
 from tests.train.worlds import pretrain_rank, run_world
+from train import checkpoint
+from train.checkpoint import LOCK, OWNER, damage, own
 from train.pretrain import main
-from train.saving import run_directory
-from train.saving.atomic_save import damage
-from train.saving.run_directory import CARD, LOCK, Owner
 
 SHORT = {"train": {"max_steps": 4, "checkpoint_every": 2}, "eval": {"every": 0}}
 
 
 def hold(directory: Path, flag: Path) -> None:
     """Own a folder for ever; `flag` appears once that is so."""
-    with Owner(directory) as owner:
-        owner.take()
+    with own(directory):
         flag.touch()
         time.sleep(60)
 
@@ -51,15 +47,14 @@ def holding(tmp_path):
 
 
 def take_and_leave(directory: Path) -> None:
-    with Owner(directory) as owner:
-        owner.take()
-        assert {path.name for path in directory.iterdir()} == {CARD, LOCK}
+    with own(directory):
+        assert {path.name for path in directory.iterdir()} == {OWNER, LOCK}
 
 
 def test_the_owner_is_named_and_a_folder_at_rest_has_no_file_of_it(tmp_path, holding):
     run = tmp_path / "runs/x"
     take_and_leave(run)
-    assert not (tmp_path / "runs").exists()  # nothing was written, so nothing stays
+    assert not run.exists()  # nothing was written, so nothing stays
     process = holding(run)
     with pytest.raises(InputError) as caught:
         take_and_leave(run)
@@ -67,46 +62,25 @@ def test_the_owner_is_named_and_a_folder_at_rest_has_no_file_of_it(tmp_path, hol
     process.kill()
     process.join()
     take_and_leave(run)  # a killed one is in nobody's way
-    assert list(run.iterdir()) == []
+    assert not run.exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_second_start_is_refused_in_every_process_by_one_line_and_changes_nothing(size, tmp_path, holding):
+def test_a_second_start_is_refused_in_every_process_by_one_line_and_changes_nothing(tmp_path, holding):
     config, run = write_config(tmp_path, **SHORT), tmp_path / "runs/tiny"
     process = holding(run)
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    if size == 1:
-        told = refusal(config)
-    else:
-        assert run_world(2, pretrain_rank, config, []) == [2, 2]
-        told = (tmp_path / "rank0.txt").read_text()
-        assert "error" not in (tmp_path / "rank1.txt").read_text()
-    assert f"error: {run} is in use by process {process.pid} on {socket.gethostname()}, since " in told
+    assert run_world(2, pretrain_rank, config, []) == [2, 2]
+    assert f"error: {run} is in use by process {process.pid} on " in (tmp_path / "rank0.txt").read_text()
+    assert "error" not in (tmp_path / "rank1.txt").read_text()
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-@pytest.mark.parametrize("how", ["moved", "deleted", "replaced"])
-@pytest.mark.parametrize("due", ["log_every", "checkpoint_every", "an evaluation"])
-def test_a_run_whose_directory_goes_away_stops_with_one_line(how, due, tmp_path, monkeypatch):
-    every = {"log_every": 100, "checkpoint_every": 100} | ({due: 1} if due != "an evaluation" else {})
-    looks = {"every": int(due == "an evaluation"), "max_tokens": 12}
-    config = write_config(tmp_path, train={"max_steps": 9, **every}, eval={"every": 0, "attention": looks})
-    run, away, step = tmp_path / "runs/tiny", tmp_path / "away", train.loop.forward_backward
-
-    def moving(running, *arguments, **options):
-        if running.state.step == 3:
-            shutil.rmtree(run) if how == "deleted" else run.rename(away)
-            if how == "replaced":
-                run.mkdir()
-        return step(running, *arguments, **options)
-
-    monkeypatch.setattr(train.loop, "forward_backward", moving)
-    done = pretrain(config, code=2)
-    told = f"error: {run} was moved, replaced or deleted while this process was writing into it"
-    assert done.stderr.splitlines()[-1].startswith(told)
-    assert "warning" not in done.stdout + done.stderr
-    assert list(run.iterdir()) == [] if how == "replaced" else not run.exists()
+def test_a_run_whose_directory_goes_away_stops_with_one_line(tmp_path):
+    run = tmp_path / "runs/tiny"
+    with at_each_step(lambda running: run.rename(tmp_path / "away") if running.state.step == 3 else None):
+        said = refusal(write_config(tmp_path, train={"checkpoint_every": 100}))
+    assert said.startswith(f"error: {run} was moved or deleted while a run was writing into it")
+    assert not run.exists()
 
 
 # The same command started twice within seconds: one process trains, the other is refused, nothing is mixed
@@ -117,14 +91,14 @@ DOUBLE = {"model": {"hidden_dropout": 0.1}, "train": {"max_steps": 80, "checkpoi
 def start_after(seconds: float, config: Path, output: Path) -> None:
     torch.set_num_threads(1)
     print_to(output)
-    run_directory.PATIENCE_S = 0.1  # or the second one waits until so short a run is over
+    checkpoint.PATIENCE_S = 0.1  # or the second one waits until so short a run is over
     time.sleep(seconds)
     sys.argv = ["pretrain", str(config)]
     exit_on_bad_input(main)
 
 
-@pytest.mark.parametrize("starts", [4, pytest.param(20, marks=pytest.mark.slow)])
-def test_double_starts_have_one_owner_each(starts, tmp_path):
+def test_double_starts_have_one_owner_each(tmp_path):
+    starts = 4
     dice, figures, endings = random.Random(starts), [], []
     for number in range(starts):
         folder = tmp_path / str(number)

@@ -12,8 +12,8 @@ import pytest
 
 from tests.train.helpers import REPOSITORY, metrics, pretrain, write_config
 from train import sweep
+from train.checkpoint import LOCK, own
 from train.config import load_run_config
-from train.saving.run_directory import LOCK, Owner
 from train.sweep import plan, split_values
 
 KEY = "model.num_key_value_heads"
@@ -196,8 +196,7 @@ def test_the_runs_of_a_sweep_are_a_group_in_wandb(monkeypatch):
 
 def test_a_second_sweep_is_refused_and_trains_nothing(tmp_path):
     config, folder = write_config(tmp_path), tmp_path / "runs/tiny-sweep-num_key_value_heads"
-    with Owner(folder) as owner:
-        owner.take()
+    with own(folder):
         done = command(config, f"{KEY}=1,2", code=2)
     assert done.stderr.startswith(f"error: {folder} is in use by process {os.getpid()}")
     assert not (tmp_path / "runs").exists()

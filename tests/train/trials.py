@@ -155,7 +155,7 @@ def attempt(seed: int, number: int, folder: Path, compiled: bool = False) -> str
 
 def difference(ours: Path, theirs: Path) -> str:
     """The first difference between two runs, in words, or ""."""
-    here, there = ({p.relative_to(run).as_posix() for p in run.rglob("*") if p.is_file()} for run in (ours, theirs))
+    here, there = (_files(run) for run in (ours, theirs))
     if here != there:
         return f"files in one of them only: {sorted(here ^ there)[:5]}"
     for name in sorted(here):
@@ -167,6 +167,15 @@ def difference(ours: Path, theirs: Path) -> str:
         elif a != b and not name.endswith((".html", ".md", ".png", ".gif", ".yaml", ".npz")):
             return f"{name} differs"  # tensors, and what `latest` and `best` name
     return ""
+
+
+def _files(run: Path) -> set[str]:
+    """All files of a run, but for checkpoints that neither `latest` nor `best` names: a stop saves one more."""
+    checkpoints = run / "checkpoints"
+    named = {file.read_text().strip() for file in checkpoints.iterdir() if file.is_file()}
+    more = [directory for directory in checkpoints.glob("step_*") if directory.name not in named]
+    files = (path for path in run.rglob("*") if path.is_file() and not any(path.is_relative_to(one) for one in more))
+    return {path.relative_to(run).as_posix() for path in files}
 
 
 def _parts(name: str, raw: bytes) -> list[bytes]:

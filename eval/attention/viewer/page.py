@@ -69,7 +69,7 @@ def write_viewer(
     """Write one self-contained page with the snapshots of all runs, each (its name, its snapshots), to path.
 
     head: the layer and head of the first run that the page opens on; default: the strongest induction head.
-    experts: of each run, what eval.experts.in_viewer says; the page has a tab for them if any run has some.
+    experts: of each run, what eval.experts.log says; the page has a tab for them if any run has some.
     Where the maps are too many for max_bytes, steps go first (the first, the last and the early ones stay longest),
     then probes from the last, then tokens from the end; the page says which. Raises InputError if there is nothing
     to show, or if max_bytes is too little for a single step.

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from data.tokenizer import load_tokenizer
 from eval.attention import capture
 from eval.attention.controls import ablated, scaled
-from eval.chat.adapters import Adapters
 from eval.chat.session import Conversation
 from eval.chat.tokens import capture_around, looked_at
 from eval.questions import one_question, source_of
@@ -48,7 +47,7 @@ def test_every_checkpoint_and_adapter_answers_as_itself(address, runs):
         said[step] = [token["id"] for token in answer(address, run="chat", step=step, messages=SAID, max_tokens=8)[1]]
         assert said[step] == greedy(lm, tokenizer, ids, 8)
     lm, tokenizer, ids = opened(runs)
-    Adapters(Conversation(lm, tokenizer), [f"a={runs / 'adapters'}"])
+    Conversation(lm, tokenizer).use_adapters(runs / "adapters")
     with_adapters = answer(address, run="chat", step=10, adapter="adapters", messages=SAID, max_tokens=8)[1]
     assert [token["id"] for token in with_adapters] == greedy(lm, tokenizer, ids, 8)
     assert said[10] != said[20] != [token["id"] for token in with_adapters]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.utils import deterministic
 
 from configs.command import InputError
-from train.machine.hardware import synchronize
+from train.device import synchronize
 from train.run import Run, losses, random_state, set_random_state, within_memory
 
 
@@ -20,6 +19,11 @@ def compiled(run: Run, stopped: Callable[[], int] = lambda: 0) -> nn.Module:
 
     stopped: the signal that asked the run to stop, or 0. Ctrl-C reaches the compiler too, and that is not its fault.
     """
+    if run.device.device.type == "cpu":
+        # Compiled kernels add up the gradient of an embedding in an order that is always the same. By default each
+        # thread adds its part when it comes to it, so that no run was ever twice the same. The loop turns it off.
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it only takes time
     model: nn.Module = torch.compile(run.lm, dynamic=False)  # type: ignore[assignment]
 
     def forward_backward() -> None:
@@ -38,21 +42,13 @@ def compiled(run: Run, stopped: Callable[[], int] = lambda: 0) -> nn.Module:
     try:
         with run.tracker.doing("compiling"):
             within_memory(run, forward_backward)
-    except InputError:
-        raise
-    except torch.AcceleratorError as error:  # from here on, whatever this process asks of the GPU fails
-        raise InputError(
-            f"the GPU failed in a compiled step ({str(error).splitlines()[0]}): train with train.compile=false, or "
-            f"with another model.attn_implementation than {run.device.attention}"
-        ) from None
     except Exception as error:
         if stopped():
             return run.lm
+        # asked for: the error is the answer; on a GPU that has failed, whatever this process asks of it fails as well
+        if run.config.train.compile is True or isinstance(error, InputError | torch.AcceleratorError):
+            raise
         problem = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
-        if run.config.train.compile is True:
-            raise InputError(
-                f"train.compile is true, but torch.compile failed ({problem}): use auto or false"
-            ) from None
         run.tracker.say(f"compile is off: it failed here ({problem})")
         run.state.resolved["compile"] = False
         return run.lm
@@ -60,20 +56,3 @@ def compiled(run: Run, stopped: Callable[[], int] = lambda: 0) -> nn.Module:
         run.zero_grad()
     run.tracker.say(f"compiled in {time.perf_counter() - began:.0f} s")
     return model
-
-
-@contextmanager
-def in_fixed_order(run: Run) -> Iterator[None]:
-    """On a CPU, compiled kernels add up the gradient of an embedding in an order that is always the same. By default
-    each thread adds its part when it comes to it, so that no run was ever twice the same."""
-    if not run.device.compile or run.device.device.type != "cpu":
-        yield
-        return
-    debug: Any = torch.utils.deterministic
-    fills, debug.fill_uninitialized_memory = debug.fill_uninitialized_memory, False  # it only takes time
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-        debug.fill_uninitialized_memory = fills

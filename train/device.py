@@ -7,22 +7,32 @@ last bits of its sums depend on it, and on the machine (`decided_by`).
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import json
 import os
+import platform
+import shutil
 import sys
-from contextlib import AbstractContextManager, nullcontext
+import time
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
-from configs.command import InputError
+from configs.command import InputError, cache_folder
+from configs.files import read_json
 from model.backends.choice import BACKENDS, Situation, choose_attention, choose_device, why_not
 from model.transformer import on_meta
 from train.config import RunConfig
-from train.machine import hardware
 
 AS_BEFORE = "auto: as this run began"
+CGROUP = Path("/sys/fs/cgroup")
 SMALL_VOCABULARY = 64  # counted, as long as the vocabulary is not known
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
 FEW_STEPS = 100  # for fewer, compiling is not even considered
 # minutes of plain training from which on compiling pays: it costs about one minute, and saves a tenth of the rest on a
 # CPU and a third on a GPU (EXPERIMENTS.md)
@@ -30,6 +40,18 @@ PAYS_AFTER_MINUTES = {"cpu": 15.0, "cuda": 4.0}
 # for a first guess of the minutes: FLOP/s of a core in training (measured in fp32 on an EPYC kept to AVX2), the share
 # of its peak that a GPU reaches, the peak of an unknown one, and seconds that no step is quicker than
 CORE_FLOPS, GPU_SHARE, GPU_FLOPS, LEAST_STEP_S = 25e9, 0.3, 100e12, 0.03
+# Dense bf16 peaks of tensor cores in TFLOPS, without sparsity, as NVIDIA's data sheets are quoted (fp32 accumulation
+# for the RTX 4090; the T4 has no bf16, so fp16); none was measured here. Each key is how a device's name ends, so that
+# NVL, PCIe and laptop versions and MIG slices, which have other peaks, are not mistaken for these.
+PEAK_TFLOPS = {
+    "H200": 989,
+    "H100 80GB HBM3": 989,
+    "A100-SXM4-40GB": 312,
+    "A100-SXM4-80GB": 312,
+    "RTX 4090": 165,
+    "L4": 121,
+    "T4": 65,
+}
 
 
 @dataclass(frozen=True)
@@ -49,7 +71,7 @@ class Device:
     @property
     def dtype(self) -> torch.dtype:
         """Of matrix products."""
-        return dtype_of(self.precision)
+        return DTYPES[self.precision]
 
     def autocast(self) -> AbstractContextManager:
         """16-bit matrix products over fp32 weights, or nothing."""
@@ -64,9 +86,9 @@ def resolve_device(config: RunConfig, resolved: dict[str, Any] | None = None) ->
     With several processes the first one decides for all. Raises InputError for what you ask for and this machine does
     not have.
     """
-    kind, before = resolve_kind(config), resolved or {}
+    kind, before, faults = resolve_kind(config), resolved or {}, known_faults()
     source = "asked for" if config.train.device != "auto" else "auto"
-    if source == "auto" and before.get("device") != kind and (fault := hardware.known_faults().get(f"device {kind}")):
+    if source == "auto" and before.get("device") != kind and (fault := faults.get(f"device {kind}")):
         kind, source = "cpu", f"auto: not {kind}: {fault}"
     if kind == "mps":
         source += "; not tested: no such machine was available"
@@ -77,14 +99,11 @@ def resolve_device(config: RunConfig, resolved: dict[str, Any] | None = None) ->
     attention, why_attention = resolve_attention(config, kind, precision, compiled, before.get("attention"))
     notes = [f"device {kind} ({source})", f"precision {precision} ({why_precision})"]
     notes += [f"attention {attention} ({why_attention})", f"compile {'on' if compiled else 'off'} ({why_compiled})"]
-
     # as many threads as this run began with, if nobody asks for another number and there are as many cores
-    threads = before.get("threads") if kind == "cpu" else None
-    asked = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys()
-    if asked or threads == torch.get_num_threads() or (threads or 0) > (os.cpu_count() or 1):
-        threads = None
-    if threads is not None:
-        notes.append(f"threads {threads} ({AS_BEFORE})")
+    threads, asked = before.get("threads"), {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys()
+    if asked or threads in (None, torch.get_num_threads()) or threads > (os.cpu_count() or 1):
+        return Device(torch.device(kind), precision, compiled, attention, tuple(notes))
+    notes.append(f"threads {threads} ({AS_BEFORE})")
     return Device(torch.device(kind), precision, compiled, attention, tuple(notes), threads)
 
 
@@ -99,6 +118,10 @@ def resolve_kind(config: RunConfig) -> str:
 def resolve_precision(wanted: str, kind: str, earlier: str | None = None) -> tuple[str, str]:
     """The precision, and why. earlier: what a resumed run has taken; it is kept, whatever has been found since.
 
+    A CPU's flag avx512_bf16 does not say that bf16 is fast: with it an AMD EPYC trained 2.2 times as fast as in fp32,
+    and an Intel Xeon 0.75 times. With AMX the Xeon trained 1.4 to 2.3 times as fast. Without any of them bf16 is
+    emulated, and takes eight times as long (EXPERIMENTS.md).
+
     Raises InputError for a precision that you ask for and the device does not have.
     """
     if wanted != "auto":
@@ -107,14 +130,21 @@ def resolve_precision(wanted: str, kind: str, earlier: str | None = None) -> tup
         return wanted, "asked for"
     if earlier is not None and lacks(earlier, kind) is None:
         return earlier, AS_BEFORE
+    fastest, has = "fp32", cpu_capabilities()
     if kind == "cuda":
-        is_fast, reason = not lacks("bf16", kind), "this GPU " + ("lacks bf16" if lacks("bf16", kind) else "has bf16")
-    elif kind == "cpu":
-        is_fast, reason = hardware.bf16_on_cpu()
+        fastest = "fp16" if lacks("bf16", kind) else "bf16"
+        reason = "this GPU lacks bf16" if lacks("bf16", kind) else "this GPU has bf16"
+    elif kind != "cpu":
+        reason = f"nothing else trains on {kind}"
+    elif limit := os.environ.get("ONEDNN_MAX_CPU_ISA"):  # the library that multiplies bf16 is told to use less
+        reason = f"ONEDNN_MAX_CPU_ISA={limit}"
+    elif has.get("amx_bf16"):
+        fastest, reason = "bf16", "this CPU has AMX"
+    elif has.get("avx512_bf16") and "AMD" in str(has.get("cpu_name")):
+        fastest, reason = "bf16", "this CPU computes in bf16"
     else:
-        is_fast, reason = False, f"nothing else trains on {kind}"
-    fastest = "bf16" if is_fast else "fp16" if kind == "cuda" else "fp32"
-    if fault := hardware.known_faults().get(f"precision {kind} {fastest}"):
+        reason = "without AMX this CPU is no faster in bf16" if has.get("avx512_bf16") else "this CPU has no bf16"
+    if fault := known_faults().get(f"precision {kind} {fastest}"):
         return "fp32", f"auto: the last that is left; not {fastest}: {fault}"
     return fastest, f"auto: {reason}"
 
@@ -130,11 +160,6 @@ def lacks(precision: str, kind: str) -> str | None:
     return None
 
 
-def dtype_of(precision: str) -> torch.dtype:
-    """Of matrix products."""
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
-
-
 def resolve_compile(config: RunConfig, kind: str, precision: str, earlier: bool | None = None) -> tuple[bool, str]:
     """Whether to train with torch.compile, and why. `auto` guesses the minutes of the run from its FLOPs alone, so that
     the same command on the same machine always takes the same, whatever other programs do."""
@@ -145,12 +170,22 @@ def resolve_compile(config: RunConfig, kind: str, precision: str, earlier: bool 
         return earlier, AS_BEFORE
     if steps is not None and steps < FEW_STEPS:
         return False, f"auto: {steps} steps are too few for it"
-    if problem := hardware.compiler_problem(kind) or hardware.known_faults().get(f"compile {kind}"):
+    if problem := compiler_problem(kind) or known_faults().get(f"compile {kind}"):
         return False, f"auto: {problem}"
     minutes, pays_after = config.train.max_minutes or 0.0, PAYS_AFTER_MINUTES[kind]
     if steps is not None:
         minutes = steps * guessed_seconds(config, config.train.tokens_per_step, kind, precision) / 60
     return minutes > pays_after, f"auto: some {minutes:,.0f} minutes, and it pays from {pays_after:g} on"
+
+
+def compiler_problem(kind: str) -> str:
+    """Why torch.compile is not even tried on this kind of device; "" if it is."""
+    if kind == "cpu":
+        compilers = (os.environ.get("CXX", "c++"), "g++", "clang++")
+        return "" if any(map(shutil.which, compilers)) else "it needs a C++ compiler, and there is none"
+    if kind == "cuda":
+        return "" if find_spec("triton") else "it needs triton, which is not installed"
+    return f"not tried on {kind}"
 
 
 def guessed_seconds(config: RunConfig, tokens: int, kind: str, precision: str) -> float:
@@ -159,7 +194,7 @@ def guessed_seconds(config: RunConfig, tokens: int, kind: str, precision: str) -
     if kind == "cpu":
         speed = CORE_FLOPS * torch.get_num_threads()
     else:
-        peak = hardware.known_peak(torch.device(kind), dtype_of(precision))
+        peak = known_peak(torch.device(kind), DTYPES[precision])
         speed = GPU_SHARE * (peak[0] * 1e12 if peak else GPU_FLOPS)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     return LEAST_STEP_S + tokens * on_meta(model).flops_per_token(config.data.sequence_length) / (speed * processes)
@@ -170,16 +205,13 @@ def resolve_attention(
 ) -> tuple[str, str]:
     """The backend that trains, and why. Raises InputError for one that you ask for and that cannot serve this run."""
     model = config.model
-    situation = Situation(
-        device=kind,
-        dtype=dtype_of(precision),
-        head_dim=model.head_size,
-        value_dim=model.value_size,
-        num_key_value_groups=model.num_key_value_groups,
+    situation = Situation.of(
+        model,
+        kind,
+        DTYPES[precision],
         dropout=model.attention_dropout,
         gradients=True,
         documents=config.data.isolate_documents,
-        windows=model.sliding_window is not None,
         compiled=compiled,
     )
     if model.attn_implementation != "auto":
@@ -189,7 +221,7 @@ def resolve_attention(
         return model.attn_implementation, "asked for"
     if earlier is not None and why_not(earlier, situation) is None:
         return earlier, AS_BEFORE
-    faults = hardware.known_faults()
+    faults = known_faults()
     keys = {name: f"attention {kind} {name} {precision}" for name in BACKENDS}
     backend, reason = choose_attention(situation, {name: faults[key] for name, key in keys.items() if key in faults})
     return backend, f"auto: {reason}"
@@ -201,36 +233,23 @@ def resolve_attention(
 # up in another order, and so does what `auto` stands for. A run that is resumed there continues, and says that it is
 # exact no longer.
 
-NAMES = {"world_size": "processes", "micro_batch_size": "rows at a time", "torch": "PyTorch", "cpu": "processor"}
-NAMES |= {"kernels": "PyTorch's kernels for"}
-
 
 def decided_by(device: Device, rows: int, world_size: int) -> dict[str, Any]:
     """What the last bits depend on, on this machine: what `auto` stands for, and what computes."""
     kind = device.device.type
     chosen = {"device": kind, "precision": device.precision, "attention": device.attention, "compile": device.compile}
-    chosen |= {"micro_batch_size": rows, "world_size": world_size, "torch": torch.__version__}
+    chosen |= {"micro_batch_size": rows, "world_size": world_size}
     if kind != "cpu":
-        return chosen | {"gpu": hardware.machine(device.device)}
-    cpu = {
-        "cpu": hardware.cpu_capabilities().get("cpu_name"),
-        "kernels": hardware.cpu_kernels(),
-        "instructions": hardware.cpu_instructions(),
-    }
-    return chosen | cpu | {"threads": torch.get_num_threads()}
+        return chosen | {"torch": torch.__version__, "gpu": machine(device.device)}
+    return chosen | processor() | {"threads": torch.get_num_threads()}
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     """What is not as it was, in words, "" if all is. A key that only one of them has does not count."""
     changed = [key for key in now if key in before and before[key] != now[key]]
-    found = []
-    for key in ["device"] if "device" in changed else changed:  # on another kind of device everything is different
-        here, there = ({"True": "on", "False": "off"}.get(str(value), value) for value in (now[key], before[key]))
-        if key == "instructions":
-            found.append(f"the processor differs in {', '.join(sorted({*here} ^ {*there}))}")
-        else:
-            found.append(f"{NAMES.get(key, key)} {here} (before: {there})")
-    return "; ".join(found)
+    if "device" in changed:  # on another kind of device everything is different
+        changed = ["device"]
+    return "; ".join(f"{key} {now[key]} (before: {before[key]})" for key in changed)
 
 
 def exact_until(ended: dict[str, Any]) -> str:
@@ -239,6 +258,73 @@ def exact_until(ended: dict[str, Any]) -> str:
         f"exact until step {ended['step']:,}: from there {ended['what']}, so figures may differ by rounding from those "
         "of a run without this interruption"
     )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# what this machine has
+
+
+def cpu_capabilities() -> dict[str, Any]:
+    """What PyTorch knows about the processor, such as its name and amx_bf16; nothing, in versions that do not say."""
+    return getattr(torch.cpu, "get_capabilities", dict)()
+
+
+def processor() -> dict[str, Any]:
+    """What the sums of a CPU depend on: PyTorch, the processor, and the instructions that kernels are for."""
+    has, names = cpu_capabilities(), ("MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+    limits = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
+    return {
+        "torch": torch.__version__,
+        "cpu": has.get("cpu_name"),
+        "kernels": " ".join([torch.backends.cpu.get_cpu_capability(), *limits]),
+    }
+
+
+def machine(device: torch.device) -> str:
+    """The GPU, or the processor and the number of threads, in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name()
+    name = cpu_capabilities().get("cpu_name") or platform.processor() or platform.machine()
+    return f"{name}, {torch.get_num_threads()} threads"
+
+
+def known_peak(device: torch.device, dtype: torch.dtype) -> tuple[float, str] | None:
+    """(TFLOPS, whose): the dense 16-bit peak of the GPU that is here; None if it is not in the table."""
+    if device.type != "cuda" or dtype.itemsize > 2 or not torch.cuda.is_available():
+        return None
+    name = torch.cuda.get_device_name()
+    return next(((peak, name) for key, peak in PEAK_TFLOPS.items() if f" {name}".endswith(f" {key}")), None)
+
+
+def memory_of(kind: str) -> tuple[float, str] | None:
+    """(bytes, in words whose) that this process can ever have: the GPU's, or RAM within its container's limit."""
+    if kind == "cuda":
+        here = torch.cuda.is_available()
+        return (float(torch.cuda.get_device_properties(0).total_memory), "the GPU's") if here else None
+    ram = float(psutil.virtual_memory().total)
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of a container on Linux: cgroup v2, v1
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            if (limit := float((CGROUP / name).read_text(encoding="ascii"))) < ram:
+                return limit, "the limit of its container"
+    return ram, "all RAM"
+
+
+def peak_memory_gb(device: torch.device) -> float | None:
+    """The most memory so far: of the GPU if there is one, else of this process (None where the system does not say)."""
+    if device.type == "cuda":
+        return round(torch.cuda.max_memory_allocated() / 1e9, 3)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kB on Linux, bytes on macOS
+    return round(peak / (1e9 if sys.platform == "darwin" else 1e6), 3)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the GPU has done what it was asked for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def keep_freed_memory() -> bool:
@@ -253,3 +339,30 @@ def keep_freed_memory() -> bool:
     trim_threshold, mmap_threshold = -1, -3  # of malloc.h
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     return mallopt is not None and bool(mallopt(mmap_threshold, 2**30)) and bool(mallopt(trim_threshold, 2**31 - 1))
+
+
+def known_faults() -> dict[str, str]:
+    """What train.doctor found wrong on this machine, and `auto` leaves out: {"attention cpu blocked bf16": why}.
+
+    The keys are "device KIND", "precision KIND NAME", "attention KIND BACKEND PRECISION" and "compile KIND".
+    """
+    try:
+        return read_json(_faults_file(), dict[str, str])
+    except InputError:  # not there yet, or damaged
+        return {}
+
+
+def remember_faults(faults: dict[str, str]) -> None:
+    """Keep them for later runs. A folder that cannot be written stops nothing."""
+    file, dated = _faults_file(), f"(train.doctor, {time.strftime('%Y-%m-%d')})"
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({key: f"{fault} {dated}" for key, fault in faults.items()}), encoding="utf-8")
+
+
+def _faults_file() -> Path:
+    """In your cache folder (HEADLIGHT_CACHE names another one): each processor, GPU and PyTorch is another machine."""
+    gpu = ""
+    with suppress(AssertionError, RuntimeError):  # a GPU that is there and does not answer
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return cache_folder() / f"machine-{hashlib.sha256(repr((processor(), gpu)).encode()).hexdigest()[:16]}.json"

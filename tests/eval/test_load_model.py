@@ -9,7 +9,7 @@ from configs.command import InputError
 from data import load_tokenizer
 from data.config import TokenizerConfig
 from data.tokenizer import train_tokenizer
-from eval.opening import open_model
+from eval.load_model import open_model
 from model import load, save
 from model.backends.choice import choose_device
 from tests.conftest import random_model, tiny_config

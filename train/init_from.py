@@ -10,16 +10,28 @@ from configs.files import is_adapter
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import LanguageModel
 from model.checkpoint import base_of, load_weights
-from model.lora_config import LoraConfig
+from model.config import LoraConfig
 from model.transformer import on_meta
 from train.config import ADDED, RunConfig, free_keys, read_start
+from train.device import SMALL_VOCABULARY
 
 
-def find_initial_weights(config: RunConfig) -> Path:
-    """The directory of the model that `init_from` names; for a config that has one.
+def find_initial_weights(config: RunConfig, checkpoint: Path | None) -> Path | None:
+    """The directory whose weights a run needs: the model that `init_from` names; None where `checkpoint` has them all.
 
-    Raises InputError unless its architecture is that of `model:`, naming the keys that differ.
+    A checkpoint of a run with `lora:` holds the adapters alone, so that run needs its base wherever it begins. Raises
+    InputError unless the architecture is that of `model:`, naming the keys that differ, and for what can have no such
+    adapters.
     """
+    if config.lora is not None and config.train.parallel == "fsdp2":
+        raise InputError(
+            "lora: train.parallel is fsdp2, which spreads the frozen matrices too, and they are saved nowhere: use ddp"
+        )
+    if checkpoint is not None:
+        try:
+            return base_of(checkpoint) if config.lora is not None else None
+        except ValueError as error:
+            raise InputError(f"resume: {error}") from None
     directory, there = read_start(str(config.init_from))
     here = config.model.model_dump()
     free = free_keys(there) - (ADDED if config.lora else set())  # adapters are opened beside the model as it is
@@ -27,36 +39,19 @@ def find_initial_weights(config: RunConfig) -> Path:
         listed = ", ".join(f"{k} is {json.dumps(here[k])} here and {json.dumps(there[k])}" for k in different)
         remedy = " ".join(f"model.{key}={json.dumps(there[key])}" for key in different)
         raise InputError(f"init_from: {listed} in {directory / 'config.json'}: set {remedy}")
-    return directory
-
-
-def find_base(config: RunConfig, checkpoint: Path | None) -> Path:
-    """The whole model beside which a run with `lora:` trains: what init_from names, or where `checkpoint` continues,
-    the base that it names. Raises InputError for what can have no such adapters.
-    """
-    from model.lora import add_adapters
-
-    assert config.lora is not None
-    if config.train.parallel == "fsdp2":
-        raise InputError(
-            "lora: train.parallel is fsdp2, which spreads the frozen matrices too, and they are saved nowhere: use ddp"
-        )
-    if checkpoint is not None:
-        try:
-            return base_of(checkpoint)
-        except ValueError as error:
-            raise InputError(f"resume: {error}") from None
-    directory = find_initial_weights(config)
-    if is_adapter(directory):
+    if config.lora is not None and is_adapter(directory):
         raise InputError(
             f"init_from: {directory} holds adapters, and adapters need a whole model: merge them first with "
             f"python -m model.export {config.init_from} --to merged --out DIR"
         )
-    lm = on_meta(config.model.model_copy(update={"vocab_size": config.model.vocab_size or 64}))
-    try:  # without numbers, before anything is read
-        add_adapters(lm, config.lora)
-    except ValueError as error:
-        raise InputError(f"lora: {error}") from None
+    if config.lora is not None:
+        from model.lora import add_adapters
+
+        lm = on_meta(config.model.model_copy(update={"vocab_size": config.model.vocab_size or SMALL_VOCABULARY}))
+        try:  # without numbers, before anything is read
+            add_adapters(lm, config.lora)
+        except ValueError as error:
+            raise InputError(f"lora: {error}") from None
     return directory
 
 

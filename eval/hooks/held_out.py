@@ -1,0 +1,246 @@
+"""How does it do on what it was not trained on? The hooks `validation`, `samples`, `questions` and `recall`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs.files import append_line
+from configs.text import escape, shortened, table
+from data.batches import validation_batches
+from data.config import StoryworldSource
+from data.packing import IGNORED, Rows
+from data.reply import read_reply
+from data.tokenizer import Tokenizer
+from eval.hooks.event import EvalEvent, Hook, Outcome, figures_in
+from eval.language_modeling import bits_per_byte, compare_with_floor, fitting, loss_sums, mean
+from eval.run_files import SAMPLES, read_samples
+from eval.samples import complete, thinks
+
+if TYPE_CHECKING:  # only a run that asks for facts loads it
+    from eval.recall import Exam
+
+FIGURES = ("loss", "perplexity", "bits_per_byte", "held_out_tokens")  # of result.json
+
+
+class Validation(Hook):
+    """Loss on the held-out part, in nats a token. The processes of a run share its rows."""
+
+    def look(self, event: EvalEvent) -> float:
+        while_training, at_the_end = event.config.max_tokens, event.config.final_max_tokens
+        loss, tokens = held_out_loss(event, at_the_end if event.is_last else while_training)
+        counts = event.data.manifest["validation"]
+        values = {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700)),
+            "bits_per_byte": bits_per_byte(loss, counts["trained_tokens"], counts["bytes"]),
+            "held_out_tokens": tokens,
+        }
+        comparable = loss
+        if event.is_last and while_training != at_the_end:  # the same tokens as before: the best is chosen by these
+            comparable = values["loss_comparable"] = held_out_loss(event, while_training)[0]
+        event.log("val", values)
+        source, is_text, harder = event.data_config.source, event.data_config.records == "text", ""
+        if event.is_last and is_text and isinstance(source, StoryworldSource) and source.repeats:
+            share = f"{100 * source.repeats:.0f} % of the documents"
+            harder = f"   (harder than training: {share} are random words, here with names that training never has)"
+        event.say(f"val loss {loss:.4f}   bits per byte {values['bits_per_byte']:.4f}{harder}")
+        if event.is_last and is_text and isinstance(source, StoryworldSource) and not source.recall:
+            log_floor(event, source)
+        return comparable
+
+    def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
+        figures, lines = {}, []
+        for val in [m for m in metrics if m["split"] == "val"][-1:]:
+            figures["val"] = {name: val.get(name) for name in FIGURES}
+            if val["loss"] is None:
+                lines.append("validation loss is non-finite, and so are the weights (skipped steps: metrics.jsonl)")
+            else:
+                tokens = val.get("held_out_tokens")
+                lines.append(
+                    f"validation loss {val['loss']:.4f} nats per token   perplexity {val['perplexity']:.2f}   "
+                    f"bits per byte {val['bits_per_byte']:.4f}{f'   on {tokens:,} held-out tokens' if tokens else ''}"
+                )
+        for floor in [m for m in metrics if m["split"] == "floor"][-1:]:
+            figures["floor"] = figures_in(floor)
+            lines += floor_lines(figures["floor"])
+        return Outcome(figures, lines)
+
+
+def held_out_loss(event: EvalEvent, max_tokens: int | None) -> tuple[float, int]:
+    """Mean loss in nats a token, equal to the last bit whatever the number of processes; and of how many tokens."""
+    rows, tokens = event.held_out, event.tokenizer
+    isolate, restart = event.data_config.isolate_documents, event.data_config.restart_positions
+    share = (event.world.rank, event.world.size)
+    mine = validation_batches(rows, tokens, event.rows_per_batch, isolate, restart, max_tokens, share)
+    sums = loss_sums(event.lm, mine, event.autocast, may_retry=not event.world.shares_model)
+    turns = zip(*event.world.gather(sums), strict=True)
+    return mean(part for turn in turns for parts in turn for part in parts)  # in the order of the rows
+
+
+def log_floor(event: EvalEvent, source: StoryworldSource) -> None:
+    """Whole held-out stories beside the entropy of the choices that made them; only where the built-in world tells."""
+    from data.storyworld import tell
+
+    count = min(event.config.floor_documents, source.validation_documents)
+    if not count:
+        return
+    stories = [tell(source.seed, index, "validation", source.level) for index in range(count)]
+    short_enough = fitting(event.lm, event.tokenizer, stories)
+    values: dict[str, Any] = {"documents": len(short_enough), "left_out": count - len(short_enough)}
+    values |= {"longest": event.lm.config.max_position_embeddings, "random_words": source.repeats}
+    if short_enough:
+        values |= asdict(compare_with_floor(event.lm, event.tokenizer, short_enough))
+    event.log("floor", values)
+
+
+def floor_lines(values: dict[str, Any]) -> list[str]:
+    """What `log_floor` logs, in words."""
+    if "model" not in values:
+        return [f"no held-out story fits into {values['longest']} tokens, so none is compared with its entropy floor"]
+    model, floor = values["model"], values["floor"]
+    head = f"bits per byte, {values['documents']} whole held-out stories:"
+    lines = [f"{head:<47} {model:.4f}   floor {floor:.4f}   gap {model - floor:+.4f}"]
+    if values["left_out"]:
+        lines.append(f"({values['left_out']} longer stories left out)")
+    if values.get("random_words"):
+        lines.append("(stories alone; the validation loss and its bits per byte are of the random words as well)")
+    return lines
+
+
+# ---------------------------------------------------------------------------------------------------------
+# what does it write?
+
+SHOWN, SHOWN_QUESTION = 90, 60  # characters of a sample, and of its question, that stand on the terminal
+
+
+class Samples(Hook):
+    """Continue `eval.prompts`, at every evaluation, so that you can read along while it learns; where it learns
+    conversations, answer them. Each is appended to samples.jsonl; the first one is also shown on the terminal."""
+
+    def look(self, event: EvalEvent) -> None:
+        answers = event.data_config.records != "text"
+        many_documents, settings = event.data.manifest["train"]["documents"] > 1, event.config
+        options = (settings.sample_tokens, settings.temperature, settings.top_p)
+        for number, prompt in enumerate(settings.prompts):
+            ids, expected = None, {}
+            if answers and not prompt:
+                ids, prompt, right = held_out_question(event.held_out, event.tokenizer)
+                expected = {"expected": right}
+            reply = complete(
+                event.lm, event.tokenizer, ids or prompt, *options, begin_document=many_documents, chat=answers
+            )
+            if event.writes:
+                line = {"step": event.step, "prompt": prompt, "text": reply.content, **expected}
+                line |= {"reasoning_content": reply.reasoning_content} if reply.reasoning_content else {}
+                append_line(event.directory / SAMPLES, line)
+            if number == 0:
+                text = reply.content or thinks(reply)  # it may have had tokens for thoughts alone
+                event.say(in_a_line(text, prompt if answers else ""))
+
+    def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
+        lines = read_samples(directory, lambda problem: None)
+        if not lines:
+            return Outcome()
+        first = next(line for line in lines if line["step"] == lines[-1]["step"])  # the one that the terminal showed
+        prompt, text = first["prompt"], first["text"]
+        parts = [text] if text.startswith(prompt) else [f"asked:   {prompt}", f"writes:  {text}"]
+        parts += [f"the data's answer: {first['expected']}"] if "expected" in first else []
+        return Outcome(sample="\n".join(parts))
+
+
+def held_out_question(rows: Rows, tokenizer: Tokenizer) -> tuple[list[int], str, str]:
+    """The first question of held-out conversations: the ids of its prompt, as training has them; it; and its answer."""
+    ids, labels = (array.tolist() for array in rows.row(0))
+    first = next(at for at, label in enumerate(labels) if label != IGNORED)
+    end = next((at for at in range(first, len(ids)) if labels[at] == IGNORED), len(ids))
+    prompt, start = ids[:first], tokenizer.special_id("<|im_start|>")
+    *_, turn, answer = [0, *(at for at, token in enumerate(prompt) if token == start)]  # where the last turns begin
+    question = tokenizer.decode(prompt[turn:answer]).partition("\n")[2]
+    return prompt, question.strip(), read_reply(tokenizer, ids[first:end], prompt).content.strip()
+
+
+def in_a_line(text: str, question: str = "") -> str:
+    """The beginning of a sample on one line, in quotes; after the end of its question, if it is an answer."""
+    before = ""
+    if question:
+        line = escape(" ".join(question.split()))
+        before = f"asked “{'…' * (len(line) > SHOWN_QUESTION)}{line[-SHOWN_QUESTION:]}”, "
+    return f"{before}writes “{shortened(escape(' '.join(text.split())), SHOWN)}”"
+
+
+# ---------------------------------------------------------------------------------------------------------
+# does it answer questions about stories that it has never seen?
+
+SPLITS = {"questions": False, "questions_new_names": True}  # split -> whether names have a form unseen in training
+
+
+class Questions(Hook):
+    """Exact match for each class of questions, before the first step as well: with names as in training, and with names
+    of a new form."""
+
+    def look(self, event: EvalEvent) -> None:
+        source, count = event.data_config.source, event.config.questions
+        if not count or not isinstance(source, StoryworldSource) or event.data_config.records == "text":
+            return
+        from eval.questions import ask, figures, held_out_questions, score
+
+        for split, new_names in SPLITS.items():
+            questions = list(islice(held_out_questions(source, new_names=new_names), count))
+            values = figures(score(questions, ask(event.lm, event.tokenizer, questions)))
+            event.log(split, values)
+            event.say(
+                f"{split.replace('_', ' ')} {values['exact_match']:.1%} of {values['asked']} answers right "
+                f"(chance {values['chance']:.1%})"
+            )
+
+    def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
+        known, new = ([m for m in metrics if m["split"] == split] for split in SPLITS)
+        if not known or not new:
+            return Outcome()
+        from eval.questions import table_of_classes
+
+        before = {"before": known[0]} if len(known) > 1 and known[0]["step"] == 0 else {}
+        columns = {**before, "after": known[-1], "after, names of a new form": new[-1]}
+        figures = {split: lines[-1]["exact_match"] for split, lines in zip(SPLITS, (known, new), strict=True)}
+        heading = "## Questions about held-out stories, answered to the letter"
+        return Outcome(figures, sections=[heading, "", table_of_classes(columns), ""])
+
+
+# ---------------------------------------------------------------------------------------------------------
+# does it recall what it has just read?
+
+
+class Recalls(Hook):
+    """Share of right answers about held-out documents of facts, for each sort of question and each distance; at the end
+    also the step of the phase change, the first look with more than half of the answers right."""
+
+    exam: Exam | None = None
+
+    def look(self, event: EvalEvent) -> None:
+        """Every process asks the same questions, since each may hold only a share of the model; the first one says."""
+        from eval.recall import figures, held_out, right
+
+        source = event.data_config.source
+        if not isinstance(source, StoryworldSource) or source.recall is None:
+            return
+        self.exam = self.exam or held_out(source, event.tokenizer)
+        values = figures(self.exam, right(event.lm, self.exam))
+        event.log("recall", values)
+        event.say(f"recall {values['accuracy']:.1%} of {len(self.exam.questions)} answers right")
+
+    def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
+        from eval.recall import half_at
+
+        lines = [line for line in metrics if line["split"] == "recall"]
+        if not lines:
+            return Outcome()
+        last, step = figures_in(lines[-1]), half_at(lines)
+        when = "never more than half at a look" if step is None else f"more than half from step {step:,}"
+        line = f"recall {last['accuracy']:.1%} of held-out answers right, {when}"
+        rows = [[name.replace("_", " "), f"{value:.1%}"] for name, value in last.items()]
+        sections = ["## Recall of facts", "", table(["question", "right"], rows), ""]
+        return Outcome({"recall": last | {"half_at_step": step}}, [line], sections=sections)

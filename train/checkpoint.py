@@ -1,0 +1,460 @@
+"""What a run keeps: its checkpoints, and the run directory in which the same command finds where to continue.
+
+A checkpoint is a Hugging Face model directory, and in `training/` is all that an exact resume needs. The files do not
+depend on the number of processes: tensors are whole, under their parameter's name. Only the random state belongs to one
+process (`rng.cpu.0`, `rng.cpu.1`, …). No pickle anywhere.
+
+A process that is killed at any moment loses no checkpoint:
+
+    files         ->  step_X.tmp   with training/manifest.json: sizes and sha256; all of it flushed to the disk
+    step_X.tmp    ->  step_X       one rename
+    latest, best                   small files that name a checkpoint; one rename replaces each
+
+A folder counts as a checkpoint if its files are what its manifest says. That holds for step_X.tmp, too: a step that is
+saved again is complete there before the old one makes room for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from configs.command import InputError
+from configs.files import CARD, MANIFEST, STATE, TRAINING, DamagedFile, checked, read_json
+from data.prepare import PreparedData
+from data.tokenizer import Tokenizer
+from eval.attention.render import PICTURES, VIEWER
+from eval.run_files import EXPERTS, METRICS, RESULT, SAMPLES, read_result
+from model import LanguageModel, save
+from model.card import model_card
+from model.checkpoint import read_weights
+from train.config import LIMITS, RunConfig, load_run_config
+from train.processes import ALONE, World, full_tensor, share
+
+STEPS = "step_????????"
+OPTIMIZER = "optimizer.safetensors"
+LOCK, OWNER = "owner.lock", "owner.json"  # held as long as a process works in the run directory; who that is
+PATIENCE_S = 1.0  # with an owner that is just leaving
+CONTENTS = "data.contents"  # key of the identity that says what the prepared data was made of
+LOGS = (METRICS, SAMPLES, EXPERTS, "trace.jsonl", "attention/index.jsonl")
+SOURCE = "source.safetensors"  # what a batch source keeps, if it keeps anything: `input_ids.0`, of process 0
+
+
+@dataclass
+class TrainerState:
+    """What a run needs besides tensors to resume: training/trainer_state.json, field by field."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    best_loss: float | None = None
+    best_step: int | None = None
+    best_tokens: int | None = None  # held-out tokens that the best loss was measured on; None: all
+    skipped: int = 0  # steps that changed no parameter
+    evaluated_at: int | None = None  # step of the newest evaluation
+    logged: dict[str, int] = field(default_factory=dict)  # bytes of each log
+    wandb_id: str | None = None
+    identity: dict[str, Any] | None = None  # RunConfig.identity() of the run that saved
+    resolved: dict[str, Any] = field(default_factory=dict)  # what `auto` stood for (train/device.py)
+    breaks: list[dict[str, Any]] = field(default_factory=list)  # where that changed at a resume: {step, what}
+    scaler: dict[str, int | float] | None = None  # of the losses, in fp16
+    recent_losses: list[float] = field(default_factory=list)  # from which a spike stands out
+
+
+# ---------------------------------------------------------------------------------------------------------
+# save
+
+
+def save_checkpoint(
+    checkpoints: Path,
+    lm: LanguageModel,
+    optimizers: list[torch.optim.Optimizer],
+    tokenizer: Tokenizer,
+    state: TrainerState,
+    keep_last: int,
+    keep_best: bool = True,
+    world: World = ALONE,
+    kept: dict[str, Tensor] | None = None,
+) -> Path:
+    """Write a checkpoint of this step, point `latest` (and `best`) at it, delete those that are no longer kept.
+
+    kept: what this process's batch source needs to continue. Every process calls it. All return once the first one has
+    written. Raises InputError in all of them, with the earlier checkpoints as they were, if a write fails.
+    """
+    weights, moments = gather(lm, optimizers, world)
+    of_source = _by_rank(kept or {}, world)
+
+    def fill(directory: Path) -> None:
+        save(lm, directory, weights)
+        tokenizer.save(directory, lm.config.max_position_embeddings)
+        (directory / CARD).write_text(model_card(checkpoints.parent.name, lm, vars(state)), encoding="utf-8")
+        save_file(moments, directory / TRAINING / OPTIMIZER)
+        if of_source:
+            save_file(of_source, directory / TRAINING / SOURCE)
+        saved = {each.name: getattr(state, each.name) for each in fields(TrainerState)}  # not the rest of a RunState
+        (directory / TRAINING / STATE).write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
+
+    best_step = state.best_step if keep_best else None
+    return world.on_rank0(lambda: commit(checkpoints, state.step, fill, keep_last, best_step))
+
+
+def gather(
+    lm: LanguageModel, optimizers: list[torch.optim.Optimizer], world: World = ALONE
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """(weights, what optimizers hold by `kind.parameter.key` with the random states `rng.…`), whole and on the CPU, for
+    the first process to write. Every process calls it, because gathering a tensor that is spread over them needs all.
+
+    Frozen parameters are among the weights, but not those beside adapters: they are in the base. No optimizer holds
+    frozen ones, so they have no other tensors.
+    """
+    weights = lm.state_dict()  # FSDP2 leaves some parameters gathered after an evaluation: this puts the shares back
+    if lm.adapters is not None:
+        weights = {name: tensor for name, tensor in weights.items() if ".lora_" in name}
+    elif lm.config.tie_word_embeddings:
+        del weights["lm_head.weight"]
+    moments = {  # muon.model.layers.0….momentum_buffer
+        prefix + key: torch.as_tensor(value)
+        for optimizer in optimizers
+        for parameter, prefix in _prefixes(lm, optimizer)
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+    for tensors in (weights, moments):
+        for name in list(tensors):
+            full = full_tensor(tensors.pop(name))
+            if world.rank == 0:
+                tensors[name] = full.cpu().contiguous()
+    random = {"rng.cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        random["rng.cuda"] = torch.cuda.get_rng_state()
+    return weights, moments | _by_rank(random, world)
+
+
+def _by_rank(mine: dict[str, Tensor], world: World) -> dict[str, Tensor]:
+    """`rng.cpu.0`, `rng.cpu.1`, …: such tensors of all processes. Every process calls it."""
+    everyone = enumerate(world.gather(mine))
+    return {f"{name}.{rank}": tensor.contiguous() for rank, each in everyone for name, tensor in each.items()}
+
+
+def _prefixes(lm: LanguageModel, optimizer: torch.optim.Optimizer) -> list[tuple[torch.nn.Parameter, str]]:
+    """An optimizer's parameters, all or some of the model's, each with the prefix that the names of its state have."""
+    names = {id(p): name for name, p in lm.named_parameters()}
+    kind = type(optimizer).__name__.lower()
+    return [(p, f"{kind}.{names[id(p)]}.") for group in optimizer.param_groups for p in group["params"]]
+
+
+def commit(checkpoints: Path, step: int, fill: Callable[[Path], None], keep_last: int, best_step: int | None) -> Path:
+    """Let `fill` write its files into a directory, and make it the checkpoint of this step: all or nothing.
+
+    Raises InputError, with the earlier checkpoints as they were, if a write fails.
+    """
+    temporary = checkpoints / f"step_{step:08d}.tmp"
+    try:
+        checkpoints.mkdir(exist_ok=True)  # not its parents: a run directory that was moved away is not made again
+        shutil.rmtree(temporary, ignore_errors=True)
+        (temporary / TRAINING).mkdir(parents=True)
+        fill(temporary)
+        files = [path for path in sorted(temporary.rglob("*")) if path.is_file() and path.name != CARD]
+        manifest = {file.relative_to(temporary).as_posix(): _size_and_hash(file) for file in files}
+        (temporary / TRAINING / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+        for file in [*files, temporary / TRAINING / MANIFEST]:
+            _flush(file)
+        return tidy(checkpoints, temporary, keep_last, best_step)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InputError(
+            f"the checkpoint of step {step:,} could not be written to {checkpoints}: {reason}: free space there or "
+            "lower train.keep_last; earlier checkpoints are unchanged"
+        ) from error
+
+
+def tidy(checkpoints: Path, newest: Path, keep_last: int, best_step: int | None) -> Path:
+    """Give the newest checkpoint its name, point `latest` and `best` at what they name, and delete all but the newest
+    `keep_last` and the best one: after a save, and after a kill. Returns the newest one's path.
+
+    A later one is damaged, and stays until its step is saved again.
+    """
+    if newest.suffix == ".tmp":
+        shutil.rmtree(newest.with_suffix(""), ignore_errors=True)  # the same step, saved before
+        newest = newest.rename(newest.with_suffix(""))
+    for half_written in checkpoints.glob(STEPS + ".tmp"):
+        shutil.rmtree(half_written, ignore_errors=True)
+    best = None if best_step is None else checkpoints / f"step_{best_step:08d}"
+    complete = sorted(path for path in checkpoints.glob(STEPS) if path.name <= newest.name)
+    remaining = {*complete[-max(1, keep_last) :], best}
+    for pointer, directory in ((checkpoints / "latest", newest), (checkpoints / "best", best)):
+        if directory is not None and directory.is_dir():
+            replace_text(pointer, directory.name + "\n")
+        else:
+            pointer.unlink(missing_ok=True)
+    for directory in complete:
+        if directory not in remaining:
+            with suppress(OSError):  # renamed first: half of a checkpoint is not to be mistaken for a damaged one
+                shutil.rmtree(directory.rename(directory.with_suffix(".tmp")))
+    return newest
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Write a file so that it holds all of the text or is as before, even if the machine stops. Raises OSError."""
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    _flush(temporary)
+    temporary.replace(file)
+
+
+def _flush(file: Path) -> None:
+    with file.open("rb+") as stream:
+        os.fsync(stream.fileno())
+
+
+# ---------------------------------------------------------------------------------------------------------
+# find and load
+
+
+def newest_intact(checkpoints: Path) -> Path | None:
+    """The newest checkpoint whose files match its manifest. A newer, damaged one is reported on stderr."""
+    directories = [*checkpoints.glob(STEPS), *checkpoints.glob(STEPS + ".tmp")]
+    for directory in sorted(directories, key=lambda path: (path.stem, path.suffix), reverse=True):
+        problem = damage(directory)
+        if problem is None:
+            return directory
+        if directory.suffix == "":
+            print(f"warning: {problem}: trying the checkpoint before it", file=sys.stderr)
+    return None
+
+
+def damage(directory: Path) -> str | None:
+    """What is wrong with a checkpoint directory, in words, or None. Reads and hashes every file of its manifest."""
+    try:
+        for name, expected in read_json(directory / TRAINING / MANIFEST).items():
+            if not (directory / name).is_file() or _size_and_hash(directory / name) != expected:
+                return f"{directory / name} is damaged"
+    except (OSError, DamagedFile) as error:
+        return f"{directory} is not a complete checkpoint ({error})"
+    return None
+
+
+def _size_and_hash(file: Path) -> dict[str, object]:
+    with file.open("rb") as stream:
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+
+
+def read_state(directory: Path) -> TrainerState:
+    """trainer_state.json of a checkpoint; a key that is missing there has its default. Raises InputError."""
+    file = directory / TRAINING / STATE
+    return checked(read_json(file), str(file), TrainerState, strict=None)
+
+
+def load_checkpoint(
+    directory: Path, lm: LanguageModel, optimizers: list[torch.optim.Optimizer], world: World = ALONE
+) -> TrainerState:
+    """Restore weights, optimizer state and the random state. Every process reads the files and keeps its own share.
+
+    All return when all have read, so that one of them can tidy up then. Raises InputError, naming the tensor, if one is
+    missing, or does not belong to this run.
+    """
+    state = read_state(directory)
+    try:
+        weights, tensors = read_weights(lm, directory), load_file(directory / TRAINING / OPTIMIZER)
+        with torch.no_grad():
+            for name, target in lm.state_dict().items():
+                if name in weights:  # a tied lm_head is not: it is the embedding
+                    target.copy_(share(weights[name], target))
+        random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
+        if state.step > state.skipped or tensors:  # an optimizer that never moved has no state
+            _restore_optimizers(lm, optimizers, tensors)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise InputError(f"{directory}: cannot resume from here: {error}") from None
+    # a process that did not exist when the run was saved gets a random stream of its own, always the same one
+    digest = hashlib.sha256(random["rng.cpu.0"].numpy().tobytes() + str(world.rank).encode()).digest()
+    torch.manual_seed(int.from_bytes(digest[:7], "big"))
+    if f"rng.cpu.{world.rank}" in random:
+        torch.set_rng_state(random[f"rng.cpu.{world.rank}"])
+    if torch.cuda.is_initialized() and f"rng.cuda.{world.rank}" in random:
+        torch.cuda.set_rng_state(random[f"rng.cuda.{world.rank}"])
+    world.gather(None)
+    return state
+
+
+def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimizer], tensors: dict[str, Tensor]) -> None:
+    """Raises ValueError that names a parameter without state, or a state that belongs to no parameter."""
+    for optimizer in optimizers:
+        state = {}
+        for number, (parameter, prefix) in enumerate(_prefixes(lm, optimizer)):
+            # copies, because load_file's tensors share one buffer, in which they may stand unaligned
+            names = [name for name in tensors if name.startswith(prefix)]
+            saved = {name.removeprefix(prefix): tensors.pop(name).clone() for name in names}
+            if not saved:
+                raise ValueError(f"{OPTIMIZER}: {prefix[:-1]} has no state")
+            state[number] = {  # of a moment this process's share; AdamW's step count is one number everywhere
+                key: share(value, parameter) if value.ndim == parameter.ndim else value for key, value in saved.items()
+            }
+        # load_state_dict puts each tensor where the optimizer wants it: fused AdamW counts steps on the device
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+    for name in sorted(tensors):
+        raise ValueError(f"{OPTIMIZER}: {name} is not part of this run")
+
+
+def load_kept(directory: Path, world: World = ALONE) -> dict[str, Tensor]:
+    """What this process's batch source kept; {} where another number of processes did, or none."""
+    file = directory / TRAINING / SOURCE
+    saved = load_file(file) if file.is_file() else {}
+    if {name.rpartition(".")[2] for name in saved} != {str(rank) for rank in range(world.size)}:
+        return {}
+    own = f".{world.rank}"
+    return {name.removesuffix(own): tensor for name, tensor in saved.items() if name.endswith(own)}
+
+
+# ---------------------------------------------------------------------------------------------------------
+# runs/<name>/: who writes there, where a run starts, what a second run of the same name does, when it is finished
+
+
+@contextmanager
+def own(directory: Path) -> Iterator[None]:
+    """Be the one process that writes into a folder, which is made if it does not exist. The lock ends with the process,
+    however that ends. Raises InputError if another process has it."""
+    lock, card = FileLock(directory / LOCK, timeout=PATIENCE_S), directory / OWNER
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.acquire()
+    except Timeout:
+        who = "another process"
+        with suppress(DamagedFile, KeyError):
+            who = "process {pid} on {host}, since {since}".format(**read_json(card))
+        raise InputError(f"{directory} is in use by {who}: wait until it ends, or stop it") from None
+    owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    try:
+        card.write_text(json.dumps(owner), encoding="utf-8")
+        yield
+    finally:
+        with suppress(OSError):
+            card.unlink(missing_ok=True)
+            (directory / LOCK).unlink()  # while it is locked: who waits for it sees that it is gone
+            for folder in (directory, directory.parent):  # as if never made, if nothing was written into them
+                folder.rmdir()
+        lock.release()
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins: at a checkpoint, from scratch (None), or not at all because it is finished.
+
+    newest: the run's own newest checkpoint that is intact; it is not checked again.
+    """
+
+    checkpoint: Path | None = None
+    finished: bool = False
+    state: TrainerState | None = None
+    newest: Path | None = None
+
+
+def find_start(config: RunConfig) -> Start:
+    """Look at what exists and decide. Writes nothing; hashes each file once at most.
+
+    Raises InputError if the directory belongs to another run or to no run, if resume=never meets an existing run,
+    and if resume names no complete checkpoint.
+    """
+    directory, newest, begun_with = config.directory, None, config
+    before_config = {LOCK, OWNER, "config.tmp"}  # all that a run leaves that was killed before it wrote its config
+    if directory.exists() and not {path.name for path in directory.iterdir()} <= before_config:
+        if config.resume == "never":
+            raise InputError(f"{directory} exists and resume=never: choose another name, or resume=auto to continue")
+        try:
+            begun_with = load_run_config(directory / "config.yaml")
+        except InputError as error:
+            raise InputError(
+                f"{directory} exists and is not a run: {error}: choose another name or output_dir"
+            ) from None
+        newest = newest_intact(directory / "checkpoints")
+        if newest is None and any((directory / "checkpoints").glob(STEPS)):
+            raise InputError(f"no checkpoint in {directory} is complete: move it away to start again")
+    checkpoint = newest
+    if config.resume not in ("auto", "never") and (newest is None or newest.resolve() != Path(config.resume).resolve()):
+        checkpoint = Path(config.resume)
+        if (problem := damage(checkpoint)) is not None:
+            raise InputError(f"resume: {problem}: give a checkpoint directory: runs/x/checkpoints/step_…")
+    if checkpoint is None:
+        return Start()
+
+    state = read_state(checkpoint)
+    if newest is not None and (reached := read_state(newest).step) > state.step:
+        raise InputError(f"resume: {directory} already continued to step {reached:,}: choose another name")
+    wanted, saved = config.identity(), state.identity or {}
+    different = [key for key in sorted({*wanted, *saved} - {CONTENTS}) if saved.get(key) != wanted.get(key)]
+    if different:
+        listed = ", ".join(f"{key} (there {saved.get(key)!r}, here {wanted.get(key)!r})" for key in different)
+        _refuse(config, f"{checkpoint} belongs to another run; these keys differ: {listed}")
+    if config.max_steps is not None and state.step > config.max_steps:
+        limit = next((name for name in LIMITS[1:] if getattr(config.train, name) is not None), LIMITS[0])
+        raise InputError(
+            f"train.{limit} makes {config.max_steps:,} steps, but {checkpoint} is at step {state.step:,}: "
+            "raise it or choose another name"
+        )
+    is_over = checkpoint == newest and config.progress(state.step, state.seconds) >= 1
+    # with another name for the text, the run continues until `check_contents` can compare the text itself
+    is_over = is_over and begun_with.data.source == config.data.source
+    result = read_result(directory, lambda problem: None) or {}  # if it cannot be read, it is written again
+    return Start(checkpoint, is_over and result.get("step") == state.step, state, newest)
+
+
+def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -> None:
+    """The text itself must be what the run was trained on, in any place. Raises InputError if it changed.
+
+    state.identity becomes the identity of the continued run.
+    """
+    if (state.identity or {}).get(CONTENTS, data.directory.name) != data.directory.name:
+        _refuse(config, "data.source: the text, or what generates it, is no longer what this run was trained on")
+    state.identity = config.identity() | {CONTENTS: data.directory.name}
+
+
+def _refuse(config: RunConfig, problem: str) -> None:
+    if not config.allow_mismatch:
+        remedy = "set it back, choose another name, or continue anyway with allow_mismatch=true"
+        raise InputError(f"{problem}: {remedy}")
+    print(f"warning: {problem}: continuing, because allow_mismatch is set", file=sys.stderr)
+
+
+def open_for(config: RunConfig, start: Start) -> None:
+    """Make the run directory and write config.yaml. If it exists, remove what an interrupted run left half done, and
+    what it logged and drew after its newest checkpoint.
+
+    For one process, after every process has read the checkpoint. Raises OSError if the directory cannot be written.
+    """
+    directory, checkpoints = config.directory, config.directory / "checkpoints"
+    (directory / RESULT).unlink(missing_ok=True)  # from here on it is not finished
+    replace_text(directory / "config.yaml", config.to_yaml())
+    checkpoints.mkdir(exist_ok=True)
+    saved = TrainerState(step=-1)
+    if start.newest is not None:
+        saved = read_state(start.newest)
+        tidy(checkpoints, start.newest, config.train.keep_last, saved.best_step if config.train.keep_best else None)
+    for name, size in log_sizes(directory).items():
+        if size > (before := saved.logged.get(name, 0)):
+            os.truncate(directory / name, before)
+    for file in (directory / "attention").glob("*"):
+        number = re.fullmatch(r"step_(\d{8})", file.stem)
+        if int(number[1]) > saved.step if number else file.name in (*PICTURES, VIEWER):  # drawn again at the end
+            file.unlink()
+
+
+def log_sizes(directory: Path) -> dict[str, int]:
+    """Bytes of each log, 0 where there is none yet; a checkpoint keeps them, and a resumed run goes back to them."""
+    files = {name: directory / name for name in LOGS}
+    return {name: file.stat().st_size if file.is_file() else 0 for name, file in files.items()}

@@ -1,1 +1,0 @@
-"""Where does it run? Devices, processes, memory, compilation and signals."""

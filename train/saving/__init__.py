@@ -1,1 +1,0 @@
-"""How does a run survive being stopped? Checkpoints, the run directory, and where a run starts from."""

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from benchmarks import decoding
-from benchmarks.step import mean_loss, random_batches
 from benchmarks.timing import alternate, in_transformers, peak_bytes
+from benchmarks.training import mean_loss, random_batches
 from configs.command import InputError
 from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module, write_config
